@@ -219,7 +219,7 @@ def _on_plain_numbers(
 @contextmanager
 def _in_the_place_of(model: nn.Module, given: dict[Any, Any]) -> Iterator[None]:
     """The model with other parameters and buffers; afterwards it has its own again."""
-    states = [state for module in model.modules() for state in (module._parameters, module._buffers)]
+    states: list[Any] = [state for module in model.modules() for state in (module._parameters, module._buffers)]
     before = [dict(state) for state in states]
     try:
         for state in states:
@@ -349,6 +349,6 @@ def _parameters(layers: list[nn.Linear]) -> list[Uses]:
     for (kind, _), uses in numbers.items():
         kinds.setdefault(tuple(uses), set()).add(kind)
     return [
-        Uses(uses, *reversed(layers[uses[0]].weight.shape), "weight" in kind, "bias" in kind)
+        Uses(uses, layers[uses[0]].in_features, layers[uses[0]].out_features, "weight" in kind, "bias" in kind)
         for uses, kind in kinds.items()
     ]

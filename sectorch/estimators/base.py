@@ -4,6 +4,7 @@ until they are revealed."""
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ArgumentError, RangeExceededError, SectorchError, ShapeError
+from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, SectorchError, ShapeError
+from ..ring import encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.table import Context
@@ -48,8 +50,8 @@ class SharedEstimator(BaseEstimator):
 
     def _reason(self) -> str:
         return (
-            f"there is no {type(self).__name__} of this data: a value left the range; scale the columns, or name a "
-            f"limit when they are shared"
+            f"there is no {type(self).__name__} of this data: a value of X is not below the activation limit (4,096 "
+            f"with 20 fraction bits); divide all columns by one number that brings them below it"
         )
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -108,6 +110,36 @@ def fitting(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]
         joined = (context.backend.joined(flags),) if len(flags) > 1 else tuple(flags)
         for x in made:
             x.flags = joined
+
+
+def count(what: str, value: Any) -> int:
+    """A public whole number.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ArgumentError(f"{what} is a whole number, got {value!r}")
+    return int(value)
+
+
+def beside(x: SharedTensor, value: Any, what: str) -> SharedTensor:
+    """What is plain as a value of x's session, which everybody knows. No message.
+
+    Raises:
+        FixedPointRangeError: it reaches the activation limit.
+    """
+    if isinstance(value, SharedTensor):
+        return value
+    context, plain = Context(x.session, x.party, x.scheme), torch.from_numpy(np.array(value, dtype=np.float64))
+    limit = x.scheme.activation_limit
+    if not bool((plain.abs() < limit).all()):
+        raise FixedPointRangeError(f"{what} has to be below {limit:g} in magnitude; scale it and the data down")
+    whole = encode(plain, context.frac_bits)
+    with x.session.operation(x.party):
+        shares = context.backend.embedded(whole.to(x.session.device))
+    largest = float(whole.abs().max()) if whole.numel() else 0.0
+    return x.like(shares, context.frac_bits, largest, dtype=torch.float32)
 
 
 def plain_shared(session: Session, x: np.ndarray, what: str) -> SharedTensor:

@@ -14,6 +14,6 @@ class FitError(RangeExceededError):
         more steps
 
     What to do:
-        Bring the columns to mean 0 and deviation 1 at their owners, or name a limit when they are shared; take a
-        smaller C or a larger alpha where columns are collinear or classes separable; raise max_iter; look at labels.
+        Divide columns so that they are below 4,096 and their deviations below 1,000; take a smaller C or a larger alpha
+        where columns are collinear or classes separable; raise max_iter; look at labels.
     """

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..errors import ArgumentError
+from ..ops.common import shortened
+from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from ..training.arithmetic import whole_bits
+from ..training.arithmetic import held, matmul, minus, product, squared, vouched, whole_bits
 from ..training.functions import F, torch
 from ..training.scale import at
-from .base import SharedEstimator, fitting, plain_shared, rows_of, secret
+from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared
 from .optional import ClusterMixin, check_is_fitted, check_random_state, validate_data
+from .standard import FLOOR, centred, halves_of
+
+ROOT_BITS = 20
+"""Square roots are taken of numbers below 2^this."""
 
 
 class KMeans(ClusterMixin, SharedEstimator):
@@ -30,7 +38,9 @@ class KMeans(ClusterMixin, SharedEstimator):
         labels_: [n]; in shares after a fit on shares, also after `reveal`: reveal them by themselves if need be.
 
     Nobody learns anything in a fit. Each iteration: n k distances (one round), k - 1 comparisons and k d quotients
-    (error 4e-6 + 2e-6 of the result). Of two centres that are equally far, the first takes the row.
+    (error 4e-6 + 2e-6 of the result). Distances are those of rows that were centred and brought to mean square 1 in
+    secret, rounded to 20 bits (fewer of more than 2^15 numbers). Of two centres that are equally far, the first takes
+    the row.
     """
 
     _fitted = ("cluster_centers_",)
@@ -43,7 +53,6 @@ class KMeans(ClusterMixin, SharedEstimator):
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FixedPointRangeError: squared distances would leave the ring; name a smaller limit for X.
             FitError: plain data that left the range; on shares `reveal` raises it.
         """
         if secret(X):
@@ -63,44 +72,93 @@ class KMeans(ClusterMixin, SharedEstimator):
             X = validate_data(self, X, reset=False, dtype=np.float64)
             if not isinstance(self.cluster_centers_, SharedTensor):
                 return self._nearest(X)
-            return _far(torch.from_numpy(X).float(), self.cluster_centers_).argmin(1)
-        x, _ = rows_of(X)
-        if x.shape[1] != self.n_features_in_:
-            raise ArgumentError(f"X has {x.shape[1]} features, and the fit was of {self.n_features_in_}")
-        centres = self.cluster_centers_
-        centres = centres if isinstance(centres, SharedTensor) else torch.from_numpy(centres).float()
-        return _far(x, centres).argmin(1)
+        elif shared(X).dim() != 2 or shared(X).shape[1] != self.n_features_in_:
+            raise ArgumentError(f"X has {tuple(X.shape)}, and the fit was of {self.n_features_in_} features")
+        given = real(shared(X)) if secret(X) else X
+        one = given if isinstance(given, SharedTensor) else self.cluster_centers_
+        x, centres = beside(one, given, "X"), beside(one, self.cluster_centers_, "cluster_centers_")
+        with fitting(x, centres) as (context, made):
+            most = max(whole_bits(v) for v in (x, centres))
+            x, centres = (at(context, held(context, v, most), context.frac_bits) for v in (x, centres))
+            bits = (HEADROOM_BITS - 3 - (x.shape[1] - 1).bit_length()) // 2 - most
+            labels: Any = _far(context, *(shortened(context, v, bits) for v in (x, centres))).argmin(1)
+            made.append(labels)
+        return labels
 
     def _nearest(self, x: np.ndarray) -> np.ndarray:
         return ((x[:, None] - self.cluster_centers_) ** 2).sum(-1).argmin(1)
 
     def _fit_shared(self, x: Any) -> None:
         x, _ = rows_of(x)
-        k = self.n_clusters
-        if not 1 <= k <= x.shape[0] or not self.max_iter >= 1:
+        k, steps = count("n_clusters", self.n_clusters), count("max_iter", self.max_iter)
+        if not 1 <= k <= x.shape[0] or not steps >= 1:
             raise ArgumentError(
                 f"n_clusters is from 1 to the number of rows, {x.shape[0]}, and max_iter from 1, got {k} and "
                 f"{self.max_iter}"
             )
         numbers = check_random_state(self.random_state).uniform(size=k)
         with fitting(x) as (context, made):
-            x = at(context, x, context.frac_bits)
-            centres = _begun(context, x, numbers)
-            for _ in range(self.max_iter):
-                centres = _moved(context, x, centres, _codes(x, centres))
-            made += [centres, labels := _far(x, centres).argmin(1)]
+            unit = _Unit(context, x)
+            x = at(context, held(context, x, whole_bits(x)), context.frac_bits)
+            centres = _begun(unit, x, numbers)
+            for _ in range(steps):
+                centres = _moved(context, x, centres, F.one_hot(unit.nearest(centres), k))
+            made += [centres, labels := unit.nearest(centres)]
         self.cluster_centers_, self.labels_ = centres, labels
         self.n_features_in_, self.n_iter_ = x.shape[1], self.max_iter
 
 
-def _far(x: Any, centres: Any) -> Any:
-    """[n, k]: the squared distance of a row to a centre, less the row's own square."""
-    return (centres * centres).sum(1) - 2 * torch.matmul(x, centres.T)
+class _Unit:
+    """Rows that are centred and scaled by one secret number, so that their mean square is 1 in whatever unit they were.
+
+    Attributes:
+        xs: [n, d] at `bits` fraction bits. Squared distances of its rows are below 2^room.
+    """
+
+    def __init__(self, context: Context, x: SharedTensor):
+        self.context, halves, width = context, halves_of(x), (x.shape[1] - 1).bit_length()
+        self.room = halves + width + 2
+        self.bits = min(context.frac_bits, (HEADROOM_BITS - 1 - self.room) // 2)
+        x, self._means, most = centred(context, x)
+        coarse = shortened(context, x, min(context.frac_bits, (HEADROOM_BITS - 1 - halves - width) // 2 - most))
+        square = squared(context, coarse)
+        square = square.like(context.backend.each(_sum, square.shares), square.scale_bits + halves + width)
+        square = at(context, square, context.frac_bits)
+        shift = max(0, most - ROOT_BITS // 2)  # of what a root is taken is below 2^ROOT_BITS
+        square = square.like(square.shares, square.scale_bits + 2 * shift, 2.0 ** (2 * most + 1 + context.frac_bits))
+        scale = vouched(context, torch.rsqrt(square + FLOOR), context.frac_bits)
+        self._scale = scale.like(scale.shares, scale.scale_bits + shift)
+        self.xs = self.of(x)
+
+    def of(self, x: SharedTensor) -> SharedTensor:
+        """x, which is centred, in this unit."""
+        return product(self.context, _times, x.bounded(None), self._scale, self.bits)
+
+    def nearest(self, centres: SharedTensor) -> Any:
+        """[n]: the number of the nearest centre."""
+        return _far(self.context, self.xs, self.of(centres - self._means)).argmin(1)
 
 
-def _codes(x: SharedTensor, centres: SharedTensor) -> SharedTensor:
-    """[n, k]: one at the nearest centre, zeros elsewhere."""
-    return F.one_hot(_far(x, centres).argmin(1), centres.shape[0])
+def _sum(x: Tensor) -> Tensor:
+    return x.sum()
+
+
+def _times(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+def _crossed(x: Tensor, y: Tensor) -> Tensor:
+    return matmul(x, y.mT.contiguous())
+
+
+def _apart(squares: Tensor, products: Tensor) -> Tensor:
+    return squares.sum(1) - 2 * products
+
+
+def _far(context: Context, x: SharedTensor, centres: SharedTensor) -> SharedTensor:
+    """[n, k]: the squared distance of a row to a centre, less the row's own square; the caller vouches for it."""
+    squares, products = squared(context, centres), product(context, _crossed, x, centres)
+    return products.like(context.backend.each(_apart, squares.shares, products.shares), products.scale_bits)
 
 
 def _moved(context: Context, x: SharedTensor, centres: SharedTensor, codes: SharedTensor) -> SharedTensor:
@@ -113,17 +171,22 @@ def _moved(context: Context, x: SharedTensor, centres: SharedTensor, codes: Shar
     return at(context, torch.where(empty.unsqueeze(1), centres, above / below.unsqueeze(1)), context.frac_bits)
 
 
-def _begun(context: Context, x: SharedTensor, numbers: np.ndarray) -> SharedTensor:
+def _begun(unit: _Unit, x: SharedTensor, numbers: np.ndarray) -> SharedTensor:
     """k-means++: each next centre is a row, drawn by its squared distance to the nearest so far."""
+    context, xs = unit.context, unit.xs
     n, halves = x.shape[0], (x.shape[0] - 1).bit_length()
-    found, distance = [x[int(numbers[0] * n)]], None
+    last = int(numbers[0] * n)
+    found, own, distance = [x[last]], xs[last], None
     for number in numbers[1:]:
-        gone = x - found[-1]
-        new = (gone * gone).sum(1)
+        square = squared(context, minus(context, xs, own))
+        more = max(0, unit.room - context.scheme.activation_bits)
+        new = square.like(context.backend.each(partial(torch.sum, dim=1), square.shares), square.scale_bits + more,
+                          2.0 ** (unit.room + square.scale_bits))  # fmt: skip
         distance = new if distance is None else torch.minimum(distance, new)
         part = at(context, distance, context.frac_bits)
         total = torch.cumsum(part.like(part.shares, part.scale_bits + halves, part.bound), 0)
         reached = (total >= total[-1] * float(number)).to(torch.float32)
         code = reached - F.pad(reached, (1, 0))[:-1]
         found.append(torch.matmul(code, x))
+        own = product(context, matmul, at(context, code, 0).bounded(None), xs)
     return at(context, torch.stack(found), context.frac_bits)

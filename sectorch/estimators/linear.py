@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ import torch
 from ..errors import ArgumentError
 from ..session import Session
 from ..tensor import SharedTensor
-from .base import SharedEstimator, fitting, plain_shared, real, rows_of, secret, shared
+from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared
 from .descent import INNER, minimised
 from .losses import Logistic, Squares
 from .optional import ClassifierMixin, RegressorMixin, check_classification_targets, check_is_fitted, validate_data
-from .standard import coefficients, columns
+from .standard import coefficients, columns, inner
+
+KINDS = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float32}
+"""Of classes in shares, by the kind of a numpy dtype."""
 
 
 class _Linear(SharedEstimator):
@@ -29,13 +33,16 @@ class _Linear(SharedEstimator):
         return 0.0
 
     def _checked(self) -> tuple[float, int]:
-        alpha = float(self._penalty())
-        if not 0 <= alpha <= 2.0**30 or not self.max_iter >= 1 or not 2.0**-20 <= self.tol < 1:
+        penalty, steps = self._penalty(), count("max_iter", self.max_iter)
+        if not isinstance(penalty, numbers.Real) or not isinstance(self.tol, numbers.Real):
+            raise ArgumentError(f"the penalty and tol are numbers, got {penalty!r} and {self.tol!r}")
+        alpha = float(penalty)
+        if not 0 <= alpha <= 2.0**30 or not steps >= 1 or not 2.0**-20 <= self.tol < 1:
             raise ArgumentError(
                 f"the penalty is from 0 to 2^30, max_iter from 1 and tol from 2^-20 below 1, got {alpha:g}, "
                 f"{self.max_iter} and {self.tol}"
             )
-        return alpha, -(-int(self.max_iter) // INNER)
+        return alpha, -(-steps // INNER)
 
     def _fit_shared(self, x: Any, y: Any) -> None:
         alpha, rounds = self._checked()
@@ -55,21 +62,27 @@ class _Linear(SharedEstimator):
         self.reveal()
 
     def _scores(self, x: Any) -> Any:
+        """x w + b [n]; in shares if x or the fit is."""
         check_is_fitted(self)
         if not secret(x):
             x = validate_data(self, x, reset=False, dtype=np.float64)
             if not isinstance(self.coef_, SharedTensor):
                 return x @ np.ravel(self.coef_) + self.intercept_
-            x = torch.from_numpy(x).float()
         elif shared(x).dim() != 2 or shared(x).shape[1] != self.n_features_in_:
             raise ArgumentError(f"X has {tuple(x.shape)}, and the fit was of {self.n_features_in_} features")
-        else:
-            x = real(shared(x))
-        return torch.matmul(x, self._as_tensor(self.coef_).reshape(-1)) + self._as_tensor(self.intercept_)
+        given = real(shared(x)) if secret(x) else x
+        one = given if isinstance(given, SharedTensor) else self.coef_
+        x, w = beside(one, given, "X"), beside(one, self.coef_, "coef_").reshape(-1)
+        b = beside(one, self.intercept_, "intercept_")
+        with fitting(x, w, b) as (context, made):
+            scores = inner(context, x, w) + b
+            made.append(scores)
+        return scores
 
-    @staticmethod
-    def _as_tensor(value: Any) -> Any:
-        return value if isinstance(value, SharedTensor) else torch.from_numpy(np.asarray(value)).float()
+    def _plain(self, x: Any, y: Any, way: str) -> None:
+        check_is_fitted(self)
+        if secret(x) or secret(y) or secret(self.coef_):
+            raise ArgumentError(f"score() takes plain data and a fit that is revealed; in shares compute {way}")
 
     def _reason(self) -> str:
         labels = "the labels are not 0 and 1 of both kinds, " if self._loss is Logistic else ""
@@ -121,6 +134,11 @@ class Ridge(RegressorMixin, _Linear):
         """X w + b [n]: in shares if X or the fit is."""
         return self._scores(X)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R^2, of plain data and a fit that is revealed."""
+        self._plain(X, y, "((model.predict(X) - y) ** 2).mean()")
+        return super().score(X, y, sample_weight)
+
 
 class LinearRegression(Ridge):
     """Linear regression: the least sum of squares of y - X w - b. Arguments as of `Ridge`.
@@ -163,7 +181,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return tags
 
     def _penalty(self) -> float:
-        if not self.C > 0:
+        if not isinstance(self.C, numbers.Real) or not self.C > 0:
             raise ArgumentError(f"C must be above 0, got {self.C}")
         return 1 / self.C
 
@@ -195,14 +213,34 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return self._scores(X)
 
     def predict_proba(self, X: Any) -> Any:
-        """[n, 2], of a plain fit on plain data; in shares the probability of class 1 alone, [n]."""
+        """[n, 2], of the classes; in shares if X or the fit is."""
         scores = self._scores(X)
         if isinstance(scores, SharedTensor):
-            return torch.sigmoid(scores)
+            positive = torch.sigmoid(scores)
+            return torch.stack((1 - positive, positive), 1)
         positive = np.exp(-np.logaddexp(0, -scores))
         return np.stack((1 - positive, positive), 1)
 
     def predict(self, X: Any) -> Any:
-        """The classes [n]; 0 and 1 in shares if X or the fit is."""
+        """The classes [n]; in shares if X or the fit is.
+
+        Raises:
+            ArgumentError: in shares, of classes that are no numbers.
+        """
         scores = self._scores(X)
-        return scores > 0 if isinstance(scores, SharedTensor) else self.classes_[(scores > 0).astype(int)]
+        if not isinstance(scores, SharedTensor):
+            return self.classes_[(scores > 0).astype(int)]
+        kind = KINDS.get(self.classes_.dtype.kind)
+        if kind is None:
+            raise ArgumentError(
+                f"shares are of numbers, and the classes are of {self.classes_.dtype}; decision_function(X) > 0 tells "
+                f"where the second class is"
+            )
+        first, second = (v.item() for v in self.classes_)
+        code = scores > 0
+        return code if (kind, first) == (torch.bool, False) else torch.where(code, second, first).to(kind)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The part of labels that are right, of plain data and a fit that is revealed."""
+        self._plain(X, y, "(model.predict(X) == y).to(torch.float32).mean()")
+        return super().score(X, y, sample_weight)

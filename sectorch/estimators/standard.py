@@ -12,7 +12,7 @@ from ..ops.common import require, shortened
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from ..training.arithmetic import context_of, held, padded, product, squared, summed, vouched, whole_bits
+from ..training.arithmetic import context_of, held, matmul, padded, product, squared, summed, vouched, whole_bits
 from ..training.functions import torch
 from ..training.scale import at, times
 
@@ -21,7 +21,6 @@ FLOOR = 2.0**-14
 
 SCALED_BITS, COEFFICIENT_BITS = 7, 8
 """A column is scaled by less than 2^7; a coefficient of a scaled column is below 2^8, which is checked."""
-
 
 MOST_HALVES = 19
 """Of more rows the products of columns would leave the ring."""
@@ -63,17 +62,8 @@ def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Col
         ArgumentError: more than 2^19 rows, whose sums would leave the ring.
     """
     context, f = context_of(x), x.scheme.frac_bits
-    n = x.shares.shape[0]
-    halves, most = (n - 1).bit_length(), whole_bits(x)
-    if halves > MOST_HALVES:
-        raise ArgumentError(f"a fit takes up to {1 << MOST_HALVES} rows, got {n}; fit on some of them")
-    x = at(context, held(context, x, most), f)
-    means = None
-    if intercept:
-        means = _means(context, x, n)
-        x = x - means
-        most += 1
-    x = x.bounded(None)
+    n, halves = x.shares.shape[0], halves_of(x)
+    x, means, most = centred(context, x, intercept)
     coarse = shortened(context, x, min(f, (HEADROOM_BITS - 1 - halves) // 2 - most))
     curvature = at(context, summed(context, squared(context, coarse), halves), f)
     curvature = curvature.bounded(2.0 ** (2 * most + 1 + f)) * kappa + (alpha / 2**halves + FLOOR)
@@ -86,6 +76,28 @@ def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Col
         scaled, part = padded(context, scaled, unit), padded(context, part, 0.0)
     part = part.like(context.backend.moved(_upright, part.shares))
     return Columns(context, scaled, part, means, scale, unit, size, halves)
+
+
+def halves_of(x: SharedTensor) -> int:
+    """h, for the least 2^h from the number of rows on.
+
+    Raises:
+        ArgumentError: more than 2^19 rows, whose sums would leave the ring.
+    """
+    n = x.shares.shape[0]
+    if (n - 1).bit_length() > MOST_HALVES:
+        raise ArgumentError(f"a fit takes up to {1 << MOST_HALVES} rows, got {n}; fit on some of them")
+    return (n - 1).bit_length()
+
+
+def centred(context: Context, x: SharedTensor, intercept: bool = True) -> tuple[SharedTensor, SharedTensor | None, int]:
+    """x less the means of its columns, the means, and how many bits are in front of the point; at f fraction bits."""
+    most = whole_bits(x)
+    x = at(context, held(context, x, most), context.frac_bits)
+    if not intercept:
+        return x.bounded(None), None, most
+    means = _means(context, x, x.shares.shape[0])
+    return (x - means).bounded(None), means, most + 1
 
 
 def _means(context: Context, x: SharedTensor, n: int) -> SharedTensor:
@@ -122,8 +134,26 @@ def coefficients(made: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:
     last = v[-1:].bounded(None)
     last = last.like(last.shares, last.scale_bits - unit_bits - round(math.log2(made.unit)))
     last = held(context, shortened(context, last, f), most)
-    offset = torch.matmul(made.means, w).unsqueeze(0)
-    return w, at(context, last - offset, f)
+    return w, at(context, last - inner(context, made.means.reshape(1, -1), w), f)
+
+
+def inner(context: Context, x: SharedTensor, w: SharedTensor) -> SharedTensor:
+    """x [n, d] times w [d], below twice the activation limit; that is checked in secret, and of both that they are
+    below it. The terms of a product may be far beyond.
+
+    The product with fewer bits of w cannot leave the ring, and differs from it by less than 2^18 for 2^12 columns.
+    """
+    f, most, d = context.frac_bits, context.scheme.activation_bits, x.shares.shape[1]
+    x, w = (at(context, held(context, v, most), f).bounded(None) for v in (x, w))
+    column = w.like(context.backend.moved(_upright, w.shares))
+    few = min(f, HEADROOM_BITS - 1 - 2 * most - f - (d - 1).bit_length())
+    held(context, product(context, matmul, x, at(context, column, few)), HEADROOM_BITS - 3 - 2 * f)
+    found = at(context, product(context, matmul, x, column), f)
+    return held(context, found.like(context.backend.moved(_row, found.shares)), most + 1)
+
+
+def _row(x: Tensor) -> Tensor:
+    return x[:, 0]
 
 
 def certain(context: Context, gradient: SharedTensor, tol: float) -> None:

@@ -10,13 +10,14 @@ import pytest
 import sklearn.cluster
 import sklearn.linear_model
 import torch
+from cases import long
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import check_estimator
 
 import sectorch
 from sectorch import Session
-from sectorch.errors import ArgumentError, ShapeError
+from sectorch.errors import ArgumentError, FixedPointRangeError, ShapeError
 from sectorch.estimators import FitError, KMeans, LinearRegression, LogisticRegression, Ridge
 
 UNIT = 2.0**-20
@@ -167,8 +168,8 @@ def test_a_fit_shows_nothing_and_is_that_of_the_reference():
             fit.reveal(to="A")
         shown = {line.dst.role for line in seen.ledger if line.shows and line.protocol != "guard"}
         assert reference or shown <= {"A", "Q"}
-        assert np.array_equal(fit.predict(x), labels.numpy().astype(int))
-        assert np.abs(fit.predict_proba(x)[:, 1] - probability.numpy()).max() < 4e-6 + 8 * UNIT
+        assert np.array_equal(fit.predict(x), labels.numpy()) and labels.dtype == torch.int64
+        assert np.abs(fit.predict_proba(x) - probability.numpy()).max() < 4e-6 + 8 * UNIT
         fits.append(np.append(fit.coef_, fit.intercept_))
     # Roots and sigmoids differ in the last place for one value in some 2^19.
     assert np.abs(fits[0] - fits[1]).max() <= 8 * UNIT and np.abs(fits[0] - fits[2]).max() <= 8 * UNIT
@@ -225,6 +226,82 @@ def test_columns_of_any_size_within_the_range():
     assert np.abs((fit.coef_ - best.coef_) * [1e-2, 1.0, 300.0]).max() < 1e-3
 
 
+FAR = [(4000.0, 0.5), *long((1980.0, 25.0), (-4000.0, 20.0), (0.0, 900.0), (3000.0, 300.0), (0.0, 0.01))]
+
+
+@pytest.mark.parametrize(("mean", "deviation"), FAR)
+def test_columns_far_from_zero_are_as_those_around_zero(mean: float, deviation: float):
+    """Coefficients, what is predicted while they are secret, and what is predicted once they are known."""
+    rng = np.random.default_rng(5)
+    around = rng.normal(size=(50, 3)).clip(-3, 3)
+    x, z = coded(mean + deviation * around), around @ [1.0, -2.0, 0.5] + rng.normal(size=50)
+    session = Session(reference=True)
+    for kind in (LinearRegression, Ridge, LogisticRegression):
+        y = (z > 0).astype(np.int64) if kind is LogisticRegression else z
+        best: Any = {
+            LinearRegression: sklearn.linear_model.LinearRegression(),
+            Ridge: sklearn.linear_model.Ridge(),
+            LogisticRegression: sklearn.linear_model.LogisticRegression(solver="newton-cholesky", tol=1e-8),
+        }[kind]
+        best.fit(x - mean, y)
+        given = shares(session, x, None)
+        fit = kind().fit(given, shares(session, y, None))
+        ask = "predict_proba" if kind is LogisticRegression else "predict"
+        found = getattr(fit, ask)(given).reveal().numpy()
+        fit.reveal()
+        wanted = getattr(best, ask)(x - mean)
+        again = getattr(fit, ask)(given).reveal().numpy()
+        # A coefficient errs by half a unit at least, which a mean multiplies; and tol is of y's limit.
+        allowed = 1e-3 + 3 * 4096 * UNIT
+        assert np.abs((fit.coef_ - best.coef_) * deviation).max() < 5e-3, kind
+        assert np.abs(found - wanted).max() < allowed and np.abs(again - wanted).max() < allowed, kind
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [*FAR, *long((0.0, 1300.0))])
+def test_k_means_of_any_place_and_size_within_the_range(mean: float, deviation: float):
+    """A public change of unit and origin changes nothing: the clusters are those of the rows around zero."""
+    rng = np.random.default_rng(6)
+    around = np.concatenate([rng.normal(m, 0.1, size=(12, 2)) for m in (-2, 0.5, 2)])
+    x = coded(mean + deviation * around)
+    session = Session(reference=True)
+    wanted = KMeans(3, random_state=0).fit(shares(session, around))
+    fit = KMeans(3, random_state=0).fit(given := shares(session, x, None))
+    labels = fit.labels_.reveal()
+    assert torch.equal(labels, wanted.labels_.reveal()) and torch.equal(labels, fit.predict(given).reveal())
+    assert torch.equal(labels, fit.predict(x).reveal())
+    fit.reveal()
+    means = np.stack([x[labels.numpy() == k].mean(0) for k in range(3)])
+    assert np.abs(fit.cluster_centers_ - means).max() < 1e-5 + 4e-6 * np.abs(x).max()
+    assert torch.equal(labels, fit.predict(given).reveal()) and np.array_equal(labels, fit.predict(x))
+
+
+def test_where_there_are_no_clusters_the_way_out_is_one():
+    x = np.random.default_rng(7).normal(size=(30, 2)) * 3000
+    session = Session(reference=True)
+    with pytest.raises(FitError, match=r"is not below the activation limit .* divide all columns"):
+        KMeans(2, random_state=0).fit(shares(session, x, 2.0**14)).reveal()
+    assert KMeans(2, random_state=0).fit(shares(session, x / 4, None)).reveal().cluster_centers_.shape == (2, 2)
+    fit = KMeans(2, random_state=0).fit(shares(session, x / 4, None))
+    with pytest.raises(FixedPointRangeError, match="X has to be below 4096 in magnitude"):
+        fit.predict(x)
+
+
+def test_classes_in_shares_are_those_of_the_fit():
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(30, 2))
+    rows, code = shares(Session(reference=True), x), (x[:, 0] > 0).astype(int)
+    for classes in (np.array([3, 7]), np.array([False, True]), np.array([5.0, 2.0])):
+        fit = LogisticRegression().fit(x, classes[code])
+        assert np.array_equal(fit.predict(x), fit.predict(rows).reveal()) and fit.predict_proba(rows).shape == (30, 2)
+    fit = LogisticRegression().fit(x, np.array(["ill", "well"])[code])
+    with pytest.raises(ArgumentError, match=r"shares are of numbers, and the classes are of <U4; decision_function"):
+        fit.predict(rows)
+    assert np.array_equal((fit.decision_function(rows) > 0).reveal(), fit.predict(x) == "well")
+    for secret in ((rows, code), (x, shares(rows.session, code))):
+        with pytest.raises(ArgumentError, match=r"score\(\) takes plain data and a fit that is revealed"):
+            fit.score(*secret)
+
+
 def test_data_that_is_not_all_in_shares_of_one_session_is_refused():
     session, x, y = Session(reference=True), np.ones((4, 2)), np.array([0.0, 1, 0, 1])
     secret_x, secret_y = shares(session, x), shares(session, y)
@@ -241,6 +318,12 @@ def test_data_that_is_not_all_in_shares_of_one_session_is_refused():
     for bad in (Ridge(-1.0), LogisticRegression(C=0.0), LogisticRegression(max_iter=0), Ridge(tol=0.0)):
         with pytest.raises(ArgumentError):
             bad.fit(secret_x, secret_y)
+    for bad in (Ridge("a"), Ridge(max_iter=2.5), Ridge(tol="b"), LogisticRegression(C="c"), Ridge(float("nan"))):
+        with pytest.raises(ArgumentError, match=r"number|penalty|C must"):
+            bad.fit(secret_x, secret_y)
+    for bad in (KMeans("a"), KMeans(2.5), KMeans(2, max_iter=1.5)):
+        with pytest.raises(ArgumentError, match="is a whole number"):
+            bad.fit(secret_x)
     with pytest.raises(ArgumentError, match="n_clusters is from 1 to the number of rows, 4"):
         KMeans(5).fit(secret_x)
     with pytest.raises(ArgumentError, match="up to 524288 rows"):
