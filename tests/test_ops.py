@@ -53,6 +53,9 @@ TORCH_SAYS = (
     "reduction. 'mean' divides",
     "LSTM with projections",
     "size_average and reduce args",
+    "The reduce argument of torch.scatter",
+    r"index_reduce\(\) is in beta",
+    r"scatter_reduce\(\) is in beta",
 )
 """Warnings of torch itself about the samples' arguments."""
 

@@ -64,6 +64,7 @@ def bind(
                     made[id(tensor)] = private_weight(
                         value, session, party, scheme, label, dtype, statistic=is_normalising(layer), large=large
                     )
+                    made[id(tensor)]._is_param = isinstance(tensor, nn.Parameter)
                 store[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
             layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]

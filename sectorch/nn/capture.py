@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
-from ..tensor.arguments import CONVERSIONS, as_sizes, on_cpu
+from ..tensor.arguments import CONVERSIONS, as_sizes, of_python, on_cpu
 from ..tensor.compiling import compiling
 from ..tensor.on_meta import (
     MASKED_FILL,
@@ -111,6 +111,7 @@ class Recorder(TorchFunctionMode):
         secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]
         if not secrets:
             return func(*args, **kwargs)
+        args, kwargs = of_python(args, kwargs)
         if func in dispatch.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -319,7 +320,7 @@ def capture(
     recorder, draws, before = Recorder(session, scheme, weights, layers), Drawing(), state_of(module)
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
-    with torch.no_grad(), compiling(), layers_refusals(layers), draws, recorder:
+    with torch.no_grad(), compiling(module), layers_refusals(layers), draws, recorder:
         result = recorder.written.swapped(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)

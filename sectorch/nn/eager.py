@@ -40,5 +40,5 @@ class Watched(TorchFunctionMode):
 def watched(module: nn.Module, inputs: Inputs) -> Any:
     """The module's own call, with its hooks and its attributes."""
     watching = Watched(module)
-    with compiling(), layers_refusals(watching.layers), watching:
+    with compiling(module), layers_refusals(watching.layers), watching:
         return watching.written.swapped(without_caches(inputs.called(module)))

@@ -21,7 +21,8 @@ from ..tensor.table import IN_PLACE
 _T = torch.Tensor
 MAKES = {
     torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.ones_like, torch.full_like,
-    torch.empty_like, _T.new_zeros, _T.new_ones, _T.new_full, _T.new_empty,
+    torch.empty_like, torch.tensor, torch.eye, torch.arange, torch.clone, _T.clone, _T.new, _T.new_tensor, _T.new_zeros,
+    _T.new_ones, _T.new_full, _T.new_empty,
 }  # fmt: skip
 """What makes a tensor whose memory nobody else has."""
 _WHOLE = (torch.int32, torch.int64)

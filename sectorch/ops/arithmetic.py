@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, DtypeError
-from ..ring import HEADROOM_BITS, check_encodable
+from ..ring import HEADROOM_BITS, check_encodable, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.owner import infinite
-from ..tensor.table import Context, implements
+from ..tensor.table import Context, implements, stepwise
 from .bilinear import bilinear, scaled
 from .common import (
     SLACK_BITS,
     encoded_public,
     finite,
+    is_secret,
     local,
     plus,
     real,
@@ -182,6 +183,9 @@ def _roots(context: Context, n: int) -> tuple[float, float]:
 )
 def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     if not isinstance(x, SharedTensor):
+        x = x.item() if not is_secret(x) and isinstance(x, torch.Tensor) and not x.dim() else x
+        if isinstance(x, int) and isinstance(exponent, SharedTensor) and not exponent.dtype.is_floating_point:
+            return _powers_of(context, x, exponent)
         if not isinstance(x, (int, float)) or x <= 0:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
         return torch.exp(_exponent(context, exponent, math.log(x)))
@@ -204,6 +208,45 @@ def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     if n == 0:
         return _constant(context, x, 1.0)
     return _whole_power(context, x, n)
+
+
+def _powers_of(context: Context, base: int, exponent: SharedTensor) -> torch.Tensor:
+    """A public whole number to secret whole powers: each that the number range has is compared with; a negative power
+    is zero, as torch has it."""
+    if abs(base) < 2:
+        return {0: exponent == 0, 1: exponent * 0 + 1, -1: 1 - 2 * (exponent % 2)}[base].to(exponent.dtype)
+    powers = [1]
+    while abs(powers[-1] * base) < range_limit(context.frac_bits):
+        powers.append(powers[-1] * base)
+    require(context, exponent, high=len(powers))
+    found = exponent.unsqueeze(-1) == torch.arange(len(powers))
+    return (found * torch.tensor(powers)).sum(-1).to(exponent.dtype)
+
+
+def _shifted(context: Context, x: Any, bits: Any, left: bool) -> torch.Tensor:
+    if is_secret(bits) or not is_secret(x):
+        refuse("a shift by a secret number of places", "x * 2 ** n, or a look-up in a table of powers")
+    places = torch.as_tensor(bits)
+    if not bool(((places >= 0) & (places < HEADROOM_BITS)).all()):
+        raise ArgumentError(f"a shift is by 0 to {HEADROOM_BITS - 1} places")
+    factor = 1 << bits if isinstance(bits, int) else 2 ** places.to(torch.int64)
+    if left:
+        return (x * factor).to(x.dtype)
+    return x / factor if x.is_floating_point() else torch.div(x, factor, rounding_mode="floor")
+
+
+@implements("bitwise_left_shift", torch.bitwise_left_shift, T.bitwise_left_shift, T.__lshift__,
+            note="public places; as mul")  # fmt: skip
+@stepwise
+def left_shift(context: Context, x: Any, bits: Any) -> torch.Tensor:
+    return _shifted(context, x, bits, True)
+
+
+@implements("bitwise_right_shift", torch.bitwise_right_shift, T.bitwise_right_shift, T.__rshift__,
+            note="public places; as floor_divide")  # fmt: skip
+@stepwise
+def right_shift(context: Context, x: Any, bits: Any) -> torch.Tensor:
+    return _shifted(context, x, bits, False)
 
 
 def _exponent(context: Context, x: SharedTensor, factor: float) -> SharedTensor:

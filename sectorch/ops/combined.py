@@ -79,10 +79,10 @@ def multi_dot(context: Context, tensors: Any) -> torch.Tensor:
 
 
 @implements("matrix_power", torch.linalg.matrix_power, torch.matrix_power, T.matrix_power,
-            note="exponents >= 0; 2 log2 n rounds")  # fmt: skip
+            note="2 log2 n rounds; negative exponents as inv")  # fmt: skip
 def matrix_power(context: Context, x: SharedTensor, n: int) -> torch.Tensor:
     if n < 0:
-        refuse("a negative power of a matrix", "invert it in the clear")
+        return torch.linalg.matrix_power(torch.linalg.inv(x), -n)
     if n == 0:
         return torch.eye(x.shape[-1]).expand(x.shape) + x * 0
     half = x if n < 2 else matrix_power(context, x, n // 2)
@@ -222,9 +222,10 @@ def prod(
     context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> torch.Tensor:
     line = x.reshape(-1) if dim is None else x.movedim(dim, 0) if x.dim() else x.reshape(1)
-    line = line if x.dtype.is_floating_point else line.to(torch.int64)
+    line = line.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
     if not line.shape[0]:
-        refuse("a product of no factors", "it is one")
+        ones = torch.ones(line.shape[1:], dtype=line.dtype) + line.sum(0)
+        return ones.unsqueeze(dim) if keepdim and dim is not None else ones
     while (count := line.shape[0]) > 1:
         half = count // 2
         pairs = line[:half] * line[half : 2 * half]
@@ -236,10 +237,10 @@ def prod(
     "cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16"
 )
 def cumprod(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+    x = x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
     if not x.dim():
         return x
     line, step = x.movedim(dim, 0), 1
-    line = line if x.dtype.is_floating_point else line.to(torch.int64)
     while step < line.shape[0]:
         line = torch.cat((line[:step], line[step:] * line[:-step]))
         step *= 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..errors import DtypeError
 from ..tensor import SharedTensor
-from ..tensor.table import BEFORE, Context, implements
+from ..tensor.table import BEFORE, COMPOSED, Context, implements
 from .common import finite, is_secret, refuse, total, typed
 from .ranges import planes
 from .reduction import sum_
@@ -109,6 +112,17 @@ def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
 def sign(context: Context, x: SharedTensor) -> SharedTensor:
     bits = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
     return x.like(bits[0] + bits[1] - 1, 0)
+
+
+def _comparable(x: Any, y: Any) -> Any:
+    """Of anything else Python is told so, and finds that it is not equal: `x == None`."""
+    if not isinstance(y, (torch.Tensor, numbers.Number, np.generic, np.ndarray)):
+        raise DtypeError(f"a tensor is not compared with a {type(y).__name__}")
+    return NotImplemented
+
+
+for _function in (T.__eq__, T.__ne__):
+    COMPOSED[_function] = _comparable
 
 
 def _two_choices(condition: Any, *choices: Any, **named: Any) -> None:

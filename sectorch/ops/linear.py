@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,9 @@ import torch.nn.functional as F
 from ..errors import DtypeError, ShapeError
 from ..ring import products
 from ..ring.contractions import einsum as contracted
-from ..ring.contractions import kept_letters, letters_of
+from ..ring.contractions import kept_letters, letters_of, result_letters
 from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import Context, implements, stepwise
 from .bilinear import bilinear
 from .common import local, refuse, total
 
@@ -118,13 +119,50 @@ def _contracted(equation: str, operands: tuple, at: int) -> _Contracted:
     return _Contracted(dims, _terms(equation, operands) // max(1, math.prod(shape[d] for d in dims)))
 
 
-@implements("einsum", torch.einsum, note="1 round for two secrets")
+MOST_ENTRIES = 1 << 22
+"""Of a product of plain or private operands, which is made before a secret one takes it."""
+
+
+def _two_at_a_time(equation: str, operands: tuple) -> Any:
+    """An einsum of many operands: the pair first of which the fewest are secret, and whose result is the smallest."""
+    letters = letters_of(equation, operands)
+    names = {token: chr(ord("A") + i) for i, token in enumerate(dict.fromkeys(letters))}
+    names = {token: name if name <= "Z" else chr(ord(name) + 6) for token, name in names.items()}
+    rest, parts = iter(letters), []
+    for operand in operands:
+        parts.append(("".join(names[next(rest)] for _ in range(operand.dim())), operand))
+    out = "".join(names[token] for token in result_letters(equation, letters))
+    sizes: dict[str, int] = {}
+    for spelled, operand in parts:
+        for name, size in zip(spelled, operand.shape, strict=True):
+            sizes[name] = max(size, sizes.get(name, 1))
+
+    def kept(i: int, j: int) -> str:
+        wanted = set(out).union(*(spelled for k, (spelled, _) in enumerate(parts) if k not in (i, j)))
+        return "".join(name for name in dict.fromkeys(parts[i][0] + parts[j][0]) if name in wanted)
+
+    def cost(pair: tuple[int, int]) -> tuple:
+        i, j = pair
+        entries = math.prod(sizes[name] for name in kept(i, j))
+        shared = sum(isinstance(parts[k][1], SharedTensor) for k in pair)
+        return entries > MOST_ENTRIES, not set(parts[i][0]) & set(parts[j][0]), shared, entries
+
+    while len(parts) > 2:
+        i, j = min(itertools.combinations(range(len(parts)), 2), key=cost)
+        spelled = kept(i, j)
+        made = torch.einsum(f"{parts[i][0]},{parts[j][0]}->{spelled}", parts[i][1], parts[j][1])
+        parts = [*(part for k, part in enumerate(parts) if k not in (i, j)), (spelled, made)]
+    return torch.einsum(f"{parts[0][0]},{parts[1][0]}->{out}", parts[0][1], parts[1][1])
+
+
+@implements("einsum", torch.einsum, note="1 round for two secrets; of many operands two at a time")
+@stepwise
 def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
     operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
         return local(context, partial(torch.einsum, equation), operands[0], terms=_terms(equation, operands))
     if len(operands) != 2:
-        refuse(f"einsum of {len(operands)} operands", "contract two at a time")
+        return _two_at_a_time(equation, operands)
     x, y = operands
     sums = _contracted(equation, operands, 0), _contracted(equation, operands, 1)
     return bilinear(context, partial(contracted, equation), x, y, _terms(equation, operands), sums)

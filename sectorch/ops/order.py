@@ -45,7 +45,13 @@ def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> Pair:
     """The largest value along dim and its position: a tree; among equals the first wins."""
     backend = context.backend
     values = backend.each(torch.movedim, x.shares, dim, 0) * sign
-    pair = values, backend.affine(_places, values, 1)
+    value, place = top_of(backend, values, backend.affine(_places, values, 1))
+    return value * sign, place
+
+
+def top_of(backend: Backend, values: Value, places: Value) -> Pair:
+    """The largest value along the first dimension and its place."""
+    pair = values, places
     while (count := pair[0].shape[0]) > 1:
         half = count // 2
         left, right = (tuple(v[first : 2 * half : 2] for v in pair) for first in (0, 1))
@@ -53,7 +59,7 @@ def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> Pair:
         if count % 2:
             best = tuple(backend.each(end_to_end, b, v[2 * half :]) for b, v in zip(best, pair, strict=True))
         pair = best
-    return pair[0][0] * sign, pair[1][0]
+    return pair[0][0], pair[1][0]
 
 
 def _arg(sign: int):

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from ..errors import DtypeError
+from ..errors import ArgumentError, DtypeError
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import BEFORE, Context, implements
+from ..tensor.table import BEFORE, Context, implements, stepwise
 from .common import aligned, end_to_end, is_secret, local, refuse, summand, total
 from .reduction import summable
 
@@ -78,7 +78,6 @@ def _public_positions(*given: Any) -> None:
 
 
 ALL: dict[str, tuple] = {
-    "broadcast_tensors": (torch.broadcast_tensors,),
     "atleast_1d": (torch.atleast_1d,),
     "atleast_2d": (torch.atleast_2d,),
     "atleast_3d": (torch.atleast_3d,),
@@ -139,13 +138,15 @@ def index_fill(context: Context, x: Any, dim: int, index: Any, value: Any) -> Sh
     return written(context, lambda v, s: torch.index_fill(v, dim, index, s), x, value)
 
 
-@implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,), note="local; public index; no reduce")
+@implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,),
+            note="local; public index; with reduce as scatter_reduce")  # fmt: skip
 def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, value: Any = None, *,
             reduce: Any = None) -> SharedTensor:  # fmt: skip
     _public_positions(index)
-    if reduce is not None:
-        refuse("scatter with reduce", "use scatter_add")
     source = value if src is None else src
+    if reduce is not None:
+        source = source if isinstance(source, torch.Tensor) else _number(x, source).expand(index.shape)
+        return scatter_reduce(context, x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
     if isinstance(source, torch.Tensor):
         return written(context, lambda v, s: torch.scatter(v, dim, index, s), x, source)
     return written(context, lambda v, s: torch.scatter(v, dim, index, int(s)), x, source)
@@ -235,14 +236,83 @@ def scatter_add(context: Context, x: Any, dim: int, index: Any, src: Any) -> Sha
     return _accumulated(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
 
 
+PAIRS = {"sum": torch.add, "mean": torch.add, "amax": torch.maximum, "amin": torch.minimum, "prod": torch.mul}
+"""What joins two entries of a place, by torch's names."""
+
+
+def _joined(values: torch.Tensor, places: torch.Tensor, join: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries of each public place as one, by a tree, and the places, each once."""
+    order = torch.argsort(places, stable=True)
+    values, places = values[order], places[order]
+    while True:
+        first = torch.searchsorted(places, places)
+        even = (torch.arange(len(places)) - first) % 2 == 0
+        paired = torch.zeros_like(even)
+        paired[:-1] = even[:-1] & (places[1:] == places[:-1])
+        left, alone = paired.nonzero().squeeze(1), (even & ~paired).nonzero().squeeze(1)
+        if not len(left):
+            return values, places
+        values = torch.cat((join(values[left], values[left + 1]), values[alone]))
+        places = torch.cat((places[left], places[alone]))
+        order = torch.argsort(places, stable=True)
+        values, places = values[order], places[order]
+
+
+def _reduced(x: Any, places: torch.Tensor, src: Any, reduce: str, include_self: bool) -> torch.Tensor:
+    """x with what `reduce` makes of the entries of src at each public place, of its own too if they are included."""
+    if reduce not in PAIRS:
+        raise ArgumentError(f"reduce is one of {', '.join(PAIRS)}, got {reduce!r}")
+    if x.dtype != src.dtype:
+        raise DtypeError(f"entries of {src.dtype} cannot be joined with a tensor of {x.dtype}; use .to({x.dtype})")
+    if x.dtype == torch.bool:
+        refuse("joining truth values in their own type", "use .to(torch.int64) first")
+    flat, values, places = x.reshape(-1), src.reshape(-1), places.reshape(-1)
+    touched = places.unique()
+    if include_self:
+        values, places = torch.cat((flat[touched], values)), torch.cat((touched, places))
+    if reduce in ("sum", "mean"):
+        found = torch.index_add(torch.index_fill(flat, 0, touched, 0), 0, places, values)
+        if reduce == "sum" or not len(touched):
+            return found.reshape(x.shape)
+        counts = torch.bincount(places, minlength=len(flat))[touched]
+        found = found[touched]
+        means = found / counts.to(x.dtype) if x.is_floating_point() else torch.div(found, counts, rounding_mode="floor")
+        return torch.index_copy(flat, 0, touched, means).reshape(x.shape)
+    if not len(touched):
+        return x.clone()
+    return torch.index_copy(flat, 0, touched, _joined(values, places, PAIRS[reduce])[0]).reshape(x.shape)
+
+
 @implements("scatter_reduce", torch.scatter_reduce, T.scatter_reduce, in_place=(T.scatter_reduce_,),
-            note="the sum with the tensor itself: as scatter_add")  # fmt: skip
+            note="public index; sums local; maxima, minima and products by a tree")  # fmt: skip
+@stepwise
 def scatter_reduce(
     context: Context, x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
-) -> SharedTensor:
-    if reduce != "sum" or not include_self:
-        refuse(f"scatter_reduce with reduce={reduce!r}, include_self={include_self}", "use reduce='sum' with itself")
-    return scatter_add(context, x, dim, index, src)
+) -> Any:
+    _public_positions(index)
+    if reduce == "sum" and include_self:
+        return scatter_add(context, x, dim, index, src)
+    numbers = torch.arange(x.numel()).reshape(x.shape)
+    for d, size in enumerate(index.shape):
+        src = src.narrow(d, 0, size)
+        numbers = numbers if d == dim % x.dim() else numbers.narrow(d, 0, size)
+    return _reduced(x, numbers.gather(dim, index), src, reduce, include_self)
+
+
+@implements("index_reduce", torch.index_reduce, T.index_reduce, in_place=(T.index_reduce_,),
+            note="as scatter_reduce")  # fmt: skip
+@stepwise
+def index_reduce(
+    context: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    _public_positions(index)
+    places = torch.arange(x.numel()).reshape(x.shape).index_select(dim, index)
+    return _reduced(x, places, source, reduce, include_self)
+
+
+@implements("fill_diagonal", in_place=(T.fill_diagonal_,), note="local")
+def fill_diagonal(context: Context, x: SharedTensor, fill_value: float, wrap: bool = False) -> SharedTensor:
+    return written(context, lambda v, s: v.fill_diagonal_(int(s), wrap), x, fill_value)
 
 
 @implements("index_put", torch.index_put, T.index_put, in_place=(T.index_put_, torch.index_put_),

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..tensor import SharedTensor
-from ..tensor.table import SHARES, Context, implements
+from ..backend import Value
+from ..tensor.table import COMPOSED, SHARES, Context, implements, stepwise
 from .bilinear import bilinear, scaled
-from .common import bound, excess, local, refuse
+from .common import bound, excess, is_secret, local, refuse, require
+from .order import top_of
 from .ranges import dropped, limit_bits, planes
 
 T = torch.Tensor
@@ -72,6 +74,107 @@ def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, 
     known = planes(x, 2)
     high, lowest = min(high, known), _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
     return context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
+
+
+def _places_of_windows(v: torch.Tensor, step: int, at: torch.Tensor) -> torch.Tensor:
+    """[window, oh, ow], times the step, beside each window of v."""
+    return (at.to(v.device) * step).view(len(at), *[1] * (v.dim() - 3), *at.shape[1:]).expand(v.shape)
+
+
+def _largest_at(context: Context, x: SharedTensor, windows: Value, at: torch.Tensor) -> tuple[SharedTensor, ...]:
+    """The maxima of windows and where they stand, as secret whole numbers; among equals the first."""
+    value, place = top_of(context.backend, windows, context.backend.affine(_places_of_windows, windows, 1, at))
+    return x.like(value, x.scale_bits, x.bound), x.like(place, 0, float(max(1, int(at.max()))), dtype=torch.int64)
+
+
+@implements("max_pool2d_with_indices", F.max_pool2d_with_indices, note="as max_pool2d; positions stay secret")
+def max_pool2d_with_indices(
+    context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> tuple[SharedTensor, ...]:  # fmt: skip
+    windows, _ = _compared(context, x, kernel_size, stride, padding, dilation, ceil_mode, False)
+    kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
+    stride = kernel if stride is None or stride == [] else _pair(stride)
+    at = torch.arange(x.shape[-2] * x.shape[-1]).reshape(x.shape[-2:])
+    return _largest_at(context, x, windows, _windows(at, 0, kernel, stride, padding, dilation, ceil_mode))
+
+
+@implements("max_pool1d_with_indices", F.max_pool1d_with_indices, note="as max_pool2d_with_indices")
+def max_pool1d_with_indices(
+    context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    kernel, padding, dilation = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding, dilation))
+    stride = kernel if stride is None or stride == [] else stride if isinstance(stride, int) else stride[0]
+    found = max_pool2d_with_indices(
+        context, x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), (1, dilation), ceil_mode
+    )
+    return tuple(v.squeeze(-2) for v in found)
+
+
+@implements("adaptive_max_pool2d_with_indices", F.adaptive_max_pool2d_with_indices,
+            note="as max_pool2d_with_indices")  # fmt: skip
+def adaptive_max_pool2d_with_indices(
+    context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
+) -> tuple[SharedTensor, ...]:
+    out = _adaptive_size(x, output_size)
+    rows, columns = (_cells(x.shape[i - 2], out[i]) for i in (0, 1))
+    at = torch.arange(x.shape[-2] * x.shape[-1]).reshape(x.shape[-2:])
+    cells = [at[a:b, c:d].flatten() for a, b in rows for c, d in columns]
+    size = max(map(len, cells))
+    at = torch.stack([torch.cat((cell, cell[:1].expand(size - len(cell)))) for cell in cells], -1)
+    at = at.reshape(size, len(rows), len(columns))
+    windows = x.flatten(-2)[..., at].movedim(-3, 0)
+    return _largest_at(context, x, windows.shares, at)
+
+
+@implements("adaptive_max_pool1d_with_indices", F.adaptive_max_pool1d_with_indices, note="as max_pool2d_with_indices")
+def adaptive_max_pool1d_with_indices(
+    context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
+) -> tuple[torch.Tensor, ...]:
+    size = output_size if isinstance(output_size, int) else output_size[0]
+    found = adaptive_max_pool2d_with_indices(context, x.unsqueeze(-2), (1, size))
+    return tuple(v.squeeze(-2) for v in found)
+
+
+@implements("max_unpool2d", F.max_unpool2d, note="by the indices of max_pool2d; a comparison with each place of a window")
+@stepwise
+def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0,
+                 output_size: Any = None) -> torch.Tensor:  # fmt: skip
+    """An index that is not in its window, as one of another pooling, ends in a range error."""
+    kernel, padding = _pair(kernel_size), _pair(padding)
+    stride = kernel if stride is None or stride == [] else _pair(stride)
+    high, wide = F._unpool_output_size(torch.empty(x.shape, device="meta"), kernel, stride, padding, output_size)
+    if not is_secret(indices):
+        empty = torch.zeros((*x.shape[:-2], high * wide), dtype=x.dtype)
+        return torch.scatter(empty, -1, indices.flatten(-2), x.flatten(-2)).unflatten(-1, (high, wide))
+    if any(s < k for s, k in zip(stride, kernel, strict=True)):
+        refuse("max_unpool2d of windows that overlap", "it takes a stride of at least the kernel's size")
+    tall = torch.arange(x.shape[-2]) * stride[0] - padding[0] + torch.arange(kernel[0]).unsqueeze(-1)
+    broad = torch.arange(x.shape[-1]) * stride[1] - padding[1] + torch.arange(kernel[1]).unsqueeze(-1)
+    inside = ((tall >= 0) & (tall < high))[:, None, :, None] & ((broad >= 0) & (broad < wide))[None, :, None, :]
+    at = torch.where(inside, tall[:, None, :, None] * wide + broad[None, :, None, :], -1).flatten(0, 1)
+    chosen = indices.unsqueeze(-3) == at
+    require(context, chosen.sum(-3), low=1)
+    spread = (chosen * x.unsqueeze(-3)).flatten(-3)
+    sources = torch.full((high * wide + 1,), spread.shape[-1])
+    sources[at.flatten()] = torch.arange(at.numel())
+    return F.pad(spread, (0, 1))[..., sources[:-1]].unflatten(-1, (high, wide))
+
+
+def _lp_pool(pool: Callable, dims: int) -> Callable:
+    def composed(x: Any, norm_type: Any, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> torch.Tensor:
+        kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
+        means = pool(x ** norm_type, kernel_size, stride, 0, ceil_mode)
+        return (means * math.prod(kernel)) ** (1 / norm_type)
+
+    return composed
+
+
+for _dims, _lp, _average_pool in (
+    (1, F.lp_pool1d, F.avg_pool1d), (2, F.lp_pool2d, F.avg_pool2d), (3, F.lp_pool3d, F.avg_pool3d),
+):  # fmt: skip
+    COMPOSED[_lp] = _lp_pool(_average_pool, _dims)
 
 
 def joins(x: Any = None, *_: Any, **__: Any) -> bool:

@@ -17,7 +17,7 @@ from ..ring import encode
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
-from .common import is_secret, local, refuse, require, summand, total, typed
+from .common import is_secret, local, refuse, require, shortened, summand, total, typed
 from .compare import complement, not_negative
 from .ranges import CAPACITY, fitted
 
@@ -66,6 +66,24 @@ def trunc(context: Context, x: SharedTensor) -> SharedTensor:
         return x
     sign = sign_of(context, x)
     return signed(context, floored(context, signed(context, x, sign)), sign)
+
+
+def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
+    """x for another dtype: a fraction becomes a whole number as by trunc, and one that the dtype does not hold ends in
+    a range error, where torch would give another number."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == x.dtype:
+        return x
+    if dtype == torch.bool:
+        return x != 0
+    most, known = torch.iinfo(dtype), x.bound
+    if x.scale_bits:
+        x = shortened(context, x, 0) if x.whole else trunc(context, x)
+    elif x.dtype == torch.bool or torch.can_cast(x.dtype, dtype) and torch.iinfo(x.dtype).bits <= most.bits:
+        return x
+    whole = typed(x, torch.int64)
+    if most.bits < 63 and (known is None or x.bound is None or x.bound > most.max or not most.min):
+        require(context, whole, most.min, most.max + 1)
+    return typed(x, dtype)
 
 
 @implements("frac", torch.frac, T.frac, in_place=(T.frac_, torch.frac_), note="exact")

@@ -68,6 +68,17 @@ def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
     return result if finite.all() else result + x * _log_where(x, (y + 1).where(~finite, 1))
 
 
+@implements("xlogy", torch.xlogy, T.xlogy, torch.special.xlogy, in_place=(T.xlogy_,),
+            note="as log, times x; 0 where x is 0")  # fmt: skip
+def xlogy(context: Context, x: Any, y: Any) -> torch.Tensor:
+    if isinstance(y, SecretTensor):
+        return x * _log_where(x, y)
+    logs = torch.log(y if isinstance(y, torch.Tensor) else torch.tensor(float(y)))
+    finite = logs.isfinite()
+    result = x * logs.where(finite, 0)
+    return result if finite.all() else result + x * _log_where(x, torch.as_tensor(y).where(~finite, 1))
+
+
 @implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6")
 def ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
     return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5

@@ -9,10 +9,35 @@ import torch.nn.functional as F
 
 from ..errors import ArgumentError
 from ..tensor import SharedTensor
-from ..tensor.table import BEFORE, ON_META, Context, implements, stepwise
+from ..tensor.table import BEFORE, COMPOSED, ON_META, Context, implements, stepwise
 from .common import is_secret, refuse
 
 T = torch.Tensor
+
+
+def _counts(input: Any, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+    """torch.bincount. The length that the largest secret number would give stays secret: one from `minlength` on ends
+    in an error, as an index out of range."""
+    if not is_secret(input):
+        size = max(minlength, int(input.max()) + 1 if input.numel() else 0)
+        return torch.zeros(size, dtype=weights.dtype).index_add(0, input.long(), weights)
+    if minlength < 1:
+        refuse("bincount without minlength", "its length would reveal the largest number: name minlength")
+    codes = F.one_hot(input.long(), minlength)
+    return codes.sum(0) if weights is None else torch.matmul(weights, codes.to(weights.dtype))
+
+
+def _histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """torch.histc."""
+    if min == max:
+        refuse("histc without min and max", "its bins would be found from the smallest and largest number: name both")
+    edges, line = torch.linspace(min, max, bins + 1), input.reshape(-1)
+    from_on = torch.cat(((line.unsqueeze(-1) >= edges[:-1]).sum(0), (line > edges[-1]).sum(0, True)))
+    return (from_on[:-1] - from_on[1:]).to(input.dtype)
+
+
+COMPOSED[torch.bincount] = COMPOSED[T.bincount] = _counts
+COMPOSED[torch.histc] = COMPOSED[T.histc] = _histogram
 
 
 def _variables(x: Any) -> Any:

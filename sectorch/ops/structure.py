@@ -17,6 +17,7 @@ from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import COMPOSED, Context, implements
 from .common import encoded_public, is_secret, local, refuse
 from .lookup import gathered, indexed, selected, taken_along
+from .rounding import of_dtype
 
 T = torch.Tensor
 
@@ -153,9 +154,7 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Sh
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
-def reshape_as(context: Context, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    if not isinstance(x, SharedTensor):
-        return x.reshape(other.shape)
+def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tensor:
     return local(context, T.reshape, x, tuple(other.shape))
 
 
@@ -172,9 +171,7 @@ def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Shared
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")
-def expand_as(context: Context, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    if not isinstance(x, SharedTensor):
-        return x.expand(other.shape)
+def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tensor:
     return local(context, T.expand, x, other.shape)
 
 
@@ -258,29 +255,23 @@ def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> t
     return x.like(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
 
 
-@implements("to", T.bool)
-def to_bool(context: Context, x: SharedTensor) -> torch.Tensor:
-    return x if x.dtype == torch.bool else x != 0
+def _converted(dtype: torch.dtype) -> Callable:
+    return lambda context, x: of_dtype(context, x, dtype)
 
 
-@implements("to", T.long, T.int)
-def to_integer(context: Context, x: SharedTensor) -> SharedTensor:
-    if x.scale_bits:
-        refuse("rounding a secret number to an integer", "compare it, or reveal it first")
-    return x
+for _function, _dtype in (
+    (T.bool, torch.bool), (T.long, torch.int64), (T.int, torch.int32), (T.short, torch.int16), (T.char, torch.int8),
+    (T.byte, torch.uint8),
+):  # fmt: skip
+    implements("to", _function)(_converted(_dtype))
 
 
 @implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
-            note="local; changes the dtype of what is revealed")  # fmt: skip
-def to(context: Context, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if not isinstance(x, SharedTensor):  # the dtype of a secret tensor, which another takes, is public
-        like = next(v for v in (*args, *kwargs.values()) if isinstance(v, SharedTensor))
-        return x.to(like.dtype)
+            note="local; to whole numbers as trunc, with a comparison where they may not fit")  # fmt: skip
+def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:
-            if value == torch.bool:
-                return x != 0
-            refuse("rounding a secret number to an integer", "compare it, or reveal it first")
+        if isinstance(value, (torch.dtype, torch.Tensor)):
+            x = of_dtype(context, x, value if isinstance(value, torch.dtype) else value.dtype)
         if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
             refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
     return x
@@ -294,6 +285,77 @@ def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
 
 _TRAINED = "a secure model is for inference; sectorch.shared(model) trains on shares"
 COMPOSED[T.cuda] = _to_cuda
+
+
+def _asserted(condition: Any, message: Any = None) -> None:
+    if isinstance(condition, SharedTensor):
+        refuse("a check of a secret", "it would reveal whether it holds: leave it out where the model runs on secrets")
+
+
+def _branch(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()) -> Any:
+    if is_secret(pred):
+        refuse("a branch on a secret", "compute both, and choose by torch.where(condition, x, y)")
+    return (true_fn if pred else false_fn)(*operands)
+
+
+COMPOSED[torch._assert] = _asserted
+COMPOSED[torch.cond] = COMPOSED[torch.ops.higher_order.cond] = _branch
+
+
+def _as_other(change: Callable) -> Callable:
+    """What takes only the shape or the dtype of another tensor, which are public: x stays what it is."""
+    return lambda x, other: NotImplemented if isinstance(x, SharedTensor) else change(x, other)
+
+
+COMPOSED[T.expand_as] = _as_other(lambda x, other: x.expand(other.shape))
+COMPOSED[T.view_as] = COMPOSED[T.reshape_as] = _as_other(lambda x, other: x.reshape(other.shape))
+COMPOSED[T.type_as] = _as_other(lambda x, other: x.to(other.dtype))
+
+
+def _to(x: Any, *args: Any, **how: Any) -> Any:
+    """x.to(other) of a plain or private x and a secret other."""
+    if isinstance(x, SharedTensor) or not (is_secret(args[0] if args else how.get("other"))):
+        return NotImplemented
+    return x.to(args[0].dtype if args else how["other"].dtype)
+
+
+COMPOSED[T.to] = _to
+
+
+def _type(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """x.type() is a name; x.type(torch.LongTensor) and x.type("torch.LongTensor") name a dtype."""
+    if isinstance(dtype, torch.dtype):
+        return NotImplemented
+    if dtype is None:
+        return torch.empty(0, dtype=x.dtype).type()
+    if not isinstance(dtype, str):
+        dtype = f"{dtype.__module__}.{dtype.__name__}"
+    if not dtype.startswith("torch.") or dtype.count(".") != 1:
+        refuse(f"a tensor of type {dtype}", f"it stays where its session is, on {x.device}: use .to(dtype)")
+    return x.to(torch.empty(0).type(dtype).dtype)
+
+
+COMPOSED[T.type] = _type
+COMPOSED[T.data.__get__] = lambda x: x.detach()  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
+
+
+def _broadcast(*tensors: Any) -> list[torch.Tensor]:
+    """Each by itself: what is public stays so, and types do not meet."""
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    return [x.expand(shape) for x in tensors]
+
+
+def _each_at_least(func: Callable) -> Callable:
+    def composed(*tensors: Any) -> Any:
+        tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+        return NotImplemented if len(tensors) == 1 else tuple(func(x) for x in tensors)
+
+    return composed
+
+
+COMPOSED[torch.broadcast_tensors] = _broadcast
+for _function in (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d):
+    COMPOSED[_function] = _each_at_least(_function)
 COMPOSED[T.backward] = lambda *_args, **_how: refuse("a gradient through a secret tensor", _TRAINED)
 
 
@@ -344,3 +406,60 @@ for _function in (torch.isfinite, T.isfinite, torch.isinf, T.isinf, torch.isnan,
     implements("isfinite", _function, note="gives a plain tensor: shared numbers are finite")(_of_finite(_function))
 for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
     implements("constant_like", _function, note="gives a plain tensor")(constant(_function))
+
+
+def _stacked(data: Any) -> torch.Tensor:
+    """A tensor of tensors and numbers in nested lists."""
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(part) for part in data])
+    return data.detach().clone() if isinstance(data, torch.Tensor) else torch.as_tensor(data)
+
+
+def _tensor(data: Any, *, dtype: Any = None, **_how: Any) -> torch.Tensor:
+    """torch.tensor of a secret, or of lists with secrets in them."""
+    made = _stacked(data)
+    return made if dtype is None else made.to(dtype)
+
+
+def _as_tensor(data: Any, dtype: Any = None, **_how: Any) -> torch.Tensor:
+    made = data if isinstance(data, torch.Tensor) else _stacked(data)
+    return made if dtype is None else made.to(dtype)
+
+
+def _new_tensor(x: Any, data: Any, *, dtype: Any = None, **_how: Any) -> torch.Tensor:
+    if any(map(is_secret, pytree.tree_leaves(data))):
+        return _stacked(data).to(dtype or x.dtype)
+    data = data.detach() if isinstance(data, torch.Tensor) else data
+    return torch.empty(0, dtype=x.dtype).new_tensor(data, dtype=dtype)
+
+
+def _new(x: Any, *given: Any, **_how: Any) -> torch.Tensor:
+    """Of sizes: zeros, since what is in such memory is anybody's guess. Of data: a tensor of it."""
+    if len(given) == 1 and not isinstance(given[0], (int, torch.Size)):
+        return _new_tensor(x, given[0])
+    return torch.zeros(given or 0, dtype=x.dtype) if not given or isinstance(given[0], int) else x.new_zeros(given[0])
+
+
+def _filled(make: Callable, at: int) -> Callable:
+    """A tensor full of one number, which may be public and in a tensor, or a secret one: then that, expanded."""
+
+    def composed(*args: Any, **how: Any) -> Any:
+        value = args[at] if len(args) > at else how["fill_value"]
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        args = (*args[:at], None, *args[at + 1 :]) if len(args) > at else (*args, None)
+        how = {name: v for name, v in how.items() if name != "fill_value"}
+        if not is_secret(value):
+            return make(*args[:at], value.item(), *args[at + 1 :], **how)
+        shape = how.get("size", args[0] if at == 1 and make is torch.full else None)
+        shape = args[0].shape if make is torch.full_like else args[1] if make is T.new_full else shape
+        like = value.dtype if make is torch.full else args[0].dtype
+        return value.reshape(()).to(how.get("dtype") or like).expand(shape).clone()
+
+    return composed
+
+
+COMPOSED[torch.tensor], COMPOSED[torch.as_tensor], COMPOSED[torch.asarray] = _tensor, _as_tensor, _as_tensor
+COMPOSED[T.new_tensor], COMPOSED[T.new] = _new_tensor, _new
+COMPOSED[torch.full], COMPOSED[torch.full_like] = _filled(torch.full, 1), _filled(torch.full_like, 1)
+COMPOSED[T.new_full] = _filled(T.new_full, 2)

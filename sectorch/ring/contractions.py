@@ -32,7 +32,7 @@ def kept_letters(equation: str, letters: list[str]) -> set[str]:
     return kept | {x for x in letters if x.startswith(".") and (out is None or "..." in out)}
 
 
-def _result(equation: str, letters: list[str]) -> list[str]:
+def result_letters(equation: str, letters: list[str]) -> list[str]:
     """The letters of the result's dimensions; without an arrow the ellipsis and then the alphabet."""
     kept = kept_letters(equation, letters)
     around = sorted((x for x in kept if x.startswith(".")), key=lambda x: -int(x[1:]))
@@ -49,7 +49,7 @@ def einsum(equation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def by_matmul(equation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The same by one product of matrices for each place of the letters that both operands keep."""
     letters = letters_of(equation, (x, y))
-    of_x, of_y, out = letters[: x.dim()], letters[x.dim() :], _result(equation, letters)
+    of_x, of_y, out = letters[: x.dim()], letters[x.dim() :], result_letters(equation, letters)
     sizes: dict[str, int] = {}
     for letter, n in zip(letters, (*x.shape, *y.shape), strict=True):
         sizes[letter] = n if sizes.get(letter, 1) == 1 else sizes[letter]  # one dimension may stand for a longer one

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import get_testing_overrides
@@ -79,6 +80,13 @@ SIZED = {
 
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def of_python(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """numpy's scalars, which torch takes as sizes and numbers, as Python's."""
+    if not any(isinstance(leaf, np.generic) for leaf in pytree.arg_tree_leaves(*args, **kwargs)):
+        return args, kwargs
+    return pytree.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, (args, kwargs))
 
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -1,13 +1,21 @@
-"""What a model's code is told while it runs on secrets: that it is being compiled, as in torch.export."""
+"""What a model's code is told while it runs on secrets: that it is being compiled, as in torch.export, and that its
+tensors are torch's own."""
 
 from __future__ import annotations
 
+import builtins
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
+from torch.distributions import Distribution
 from torch.fx import traceback
+
+from .secret import SecretTensor
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.Lock()
@@ -27,7 +35,7 @@ _notes()
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compiling(module: nn.Module | None = None) -> Iterator[None]:
     """`torch.compiler.is_compiling()` and `is_exporting()` are true inside.
 
     Code that looks at a tensor's values to save work (whether a mask hides anything, say) asks that, and then takes the
@@ -48,7 +56,8 @@ def compiling() -> Iterator[None]:
         for flag in _FLAGS:
             setattr(torch.compiler, flag, True)
     try:
-        yield
+        with as_plain(module):
+            yield
     finally:
         with _LOCK:
             _inside -= 1
@@ -64,3 +73,101 @@ def exported() -> bool:
     """Whether torch says so by itself, whatever threads are inside of `compiling`."""
     with _LOCK:
         return any(_before) if _inside else torch.compiler.is_compiling()
+
+
+class _Kind(type):
+    """What makes `_Type` pass for `type`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _Type:  # a class of classes that was made where `type` stood for `_Type`
+            return super().__call__(*args, **kwargs)
+        if len(args) != 1 or kwargs:
+            return type(*args, **kwargs)
+        kind = type(args[0])
+        if issubclass(kind, SecretTensor):
+            return nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
+        return cls if kind is type else kind
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(cls, subclass: Any) -> bool:
+        return issubclass(subclass, type)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return type[item]
+
+
+class _Type(type, metaclass=_Kind):
+    """`type`, of which `type(x) is torch.Tensor` holds for a secret tensor."""
+
+
+_NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "sectorch", "numpy", "functorch", "triton"} - {"__main__"}
+"""Packages whose code asks for the type of a tensor to hand it on, and not to choose a branch."""
+_modules: tuple[int, list[dict]] = (-1, [])
+_plain_inside = 0
+_validates = True
+_import = builtins.__import__
+
+
+def _spread() -> None:
+    """`_Type` stands for `type` in the modules that there are now, but those of `_NOT_THE_MODELS`."""
+    global _modules
+    if _modules[0] != len(sys.modules):
+        _modules = len(sys.modules), _modules[1]
+        for name, module in list(sys.modules.items()):
+            _stand(name, getattr(module, "__dict__", None))
+
+
+def _stand(name: Any, names: Any) -> None:
+    ours = isinstance(name, str) and name.partition(".")[0] in _NOT_THE_MODELS
+    if not ours and isinstance(names, dict) and "type" not in names:
+        names["type"] = _Type
+        _modules[1].append(names)
+
+
+def _importing(*args: Any, **kwargs: Any) -> Any:
+    made = _import(*args, **kwargs)
+    with _LOCK:
+        if _plain_inside:
+            _spread()
+    return made
+
+
+@contextmanager
+def as_plain(module: nn.Module | None = None) -> Iterator[None]:
+    """Code outside torch finds that a secret tensor's type is torch.Tensor, and torch.distributions validates nothing.
+
+    No class can make `type(x)` another, so that code which tells an input from a list of them by its exact type would
+    take its other branch, without a word. What code looks up as `type` is a name of its module before it is Python's.
+    Validation looks at values; torch leaves it out in compiled code. Both are set in the process, until the last of
+    several threads leaves.
+
+    Args:
+        module: whose forwards run inside.
+    """
+    global _plain_inside, _validates, _modules, _import
+    with _LOCK:
+        if not _plain_inside:
+            SecretTensor.passes_as = torch.Tensor
+            _validates, Distribution._validate_args = Distribution._validate_args, False
+            _import, builtins.__import__ = builtins.__import__, _importing
+        _plain_inside += 1
+        _spread()
+        for layer in module.modules() if module is not None else ():  # of a class that no imported module holds
+            names = getattr(type(layer).forward, "__globals__", None)
+            _stand((names or {}).get("__name__"), names)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _plain_inside -= 1
+            if not _plain_inside:
+                SecretTensor.passes_as = None
+                Distribution._validate_args = _validates
+                if builtins.__import__ is _importing:
+                    builtins.__import__ = _import
+                for names in _modules[1]:
+                    if names.get("type") is _Type:
+                        del names["type"]
+                _modules = -1, []

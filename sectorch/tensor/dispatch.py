@@ -32,7 +32,7 @@ from ..errors import (
     UnsupportedOpError,
 )
 from . import owner
-from .arguments import CONVERSIONS, as_sizes, on_cpu, parameters, positional, renamed, torchs_names
+from .arguments import CONVERSIONS, as_sizes, of_python, on_cpu, parameters, positional, renamed, torchs_names
 from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
@@ -57,7 +57,7 @@ SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
     _T.data_ptr, _T.storage, _T.untyped_storage, _T.__contains__, _T.__format__, _T.is_nonzero, _T.equal, _T.allclose,
     torch.equal, torch.allclose, torch.is_nonzero, _T.nonzero, torch.nonzero, _T.share_memory_,
-    _T.data.__get__, _T.data.__set__,  # pyright: ignore[reportAttributeAccessIssue]  a descriptor; torch's stubs hide it
+    _T.data.__set__,  # pyright: ignore[reportAttributeAccessIssue]  a descriptor; torch's stubs hide it
     _T.__dlpack__, _T.__deepcopy__, _T.__reduce_ex__, _T.__repr__,
 }  # fmt: skip
 
@@ -95,6 +95,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    args, kwargs = of_python(args, kwargs)
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]

@@ -40,6 +40,8 @@ class PrivateTensor(SecretTensor):
     origin: tuple[PrivateTensor, Callable] | None
     copied: bool
     family: list[ref] | None
+    _is_param = False
+    """Whether it stands for an nn.Parameter of a model, which isinstance(x, nn.Parameter) then confirms."""
 
     @staticmethod
     def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):

@@ -39,8 +39,14 @@ class SecretTensor(torch.Tensor):
     session: Session
     party: Party
     scheme: Scheme
+    passes_as: type | None = None
+    """What `x.__class__` is inside `compiling.as_plain`."""
     differentiable = False
     """Whether autograd follows it; then it takes the calls in which others of these meet it."""
+
+    @property
+    def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.passes_as or type(self)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -57,8 +63,11 @@ class SecretTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
+        asked = "a Python number was asked for" if name == "local_scalar_dense" else f"'{name}' was called"
         raise UnsupportedOpError(
-            f"{func} reached the content of a {cls.__name__} past the dispatch table; nothing was computed. "
+            f"{asked} on the content of a secret tensor, by code that does not pass its calls on to Python (torch.func, "
+            f"torch.jit, a library's own C++); nothing was computed. Call torch's functions on the tensor itself: "
             f"sectorch.supported_ops() lists what works"
         )
 

@@ -119,6 +119,8 @@ def typed(func: Callable, error: Exception) -> SectorchError:
     if isinstance(error, SectorchError):
         return error
     said = str(error).strip() or f"{type(error).__name__} without a word"
+    if isinstance(error, RuntimeError) and said.startswith("Could not infer dtype of"):
+        return DtypeError(f"{spell(func)} takes no {said.removeprefix('Could not infer dtype of ')}")
     if isinstance(error, RuntimeError) and _DTYPES.search(said):
         return DtypeError(f"{spell(func)}: {said}; tensors that meet are of one dtype, as in plain: x.to(weight.dtype)")
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), None)
@@ -246,7 +248,7 @@ SMOOTH = frozenset((
     "logcumsumexp", "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "cholesky_solve", "det",
     "inv", "slogdet", "solve", "solve_triangular", "std_mean", "xlog1py",
     "corrcoef", "cosine_embedding_loss", "gaussian_nll_loss", "logdet", "multilabel_soft_margin_loss", "sinc", "tan",
-    "triplet_margin_loss",
+    "triplet_margin_loss", "matrix_power", "xlogy",
 ))  # fmt: skip
 """Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
 

@@ -132,11 +132,22 @@ ROWS = (
         call(2.0, SMALL, keys=(torch.pow, torch.float_power), ulps=1.4 + 4 * (E_X + 2.5)),
         call(SMALL, 2.0, keys=(T.__rpow__,), ulps=1.4 + 4 * (E_X + 2.5)),
         call(SMALL, 3, keys=(T.__rpow__,), ulps=1.4 + 9 * (E_X + 2.5)),
+        *(call(whole(6, low=-2, high=9), base, keys=(T.__rpow__,)) for base in (2, 3, 1, -3)),
+        *(call(whole(6, low=0, high=9), base, keys=(T.__rpow__,)) for base in (0, -1)),
         ulps=58,
         why="|x| <= 2; x^2 errs by 2, truncated 3; x^4 by 2 4 3 = 24, truncated 25; x^5 by 2 25 + 16 / 2; "
         "x^y = exp(y log x): y (log truncated) + |log| / 2, then exp; reciprocal and roots as in smooth.py",
         errors=(refused(UnsupportedOpError, "positive number", -2.0, X, key=torch.pow),),
     ),
+    op(
+        "bitwise_left_shift",
+        call(whole(4), 2),
+        call(whole(4), whole(4, low=0, high=9).public),
+        ulps=0,
+        why="whole numbers",
+        errors=(refused(UnsupportedOpError, "secret number of places", whole(4), whole(4)),),
+    ),
+    op("bitwise_right_shift", call(whole(9, low=-40, high=40), 2), call(whole(4), 0), ulps=0, why="whole numbers"),
     op(
         "addcmul",
         call(X, X, X),

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from sectorch.errors import DimensionError, ShapeError, UnsupportedOpError
 
-from .base import call, flags, index, number, op, refused, whole
+from .base import call, definite, flags, index, number, op, refused, whole
 from .smooth import ERF, LOG, SOFTPLUS
 
 T = torch.Tensor
@@ -58,9 +58,10 @@ ROWS = (
         call(SQUARE, 3),
         call(SQUARE, 0),
         call(SQUARE, 1),
+        call(definite(3, 3), -1, ulps=200),
+        call(definite(3, 3), -2, ulps=500),
         ulps=120,
-        why="2 products of 3 terms: errors times 3 2, and once more",
-        errors=(refused(UnsupportedOpError, "negative power", SQUARE, -1),),
+        why="2 products of 3 terms: errors times 3 2, and once more; inverses as inv",
     ),
     op("trace", call(X), call(whole(3, 3)), ulps=2, why="3 entries of 1/2"),
     op(
@@ -108,8 +109,8 @@ ROWS = (
     op("deg2rad", call(X), ulps=2, why="a public factor"),
     op("rad2deg", call(X), ulps=32, relative=2, why="1/2 times 57, and a factor of 20 significant bits"),
     op("sum_to_size", call(X, 1, 4), call(X, (4,)), call(X, 3, 4), ulps=2, why="3 entries of 1/2"),
-    op("prod", call(POSITIVE, 0), call(X, 1, True), call(whole(6)), call(number()), ulps=200, why="4 factors up to 4"),
-    op("cumprod", call(X, 0), call(X, dim=1), call(whole(5), 0), ulps=40, why="4 factors up to 2: 2^3 times 4 errors"),
+    op("prod", call(POSITIVE, 0), call(X, 1, True), call(whole(6)), call(number()), call(number(0, 3)), call(number(0, 3), 0), call(whole(6), dtype=torch.float32), ulps=200, why="4 factors up to 4"),
+    op("cumprod", call(X, 0), call(X, dim=1), call(whole(5), 0), call(whole(5), 0, dtype=torch.float32), ulps=40, why="4 factors up to 2: 2^3 times 4 errors"),
     op(
         "logit",
         call(number(3, 4, low=0.1, high=0.9)),
@@ -129,6 +130,14 @@ ROWS = (
     op("logcumsumexp", call(X, 0), call(X, dim=1), ulps=2 * SOFTPLUS + 8, why="two steps of logaddexp"),
     op("hypot", call(X, APART), call(X, APART.public), ulps=12, relative=4, why=NORM),
     op("xlog1py", call(X, POSITIVE), call(X, 2.0), ulps=4 * (LOG + 4), why="|x| log, truncated"),
+    op(
+        "xlogy",
+        call(X, POSITIVE),
+        call(X, 2.0),
+        call(X, POSITIVE.public),
+        ulps=4 * (LOG + 4),
+        why="|x| log, truncated",
+    ),
     op("ndtr", call(X), ulps=ERF + 3, why="half of erf"),
     op("ldexp", call(X, torch.tensor([0, 1, -1, 3])), ulps=6, why="the input's 1/2 times 8, and a rounding"),
     op(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sectorch.errors import DimensionError, ShapeError, UnsupportedOpError
+from sectorch.errors import DimensionError, SectorchError, ShapeError, UnsupportedOpError
 
 from .base import OpRow, Sample, call, flags, index, mask, number, op, refused, whole
 
 T = torch.Tensor
 X = number(2, 3, 4)
 M = number(3, 4)
+SMALL = number(3, 4, low=-2, high=2)
 LINE = number(6)
 SECRET = whole(2, low=0, high=3)
 AT = index(2, below=3)
@@ -25,7 +26,6 @@ def summed(name: str, *samples: Sample, errors: tuple = ()) -> OpRow:
 
 
 ROWS = (
-    moved("broadcast_tensors", call(M, number(4)), call(number(1, 3), number(2, 1).public)),
     *(moved(f"atleast_{n}d", call(number()), call(LINE), call(M), call(LINE, M)) for n in (1, 2, 3)),
     moved(
         "meshgrid",
@@ -67,8 +67,11 @@ ROWS = (
         call(M, 0, index(2, 4, below=3), number(2, 4)),
         call(M, 1, index(3, 2, below=4), 0.3),
         call(M.public, 0, index(1, 4, below=3), number(2, 4)),
-        errors=(refused(UnsupportedOpError, "reduce", M, 0, index(2, 4, below=3), 2.0, reduce="multiply"),),
+        call(whole(3, 4), 0, index(2, 4, below=3), whole(2, 4), reduce="add"),
+        call(whole(3, 4), 0, index(2, 4, below=3), 2, reduce="multiply"),
+        errors=(refused(UnsupportedOpError, "secret positions", M, 0, whole(2, 4, low=0, high=3), number(2, 4)),),
     ),
+    moved("fill_diagonal", call(M, 0.3), call(number(7, 3), -1.0, True), call(whole(4, 4), 2)),
     moved("masked_scatter", call(M, mask(3, 4), number(12)), call(M, mask(4), M)),
     moved("slice_scatter", call(M, number(1, 4), 0, 1, 2), call(M, number(3, 2), 1, 0, 4, 2)),
     moved("select_scatter", call(M, number(4), 0, 1), call(M.public, number(3), 1, -1)),
@@ -106,9 +109,37 @@ ROWS = (
         errors=(refused(UnsupportedOpError, "secret positions", M, 1, SECRET, number(3, 2)),),
     ),
     summed("scatter_add", call(M, 0, index(3, 4, below=3), M), call(whole(4), 0, index(3, below=4), whole(4))),
-    summed(
+    op(
         "scatter_reduce",
         call(M, 0, index(3, 4, below=3), M, "sum"),
-        errors=(refused(UnsupportedOpError, "reduce", M, 0, index(3, 4, below=3), M, "prod"),),
+        *(
+            call(M, 1, index(3, 9, below=4), number(3, 9), how, include_self=self)
+            for how in ("sum", "mean", "amax", "amin")
+            for self in (True, False)
+        ),
+        *(
+            call(SMALL, 0, index(5, 4, below=3), number(5, 4, low=-2, high=2), "prod", include_self=self, ulps=500)
+            for self in (True, False)
+        ),
+        *(call(whole(4), 0, index(9, below=4), whole(9), how) for how in ("mean", "amax", "prod")),
+        call(M.public, 0, index(2, 4, below=3), M, "amax", include_self=False),
+        call(M, 0, index(2, 4, below=3), M.public, "amin"),
+        ulps=12,
+        why="at most 10 entries of 1/2, and a quotient; a product of 6 factors up to 2: 2^5 times 6 errors, twice",
+        errors=(
+            refused(UnsupportedOpError, "secret positions", M, 0, whole(3, 4, low=0, high=3), M, "amax"),
+            refused(SectorchError, "reduce", M, 0, index(3, 4, below=3), M, "median"),
+        ),
+    ),
+    op(
+        "index_reduce",
+        *(
+            call(M, 1, index(9, below=4), number(3, 9), how, include_self=self)
+            for how in ("mean", "amax", "amin")
+            for self in (True, False)
+        ),
+        call(SMALL, 0, index(5, below=3), number(5, 4, low=-2, high=2), "prod", ulps=500),
+        ulps=12,
+        why="as scatter_reduce",
     ),
 )

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from sectorch.errors import ShapeError, UnsupportedOpError
 
-from .base import call, number, op, refused
+from .base import call, number, op, refused, whole
 
 X = number(1, 2, 5, 6)
 LINE = number(2, 3, 7)
@@ -29,7 +29,6 @@ ROWS = (
         ulps=0.5,
         why=MAX,
         errors=(
-            refused(UnsupportedOpError, "indices", X, 2, return_indices=True, key=F.max_pool2d),
             refused(ShapeError, "pad", X, 2, 1, 2),
             refused(ShapeError, "Output size is too small", X, 9),
         ),
@@ -105,6 +104,36 @@ ROWS = (
         call(number(2, 4, 4), 2),
         ulps=0.5,
         why=MAX,
-        errors=(refused(UnsupportedOpError, "indices", X, 2, return_indices=True, key=F.adaptive_max_pool2d),),
+    ),
+    op(
+        "max_pool2d_with_indices",
+        call(X, 2),
+        call(X, 3, 1),
+        call(X, (3, 2), 2, 1),
+        call(X, 2, 2, 0, 2),
+        call(X, 3, 2, 1, 1, ceil_mode=True),
+        call(number(2, 4, 4), 2, return_indices=True),
+        ulps=0.5,
+        why=MAX,
+        errors=(refused(ShapeError, "pad", X, 2, 1, 2),),
+    ),
+    op("max_pool1d_with_indices", call(LINE, 2), call(LINE, 3, 2, 1), call(number(3, 6), (2,)), ulps=0.5, why=MAX),
+    op(
+        "adaptive_max_pool2d_with_indices",
+        call(X, 1),
+        call(X, (2, 3)),
+        call(X, (None, 2)),
+        call(number(2, 4, 4), 2),
+        ulps=0.5,
+        why=MAX,
+    ),
+    op("adaptive_max_pool1d_with_indices", call(LINE, 3), call(number(3, 6), 2), ulps=0.5, why=MAX),
+    op(
+        "max_unpool2d",
+        call(number(2, 3, 1, 1), whole(2, 3, 1, 1, low=0, high=4), 2),
+        call(number(2, 1, 1), whole(2, 1, 1, low=0, high=9).public, 3),
+        ulps=0.5,
+        why=MAX,
+        errors=(refused(UnsupportedOpError, "overlap", X, whole(1, 2, 5, 6, low=0, high=1), 2, 1),),
     ),
 )
