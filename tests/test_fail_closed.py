@@ -133,14 +133,28 @@ def test_a_length_or_a_dimension_that_is_not_there_raises_as_torch_does():
         shared().size(5)
 
 
-def test_refused_in_place_writes_leave_views_alone():
+def test_in_place_writes_reach_views_and_what_they_view():
+    x, plain = shared(), VALUES.clone()
+    row, plain_row = x[0], plain[0]
+    for write in (
+        lambda x, row: x.add_(1), lambda x, row: row.mul_(2), lambda x, row: F.relu(x, inplace=True),
+        lambda x, row: row.sub_(x[1]), lambda x, row: F.relu(row, inplace=True), lambda x, row: row[1:].zero_(),
+        lambda x, row: operator.setitem(x, (slice(None), 0), row[2]),
+    ):  # fmt: skip
+        write(x, row)
+        write(plain, plain_row)
+        assert torch.equal(x.reveal(), plain)
+        assert torch.equal(row.reveal(), plain_row)
+
+
+def test_a_refused_write_changes_neither_a_tensor_nor_its_views():
     x = shared()
-    row = x[0]
-    for write in (lambda: x.add_(1), lambda: row.mul_(2), lambda: F.relu(x, inplace=True), lambda: row.relu_()):
-        with pytest.raises(UnsupportedOpError, match=r"view|out of place"):
+    line, wide = x.reshape(-1), x[:1].expand(2, 3)
+    for write in (lambda: line.add_(1), lambda: wide.mul_(2), lambda: F.relu(line, inplace=True)):
+        with pytest.raises(SectorchError, match=r"view|out of place|more than one"):
             write()
     assert torch.equal(x.reveal(), VALUES)
-    assert torch.equal(row.reveal(), VALUES[0])
+    assert torch.equal(line.reveal(), VALUES.reshape(-1))
 
 
 @by_turns(alias=ALIASES, written=["the result", "the argument"], write=WRITES)

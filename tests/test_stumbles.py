@@ -431,12 +431,11 @@ def test_a_misspelt_option_of_a_scheme_names_the_nearest(plain):
 def test_the_nearest_names_have_a_word_in_common():
     x = sectorch.share(torch.eye(3))
     for f, near in (
-        (torch.erfinv, "erf."), (torch.nn.functional.max_unpool2d, "max_pool2d, max_pool1d, max_pool3d."),
+        (torch.erfinv, "erf."),
         (torch.special.erfcx, "erfc, erf."), (torch.pinverse, ""), (torch.linalg.svd, ""), (torch.linalg.eigh, ""),
-        (torch.linalg.pinv, "inv."), (torch.lgamma, ""), (torch.histc, ""),
+        (torch.linalg.pinv, "inv."), (torch.lgamma, ""),
     ):  # fmt: skip
-        args = (torch.zeros(3, 3, dtype=torch.int64), 2) if "unpool" in f.__name__ else ()
-        refused(UnsupportedOpError, f"supported: {near}" if near else "similar name", lambda f=f, a=args: f(x, *a))
+        refused(UnsupportedOpError, f"supported: {near}" if near else "similar name", lambda f=f: f(x))
 
 
 def test_wrapped_for_several_devices_is_told_what_to_give(plain):
@@ -648,13 +647,13 @@ class Applied(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive, lambda x: torch.bincount(x.long()[0])])
+@pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive])
 def test_an_operation_without_a_shape_is_refused_in_our_words(function):
     """torch has no kernel that tells the shape, and says how to write one."""
     for called in (lambda: sectorch.secure(Applied(function).eval())(ROWS), lambda: function(sectorch.share(ROWS))):
         with pytest.raises(UnsupportedOpError, match=r"not supported on secret tensors|is not supported") as caught:
             called()
-        assert "SharedTensor(" in str(caught.value) or "rounding" in str(caught.value)
+        assert "SharedTensor(" in str(caught.value)
         assert "Meta" not in str(caught.value) and "StandIn" not in str(caught.value)
 
 

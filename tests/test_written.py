@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cases import by_turns
 from torch import nn
 
 import sectorch
@@ -61,9 +62,6 @@ def frequencies(_module, _x, y):
     return torch.fft.irfft(out, n=4)
 
 
-RIGHT = (row_by_row, under_another_name, added_up, whole_numbers, empty, frequencies)
-
-
 def view_before(_module, x, y):
     out = torch.zeros(2, 4)
     view = out[0]
@@ -71,17 +69,55 @@ def view_before(_module, x, y):
     return torch.where(view > 0, x[0], y[0])
 
 
+def into_a_view(_module, _x, y):
+    out = torch.zeros(3, 4)
+    out[:, 0] += y[:, 0]
+    seen = out[1]
+    out[1, 2] = y[0, 0]
+    return out, seen
+
+
+def into_overlapping_views(_module, _x, y):
+    out = torch.zeros(3, 4)
+    first, last = out[:2], out[1:]
+    first.add_(y[:2])
+    last.sub_(y[1:] * 2)
+    return out, first, last
+
+
+def into_a_view_of_a_view(_module, _x, y):
+    out = torch.zeros(2, 3, 4)
+    inner = out[0]
+    inner[1] += y[1]
+    inner[2].copy_(y[2])
+    return out, inner
+
+
+def loops_and_corners(_module, _x, y):
+    out, wide = torch.zeros(3, 4), y.new_full((4, 5), 0.0)
+    for i in range(3):
+        out[i] += y[i]
+    wide[:3, :4].copy_(y)
+    return out, wide
+
+
+def into_a_view_of_whole_numbers(_module, _x, y):
+    out = torch.zeros(3, 4, dtype=torch.int64)
+    out[0] += y[0] > 0
+    return out
+
+
+RIGHT = (
+    row_by_row, under_another_name, added_up, whole_numbers, empty, frequencies, view_before, into_a_view,
+    into_overlapping_views, into_a_view_of_a_view, loops_and_corners, into_a_view_of_whole_numbers,
+)  # fmt: skip
+
+
 def array_before(_module, x, y):
     out = torch.zeros(2, 4)
     array = out.numpy()
     out[0] = y[0]
     return y + torch.from_numpy(array)[0]
-
-
-def into_a_view(_module, _x, y):
-    out = torch.zeros(3, 4)
-    out[:, 0] += y[:, 0]
-    return out
 
 
 def rounded(_module, _x, y):
@@ -101,7 +137,7 @@ def by_a_mask(_module, _x, y):
     return y + out
 
 
-REFUSED = (view_before, array_before, into_a_view, rounded, into_a_buffer, by_a_mask)
+REFUSED = (array_before, rounded, into_a_buffer, by_a_mask)
 
 
 def made(body: Callable, alone: bool) -> tuple[Writer, torch.Tensor]:
@@ -121,6 +157,9 @@ def test_a_tensor_that_the_forward_makes_takes_secrets(body: Callable, alone: bo
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype
         assert float((a.double() - b.double()).abs().max()) < 1e-4
+    if not alone:
+        for a, b in zip(found, torch.utils._pytree.tree_leaves(sectorch.reference(plain)(x)), strict=True):
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -130,6 +169,109 @@ def test_what_others_would_see_unwritten_is_refused(body: Callable, alone: bool)
     plain.kept = torch.zeros(2, 4)
     with pytest.raises(UnsupportedOpError, match=r"where it cannot stay secret|torch\.where"):
         sectorch.secure(plain)(x)
+
+
+def sliced(_module, _x, y):
+    y[:, 1:] += y[:, :1]
+    y[..., 2:] *= 2
+    return y
+
+
+def added_to_a_view(_module, _x, y):
+    view = y.view(-1)[2:7]
+    view.add_(1)
+    view.mul_(y[0, 0])
+    return y, view
+
+
+def base_and_views(_module, _x, y):
+    column, across = y[:, 1], y.t()
+    y[1] = 0.0
+    y.mul_(2)
+    return y, column, across
+
+
+def through_several_views(_module, _x, y):
+    y.t()[1:][0].unsqueeze(0).relu_()
+    torch.atleast_2d(y[0]).mul_(2)
+    torch.hsplit(y, 2)[0].neg_()
+    y[:3, :3].diagonal().zero_()
+    return y
+
+
+def by_data(_module, _x, y):
+    y.data.mul_(2)
+    return y
+
+
+def by_positions(_module, _x, y):
+    y[:, torch.tensor([0, 2])] *= 3
+    y[torch.tensor([True, False, True])] += 1
+    y[:, :2].masked_fill_(torch.tensor([True, False]), 2.0)
+    y[0].scatter_add_(0, torch.tensor([0, 0]), y[1, :2].clone())
+    return y
+
+
+def parts(_module, _x, y):
+    first, last = y.split(2, 1)
+    first.mul_(2)
+    last += first
+    for row in y.unbind(0):
+        row.clamp_(min=0)
+    for row in y:
+        row.mul_(3)
+    return y
+
+
+def expanded_before(_module, _x, y):
+    wide = y[:1].expand(3, 4)
+    y[0] = 1.0
+    return wide
+
+
+def scanned(_module, _x, y):
+    grid = y.clone().view(3, 2, 2)
+    grid[:, :, 1].add_(grid[:, :, 0])
+    grid[:, 1:] *= grid[:, :1]
+    return grid
+
+
+def by_keyword(_module, _x, y):
+    torch.nn.functional.relu(y[:, 1:], inplace=True)
+    y[0].fill_(y[1, 1])
+    y[1].zero_()
+    return y
+
+
+VIEWS = (sliced, added_to_a_view, base_and_views, through_several_views, by_data, by_positions, parts, expanded_before,
+         scanned, by_keyword)  # fmt: skip
+
+
+@by_turns(body=VIEWS, alone=[False, True])
+def test_a_write_into_a_view_is_seen_by_all_of_its_memory(body: Callable, alone: bool):
+    test_a_tensor_that_the_forward_makes_takes_secrets(body, alone)
+
+
+def copied_or_not(_module, _x, y):
+    turned = y.t().contiguous()
+    turned.add_(1)
+    return y, turned
+
+
+def overlapping_itself(_module, _x, y):
+    y[:1].expand(3, 4).add_(1)
+    return y
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_write_that_torch_refuses_or_that_hangs_on_strides(alone: bool):
+    """torch writes into no memory twice; operation by operation nobody knows whether `contiguous` makes a copy."""
+    for body in (overlapping_itself, *((copied_or_not,) if alone else ())):
+        plain, x = made(body, alone)
+        with pytest.raises(SectorchError, match=r"out of place|more than one element"):
+            sectorch.secure(plain)(x)
+    if not alone:
+        test_a_tensor_that_the_forward_makes_takes_secrets(copied_or_not, False)
 
 
 def test_a_later_call_does_not_read_it_unwritten():

@@ -41,6 +41,7 @@ from ..tensor.on_meta import (
     torch_on_meta,
 )
 from ..tensor.table import BEFORE, COMPOSED, row_of, spell
+from ..tensor.views import overlap, rewritten, strided_places
 from . import bounds
 from .drawing import Drawing
 from .huggingface import without_caches
@@ -93,7 +94,7 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
         self._living: list[ref] = []
-        self.written = Written()
+        self.written = Written(self._strided)
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -178,15 +179,10 @@ class Recorder(TorchFunctionMode):
     def _written(self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn]) -> StandIn:
         """An operation in place: what later readers of the tensor read is a new value."""
         target: Any = args[0] if args else None
-        if set(changed) != {id(target)}:
+        storage = lambda s: s.twin.untyped_storage()._cdata
+        if id(target) not in changed or any(storage(s) != storage(target) for s in changed.values()):
             raise NotCaptured(f"{spell(func)} changes a tensor that is not its first argument")
-        others = [s for s in (r() for r in self._living) if s is not None and s is not target]
-        storage = target.twin.untyped_storage()._cdata
-        if any(s.twin.untyped_storage()._cdata == storage for s in others):
-            raise UnsupportedOpError(
-                f"{spell(func)} would change a tensor that others are views of (or that is a view); "
-                f"write it out of place"
-            )
+        others = self._of_its_memory(func, target)
         dtypes = {a.dtype for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
         plain = functional_form(func) if len(dtypes) == 1 else None
         if kwargs.get("inplace"):
@@ -195,7 +191,41 @@ class Recorder(TorchFunctionMode):
         node = self._node(plain or OutOfPlace(func), args, kwargs)
         node.meta.update(shape=tuple(target.twin.shape), dtype=target.twin.dtype)
         target.node = node
+        for other, theirs, mine in others:
+            other.node = rewritten(other, target, tuple(other.twin.shape), theirs, mine, self._local)
+            other.node.meta.update(shape=tuple(other.twin.shape), dtype=other.twin.dtype)
         return target
+
+    def _of_its_memory(self, func: Callable, target: StandIn) -> list[tuple[StandIn, torch.Tensor, torch.Tensor]]:
+        """The living tensors that a write into the target writes into as well, and which of its entries are which of
+        theirs."""
+        found = []
+        for other in (r() for r in self._living):
+            if other is None or other is target:
+                continue
+            try:
+                both = overlap(other.twin, target.twin)
+            except ValueError:
+                both = ()
+            if both == () or (both and (other.twin.dtype != target.twin.dtype or target.twin.is_complex())):
+                raise UnsupportedOpError(
+                    f"{spell(func)} would change a tensor that others are views of (or that is a view); "
+                    f"write it out of place"
+                )
+            if both:
+                found.append((other, *both))
+        return found
+
+    def _strided(self, line: StandIn, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> StandIn:
+        """As `views.strided`."""
+        node = self._node(torch.index_select, (line, 0, strided_places(line, shape, stride, offset)), {})
+        with torch._C.DisableTorchFunction():
+            twin = line.twin.as_strided(shape, stride, offset)
+        return self._stand_in(twin, self._node(torch.reshape, (node, shape), {}))
+
+    def _local(self, func: Callable, *args: Any) -> fx.Node:
+        """A step that moves entries, of tensors and of nodes."""
+        return self._node(func, args, {})
 
     def _own(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         """An operation among A's own tensors."""

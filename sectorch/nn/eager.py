@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import SectorchError
 from ..tensor.compiling import compiling
 from ..tensor.dispatch import METADATA
+from ..tensor.views import strided
 from .huggingface import without_caches
 from .inputs import Inputs
 from .nodes import name_of
@@ -23,7 +24,7 @@ class Watched(TorchFunctionMode):
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.written = Written()
+        self.written = Written(strided)
         self.layers = {id(layer): name for name, layer in module.named_modules()}
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,8 +1,8 @@
 """Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
 
 A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
-stand for it wherever it is used from then on. It may have no views then, which would not see what is written, and its
-own memory is filled with what no call takes (not a number, or a whole number out of range), so that a later call, which
+stand for it, and others for its views, wherever they are used from then on. Nobody else may have its memory then, and
+that is filled with what no call takes (not a number, or a whole number out of range), so that a later call, which
 knows nothing of this, has no wrong number.
 """
 
@@ -31,13 +31,22 @@ _WHOLE = (torch.int32, torch.int64)
 class Written:
     """The plain tensors of one call that were made by `MAKES`, and the secret ones that stand for some of them."""
 
-    def __init__(self):
-        self._made: dict[int, ref] = {}
-        self._secret: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self, strided: Callable):
+        """`strided` is `views.strided`, or what stands for it in a recording."""
+        self._strided = strided
+        self._made: dict[int, list[ref]] = {}
+        """By its memory: what was made, and the views of it."""
+        self._secret: dict[int, tuple[torch.Tensor, Any]] = {}
 
     def made(self, func: Callable, result: Any) -> Any:
-        if func in MAKES and type(result) is torch.Tensor:
-            self._made[id(result)] = ref(result)
+        for leaf in result if isinstance(result, (list, tuple)) else (result,):
+            if type(leaf) is not torch.Tensor or leaf.layout != torch.strided:
+                continue
+            memory = _memory(leaf)
+            if func in MAKES:
+                self._made[memory] = [ref(leaf)]
+            elif memory in self._made and any(one() is not None for one in self._made[memory]):
+                self._made[memory].append(ref(leaf))
         return result
 
     def swapped(self, tree: Any) -> Any:
@@ -47,29 +56,45 @@ class Written:
         return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree)
 
     def taken(self, func: Callable, args: Any) -> Any:
-        """The arguments of a function; where it writes a secret into a plain tensor, a secret one stands for that from
-        now on."""
-        if self._takes(func, args):
-            self._take(args)
-            return self.swapped(args)
+        """The arguments of a function; where it writes a secret into a plain tensor, secret ones stand for that and for
+        its views from now on."""
+        if func in IN_PLACE and args and type(args[0]) is torch.Tensor:
+            sharing = self._sharing(args[0])
+            if sharing and self._takes(args, sharing):
+                self._take(args, sharing)
+                return self.swapped(args)
         return args
 
-    def _takes(self, func: Callable, args: tuple) -> bool:
-        target: Any = args[0] if args else None
-        known = self._made.get(id(target))
-        if known is None or known() is not target or func not in IN_PLACE:
-            return False
-        fillable = not _is_whole(target) or target.dtype in _WHOLE
-        return fillable and self._from(args) is not None and _holders(target) == _holders(torch.zeros(1))
+    def _sharing(self, target: torch.Tensor) -> list[torch.Tensor]:
+        """The living tensors of the target's memory, if a tensor that was made has it and all others are known."""
+        known = self._made.get(_memory(target), []) if target.layout == torch.strided else []
+        living = list({id(x): x for x in (one() for one in known) if x is not None}.values())
+        if not any(x is target for x in living):
+            return []
+        return living if _holders(target) == _holders(torch.zeros(1)) + len(living) - 1 else []
 
-    def _take(self, args: tuple) -> None:
+    def _takes(self, args: tuple, sharing: list[torch.Tensor]) -> bool:
+        target, secret = args[0], self._from(args)
+        fillable = not _is_whole(target) or target.dtype in _WHOLE
+        alone = len(sharing) == 1
+        return fillable and secret is not None and (alone or not (target.is_complex() or secret.is_complex()))
+
+    def _take(self, args: tuple, sharing: list[torch.Tensor]) -> None:
         target, secret = args[0], self._from(args)
         part = secret.real if secret.is_complex() else secret
-        start, zero = target.detach().clone(), part.flatten()[:0].sum()
+        zero = part.flatten()[:0].sum()
         zero = zero if _is_whole(target) else zero.to(target.dtype.to_real())
-        self._secret[id(target)] = target, start + zero
+        if len(sharing) == 1:
+            self._secret[id(target)] = target, target.detach().clone() + zero
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            target.fill_(torch.iinfo(target.dtype).max if _is_whole(target) else float("nan"))
+            size = target.untyped_storage().nbytes() // target.element_size()
+            memory = torch.as_strided(target, (size,), (1,), 0)
+            start = memory.clone()
+            memory.fill_(torch.iinfo(target.dtype).max if _is_whole(target) else float("nan"))
+        if len(sharing) > 1:
+            line = start + zero
+            for x in sharing:
+                self._secret[id(x)] = x, self._strided(line, tuple(x.shape), x.stride(), x.storage_offset())
 
     def _from(self, args: tuple) -> Any:
         """A secret tensor among what is written whose numbers the target can hold."""
@@ -78,9 +103,13 @@ class Written:
         return next((v for v in given if fits(v)), None)
 
 
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
 def _holders(x: torch.Tensor) -> int:
     """How many there are of a tensor's memory: views and arrays beside it would not see what is written."""
-    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
+    return torch._C._storage_Use_Count(_memory(x))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_whole(x: torch.Tensor) -> bool:

@@ -97,10 +97,12 @@ FIRST: dict[str, tuple] = {
     "fftshift": (torch.fft.fftshift,),
     "ifftshift": (torch.fft.ifftshift,),
 }
+SHARING = ("atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "hsplit", "vsplit", "dsplit")
+"""What gives views of its operands."""
 for _table, _made in ((ALL, _of_all), (FIRST, _of_first)):
     for _name, _functions in _table.items():
         for _function in _functions:
-            implements(_name, _function, note="local")(_made(_function))
+            implements(_name, _function, view=_name in SHARING, note="local")(_made(_function))
 
 
 @implements("constant_pad_nd", torch.constant_pad_nd, note="local")

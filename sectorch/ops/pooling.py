@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ..tensor import SharedTensor
 from ..backend import Value
+from ..tensor import SharedTensor
 from ..tensor.table import COMPOSED, SHARES, Context, implements, stepwise
 from .bilinear import bilinear, scaled
 from .common import bound, excess, is_secret, local, refuse, require
@@ -137,7 +137,9 @@ def adaptive_max_pool1d_with_indices(
     return tuple(v.squeeze(-2) for v in found)
 
 
-@implements("max_unpool2d", F.max_unpool2d, note="by the indices of max_pool2d; a comparison with each place of a window")
+@implements(
+    "max_unpool2d", F.max_unpool2d, note="by the indices of max_pool2d; a comparison with each place of a window"
+)
 @stepwise
 def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0,
                  output_size: Any = None) -> torch.Tensor:  # fmt: skip
@@ -165,7 +167,7 @@ def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, strid
 def _lp_pool(pool: Callable, dims: int) -> Callable:
     def composed(x: Any, norm_type: Any, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> torch.Tensor:
         kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
-        means = pool(x ** norm_type, kernel_size, stride, 0, ceil_mode)
+        means = pool(x**norm_type, kernel_size, stride, 0, ceil_mode)
         return (means * math.prod(kernel)) ** (1 / norm_type)
 
     return composed

@@ -78,7 +78,7 @@ def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> SharedTen
     most, known = torch.iinfo(dtype), x.bound
     if x.scale_bits:
         x = shortened(context, x, 0) if x.whole else trunc(context, x)
-    elif x.dtype == torch.bool or torch.can_cast(x.dtype, dtype) and torch.iinfo(x.dtype).bits <= most.bits:
+    elif x.dtype == torch.bool or (torch.can_cast(x.dtype, dtype) and torch.iinfo(x.dtype).bits <= most.bits):
         return x
     whole = typed(x, torch.int64)
     if most.bits < 63 and (known is None or x.bound is None or x.bound > most.max or not most.min):

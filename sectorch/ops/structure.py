@@ -196,7 +196,7 @@ def nan_to_num(
     return local(context, torch.clone, x)
 
 
-@implements("contiguous", T.contiguous, note="the tensor itself")
+@implements("contiguous", T.contiguous, view=True, note="the tensor itself")
 def contiguous(context: Context, x: SharedTensor, memory_format: Any = None) -> SharedTensor:
     return x
 

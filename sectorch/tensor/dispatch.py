@@ -15,6 +15,7 @@ import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from .private import PrivateTensor
 from .secret import SecretTensor, set_dispatch
 from .shared import SharedTensor
 from .table import BEFORE, COMPLEX, COMPOSED, DEPTH, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
+from .views import layout_of, overlap, rewritten
 
 _T = torch.Tensor
 METADATA = {
@@ -139,14 +141,18 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return owner.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
+    others = [] if target is None else _of_this_memory(func, target)
     complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
     handler = COMPLEX.get(func, HANDLER[func]) if complex_too else HANDLER[func]
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = DEPTH.set(DEPTH.get() + 1)
     try:
         result, raised = _handled(context, func, handler, args, kwargs)
-        written = [x for x, shares, _, _ in before if x.shares is not shares]
-        returned = secrets if ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT else written
+        written = [x for x, shares, _, _ in before if x.shares is not shares]  # by an `inplace=True`
+        through = [(x, _of_this_memory(func, x)) for x in written]
+        gives_argument = ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT
+        perhaps_copied = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None
+        returned = secrets if gives_argument and not perhaps_copied else written
         wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
     except BaseException:
         for x, shares, scale_bits, bound in before:  # of an `inplace=True` that was refused afterwards
@@ -155,8 +161,14 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     finally:
         DEPTH.reset(depth)
     if ROW_OF[func].view:
-        _mark_aliased(args, wrapped)
-    return wrapped if target is None else _replace(target, wrapped)
+        _mark_views(func, args, kwargs, wrapped)
+    for x, sharing in through:
+        _write_through(x, sharing)
+    if target is None:
+        return wrapped
+    _replace(target, wrapped)
+    _write_through(target, others)
+    return target
 
 
 def _handled(
@@ -295,10 +307,6 @@ def _in_place_target(func: Callable, args: tuple) -> Any:
             f"{spell(func)} would write a secret into a plain tensor, where it cannot stay secret; write it out of "
             f"place (out[i] = out[i] + x, torch.cat, torch.where), or into a tensor that a forward made"
         )
-    if target.aliased:
-        raise UnsupportedOpError(
-            f"{spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
-        )
     like = to_meta(target, True)
     for other in args[2:] if func is _T.__setitem__ else args[1:]:
         if isinstance(other, (torch.Tensor, numbers.Number)):
@@ -324,9 +332,67 @@ def _replace(target: Any, result: Any) -> Any:
     return target
 
 
-def _mark_aliased(args: Any, result: Any) -> None:
-    for leaf in _parts((args, result)):
-        leaf.aliased = True
+def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    """The results of a view share the memory of its argument; what a handler makes on its way, nobody else has."""
+    if DEPTH.get():
+        return
+    source: Any = args[0] if args else None
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    given = pytree.tree_leaves((args[1:], kwargs))
+    known = all(isinstance(x, SharedTensor) for x in (source, *results))
+    if not known or any(isinstance(x, SecretTensor) for x in given):
+        for leaf in _parts((args, result)):
+            leaf.aliased = True
+        return
+    layout = layout_of(source)
+    for at, made in enumerate(results):
+        if made is not source:
+            several = isinstance(result, (list, tuple))
+            made.layout_in_memory = layout.viewed(func, args[1:], kwargs, at if several else None)
+            made.aliased = source.aliased
+            layout.members.append(ref(made))
+
+
+def _of_this_memory(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
+    """The living tensors that a write into the target changes too, and which of its entries are which of theirs.
+
+    Raises:
+        UnsupportedOpError: torch does not write there, or it is not known which entries.
+    """
+    if isinstance(target, ComplexShared):
+        return []
+    refusal = UnsupportedOpError(
+        f"{spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
+    )
+    if target.aliased:
+        raise refusal
+    layout, found = target.layout_in_memory, []
+    if layout is None:
+        return []
+    layout.members[:] = [member for member in layout.members if member() is not None]
+    for other in (member() for member in layout.members):
+        if other is None or other is target:
+            continue
+        mine, theirs = layout.twin, other.layout_in_memory.twin
+        try:
+            both = overlap(theirs, mine) if mine is not None and theirs is not None else ()
+        except ValueError:
+            both = ()
+        if both == ():
+            raise refusal
+        if both is not None:
+            found.append((other, *both))
+    return found
+
+
+def _write_through(target: SharedTensor, others: list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]) -> None:
+    depth = DEPTH.set(DEPTH.get() + 1)
+    try:
+        for other, theirs, mine in others:
+            made = rewritten(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
+            _replace(other, made)
+    finally:
+        DEPTH.reset(depth)
 
 
 set_dispatch(call)

@@ -66,8 +66,8 @@ class SecretTensor(torch.Tensor):
         name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
         asked = "a Python number was asked for" if name == "local_scalar_dense" else f"'{name}' was called"
         raise UnsupportedOpError(
-            f"{asked} on the content of a secret tensor, by code that does not pass its calls on to Python (torch.func, "
-            f"torch.jit, a library's own C++); nothing was computed. Call torch's functions on the tensor itself: "
+            f"{asked} on the content of a secret tensor, by code that does not pass its calls on to Python ("
+            f"torch.func, torch.jit, a library's own C++); nothing was computed. Call torch's functions on the tensor: "
             f"sectorch.supported_ops() lists what works"
         )
 

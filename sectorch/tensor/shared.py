@@ -31,6 +31,9 @@ class SharedTensor(SecretTensor):
     shares: Value
     scale_bits: int
     aliased: bool
+    """Whether others share its memory in a way that is not known."""
+    layout_in_memory: Any
+    """How it lies in memory that others share (`views.Layout`), or None."""
     bound: float | None
     """The largest magnitude that an element may have, as a whole number of the ring; None if vouched for."""
     whole_bits: int
@@ -51,6 +54,7 @@ class SharedTensor(SecretTensor):
         self.party = party
         self.scheme = scheme
         self.aliased = False
+        self.layout_in_memory = None
         self.bound = bound
         self.whole_bits = 0
         self.flags = ()

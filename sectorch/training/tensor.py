@@ -124,8 +124,8 @@ class DifferentiableTensor(SecretTensor):
         args, kwargs = pytree.tree_map(_lifted, args), {name: pytree.tree_map(_lifted, v) for name, v in kwargs.items()}
         if func in CONVERSIONS:
             stays(args[0], args[1:], kwargs)
-        if func in FUNCTIONS:
-            return FUNCTIONS[func](*args, **kwargs)
+        if func in FUNCTIONS and (made := FUNCTIONS[func](*args, **kwargs)) is not NotImplemented:
+            return made
         _refuse_what_has_none(func, (args, kwargs))
         try:
             with torch._C.DisableTorchFunctionSubclass():

@@ -120,13 +120,13 @@ ROWS = (
         call("ij->", n(2, 3)),
         call("i,i,i->", n(3), n(3), n(3), ulps=100),
         call("ij,jk,kl,l", n(2, 3), n(3, 2).private, n(2, 3).private, n(3).public, ulps=500),
-        call("bij,r,ir,jr,kr->bk", n(3, 2, 4), n(3).private, n(2, 3).private, n(4, 3).private, n(2, 3).private, ulps=8000),
+        call(
+            "bij,r,ir,jr,kr->bk", n(3, 2, 4), n(3).private, n(2, 3).private, n(4, 3).private, n(2, 3).private, ulps=8000
+        ),
         call("...ij,jk,...k->...i", n(2, 3, 4), n(4, 2).private, n(2, 2), ulps=500),
         ulps=8,
         why="4 terms of 2; of many operands, the terms times the others' magnitudes",
-        errors=(
-            refused(ShapeError, "subscript j has size 3", "ij,jk->ik", n(3, 4), n(3, 2)),
-        ),
+        errors=(refused(ShapeError, "subscript j has size 3", "ij,jk->ik", n(3, 4), n(3, 2)),),
     ),
     op(
         "conv2d",

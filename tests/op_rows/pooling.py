@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-
 from sectorch.errors import ShapeError, UnsupportedOpError
 
 from .base import call, number, op, refused, whole

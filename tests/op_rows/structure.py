@@ -309,9 +309,7 @@ ROWS = (
         call(X, number(1).public, keys=(T.to, T.type_as)),
         call(whole(4), number(1), keys=(T.to, T.type_as)),
         call(X, dtype=torch.float32, copy=True, keys=(T.to,)),
-        errors=(
-            refused(UnsupportedOpError, "meta", X, "meta", key=T.to),
-        ),
+        errors=(refused(UnsupportedOpError, "meta", X, "meta", key=T.to),),
     ),
     moved("requires_grad_", call(X, False), errors=(refused(UnsupportedOpError, "gradient", X),)),
     moved(
