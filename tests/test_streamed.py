@@ -14,6 +14,7 @@ from sectorch.choreography import Phase
 from sectorch.errors import FixedPointRangeError
 from sectorch.mpc.star.streamed import mask_streamed
 from sectorch.nn import bind
+from sectorch.ring import products
 from sectorch.session import Session
 
 WEIGHT = 160
@@ -96,11 +97,14 @@ def test_only_the_sum_with_the_mask_is_kept(large, rows):
 
 
 def test_kept_weights_take_more():
-    """The control."""
+    """The control. What products take in tiles alone is kept in tiles alone, and comes out of them for a single row."""
     model = nn.Sequential(nn.Linear(37, 131)).eval().requires_grad_(False)
     secure = sectorch.secure(model, session=Session())
-    secure(torch.randn(5, 37))
-    assert of_shape((131, 37)).count(torch.int64) == 3
+    for rows, plain in ((5, 0), (1, 3), (200, 3), (5, 3)):
+        x = torch.randn(rows, 37)
+        assert torch.equal(secure(x), sectorch.reference(model)(x))
+        if products.unit() is None:  # another processor has a form of its own
+            assert (len(of_shape((3, 37, 64))), of_shape((131, 37)).count(torch.int64)) == (3, plain)
 
 
 def test_no_two_masks_are_alike():

@@ -33,9 +33,8 @@ def _lstm_cell(state: tuple, gates_x: Any, recurrent: Product, project: Product 
     h, c = state
     i, f, g, o = (gates_x + recurrent(h)).chunk(4, -1)
     i, f, g, o = torch.sigmoid(torch.cat((i, f, g + g, o), -1)).chunk(4, -1)
-    bound = g.bound if isinstance(g, SharedTensor) else None
-    g = g + g - 1
-    c = f * c + i * (g if bound is None else g.bounded(bound))
+    tanh: Any = g + g - 1
+    c = f * c + i * (tanh.bounded(g.bound) if isinstance(g, SharedTensor) else tanh)
     h = o * torch.tanh(c)
     return h if project is None else project(h), c
 

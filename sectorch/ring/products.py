@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -164,6 +164,26 @@ class Tiled(ABC):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
         """The map; `made` is the prepared weight."""
 
+    def by_form(self, weight: torch.Size) -> Callable | None:
+        """The map of an input and a prepared weight alone, of a weight of this shape; None where it takes both."""
+        return None
+
+
+@dataclass(frozen=True)
+class ByForm:
+    """`Linear` of an input and a prepared weight [n, K]: what it was made of need not be kept."""
+
+    n: int
+    fresh = True
+
+    def __call__(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        device = _device(x, made)
+        if device == "meta":
+            return x.new_empty(*x.shape[:-1], self.n)
+        if device != "cpu":
+            return matmul(x, made.t())  # which `prepare` left as it was
+        return _times_prepared(x.reshape(-1, x.shape[-1]), made, self.n).reshape(*x.shape[:-1], self.n)
+
 
 @dataclass(frozen=True)
 class Linear(Tiled):
@@ -178,12 +198,21 @@ class Linear(Tiled):
         return self if 2 <= rows < most and weight[0] >= 2 * TILE else None
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
-        return _prepared(weight)
+        return weight if _device(weight) == "cuda" else _prepared(weight)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
-        if made is None or _device(x, made) != "cpu":
-            return matmul(x, weight.t())
-        return _times_prepared(x.reshape(-1, x.shape[-1]), made, len(weight)).reshape(*x.shape[:-1], len(weight))
+        return matmul(x, weight.t()) if made is None else ByForm(len(weight))(x, made)
+
+    def by_form(self, weight: torch.Size) -> ByForm:
+        return ByForm(weight[0])
+
+    def restorable(self, made: torch.Tensor) -> bool:
+        """Whether the weight can be made of its prepared form again."""
+        return made.dim() == 3 and made.dtype == torch.int64
+
+    def restored(self, made: torch.Tensor, weight: torch.Size) -> torch.Tensor:
+        """The weight of this shape out of its prepared form."""
+        return made.permute(1, 0, 2).reshape(made.shape[1], -1)[:, : weight[0]].t().contiguous()
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 Draws, messages and what a party draws on its own are taken once, in the order of the programs that first need them;
 everybody counts them all, so that all agree on their numbers. What is computed from them is worked out where it is
-needed, and kept.
+needed, and kept. A mask that programs take in another form alone is kept in that form alone, and is made of it again
+for a program that takes it as it was.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +21,14 @@ from ...errors import MaterialError
 from ..steps import Compute, Draw, Move, Runtime
 from .nodes import Node, Slot
 from .part import Line, Part, given, lines_of, same, with_drops
+
+
+@runtime_checkable
+class Restoring(Protocol):
+    """What brings a weight into a form of which the weight can be made again."""
+
+    def restorable(self, made: Any) -> bool: ...
+    def restored(self, made: Any, weight: torch.Size) -> torch.Tensor: ...
 
 
 class Setup:
@@ -40,6 +50,8 @@ class Setup:
         self._brought: dict[str, torch.Tensor] = {}
         """The inputs that it was made with."""
         self._of: WeakKeyDictionary[Part, dict[Slot, Any]] = WeakKeyDictionary()
+        self._forms: dict[Slot, tuple[Slot, Callable[[Any], torch.Tensor]]] = {}
+        """Of values that are not kept: the form of theirs that is, and what makes them of it."""
 
     def __repr__(self) -> str:
         return f"Setup({len(self._values)} values)"
@@ -83,18 +95,39 @@ class Setup:
         wanted = part.settled_online if self.call is None else part.settled
         plan, count = self._plan(part, wanted)
         needed = {slot for _, line in plan if line for slot in line.needed}
+        self._restore(needed | wanted)
         brought = [i for i in part.program.inputs if i.slot in needed]
         values = self._values | given(brought, inputs)
+        last = {slot: at for at, (_, line) in enumerate(plan) if line for slot in line.needed}
+        used, forms = wanted.union(*self._of.values()), dict[Slot, Node]()
         for at, (node, line) in enumerate(plan[:count] if own else plan):
             if at == count:  # what is drawn and sent from here on is of these inputs
                 self._brought |= {i.name: inputs[i.name] for i in brought}
             if self._take(node, line, part, runtime, values):
                 self._values |= {slot: values[slot] for slot in node.slots if slot in values}
+            forms |= {slot: node for slot in node.needs if node.slots[0] in wanted}
+            for slot in node.needs - used:
+                if last.get(slot) == at and slot in forms:
+                    self._drop(slot, forms[slot], part, values)
         self._values |= {slot: values[slot] for slot in wanted if slot in values}
         self._brought |= {i.name: inputs[i.name] for i in brought}
         if not own and not wanted <= set(self._values):
             raise MaterialError("the session was taken up again, and its setup lacks what this program needs")
         return {} if own else {slot: self._values[slot] for slot in wanted}
+
+    def _drop(self, slot: Slot, node: Node, part: Part, values: dict[Slot, Any]) -> None:
+        """Forget what a step brought into another form, if it can be made of that again."""
+        step, form = node.step, values.get(node.slots[0])
+        product = getattr(step.f, "__self__", None) if isinstance(step, Compute) else None
+        if slot in self._values and isinstance(product, Restoring) and product.restorable(form):
+            self._forms[slot] = node.slots[0], partial(product.restored, weight=part.shapes[slot].shape)
+            self._values.pop(slot)
+            values.pop(slot, None)
+
+    def _restore(self, needed: set[Slot]) -> None:
+        for slot in needed & set(self._forms):
+            form, back = self._forms.pop(slot)
+            self._values[slot] = back(self._values[form])
 
     def _take(self, node: Node, line: Line | None, part: Part, runtime: Runtime, values: dict[Slot, Any]) -> bool:
         """Take a step; whether its results are kept, since it is taken once a session."""
@@ -117,15 +150,16 @@ class Setup:
 
     def _plan(self, part: Part, wanted: set[Slot]) -> tuple[list[tuple[Node, Line | None]], int]:
         """The steps that are missing, with what is done of them here; first those, so many, that are on own values."""
-        nodes, needed = [], wanted - set(self._values)
+        kept = set(self._values) | set(self._forms)
+        nodes, needed = [], wanted - kept
         for node in reversed(part.program.setup):
             again = self.call is None and _once(node)
             missing = not _pure(node) and node.slots[0] not in self._taken and not again
             if missing or needed.intersection(node.slots):
                 nodes.append(node)
-                needed |= node.needs - set(self._values)
+                needed |= node.needs - kept
         nodes.reverse()
-        brought = {i.slot for i in part.program.inputs if i.party in part.here} | set(self._values)
+        brought = {i.slot for i in part.program.inputs if i.party in part.here} | kept
         own: dict[Node, None] = {}
         for node in nodes:
             if isinstance(node.step, Compute) and node.step.owners & part.here and node.needs <= brought:

@@ -46,6 +46,13 @@ class Weight:
         made: tuple = (None, None, None)
         if isinstance(product, Tiled) and (form := product.prepared(shape, self.shape)):
             product, made = form, self.made(setup, form)
+            if (alone := form.by_form(self.shape)) is not None:
+                omega, a, masked = made
+                return (
+                    lambda x: compute(alone, x, omega),
+                    lambda b: compute(alone, b, a),
+                    lambda b: compute(alone, b, masked),
+                )
         omega, a, masked = zip((self.omega, self.a, self.masked), made, strict=True)
         return (
             lambda x: compute(product, x, *omega),
