@@ -16,7 +16,7 @@ from ..errors import ArgumentError, FixedPointRangeError, NonFiniteError
 from ..ring import check_encodable
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, private_tensor
-from ..tensor.owner import INFINITE
+from ..tensor.infinity import beyond
 from .trace import CONSTANT, Trace
 
 LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 20
@@ -39,11 +39,12 @@ def bind(
         module: in float64, so that folding and encoding round once.
         dtype: what the tensors pass for: the dtype of the user's model.
 
-    Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public.
+    Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public, and so
+    is a mask of floating-point numbers: a buffer of zeros and of what is beyond the range of fixed point.
 
     Raises:
-        NonFiniteError, FixedPointRangeError: naming the parameter. The statistics of a BatchNorm need to be finite
-            only: they enter as a factor and a summand, which are checked where they are used.
+        NonFiniteError, FixedPointRangeError: naming the parameter. A buffer is checked where it is used; the statistics
+            of a BatchNorm, which enter as a factor and a summand, need to be finite.
     """
     named = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     meta = not session.present(party)
@@ -58,12 +59,16 @@ def bind(
             for name, tensor in list(store.items()):
                 if tensor is None or not tensor.is_floating_point():
                     continue
+                if store is layer._buffers and is_public_mask(tensor, scheme):
+                    store[name] = tensor.detach().to(dtype)
+                    continue
                 if id(tensor) not in made:
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
                     made[id(tensor)] = private_weight(
-                        value, session, party, scheme, label, dtype, statistic=is_normalising(layer), large=large
-                    )
+                        value, session, party, scheme, label, dtype, large=large,
+                        statistic=is_normalising(layer), read=store is layer._parameters,
+                    )  # fmt: skip
                     made[id(tensor)]._is_param = isinstance(tensor, nn.Parameter)
                 store[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
@@ -92,6 +97,7 @@ def private_weight(
     *,
     statistic: bool,
     large: bool,
+    read: bool = True,
 ) -> PrivateTensor:
     """A private tensor that lasts as long as the session.
 
@@ -99,19 +105,21 @@ def private_weight(
         x: float64 (a folded one of a large model may be float32), or of a shape only where its owner is absent.
         statistic: whether it is of a BatchNorm: finite, of any size.
         large: whether the model is (`is_large`).
+        read: whether the forward is known to read it; else it is checked where it is read.
 
     Raises:
         NonFiniteError, FixedPointRangeError: naming it.
     """
-    if statistic:
-        check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
+    if statistic or not read:
+        if statistic:
+            check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
         owned = session.setup(party).own(party, x, Phase.SETUP, label)
         made = PrivateTensor(owned, session, party, scheme, dtype, label)
     else:
         try:
             made = private_tensor(x, session, party, scheme, label, dtype)
         except (NonFiniteError, FixedPointRangeError) as error:
-            if not _is_mask(x):
+            if not _is_mask(x, scheme):
                 raise
             raise type(error)(
                 f"{label} holds what stands for minus infinity, as an attention mask does, and no weight is so large; "
@@ -122,9 +130,16 @@ def private_weight(
     return made
 
 
-def _is_mask(x: torch.Tensor) -> bool:
-    """Whether it consists of numbers of minus infinity's size and of small ones."""
-    return bool(((x <= -INFINITE) | (x.abs() < 2.0**16)).all())
+def _is_mask(x: torch.Tensor, scheme: Scheme) -> bool:
+    """Whether it consists of negative numbers beyond the range and of small ones."""
+    far = beyond(scheme, x)
+    return far is not None and bool((far & (x < 0) | (x.abs() < 2.0**16)).all())
+
+
+def is_public_mask(x: torch.Tensor, scheme: Scheme) -> bool:
+    """Whether a buffer holds zeros and numbers beyond the range, and nothing else: no weight does."""
+    far = beyond(scheme, x)
+    return far is not None and bool((far | (x == 0)).all())
 
 
 class Weights:

@@ -14,6 +14,7 @@ changes its own attributes or draws random numbers runs operation by operation, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..ops.infinity import CARRIES
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
 from ..tensor.arguments import CONVERSIONS, as_sizes, of_python, on_cpu
 from ..tensor.compiling import compiling
+from ..tensor.infinity import Infinite, beyond, infinite_of
 from ..tensor.on_meta import (
     MASKED_FILL,
     MASKED_SELECT,
@@ -133,21 +136,24 @@ class Recorder(TorchFunctionMode):
         args, kwargs = as_sizes(func, args, kwargs)
         shared = [s for s in secrets if isinstance(s, StandIn)]
         row = row_of(func)
-        if not shared and not owner.endless(func, args, kwargs):
+        if not shared and not owner.endless(self.scheme, func, args, kwargs):
             return self._own(func, types, args, kwargs)
         writes = (row is not None and func in row.in_place) or getattr(func, "__name__", "") == "__setitem__"
         elsewhere = writes and not isinstance(args[0], StandIn)
         if func in dispatch.SECRETS or kwargs.get("out") is not None or elsewhere:
             return dispatch.call(func, types, args, kwargs)
-        if row is not None and row.name == "constant_like":
+        if row is not None and (row.name == "constant_like" or _publicly_finite(func, row.name, shared)):
             return dispatch.call(func, types, args, kwargs)
         if func in BEFORE:
             BEFORE[func](*args, **kwargs)
         versions = [s.twin._version for s in shared]
         meta = _on_twins(func, args, kwargs, row is None)
         changed = [s for s, version in zip(shared, versions, strict=True) if s.twin._version != version]
+        mark = self._mark(row, args, kwargs)
         if changed:
-            return self._written(func, args, kwargs, {id(s): s for s in changed})
+            target = self._written(func, args, kwargs, {id(s): s for s in changed})
+            target.infinite = mark
+            return target
         known = {id(s.twin): s for s in shared}
         leaves, spec = pytree.tree_flatten(meta)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -155,7 +161,19 @@ class Recorder(TorchFunctionMode):
         if all(id(leaf) in known for leaf in leaves):  # torch gave its argument back: dropout in evaluation mode
             return pytree.tree_unflatten([known[id(leaf)] for leaf in leaves], spec)
         node = self._node(func, args, kwargs)
-        return self._results(node, meta, known)
+        result = self._results(node, meta, known)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, StandIn) and id(leaf.twin) not in known and leaf.dtype != torch.bool:
+                leaf.infinite = mark
+        return result
+
+    def _mark(self, row: Any, args: tuple, kwargs: dict) -> Infinite | None:
+        """What everybody knows of results that may hold what stands for infinity: that they may."""
+        if row is None or row.name not in CARRIES:
+            return None
+        leaves = pytree.tree_leaves((args, kwargs))
+        met = any(infinite_of(x) is not None or beyond(self.scheme, x) is not None for x in leaves)
+        return Infinite(-math.inf, math.inf) if met else None
 
     def _results(self, node: fx.Node, meta: Any, known: dict[int, StandIn]) -> Any:
         if isinstance(meta, torch.Tensor):
@@ -294,6 +312,13 @@ class Recorder(TorchFunctionMode):
         node = self.graph.create_node("get_attr", name, (), {})
         node.meta["value"] = node.name
         return node
+
+
+def _publicly_finite(func: Callable, name: str, shared: list[StandIn]) -> bool:
+    """Whether everybody knows what `isnan` and its kin give: no secret is NaN, and few may stand for infinity."""
+    if name != "isfinite":
+        return False
+    return getattr(func, "__name__", "") in ("isnan", "isreal") or all(x.infinite is None for x in shared)
 
 
 def _paths(value: Any, path: tuple = ()) -> list[tuple[tuple, Any]]:

@@ -8,6 +8,7 @@ from . import combined as combined
 from . import compare as compare
 from . import complex_numbers as complex_numbers
 from . import fourier as fourier
+from . import infinity as infinity
 from . import joining as joining
 from . import linalg as linalg
 from . import linear as linear

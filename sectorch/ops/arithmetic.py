@@ -12,13 +12,11 @@ import torch
 from ..errors import ArgumentError, DtypeError
 from ..ring import HEADROOM_BITS, check_encodable, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
-from ..tensor.owner import infinite
 from ..tensor.table import Context, implements, stepwise
 from .bilinear import bilinear, scaled
 from .common import (
     SLACK_BITS,
     encoded_public,
-    finite,
     is_secret,
     local,
     plus,
@@ -31,7 +29,7 @@ from .common import (
     total,
 )  # fmt: skip
 from .powers import fractional_power, quotient
-from .ranges import fitted, within_domain
+from .ranges import within_domain
 from .reduction import over
 from .rounding import rounded_quotient
 
@@ -84,16 +82,7 @@ def positive(context: Context, x: SharedTensor) -> SharedTensor:
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     if x is y:
         return square(context, x)
-    if isinstance(x, SharedTensor) and x.whole and infinite(y):
-        x, y = _mask(context, x), finite(context, y)
-    elif isinstance(y, SharedTensor) and y.whole and infinite(x):
-        x, y = finite(context, x), _mask(context, y)
     return bilinear(context, torch.mul, x, y)
-
-
-def _mask(context: Context, x: SharedTensor) -> SharedTensor:
-    """A factor of infinity: whole numbers, checked to be 0, 1 or -1; what it hides is endless, the rest zero."""
-    return fitted(context, x, 2.0 ** (x.scale_bits + 1))
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,

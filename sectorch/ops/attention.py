@@ -11,16 +11,61 @@ import torch.nn.functional as F
 from ..errors import ArgumentError
 from ..ring import HEADROOM_BITS, products
 from ..tensor import SharedTensor
+from ..tensor.infinity import infinite_of, of_public, size_of
 from ..tensor.table import Context, implements
-from .common import SLACK_BITS, refuse, settled, shortened, summand, typed
+from .common import SLACK_BITS, is_secret, refuse, settled, shortened, summand, typed
 from .ranges import CAPACITY, fitted, limit_at
 
 
-def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:
-    """A boolean mask as one that is added; `keep` says whether True means "attend"."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.where(mask if keep else ~mask, 0.0, -math.inf)
+class Masks:
+    """What is added to scores, and the rows that it leaves nothing of: torch gives zeros for them.
+
+    Where a mask is secret, a row gets one more entry, below every score and above all that is masked, which takes the
+    weight of a row that has nothing else.
+    """
+
+    def __init__(self, context: Context | None):
+        self._context = context
+        self._least = -math.inf if context is None else -size_of(context.scheme, torch.float32)
+        self._parts: list[Any] = []
+        self._public: Any = None
+        self._secret = False
+
+    def add(self, mask: Any, keep: bool, shape: Any = None) -> None:
+        """Takes a boolean mask, of which `keep` says whether True means "attend", or one that is added."""
+        kept, added = None, mask
+        if mask.dtype == torch.bool:
+            kept = mask if keep else ~mask
+            added = torch.where(kept, 0.0, self._least)
+        elif not is_secret(mask) and type(mask) is torch.Tensor:
+            kept = mask != -math.inf
+            if self._context is not None:
+                added = of_public(self._context.scheme, mask, mask.dtype)[1]
+        else:
+            known = infinite_of(mask)
+            kept = mask if known is not None and known.low is not None and not math.isfinite(known.low) else None
+        self._parts.append(added if shape is None else added.view(shape))
+        if kept is None:
+            return
+        if type(kept) is not torch.Tensor:
+            self._secret = True
+        else:
+            kept = kept if shape is None else kept.view(shape)
+            self._public = kept if self._public is None else self._public & kept
+
+    def weights(self, scores: Any) -> Any:
+        """softmax(scores + masks) along the last dimension, and zeros where that leaves nothing."""
+        if self._parts:  # as one: what two put at minus infinity would be beyond it
+            scores = scores + sum(self._parts[1:], self._parts[0])
+        if self._secret:
+            least = self._least if self._context is not None else -4 * 4096.0
+            beside = torch.full((*scores.shape[:-1], 1), least / 2, dtype=scores.dtype)
+            return F.softmax(torch.cat((scores, beside), -1), -1)[..., :-1]
+        weights = F.softmax(scores, -1)
+        if self._public is None:
+            return weights
+        empty = ~self._public.any(-1, keepdim=True)
+        return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
 
 
 @implements(
@@ -37,12 +82,13 @@ def attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = torch.matmul(query * (scale or 1 / math.sqrt(query.shape[-1])), key.transpose(-2, -1))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores, masks = torch.matmul(query * scale, key.transpose(-2, -1)), Masks(context)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
-        scores = scores + _additive(attn_mask, True)
-    return _mixed(context, F.dropout(F.softmax(scores, -1), dropout_p), value)
+        masks.add(attn_mask, True)
+    return _mixed(context, F.dropout(masks.weights(scores), dropout_p), value)
 
 
 def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
@@ -93,17 +139,15 @@ def multi_head_attention(
 
     q, k, v = (heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=True))
     scores = torch.matmul(q * (1 / math.sqrt(width // num_heads)), k.transpose(-2, -1))
-    masks = []
+    masks = Masks(context)
     if attn_mask is not None:
-        mask = _additive(attn_mask, False)
-        masks.append(mask.view(batch, num_heads, *mask.shape[-2:]) if mask.dim() == 3 else mask)
+        each = (batch, num_heads, *attn_mask.shape[-2:]) if attn_mask.dim() == 3 else None
+        masks.add(attn_mask, False, each)
     elif is_causal:
         refuse("is_causal without attn_mask", "give the mask too, as torch asks")
     if key_padding_mask is not None:
-        masks.append(_additive(key_padding_mask, False).view(batch, 1, 1, -1))
-    if masks:  # as one: what two put at minus infinity would be beyond it
-        scores = scores + sum(masks[1:], masks[0])
-    shares = F.dropout(F.softmax(scores, -1), dropout_p, training)
+        masks.add(key_padding_mask, False, (batch, 1, 1, -1))
+    shares = F.dropout(masks.weights(scores), dropout_p, training)
     mixed = _mixed(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None

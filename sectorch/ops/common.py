@@ -16,7 +16,6 @@ from ..backend import MAX_SHIFT
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
-from ..tensor.owner import INFINITE
 from ..tensor.table import Context
 from .ranges import CAPACITY, beyond, dropped, fitted, forbid, limit_at, limit_bits
 
@@ -107,41 +106,14 @@ def aligned(context: Context, *values: SharedTensor) -> list[SharedTensor]:
     return [raised(context, x, scale) for x in values]
 
 
-def endless(context: Context, scale_bits: int) -> float:
-    """What stands for infinity in a sum: four times the activation limit, so that no activation shows beside it.
-
-    That is below 2^(60 - scale_bits), the largest summand that a scale allows, unless the scheme names a limit that
-    leaves no such room.
-    """
-    return min(4 * context.scheme.activation_limit, 2.0 ** (HEADROOM_BITS - 2 - scale_bits))
-
-
-def finite(context: Context, value: Any) -> Any:
-    """A public number or tensor with `endless` in the place of infinities, for a product with zeros and ones."""
-    if is_secret(value) or not torch.as_tensor(value).is_floating_point():
-        return value
-    value = torch.as_tensor(value)
-    if value.is_meta:
-        return value
-    return torch.where(value.abs() >= INFINITE, value.sign() * endless(context, context.frac_bits), value)
-
-
-def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool = False) -> torch.Tensor:
+def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tensor:
     """A public number or tensor as ring elements.
-
-    Args:
-        infinite: whether infinities, and magnitudes from 2^29 on (of an attention mask, say), stand for `endless`.
 
     Raises:
         FixedPointRangeError: a value that does not fit, in general or at this scale.
     """
     value = torch.as_tensor(value)
-    if infinite and value.is_floating_point() and not value.is_meta:
-        beyond_all = value.abs() >= INFINITE
-        check_encodable(torch.where(beyond_all, 0.0, value), context.frac_bits, "a public operand")
-        value = torch.where(beyond_all, value.sign() * endless(context, scale_bits), value)
-    else:
-        check_encodable(value, context.frac_bits, "a public operand")
+    check_encodable(value, context.frac_bits, "a public operand")
     largest = 0.0 if value.is_meta or not value.numel() else float(value.detach().to(torch.float64).abs().max())
     if largest >= 2.0 ** (HEADROOM_BITS - scale_bits):
         raise FixedPointRangeError(
@@ -156,7 +128,7 @@ def unshared(context: Context, value: Any, scale_bits: int) -> Any:
     if isinstance(value, PrivateTensor):
         limit = context.scheme.activation_limit if context.scheme.range_check else None
         return context.backend.held(value.encoded(scale_bits, limit))
-    return encoded_public(context, value, scale_bits, infinite=True)
+    return encoded_public(context, value, scale_bits)
 
 
 def shared_operand(context: Context, value: Any, scale_bits: int) -> SharedTensor:
@@ -177,7 +149,6 @@ def _largest(context: Context, value: Any, scale_bits: int) -> float:
     if value.is_meta or not value.numel():
         return limit_at(context, scale_bits)
     largest = float(value.detach().to(torch.float64).abs().max())
-    largest = endless(context, scale_bits) if largest >= INFINITE else largest
     return largest * 2.0**scale_bits + 1
 
 

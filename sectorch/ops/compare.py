@@ -11,7 +11,7 @@ import torch
 from ..errors import DtypeError
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, COMPOSED, Context, implements
-from .common import finite, is_secret, refuse, total, typed
+from .common import is_secret, refuse, settled, total, typed
 from .ranges import planes
 from .reduction import sum_
 
@@ -138,12 +138,33 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
     if isinstance(condition, SharedTensor):
         _require_bool(condition)
         if is_secret(x) and is_secret(y):
-            return y + condition * (x - y)
-        return condition * finite(context, x) + complement(context, condition) * finite(context, y)
+            if not (isinstance(x, SharedTensor) or isinstance(y, SharedTensor)):
+                return y + condition * (x - y)
+            return _chosen(context, condition, x, y)
+        return _kept(context, condition, x) + _kept(context, complement(context, condition), y)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
-    x, y = finite(context, x), finite(context, y)
     difference = total(context, x, y, -1)
     return y + typed(difference, dtype) * condition.to(torch.int64)
+
+
+FARTHEST = 16
+"""What a secret choice takes, in activation limits: what stands for infinity is below it, and a difference of two."""
+
+
+def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
+    """x where the condition is 1, and 0 elsewhere. The product is no larger than x: it takes more than activations."""
+    if not isinstance(x, SharedTensor):
+        return condition * x
+    x = settled(context, x, most=FARTHEST * context.scheme.activation_limit)
+    return x.like(context.backend.multiply(torch.mul, condition.shares, x.shares), bound=x.bound)
+
+
+def _chosen(context: Context, condition: SharedTensor, x: Any, y: Any) -> SharedTensor:
+    """y + condition * (x - y), which is one of both, and no larger than they are."""
+    made = total(context, y, _kept(context, condition, total(context, x, y, -1)))
+    bounds = [v.bound * 2.0 ** (made.scale_bits - v.scale_bits) + 1 for v in (x, y) if getattr(v, "bound", None)]
+    most = max(bounds) if len(bounds) == 2 else made.bound
+    return made.bounded(most if made.bound is None or most is None else min(most, made.bound))
 
 
 @implements("where", T.where)

@@ -189,7 +189,8 @@ def conj(context: Context, x: SharedTensor) -> SharedTensor:
     return x
 
 
-@implements("nan_to_num", torch.nan_to_num, T.nan_to_num, note="a copy: shared numbers are finite")
+@implements("nan_to_num", torch.nan_to_num, T.nan_to_num, in_place=(T.nan_to_num_, torch.nan_to_num_),
+            note="exact; a copy, where nothing stands for infinity")  # fmt: skip
 def nan_to_num(
     context: Context, x: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> SharedTensor:
@@ -210,7 +211,7 @@ def pad(
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
         return local(context, operator.getitem, x, index)
-    fill = int(encoded_public(context, float(value or 0), x.scale_bits, infinite=True))
+    fill = int(encoded_public(context, float(value or 0), x.scale_bits))
     shares = context.backend.affine(_padded, x.shares, fill, tuple(pad))
     return x.like(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
 
@@ -250,7 +251,7 @@ def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> t
         refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
     if not x.dtype.is_floating_point and float(value) % 1:
         raise DtypeError(f"masked_fill: whole numbers cannot be filled with {float(value)}; use x.to(torch.float32)")
-    fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
+    fill = encoded_public(context, float(value), x.scale_bits)
     bound = None if x.bound is None else max(x.bound, abs(int(fill)))
     return x.like(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
 
@@ -403,7 +404,7 @@ def _of_finite(func):
 
 for _function in (torch.isfinite, T.isfinite, torch.isinf, T.isinf, torch.isnan, T.isnan, torch.isposinf, T.isposinf,
                   torch.isneginf, T.isneginf, torch.isreal, T.isreal):  # fmt: skip
-    implements("isfinite", _function, note="gives a plain tensor: shared numbers are finite")(_of_finite(_function))
+    implements("isfinite", _function, note="a plain tensor, where nothing stands for infinity")(_of_finite(_function))
 for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
     implements("constant_like", _function, note="gives a plain tensor")(constant(_function))
 

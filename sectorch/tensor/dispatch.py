@@ -32,7 +32,7 @@ from ..errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from . import owner
+from . import infinity, owner
 from .arguments import CONVERSIONS, as_sizes, of_python, on_cpu, parameters, positional, renamed, torchs_names
 from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
@@ -119,7 +119,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
     if kwargs.pop("out", None) is not None:
         raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
-    if not shared and owner.endless(func, args, kwargs):
+    if not shared and owner.endless(context.scheme, func, args, kwargs):
         swap = lambda leaf: owner.shared(context, leaf) if isinstance(leaf, PrivateTensor) else leaf
         args, kwargs = pytree.tree_map(swap, (args, kwargs))
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
@@ -133,6 +133,10 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         )
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
+    if shared and DEPTH.get() == 0:
+        made = infinity.called(context, func, ROW_OF[func].name, args, kwargs)
+        if made is not NotImplemented:
+            return made
     if func in CONVERSIONS:
         args, kwargs = on_cpu(args, kwargs)
     meta = result_on_meta(func, args, kwargs)

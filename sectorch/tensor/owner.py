@@ -16,37 +16,29 @@ from torch.utils import _pytree as pytree
 
 from ..choreography.located import Located, compute, running
 from ..errors import SecretAccessError, UnsupportedOpError
+from .infinity import beyond
 from .on_meta import to_meta
 from .private import PrivateTensor
-from .secret import SecretTensor
+from .secret import Scheme, SecretTensor
 from .shared import SharedTensor
 from .table import IN_PLACE, ROW_OF, Context, spell, typed
 
 _T = torch.Tensor
 _COPIES = {torch.clone, _T.clone}
-INFINITE = 2.0**29
-"""From this magnitude on a public number stands for infinity."""
 
 
-def endless(func: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether a private tensor meets a public infinity in a sum or a choice: that of an attention mask, say.
+def endless(scheme: Scheme, func: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether a private tensor meets a public number beyond the range in a sum or a choice: an attention mask's, say.
 
-    No number of a weight's stands for it, so the result is a shared one, where `ops.common.endless` does.
+    No number of a weight's stands for it, so the result is a shared one, where `tensor/infinity.py` has one.
     """
     row = ROW_OF.get(func)
-    return row is not None and row.name in _SUMS and any(map(infinite, pytree.tree_leaves((args, kwargs))))
-
-
-_SUMS = ("add", "sub", "where", "masked_fill")
-
-
-def infinite(leaf: Any) -> bool:
-    """Whether a public number or tensor holds an infinity, or what stands for one."""
-    if isinstance(leaf, SecretTensor) or not isinstance(leaf, (float, torch.Tensor)):
+    if row is None or row.name not in _SUMS:
         return False
-    if isinstance(leaf, float):
-        return abs(leaf) >= INFINITE
-    return leaf.is_floating_point() and not leaf.is_meta and bool((leaf.abs() >= INFINITE).any())
+    return any(beyond(scheme, leaf) is not None for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+_SUMS = ("add", "sub", "rsub", "where", "masked_fill", "maximum", "minimum")
 
 
 def shared(context: Context, x: PrivateTensor) -> SharedTensor:

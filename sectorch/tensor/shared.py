@@ -18,6 +18,7 @@ from ..ring import check_encodable, decode, encode, range_limit, reaches
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session
 from ..shown import Facts
+from .infinity import Infinite, exactly
 from .secret import SecretTensor
 
 
@@ -38,6 +39,8 @@ class SharedTensor(SecretTensor):
     """The largest magnitude that an element may have, as a whole number of the ring; None if vouched for."""
     whole_bits: int
     """How many of the lowest bits are known to be zero: of a whole number with fraction bits, all of these."""
+    infinite: Infinite | None
+    """What stands for infinity in it, if anything may (`tensor/infinity.py`)."""
     flags: tuple[Value, ...]
     """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
 
@@ -57,6 +60,7 @@ class SharedTensor(SecretTensor):
         self.layout_in_memory = None
         self.bound = bound
         self.whole_bits = 0
+        self.infinite = None
         self.flags = ()
         return self
 
@@ -158,10 +162,11 @@ class SharedTensor(SecretTensor):
         self.session.agreement.compare(self.party)  # after Q has looked: nobody goes on where it does not
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
+        x = exactly(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
-            shares, scale_bits = rounded(backend, self.shares, self.scale_bits, self.scheme)
-            flags = self.flags if self.scheme.verified else ()  # else it is enough that Q has looked
+            shares, scale_bits = rounded(backend, x.shares, x.scale_bits, self.scheme)
+            flags = x.flags if self.scheme.verified else ()  # else it is enough that Q has looked
             opened = [
                 backend.reveal(shares, flags, party)
                 if party in (self.session.Q, *self.session.owners)
@@ -170,7 +175,7 @@ class SharedTensor(SecretTensor):
             ]
             plain = [
                 Opening(
-                    net.read(compute(decode, y, scale_bits, dtype), party),
+                    net.read(_plain(x, y, scale_bits, dtype), party),
                     None if right is None else net.read(right, party),
                 )
                 for (y, right), party in zip(opened, parties, strict=True)
@@ -193,13 +198,39 @@ class SharedTensor(SecretTensor):
         """What `reveal` gives, not yet looked at."""
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
-        Q = self.session.Q
+        Q, x = self.session.Q, exactly(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
-            shares, scale_bits = rounded(backend, self.shares, self.scale_bits, self.scheme)
-            opened, right = backend.reveal(shares, self.flags)
-            plain = compute(decode, opened, scale_bits, dtype)
+            shares, scale_bits = rounded(backend, x.shares, x.scale_bits, self.scheme)
+            opened, right = backend.reveal(shares, x.flags)
+            plain = _plain(x, opened, scale_bits, dtype)
             return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
+
+
+def _plain(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch.dtype) -> Value:
+    """What was opened of x as numbers, at its reader."""
+    known = x.infinite
+    if known is None:
+        return compute(decode, opened, scale_bits, dtype)
+    if any(v is not None and math.isnan(v) for v in (known.low, known.high)):
+        raise FixedPointRangeError(
+            "a result may hold numbers beyond the range of fixed point that do not all stand for the same one, and "
+            "which of them it is nobody knows; fill with one number, or with one that is in the range (-1e4, say)"
+        )
+    return compute(decode_infinite, opened, scale_bits, dtype, repr(known.low), repr(known.high), known.size)
+
+
+def decode_infinite(
+    elements: torch.Tensor, scale_bits: int, dtype: torch.dtype, low: str, high: str, size: float
+) -> torch.Tensor:
+    """As `decode`, of elements of which those of one size stand for what fixed point does not hold."""
+    plain = decode(elements, scale_bits, dtype)
+    for sign, text in ((-1, low), (1, high)):
+        if text != "None":
+            value = float(text) if dtype.is_floating_point else int(float(text))
+            found = elements == sign * round(size * 2.0**scale_bits)
+            plain = torch.where(found, torch.tensor(value, dtype=torch.float64).to(dtype), plain)
+    return plain
 
 
 class Opening(NamedTuple):

@@ -1,0 +1,826 @@
+"""What each operation makes of numbers that stand for infinity, and of public numbers beyond the range.
+
+The rules run before the handlers, at a user's call: a handler sees tensors without stand-ins, or with stand-ins that
+are numbers to it. An operation that has no rule takes its operands only where they hold none, which is checked,
+securely and beside the computation, like the range of an activation: else the result is withheld.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import FixedPointRangeError, UnsupportedOpError
+from ..ring import range_limit
+from ..tensor import SharedTensor
+from ..tensor.dispatch import spell
+from ..tensor.infinity import (
+    Infinite,
+    beyond,
+    infinite_of,
+    joined,
+    of_public,
+    one_of,
+    set_rules,
+    size_of,
+    standing_for,
+)  # fmt: skip
+from ..tensor.table import IN_PLACE, Context
+from .ranges import fitted, limit_at
+
+T = torch.Tensor
+KEPT = 2.0**29
+"""A public number from here on is what a sum with it is, but for what float32 rounds away."""
+
+LEAST = 64.0
+"""What a stand-in is at least that was scaled: e^-64 is zero."""
+
+MOVES = frozenset((
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "aminmax", "atleast_1d",
+    "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "broadcast_to", "cartesian_prod", "cat",
+    "channel_shuffle", "chunk", "clone", "column_stack", "combinations", "constant_pad_nd", "contiguous", "copy",
+    "cummax", "cummin", "detach", "diag", "diag_embed", "diagflat", "diagonal", "diagonal_scatter", "dropout",
+    "dsplit", "dstack", "expand", "expand_as", "fftshift", "fill", "flatten", "flip", "gather", "getitem", "hsplit",
+    "hstack", "ifftshift", "index_copy", "index_fill", "index_put", "index_select", "kthvalue", "linalg_diagonal", "mT",
+    "masked_scatter", "masked_select", "max", "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "median", "meshgrid",
+    "min", "minimum", "movedim", "msort", "narrow", "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "positive",
+    "put", "repeat", "repeat_interleave", "requires_grad_", "reshape", "roll", "rot90", "scatter", "select",
+    "select_scatter", "setitem", "slice_scatter", "sort", "split", "squeeze", "stack", "t", "take_along_dim",
+    "tensor_split", "tile", "to", "topk", "transpose", "tril", "triu", "unbind", "unflatten", "unfold",
+    "unsqueeze", "vsplit", "vstack",
+))  # fmt: skip
+"""Operations whose results consist of elements of their operands: they may hold what these hold."""
+
+PLACED = frozenset((
+    "cat", "column_stack", "constant_pad_nd", "copy", "diagonal_scatter", "dstack", "fill", "hstack", "index_copy",
+    "index_fill", "index_put", "masked_scatter", "max", "maximum", "min", "minimum", "pad", "put", "scatter",
+    "select_scatter", "setitem", "slice_scatter", "stack", "vstack",
+))  # fmt: skip
+"""Those that place public numbers beside shared ones."""
+
+ORDERED = frozenset((
+    "amax", "amin", "aminmax", "cummax", "cummin", "kthvalue", "max", "median", "min", "msort", "sort", "topk",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
+))  # fmt: skip
+
+BOUNDED = frozenset((
+    "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "erf", "erfc", "heaviside", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "sigmoid", "sign", "signbit", "softmin", "tanh", "constant_like",
+))  # fmt: skip
+"""Operations that are right of stand-ins as of large numbers, and whose results hold none."""
+
+FROM_BELOW = frozenset(("elu", "exp", "expm1"))
+"""The same, of negative ones."""
+
+COMPARED = {"eq": "eq", "ne": "eq", "ge": "ge", "lt": "ge", "le": "le", "gt": "le"}
+"""Each comparison, and the one that it is or negates."""
+
+CARRIES = MOVES | {
+    "abs", "add", "clamp", "clamp_max", "clamp_min", "div", "hardtanh", "log_softmax", "logsumexp", "masked_fill", "mul",
+    "neg", "relu", "relu6", "rsub", "sub", "where",
+}  # fmt: skip
+"""Operations whose results may hold stand-ins: a recording asks (`nn/capture.py`)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A user's call: where it computes, the torch function, and the row that it is of."""
+
+    context: Context
+    func: Callable
+    name: str
+
+    @property
+    def scheme(self) -> Any:
+        return self.context.scheme
+
+    def without(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, of operands whose stand-ins are numbers."""
+        return _without(self.func, *args, **kwargs)
+
+    def put(self, value: Any, dtype: torch.dtype) -> tuple[Infinite | None, Any]:
+        """What a public operand may hold and what it becomes; of a shared one what it may hold, and the tensor."""
+        if isinstance(value, SharedTensor):
+            return value.infinite, value
+        return of_public(self.scheme, value, dtype)
+
+
+@contextmanager
+def _hidden(tree: Any) -> Iterator[None]:
+    known = [(x, x.infinite) for x in pytree.tree_leaves(tree) if infinite_of(x) is not None]
+    for x, _ in known:
+        x.infinite = None
+    try:
+        yield
+    finally:
+        for x, infinite in known:
+            x.infinite = infinite
+
+
+def _without(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    with _hidden((args, kwargs)):
+        return func(*args, **kwargs)
+
+
+def _plain(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function of public tensors, whatever records what is computed."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return func(*args, **kwargs)
+
+
+def _stored(call: Call, target: Any, result: SharedTensor, inplace: bool = False) -> SharedTensor:
+    """The result, written to the first operand by a function that does so."""
+    if call.func not in IN_PLACE and not inplace:
+        return result
+    infinite = result.infinite
+    target.infinite = None
+    _without(T.copy_, target, result)
+    target.infinite = infinite
+    return target
+
+
+def _labelled(result: Any, infinite: Infinite | None) -> Any:
+    result.infinite = infinite
+    return result
+
+
+def held_to_numbers(context: Context, x: Any, what: str) -> Any:
+    """x, which is checked to hold no stand-in: else a result that depends on it is withheld.
+
+    Raises:
+        FixedPointRangeError: nothing is checked (`Scheme(range_check=False)`), or every x would fail.
+    """
+    infinite = infinite_of(x)
+    if infinite is None:
+        return x
+    if not context.scheme.range_check:
+        _refuse(what, infinite)
+    if infinite.certain and infinite.at is not None and bool(infinite.at.any()):
+        _refuse(what, infinite)
+    y = _with_flags(context, x, infinite, infinite.threshold * 2.0**x.scale_bits)
+    y.whole_bits = x.whole_bits
+    return y
+
+
+def _with_flags(context: Context, x: SharedTensor, infinite: Infinite, allowed: float | None) -> SharedTensor:
+    """x without its mark, held to what is allowed, and the summands of its stand-ins to the activation limit."""
+    with context.session.operation(context.party) as net:
+        before = len(net.raised)
+        for y in infinite.unchecked:
+            fitted(context, y, limit_at(context, y.scale_bits))
+        made = x.like(x.shares, bound=x.bound)
+        if allowed is not None:
+            made = fitted(context, made, 2.0 ** math.floor(math.log2(allowed)))
+        others = (flag for y in infinite.unchecked for flag in y.flags)
+        made.flags = tuple(dict.fromkeys((*x.flags, *others, *net.raised[before:])))
+    made.whole_bits = x.whole_bits
+    return made
+
+
+def _refuse(what: str, infinite: Infinite) -> NoReturn:
+    values = " or ".join(f"{v:g}" for v in (infinite.low, infinite.high) if v is not None and not math.isnan(v))
+    raise FixedPointRangeError(
+        f"{what} of what holds {values or 'a number beyond the range'}, which fixed point has no number for; choose "
+        f"after it (torch.where of the result), or fill with a number in the range"
+    )
+
+
+def _signs(x: SharedTensor, low: bool = True, high: bool = True) -> Any:
+    """Where x stands for a number beyond the range: shared, or public where that is known."""
+    infinite: Any = x.infinite
+    low, high = low and infinite.low is not None, high and infinite.high is not None
+    if infinite.certain and infinite.at is not None and (low, high) == (
+        infinite.low is not None, infinite.high is not None
+    ):  # fmt: skip
+        return infinite.at
+    if infinite.exact:
+        size = infinite.size if _fractional(x) else int(infinite.size)
+        parts = [_without(torch.eq, x, v) for v, asked in ((-size, low), (size, high)) if asked]
+    else:
+        context = Context(x.session, x.party, x.scheme)
+        y, most = _with_flags(context, x, infinite, None), infinite.threshold
+        parts = [part for part, asked in ((lambda: y <= -most, low), (lambda: y >= most, high)) if asked]
+        parts = [part() for part in parts]
+    if not parts:
+        return torch.zeros(x.shape, dtype=torch.bool)
+    return parts[0] if len(parts) == 1 else torch.logical_or(*parts)
+
+
+def _fractional(x: Any) -> bool:
+    return x.dtype.is_floating_point
+
+
+def _exactly(x: SharedTensor) -> SharedTensor:
+    """x with stand-ins of the one size that they have where they are placed."""
+    infinite: Any = x.infinite
+    size, made = size_of(x.scheme, x.dtype), x
+    for sign, value in ((-1, infinite.low), (1, infinite.high)):
+        if value is not None:
+            there = _signs(x, sign < 0, sign > 0)
+            made = _without(torch.masked_fill, made, there, sign * size)
+    known = standing_for(x.scheme, x.dtype, infinite.low, infinite.high)
+    return _labelled(made, known and replace(known, at=infinite.at, certain=infinite.certain))
+
+
+RULES: dict[str, Callable] = {}
+
+
+def _rule(*names: str) -> Callable:
+    def register(rule: Callable) -> Callable:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+_NAMES = {"self": "input", "x": "input", "y": "other"}
+
+
+def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    leaves = pytree.tree_leaves((args, kwargs))
+    has = any(infinite_of(leaf) is not None for leaf in leaves)
+    takes = name in PLACED or name in RULES
+    if not has and not (takes and any(beyond(context.scheme, leaf) is not None for leaf in leaves)):
+        return NotImplemented
+    call = Call(context, func, name)
+    if name in RULES:
+        return RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
+    if name in MOVES:
+        return _moved(call, args, kwargs)
+    if not has:
+        return NotImplemented
+    natural = name in BOUNDED or (
+        name in FROM_BELOW and all(infinite_of(x) is None or infinite_of(x).high is None for x in leaves)
+    )
+    if natural:
+        return call.without(*args, **kwargs)
+    return func(*_numbers(call, args), **_numbers(call, kwargs))
+
+
+def _numbers(call: Call, tree: Any) -> Any:
+    held = lambda x: held_to_numbers(call.context, x, spell(call.func)) if infinite_of(x) is not None else x
+    return pytree.tree_map(held, tree)
+
+
+def _model(call: Call, leaf: Any, dtype: torch.dtype) -> Any:
+    """A public operand of 0 where a number is, and -1 and 1 where a stand-in is or may be; others as they are."""
+    if isinstance(leaf, SharedTensor):
+        infinite = leaf.infinite
+        if infinite is None:
+            return torch.zeros(leaf.shape, dtype=torch.float32)
+        sign = -1.0 if infinite.high is None else 1.0
+        at = torch.ones(leaf.shape, dtype=torch.bool) if infinite.at is None else infinite.at
+        return _plain(torch.where, at, sign, 0.0).expand(leaf.shape).clone()
+    if call.name not in PLACED or isinstance(leaf, (bool, str)) or leaf is None:
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        if not leaf.is_floating_point():
+            return leaf
+        found = beyond(call.scheme, leaf)
+        return torch.zeros(leaf.shape) if found is None else _plain(torch.where, found, leaf.sign().float(), 0.0)
+    if isinstance(leaf, float):
+        return 0.0 if beyond(call.scheme, leaf) is None else math.copysign(1.0, leaf)
+    return leaf
+
+
+def _moved(call: Call, args: tuple, kwargs: dict) -> Any:
+    """A function whose results consist of elements of its operands."""
+    dtypes = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SharedTensor)]
+    public = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    own = call.name in ("setitem", "fill", "copy", "masked_fill") or call.func in IN_PLACE
+    dtype = dtypes[0] if own or not public else _widest(public if call.name in PLACED else dtypes)
+    put = lambda x: call.put(x, dtype)[1] if call.name in PLACED or isinstance(x, SharedTensor) else x
+    known = [call.put(x, dtype)[0] for x in pytree.tree_leaves((args, kwargs)) if call.name in PLACED or _is(x)]
+    parts = [x for x in known if x is not None]
+    at = certain = None
+    if len({(p.low is not None, p.high is not None) for p in parts}) == 1 and not (parts[0].low and parts[0].high):
+        at = _positions(call, args, kwargs, dtype)
+        certain = at is not None and all(p.certain and p.at is not None for p in parts)
+    result = call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs))
+    target = args[0] if result is None else result
+    outs = [x for x in pytree.tree_leaves(target) if isinstance(x, SharedTensor) and x.dtype != torch.bool]
+    if call.name in ORDERED and len(outs) == 2 and call.name != "aminmax":
+        outs = outs[:1]  # values, and positions
+    whole = joined(*parts)
+    for k, out in enumerate(outs):
+        where = at[k] if at is not None and k < len(at) and at[k].shape == out.shape else None
+        sure = bool(certain) and where is not None
+        mark = whole if where is None or bool(where.any()) else None
+        out.infinite = mark and replace(mark, at=where, certain=sure)
+    if call.name in ("maximum", "minimum", "max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor):
+        _cut_off(call, args, outs[0])
+    return result
+
+
+def _is(x: Any) -> bool:
+    return isinstance(x, SharedTensor)
+
+
+def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
+    made = dtypes[0]
+    for dtype in dtypes[1:]:
+        made = torch.promote_types(made, dtype)
+    return made
+
+
+def _positions(call: Call, args: tuple, kwargs: dict, dtype: torch.dtype) -> list[torch.Tensor] | None:
+    """Where the results of a function that moves elements may hold stand-ins; None where that takes secrets."""
+    flat = pytree.tree_leaves((args, kwargs))
+    if any(_is(x) and (not _fractional(x) or x.dtype == torch.bool) for x in flat):
+        return None
+    if any(_is(x) and x.infinite is not None and x.infinite.at is None for x in flat):
+        return None
+    try:
+        model = lambda x: _model(call, x, dtype)
+        a, k = pytree.tree_map(model, args), pytree.tree_map(model, kwargs)
+        found = _plain(call.func, *a, **k)
+    except Exception:
+        return None
+    found = a[0] if found is None else found
+    leaves = [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
+    return [x != 0 for x in leaves if x.is_floating_point()] or None
+
+
+def _cut_off(call: Call, args: tuple, out: SharedTensor) -> None:
+    """A maximum with public numbers in the range has no negative stand-ins, a minimum no positive ones."""
+    public = next((x for x in args[:2] if isinstance(x, torch.Tensor) and not _is(x)), None)
+    if public is None or out.infinite is None or beyond(call.scheme, public) is not None:
+        return
+    sign = "low" if call.name in ("maximum", "max") else "high"
+    out.infinite = out.infinite.but(**{sign: None, "at": None, "certain": False})
+
+
+@_rule("where")
+def _where(call: Call, condition: Any, input: Any = None, other: Any = None) -> Any:
+    if call.func is T.where:  # x.where(condition, y)
+        condition, input = input, condition
+    dtypes = [x.dtype for x in (input, other) if isinstance(x, torch.Tensor)]
+    numbers_are = torch.float32 if any(isinstance(x, float) for x in (input, other)) else dtypes[0]
+    dtype = _widest([*dtypes, *([numbers_are] if not _widest(dtypes).is_floating_point else [])])
+    (one, x), (two, y) = call.put(input, dtype), call.put(other, dtype)
+    made = _without(torch.where, condition, x, y)
+    shape = made.shape
+    first, second = (_at(mark, v, shape) for mark, v in ((one, input), (two, other)))
+    if isinstance(condition, SharedTensor):
+        return _labelled(made, joined(one, two, at=_plain(torch.logical_or, first, second)))
+    at = _plain(torch.where, condition.detach().cpu(), first, second)
+    mark = joined(one, two, at=at, certain=all(m is None or m.certain for m in (one, two)))
+    return _labelled(made, mark if bool(at.any()) else None)
+
+
+def _at(infinite: Infinite | None, value: Any, shape: torch.Size) -> torch.Tensor:
+    """Where a tensor, brought to a shape, may hold stand-ins."""
+    if infinite is None:
+        return torch.zeros(shape, dtype=torch.bool)
+    if infinite.at is None:
+        return torch.ones(shape, dtype=torch.bool)
+    return _plain(torch.broadcast_to, infinite.at.cpu(), shape)
+
+
+@_rule("masked_fill")
+def _masked_fill(call: Call, input: Any, mask: Any, value: Any) -> Any:
+    dtype = input.dtype
+    known = infinite_of(input)
+    fill, number = call.put(value, dtype)
+    before = _at(known, input, input.shape)
+    made = call.without(input, mask, number)
+    before = _plain(torch.broadcast_to, before, made.shape)
+    if isinstance(mask, SharedTensor):
+        at = torch.ones(made.shape, dtype=torch.bool) if fill is not None else before
+        return _labelled(made, joined(known, fill, at=at))
+    there = _plain(torch.broadcast_to, mask.detach().cpu(), made.shape)
+    at = _plain(torch.where, there, torch.tensor(fill is not None), before)
+    mark = joined(known, fill, at=at, certain=known is None or known.certain)
+    return _labelled(made, mark if bool(at.any()) else None)
+
+
+def _swapped(infinite: Infinite) -> Infinite:
+    low, high = (None if v is None else -v for v in (infinite.high, infinite.low))
+    return replace(infinite, low=low, high=high)
+
+
+@_rule("neg")
+def _neg(call: Call, input: SharedTensor) -> Any:
+    mark = _swapped(input.infinite)
+    return _labelled(call.without(input), mark)
+
+
+@_rule("abs")
+def _abs(call: Call, input: SharedTensor) -> Any:
+    mark: Any = input.infinite
+    high = [abs(v) for v in (mark.low, mark.high) if v is not None]
+    value = high[0] if len(set(high)) == 1 else math.nan
+    made = _without(torch.clamp, input, 0.0, mark.size * 4) + _without(torch.clamp, -_bare(input), 0.0, mark.size * 4)
+    return _stored(call, input, _labelled(made, replace(mark, low=None, high=value)))
+
+
+def _bare(x: SharedTensor) -> SharedTensor:
+    """x as if its stand-ins were numbers."""
+    made = x.like(x.shares, bound=x.bound)
+    made.whole_bits = x.whole_bits
+    return made
+
+
+@_rule("add", "sub", "rsub")
+def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    if alpha != 1:
+        other = other * alpha
+    signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[call.name]
+    terms = [input, other]
+    marks: list[Infinite | None] = []
+    for term in terms:
+        mark = call.put(term, torch.float32)[0]
+        marks.append(mark if mark is None or signs[len(marks)] > 0 else _swapped(mark))
+    low, high = ([m is not None and getattr(m, sign) is not None for m in marks] for sign in ("low", "high"))
+    opposite = (low[0] and high[1]) or (high[0] and low[1])
+    tight = any(m is not None and _is(t) and m.size <= 2 * call.scheme.activation_limit and _moves(call, terms[1 - k])
+                for k, (m, t) in enumerate(zip(marks, terms, strict=True)))  # fmt: skip
+    if opposite or tight:
+        if not any(_is(t) and t.infinite is not None for t in terms):
+            _refuse("a sum", next(m for m in marks if m is not None))
+        return call.func(*_numbers(call, tuple(terms)))
+    finite = [_cleared_public(call, t) for t in terms]
+    in_place = call.func in IN_PLACE
+    made = call.without(*finite)
+    parts, exact_at = [], {-1: torch.zeros(made.shape, dtype=torch.bool), 1: torch.zeros(made.shape, dtype=torch.bool)}
+    every = torch.zeros(made.shape, dtype=torch.bool)
+    for k, (mark, term) in enumerate(zip(marks, terms, strict=True)):
+        if mark is None:
+            continue
+        partner, moves = terms[1 - k], _moves(call, finite[1 - k])
+        at = _at(mark, term, made.shape)
+        every = every | at
+        values = [None if v is None else v if abs(v) >= KEPT or not moves else math.nan for v in (mark.low, mark.high)]
+        one_sign = mark.low is None or mark.high is None
+        if not _is(term):
+            exact_at[-1] = exact_at[-1] | _broadcast(_beyond_sign(call, term, -signs[k]), made.shape)
+            exact_at[1] = exact_at[1] | _broadcast(_beyond_sign(call, term, signs[k]), made.shape)
+            parts.append(standing_for(call.scheme, made.dtype, *values))
+        elif not moves:
+            parts.append(replace(mark, low=values[0], high=values[1]))
+        elif mark.certain and one_sign:
+            sign = -1 if mark.high is None else 1
+            exact_at[sign] = exact_at[sign] | at
+            parts.append(standing_for(call.scheme, made.dtype, *values))
+        else:
+            most, unchecked = _most(call, partner)
+            size = mark.size - most
+            parts.append(replace(mark, low=values[0], high=values[1], size=size, threshold=size / 2, exact=False,
+                                 unchecked=mark.unchecked + unchecked))  # fmt: skip
+    size = size_of(call.scheme, made.dtype)
+    for sign, at in exact_at.items():
+        if bool(at.any()):
+            made = _refilled(call, made, at, sign * size, in_place)
+    certain = all(m is None or m.certain for m in marks)
+    return _labelled(made, joined(*parts, at=every, certain=certain))
+
+
+def _broadcast(at: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return _plain(torch.broadcast_to, at, shape)
+
+
+def _beyond_sign(call: Call, value: Any, sign: int) -> torch.Tensor:
+    found = beyond(call.scheme, value)
+    if found is None:
+        return torch.tensor(False)
+    return _plain(lambda v: found.cpu() & (v.detach().cpu().sign() == sign), torch.as_tensor(value))
+
+
+def _cleared_public(call: Call, value: Any) -> Any:
+    """A public operand with zeros where it is beyond the range."""
+    found = None if _is(value) else beyond(call.scheme, value)
+    if found is None:
+        return value
+    if not isinstance(value, torch.Tensor):
+        return type(value)(0)
+    return _plain(torch.where, found, torch.zeros((), dtype=value.dtype, device=value.device), value)
+
+
+def _moves(call: Call, value: Any) -> bool:
+    """Whether a summand is not zero everywhere, beside what is beyond the range."""
+    if isinstance(value, torch.Tensor) and not _is(value) and not value.is_meta and type(value) is torch.Tensor:
+        return bool(_plain(torch.any, _cleared_public(call, value).detach() != 0))
+    return _cleared_public(call, value) != 0 if isinstance(value, (int, float)) else True
+
+
+def _most(call: Call, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
+    """What a summand is below in magnitude, and itself if nobody has held it to that."""
+    limit = call.scheme.activation_limit
+    if _is(value):
+        most = limit * 2.0 if value.bound is None else value.bound * 2.0**-value.scale_bits
+        return (most, ()) if most <= limit else (limit, (_bare(value),) if value.infinite is None else ())
+    if isinstance(value, torch.Tensor):
+        if type(value) is not torch.Tensor or value.is_meta:
+            return limit, ()
+        return float(_plain(torch.amax, _cleared_public(call, value).detach().abs().double())), ()
+    return abs(float(_cleared_public(call, value))), ()
+
+
+def _refilled(call: Call, y: SharedTensor, at: torch.Tensor, number: float, in_place: bool = False) -> SharedTensor:
+    made = _without(torch.masked_fill, y, at, number if _fractional(y) else int(number))
+    if not in_place:
+        return made
+    for name in ("shares", "scale_bits", "bound", "whole_bits", "flags"):
+        setattr(y, name, getattr(made, name))
+    return y
+
+
+@_rule("mul", "div")
+def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
+    x, factor = (input, other) if _is(input) else (other, input)
+    known = infinite_of(x)
+    if call.name == "mul" and known is None and not isinstance(factor, SharedTensor):
+        return _times_endless(call, x, factor)
+    public = isinstance(factor, (int, float)) or type(factor) is torch.Tensor
+    if known is None or not public or not _is(input) or rounding_mode is not None or _is(factor):
+        if known is None and not any(infinite_of(v) is not None for v in (input, other)):
+            return NotImplemented
+        named = {} if rounding_mode is None else {"rounding_mode": rounding_mode}
+        return call.func(*_numbers(call, (input, other)), **named)
+    factors = _plain(lambda v: v.detach().cpu().double().reshape(-1), torch.as_tensor(factor))
+    factors = factors if call.name == "mul" else 1 / factors
+    least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
+    values = [None if v is None else v * one_of(factors) if one_of(factors) == one_of(factors) or math.isinf(v)
+              else math.nan for v in (known.low, known.high)]  # fmt: skip
+    sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
+    mixed = bool((factors > 0).any()) and bool((factors < 0).any())
+    if (
+        least == 0 or mixed or not math.isfinite(most) or any(v < range_limit(call.scheme.frac_bits) for v in sizes)
+        or known.size * least < LEAST or known.threshold * least < call.scheme.activation_limit * most / 2
+    ):  # fmt: skip
+        return call.func(*_numbers(call, (input,)), other)
+    values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v) else new
+              for v, new in zip((known.low, known.high), values, strict=True)]  # fmt: skip
+    values = values[::-1] if float(factors[0]) < 0 else values
+    made = call.without(input, other)
+    if known.certain and (values[0] is None or values[1] is None):
+        mark = standing_for(call.scheme, made.dtype, *values)
+        at, size = _at(known, input, made.shape), size_of(call.scheme, made.dtype)
+        made = _refilled(call, made, at, -size if values[1] is None else size, call.func in IN_PLACE)
+        return _labelled(made, mark and replace(mark, at=at, certain=True))
+    at = None if known.at is None else _at(known, input, made.shape)
+    exact = known.exact and least == most == 1
+    return _labelled(made, replace(known, low=values[0], high=values[1], size=known.size * least, at=at,
+                                   threshold=known.threshold * least, exact=exact))  # fmt: skip
+
+
+def _times_endless(call: Call, x: SharedTensor, factor: Any) -> Any:
+    """Zeros and ones, times a public number beyond the range: a mask."""
+    found = beyond(call.scheme, factor)
+    if found is None or not x.whole and x.dtype != torch.bool:
+        return NotImplemented
+    dtype = torch.result_type(torch.empty((), dtype=x.dtype), factor)
+    mark, number = call.put(factor, dtype if x.dim() or not isinstance(factor, torch.Tensor) else factor.dtype)
+    if mark is None:
+        return NotImplemented
+    if x.dtype != torch.bool:
+        x = _with_flags(call.context, x, mark.but(unchecked=()), 2.0 ** (x.scale_bits + 1))
+        both = [v for v in (mark.low, mark.high) if v is not None]
+        value = abs(both[0]) if len({abs(v) for v in both}) == 1 else math.nan
+        mark = replace(mark, low=-value, high=value)
+    made = torch.mul(x, number)
+    at = _plain(torch.broadcast_to, found.cpu(), made.shape)
+    return _labelled(made, replace(mark, at=at, certain=False))
+
+
+@_rule("eq", "ne", "ge", "lt", "le", "gt")
+def _compared(call: Call, input: Any, other: Any) -> Any:
+    known = [infinite_of(v) for v in (input, other)]
+    if _is(input) and _is(other):
+        same = all(m is None or m.exact for m in known) and len({m.known for m in known if m is not None}) <= 1
+        one = sum(m is not None for m in known) == 1
+        values = {v for m in known if m is not None for v in (m.low, m.high) if v is not None}
+        if (same or (one and call.name not in ("eq", "ne"))) and not any(math.isnan(v) for v in values):
+            return call.without(input, other)
+        return call.func(*_numbers(call, (input, other)))
+    x, c = (input, other) if _is(input) else (other, input)
+    if not isinstance(c, (int, float)) and type(c) is not torch.Tensor:
+        return call.without(input, other) if known[0] is None or known[0].exact else call.func(
+            *_numbers(call, (input, other)))  # fmt: skip
+    name = call.name if _is(input) else {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}.get(call.name, call.name)
+    base, mark = COMPARED[name], x.infinite
+    at = torch.as_tensor(c).detach().cpu().double()
+    if bool(at.isnan().any()):
+        return NotImplemented if mark is None else call.func(*_numbers(call, (input, other)))
+    limit = range_limit(call.scheme.frac_bits)
+    if mark is None:
+        far = at.abs() >= limit
+        natural = torch.where(far, 0.0, at)
+        public = _far_answer(name, at)
+        made = getattr(torch, name)(x, natural.to(c.dtype) if isinstance(c, torch.Tensor) else 0.0)
+        return torch.where(_broadcast(far, made.shape), _broadcast(public, made.shape), made)
+    t, size = mark.threshold, mark.size
+    moved = at.clone()
+    for sign, value in ((-1, mark.low), (1, mark.high)):
+        here = sign * at >= t
+        if value is None:
+            moved = torch.where(here, sign * torch.minimum(at.abs(), torch.tensor(limit / 2)), moved)
+            continue
+        if math.isnan(value):
+            if bool((here & (at.abs() >= limit)).any()):
+                return call.func(*_numbers(call, (input, other)))
+            value = sign * math.inf
+        nearer, equal = here & (sign * at < sign * value), here & (at == value)
+        ends = base if sign > 0 else {"ge": "le", "le": "ge"}.get(base, base)
+        moved = torch.where(here, sign * 2.0 * max(size, mark.size) + sign, moved)
+        if base == "eq":
+            if bool(equal.any()) and not mark.exact:
+                if not bool(equal.all()):
+                    return call.func(*_numbers(call, (input, other)))
+                there = _signs(x, sign < 0, sign > 0)
+                return there if name == "eq" else ~there
+            moved = torch.where(equal, sign * size, moved)
+        else:
+            inside = nearer | equal if ends == "ge" else nearer
+            moved = torch.where(inside, sign * t, moved)
+    number = moved.to(c.dtype) if isinstance(c, torch.Tensor) else float(moved) if _fractional(x) else int(moved)
+    x = x if mark.exact else _with_flags(call.context, x, mark, None)
+    return _without(getattr(torch, name), x, number)
+
+
+def _far_answer(name: str, c: torch.Tensor) -> torch.Tensor:
+    """What every number of the range says to numbers beyond it."""
+    return {"eq": c != c, "ne": c == c, "ge": c < 0, "gt": c < 0, "le": c > 0, "lt": c > 0}[name]
+
+
+@_rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "relu6")
+def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    if call.name in ("relu", "relu6", "hardtanh") and args and isinstance(args[-1], bool):
+        inplace, args = args[-1], args[:-1]
+    low, high = {
+        "clamp": lambda: _pair(args, kwargs, "min", "max"), "clamp_min": lambda: (*args, *kwargs.values(), None)[:2],
+        "clamp_max": lambda: (None, *args, *kwargs.values())[:2], "relu": lambda: (0.0, None),
+        "relu6": lambda: (0.0, 6.0), "hardtanh": lambda: _pair(args, kwargs, "min_val", "max_val", -1.0, 1.0),
+    }[call.name]()  # fmt: skip
+    if any(isinstance(b, torch.Tensor) for b in (low, high)):
+        x = input
+        if isinstance(x, SharedTensor) and any(isinstance(b, SharedTensor) and b.infinite for b in (low, high)):
+            return call.func(*_numbers(call, (input, low, high)))
+        as_tensor = lambda b: b if isinstance(b, torch.Tensor) else torch.tensor(b, dtype=input.dtype)
+        x = x if low is None else torch.maximum(x, as_tensor(low))
+        return _stored(call, input, x if high is None else torch.minimum(x, as_tensor(high)), inplace)
+    mark = input.infinite
+    far = [b is not None and not math.isnan(b) and beyond(call.scheme, float(b)) is not None for b in (low, high)]
+    if (far[0] and low > 0) or (far[1] and high < 0):
+        _refuse(f"{spell(call.func)} with a bound", Infinite(low=float(low if far[0] else high)))
+    bounds = [None if f else b for f, b in zip(far, (low, high), strict=True)]
+    if mark is None:
+        made = torch.clamp(input, *bounds) if any(b is not None for b in bounds) else torch.clone(input)
+        return _stored(call, input, made, inplace)
+    values = [
+        max(mark.low, low) if far[0] and mark.low is not None else mark.low if bounds[0] is None else None,
+        min(mark.high, high) if far[1] and mark.high is not None else mark.high if bounds[1] is None else None,
+    ]
+    if any(b is not None and abs(b) >= mark.threshold for b in bounds):
+        return _stored(call, input, torch.clamp(_numbers(call, input), *bounds), inplace)
+    most = 4 * max(mark.size, call.scheme.activation_limit)
+    if bounds == [None, None]:
+        made = _without(torch.clone, input)
+    else:  # with two bounds nothing has to be below the activation limit
+        made = _without(torch.clamp, input, -most if bounds[0] is None else bounds[0],
+                        most if bounds[1] is None else bounds[1])  # fmt: skip
+        if mark.unchecked:
+            made.flags = tuple(dict.fromkeys((*made.flags, *_with_flags(call.context, input, mark, None).flags)))
+    return _stored(call, input, _labelled(made, mark.but(low=values[0], high=values[1], certain=False)), inplace)
+
+
+def _pair(args: tuple, kwargs: dict, one: str, two: str, *defaults: Any) -> tuple[Any, Any]:
+    low, high = defaults or (None, None)
+    given = (*args, None, None)[:2] if not defaults else (*args, *defaults[len(args) :])[:2]
+    return kwargs.get(one, given[0] if args else low), kwargs.get(two, given[1] if len(args) > 1 else high)
+
+
+@_rule("isfinite")
+def _is_finite(call: Call, input: SharedTensor) -> Any:
+    kind = spell(call.func).rsplit(".", 1)[-1]
+    mark: Any = input.infinite
+    plain = lambda: call.without(input)
+    if kind in ("isnan", "isreal"):
+        return plain()
+    low, high = kind != "isposinf", kind != "isneginf"
+    values = [v for v, asked in ((mark.low, low), (mark.high, high)) if asked and v is not None]
+    if any(math.isnan(v) for v in values):
+        return call.func(_numbers(call, input))
+    low, high = low and mark.low == -math.inf, high and mark.high == math.inf
+    if not (low or high):
+        return plain()
+    there = _signs(input, low, high)
+    return ~there if kind == "isfinite" else there
+
+
+@_rule("nan_to_num")
+def _nan_to_num(call: Call, input: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    mark = input.infinite
+    if mark is None:
+        return NotImplemented
+    if any(v is not None and math.isnan(v) for v in (mark.low, mark.high)):
+        return call.func(_numbers(call, input), nan, posinf, neginf)
+    info = torch.finfo(input.dtype) if _fractional(input) else None
+    made, left = _without(torch.clone, input), mark
+    for sign, name, value in ((-1, "low", neginf), (1, "high", posinf)):
+        if info is None or getattr(mark, name) != sign * math.inf:
+            continue
+        value = float(value) if value is not None else info.min if sign < 0 else info.max
+        if beyond(call.scheme, value) is not None and value * sign > 0:
+            left = left and left.but(**{name: value})
+        else:
+            made = _without(torch.masked_fill, made, _signs(input, sign < 0, sign > 0), value)
+            left = left and left.but(**{name: None, "certain": False})
+    return _stored(call, input, _labelled(made, left))
+
+
+@_rule("softmax", "log_softmax")
+def _softmax(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A row of nothing but negative infinities gives zeros, of which torch makes NaN; one of numbers that stand far
+    below zero is as torch's."""
+    mark = input.infinite
+    if mark is None:
+        return NotImplemented
+    if mark.high == math.inf or not input.dim():
+        return call.func(_numbers(call, input), dim, *args, **kwargs)
+    if dim is None:
+        dim = 0 if input.dim() in (0, 1, 3) else 1
+    if call.name == "log_softmax":
+        return _log_softmax(call, input, dim, args, kwargs)
+    at = mark.at
+    empty = mark.low is not None and not math.isfinite(mark.low)
+    rows = None if at is None else at.all(dim, keepdim=True)
+    if not empty or (rows is not None and not bool(rows.any())):
+        return call.without(input, dim, *args, **kwargs)
+    if mark.certain and rows is not None:
+        return call.without(input, dim, *args, **kwargs).masked_fill(rows, 0.0)
+    return _without(_with_nothing, call.func, _bare(input), dim, mark.threshold, args, kwargs)
+
+
+def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tuple = (), kwargs: Any = None) -> Any:
+    """The softmax of x beside one more entry that is below every number and above every stand-in: a row of nothing but
+    stand-ins has all its weight there."""
+    size = [*x.shape]
+    size[dim] = 1
+    beside = torch.full(size, -float(threshold), dtype=x.dtype)
+    return func(torch.cat((x, beside), dim), dim, *args, **(kwargs or {})).narrow(dim, 0, x.shape[dim])
+
+
+def _log_softmax(call: Call, input: SharedTensor, dim: int, args: tuple, kwargs: dict) -> Any:
+    exact = input if input.infinite.exact else _exactly(input)
+    mark: Any = exact.infinite
+    if mark.high is not None or mark.low is None:
+        return call.func(_numbers(call, input), dim, *args, **kwargs)
+    there = _signs(exact)
+    made = _without(call.func, _bare(exact), dim, *args, **kwargs)
+    size = size_of(call.scheme, made.dtype)
+    made = _without(torch.masked_fill, made, there, -size)
+    low = mark.low if mark.low <= -KEPT else math.nan
+    return _labelled(made, standing_for(call.scheme, made.dtype, low, None).but(at=mark.at, certain=mark.certain))
+
+
+@_rule("logsumexp")
+def _logsumexp(call: Call, input: SharedTensor, dim: Any, keepdim: bool = False) -> Any:
+    mark: Any = input.infinite
+    if mark.high is not None:
+        return call.func(_numbers(call, input), dim, keepdim)
+    made = call.without(input, dim, keepdim)
+    at = None if mark.at is None else mark.at.all(dim, keepdim=keepdim)
+    if at is not None and not bool(at.any()):
+        return made
+    size = mark.size - math.log(max(2, input.numel()))
+    low = mark.low if mark.low <= -KEPT else math.nan
+    left = replace(mark, low=low, size=size, threshold=size / 2, exact=False, at=at)
+    return _labelled(made, left)
+
+
+@_rule("bucketize", "searchsorted")
+def _bucketized(call: Call, *args: Any, **kwargs: Any) -> Any:
+    at = 1 if call.name == "bucketize" else 0
+    if any(infinite_of(x) is not None for x in args) or len(args) < 2 or _is(args[at]):
+        return call.func(*_numbers(call, args), **kwargs)
+    most = range_limit(call.scheme.frac_bits) * (1 - 2.0**-22) - 2.0**-call.scheme.frac_bits
+    edges = _plain(lambda v: v.detach().double().clamp(-most, most), torch.as_tensor(args[at]))
+    return call.func(*args[:at], edges, *args[at + 1 :], **kwargs)
+
+
+@_rule("scaled_dot_product_attention", "multi_head_attention")
+def _attention(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Masks come as they are; what they mask is no key, query or value."""
+    names = ("query", "key", "value")
+    numbers = [_numbers(call, x) for x in args[:3]]
+    named = {key: _numbers(call, x) if key in names else x for key, x in kwargs.items()}
+    if all(x is y for x, y in zip((*args[:3], *kwargs.values()), (*numbers, *named.values()), strict=True)):
+        return NotImplemented
+    return call.func(*numbers, *args[3:], **named)
+
+
+@_rule("threshold")
+def _refused(call: Call, *args: Any, **kwargs: Any) -> Any:
+    if any(infinite_of(x) is not None for x in pytree.tree_leaves((args, kwargs))):
+        return call.func(*_numbers(call, args), **_numbers(call, kwargs))
+    raise UnsupportedOpError(f"{spell(call.func)} takes no number beyond the range of fixed point; use torch.where")
+
+
+set_rules(_called, _exactly)
