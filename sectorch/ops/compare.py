@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import DtypeError
+from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, COMPOSED, Context, implements
 from .common import is_secret, refuse, settled, total, typed
@@ -147,15 +148,11 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
     return y + typed(difference, dtype) * condition.to(torch.int64)
 
 
-FARTHEST = 16
-"""What a secret choice takes, in activation limits: what stands for infinity is below it, and a difference of two."""
-
-
 def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
-    """x where the condition is 1, and 0 elsewhere. The product is no larger than x: it takes more than activations."""
+    """x where the condition is 1, and 0 elsewhere. That is no larger than x, and so x may be beyond activations."""
     if not isinstance(x, SharedTensor):
         return condition * x
-    x = settled(context, x, most=FARTHEST * context.scheme.activation_limit)
+    x = settled(context, x, most=range_limit(context.frac_bits))
     return x.like(context.backend.multiply(torch.mul, condition.shares, x.shares), bound=x.bound)
 
 

@@ -360,9 +360,7 @@ def _cut_off(call: Call, args: tuple, out: SharedTensor) -> None:
 def _where(call: Call, condition: Any, input: Any = None, other: Any = None) -> Any:
     if call.func is T.where:  # x.where(condition, y)
         condition, input = input, condition
-    dtypes = [x.dtype for x in (input, other) if isinstance(x, torch.Tensor)]
-    numbers_are = torch.float32 if any(isinstance(x, float) for x in (input, other)) else dtypes[0]
-    dtype = _widest([*dtypes, *([numbers_are] if not _widest(dtypes).is_floating_point else [])])
+    dtype = _widest([x.dtype if isinstance(x, torch.Tensor) else torch.tensor(x).dtype for x in (input, other)])
     (one, x), (two, y) = call.put(input, dtype), call.put(other, dtype)
     made = _without(torch.where, condition, x, y)
     shape = made.shape
@@ -443,8 +441,11 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
                 for k, (m, t) in enumerate(zip(marks, terms, strict=True)))  # fmt: skip
     if opposite or tight:
         if not any(_is(t) and t.infinite is not None for t in terms):
-            _refuse("a sum", next(m for m in marks if m is not None))
-        return call.func(*_numbers(call, tuple(terms)))
+            return NotImplemented
+        if opposite:
+            return call.func(*_numbers(call, tuple(terms)))
+        exact = [_exactly(t) if infinite_of(t) is not None else t for t in terms]
+        return _stored(call, input, {"add": torch.add, "sub": torch.sub, "rsub": torch.rsub}[call.name](*exact))
     finite = [_cleared_public(call, t) for t in terms]
     in_place = call.func in IN_PLACE
     made = call.without(*finite)
@@ -456,7 +457,11 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
         partner, moves = terms[1 - k], _moves(call, finite[1 - k])
         at = _at(mark, term, made.shape)
         every = every | at
-        values = [None if v is None else v if abs(v) >= KEPT or not moves else math.nan for v in (mark.low, mark.high)]
+        moved = moves or marks[1 - k] is not None
+        kept = lambda v, moved=moved, double=marks[1 - k] is not None: (
+            v if v is None or math.isinf(v) or not moved or (abs(v) >= KEPT and not double) else math.nan
+        )
+        values = [kept(v) for v in (mark.low, mark.high)]
         one_sign = mark.low is None or mark.high is None
         if not _is(term):
             exact_at[-1] = exact_at[-1] | _broadcast(_beyond_sign(call, term, -signs[k]), made.shape)
@@ -550,13 +555,18 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
               else math.nan for v in (known.low, known.high)]  # fmt: skip
     sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
     mixed = bool((factors > 0).any()) and bool((factors < 0).any())
+    range_ = range_limit(call.scheme.frac_bits)
+    if known.certain and len(values) - values.count(None) == 1 and len(sizes) == 1 and sizes[0] < range_:
+        made = call.without(input, other)  # what they stand for is in the range now
+        value = next(v for v in values if v is not None)
+        return _labelled(_refilled(call, made, _at(known, input, made.shape), value, call.func in IN_PLACE), None)
     if (
-        least == 0 or mixed or not math.isfinite(most) or any(v < range_limit(call.scheme.frac_bits) for v in sizes)
+        least == 0 or mixed or not math.isfinite(most) or any(v < 16 * call.scheme.activation_limit for v in sizes)
         or known.size * least < LEAST or known.threshold * least < call.scheme.activation_limit * most / 2
     ):  # fmt: skip
         return call.func(*_numbers(call, (input,)), other)
-    values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v) else new
-              for v, new in zip((known.low, known.high), values, strict=True)]  # fmt: skip
+    values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v)
+              else new if new is None or abs(new) >= range_ else math.nan for v, new in zip((known.low, known.high), values, strict=True)]  # fmt: skip
     values = values[::-1] if float(factors[0]) < 0 else values
     made = call.without(input, other)
     if known.certain and (values[0] is None or values[1] is None):
@@ -623,7 +633,7 @@ def _compared(call: Call, input: Any, other: Any) -> Any:
             moved = torch.where(here, sign * torch.minimum(at.abs(), torch.tensor(limit / 2)), moved)
             continue
         if math.isnan(value):
-            if bool((here & (at.abs() >= limit)).any()):
+            if bool(here.any()):
                 return call.func(*_numbers(call, (input, other)))
             value = sign * math.inf
         nearer, equal = here & (sign * at < sign * value), here & (at == value)
@@ -749,7 +759,7 @@ def _softmax(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any)
     if call.name == "log_softmax":
         return _log_softmax(call, input, dim, args, kwargs)
     at = mark.at
-    empty = mark.low is not None and not math.isfinite(mark.low)
+    empty = mark.low == -math.inf
     rows = None if at is None else at.all(dim, keepdim=True)
     if not empty or (rows is not None and not bool(rows.any())):
         return call.without(input, dim, *args, **kwargs)
@@ -773,6 +783,11 @@ def _log_softmax(call: Call, input: SharedTensor, dim: int, args: tuple, kwargs:
     if mark.high is not None or mark.low is None:
         return call.func(_numbers(call, input), dim, *args, **kwargs)
     there = _signs(exact)
+    rows = None if exact.infinite.at is None else exact.infinite.at.all(dim, keepdim=True)
+    if mark.low != -math.inf and (rows is None or bool(rows.any())):  # a row of one number is as long as any
+        most = _without(torch.amax, exact, dim, keepdim=True)
+        there = there & (most > -mark.threshold)
+        mark = replace(mark, certain=False)
     made = _without(call.func, _bare(exact), dim, *args, **kwargs)
     size = size_of(call.scheme, made.dtype)
     made = _without(torch.masked_fill, made, there, -size)
