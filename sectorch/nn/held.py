@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +10,12 @@ from torch.utils import _pytree as pytree
 
 from ..backend import Value
 from ..choreography import Party
-from ..errors import ProgramError
+from ..errors import FixedPointRangeError, ProgramError
 from ..ops.common import settled
 from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import Scheme, SharedTensor
+from ..tensor.infinity import Infinite, exactly
 from ..tensor.table import Context
 
 
@@ -24,19 +25,35 @@ class Held:
 
     Attributes:
         scale_bits, bound, whole_bits: as of `SharedTensor`.
+        infinite: what may stand for infinity, at whatever positions.
     """
 
     scale_bits: int
     bound: float | None
     whole_bits: int
+    infinite: Infinite | None = None
 
     @classmethod
     def of(cls, x: SharedTensor) -> Held:
-        return cls(x.scale_bits, x.bound, x.whole_bits)
+        infinite = x.infinite
+        if infinite is not None:
+            if infinite.unchecked:
+                raise FixedPointRangeError(
+                    "a tensor that holds infinities, and numbers added to them, goes from one program to another; take "
+                    "torch.nan_to_num of it first, or fill with a number in the range"
+                )
+            infinite = replace(infinite, at=None, certain=False)
+        return cls(x.scale_bits, x.bound, x.whole_bits, infinite)
 
     @property
     def said(self) -> tuple[int, float | None, int]:
-        """As a description has it."""
+        """As a description has it.
+
+        Raises:
+            ProgramError: it may hold what stands for infinity, of which no description says anything.
+        """
+        if self.infinite is not None:
+            raise ProgramError("a tensor that may hold infinities does not stay between calls of a served model")
         return self.scale_bits, self.bound, self.whole_bits
 
     @classmethod
@@ -57,7 +74,7 @@ class Held:
     def tensor(self, shares: Value, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> SharedTensor:
         """The tensor of these shares."""
         made = SharedTensor(shares, self.scale_bits, session, party, scheme, dtype, self.bound)
-        made.whole_bits = self.whole_bits
+        made.whole_bits, made.infinite = self.whole_bits, self.infinite
         return made
 
     def again(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
@@ -126,7 +143,7 @@ def shown(outputs: Any, learned: int) -> Any:
 def _flagged(y: SharedTensor, flags: tuple[Value, ...]) -> SharedTensor:
     with torch._C.DisableTorchFunctionSubclass():
         made = y.like(y.shares, bound=y.bound, dtype=y.dtype)
-    made.whole_bits, made.flags = y.whole_bits, flags
+    made.whole_bits, made.infinite, made.flags = y.whole_bits, y.infinite, flags
     return made
 
 
@@ -137,11 +154,14 @@ def _joined(*flags: torch.Tensor) -> torch.Tensor:
 def _ready(y: SharedTensor) -> SharedTensor:
     with torch._C.DisableTorchFunctionSubclass():
         dtype = y.dtype
+    y = exactly(y)
     raised = len(y.session.net(y.party).raised)
-    made = settled(Context(y.session, y.party, y.scheme), y)
+    most = None if y.infinite is None else 2 * y.infinite.size
+    made = settled(Context(y.session, y.party, y.scheme), y, most=most)
     if made is y:
         return y
     made = made.like(made.shares, bound=made.bound, dtype=dtype)
+    made.infinite = y.infinite
     made.flags = (*y.flags, *y.session.net(y.party).raised[raised:])
     return made
 

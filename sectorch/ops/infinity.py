@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import FixedPointRangeError, UnsupportedOpError
+from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.dispatch import spell
@@ -678,7 +678,11 @@ def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs
     mark = input.infinite
     far = [b is not None and not math.isnan(b) and beyond(call.scheme, float(b)) is not None for b in (low, high)]
     if (far[0] and low > 0) or (far[1] and high < 0):
-        _refuse(f"{spell(call.func)} with a bound", Infinite(low=float(low if far[0] else high)))
+        bound = float(low if far[0] else high)
+        raise (NonFiniteError if math.isinf(bound) else FixedPointRangeError)(
+            f"{spell(call.func)} with a bound of {bound:g}, {'infinite' if math.isinf(bound) else 'which is'} beyond the "
+            f"range of every number: torch.full_like gives what it would"
+        )
     bounds = [None if f else b for f, b in zip(far, (low, high), strict=True)]
     if mark is None:
         made = torch.clamp(input, *bounds) if any(b is not None for b in bounds) else torch.clone(input)

@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from ..ops.common import SLACK_BITS
 from ..ops.ranges import CAPACITY, fitted
 from ..tensor import SharedTensor
+from ..tensor.infinity import beyond
 from ..tensor.table import Context
 from . import targets
 from .cells import Cell
@@ -74,6 +75,10 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 @row("mul", aten.mul.Tensor, aten.mul.Scalar)
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
+    number = plain_number(y)
+    masks = number is not None and beyond(context.scheme, number) is not None
+    if masks or content(x).infinite or (isinstance(y, Cell) and y.content.infinite):
+        return torch.mul(content(x), content(y) if number is None else number)
     form = y.form if isinstance(y, Varying) else weight_form(y) if type(y) is Tensor else None
     if form is not None and form.kind == "mask":
         return coded(context, operand(context, x), y)
@@ -124,6 +129,8 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
     number = plain_number(y)
     if number == 0:
         raise ArgumentError("division by zero")
+    if isinstance(x, Cell) and x.content.infinite:
+        return torch.div(x.content, content(y) if number is None else number)
     if isinstance(y, Varying) or number is not None:
         inverse = y if number is None else 1 / number
         return times(context, content(x), inverse, kept_bits(context, content(x)), wide=True)

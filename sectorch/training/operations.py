@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from ..errors import ShapeError
+from ..ops.infinity import held_to_numbers
 from ..tensor import SharedTensor
+from ..tensor.infinity import infinite_of
 from ..tensor.table import Context, OpTable, Row
 from .cells import MANY, Cell, Made, Pool
 from .targets import taken
@@ -60,6 +63,21 @@ class Operation:
         return [leaf for leaf in pytree.arg_tree_leaves(*self.args, **self.kwargs) if isinstance(leaf, Cell)]
 
 
+WITH_STAND_INS = frozenset((
+    "add", "clamp", "clone", "cat", "copy", "div", "eq", "exp", "ge", "gt", "index_fill", "le", "log_softmax", "logical_and",
+    "lt", "masked_fill", "mul", "ne", "neg", "rsub", "softmax", "stack", "sub", "where",
+))  # fmt: skip
+"""Rows that are functions of the table, which knows what stands for infinity (`ops/infinity.py`)."""
+
+
+def _numbers(op: Operation, x: Any) -> Any:
+    """A cell for another row: held to hold numbers."""
+    if not isinstance(x, Cell) or infinite_of(x.content) is None:
+        return x
+    made = held_to_numbers(x.context, x.content, str(op.row.name))
+    return Cell(made, x.gradient, pool=x.pool)
+
+
 def computed(context: Context, op: Operation) -> Any:
     """The results as cells, in the form of torch's; of an operation in place, its target.
 
@@ -71,7 +89,8 @@ def computed(context: Context, op: Operation) -> Any:
         return handler(context, *op.args, **op.kwargs)
     with context.session.operation(context.party) as net:
         before = len(net.raised)
-        result = handler(context, *taken(context, op.key, op.args), **op.kwargs)
+        args = op.args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), op.args)
+        result = handler(context, *taken(context, op.key, args), **op.kwargs)
         if op.target is not None and isinstance(result, (SharedTensor, Made)):
             hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
             for held in hold:
@@ -102,5 +121,5 @@ def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
     if y.shares.shape != meta.shape:
         raise ShapeError(f"internal error: {op.key} gave shape {tuple(y.shares.shape)}, torch {tuple(meta.shape)}")
     made = y.like(y.shares, bound=y.bound, dtype=meta.dtype)
-    made.whole_bits = y.whole_bits
+    made.whole_bits, made.infinite = y.whole_bits, y.infinite
     return Cell(made, op.backward, pool=pool)

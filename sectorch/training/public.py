@@ -75,11 +75,17 @@ def weight_form(value: Any) -> Form | None:
     return Form("mask", (tuple(value.shape),)) if mask else floats_form(value)
 
 
+MOST_FACTOR = 2.0**16
+"""A factor from here on is a mask's, and a part of the program."""
+
+
 def factor_form(value: Any) -> Form | None:
     """Of a factor; of one near one, the rest is what has a size."""
     if isinstance(value, torch.Tensor) and value.dim():
         return weight_form(value)
     number = float(value)
+    if abs(number) >= MOST_FACTOR:
+        return None
     if 0.5 < number < 1:
         return Form("rest", (places(1 - number, False),)) if _ordinary(1 - number) else None
     return Form("factor", (places(number, False),)) if _ordinary(number) else None

@@ -178,7 +178,7 @@ def at(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
 def total(context: Context, x: Any, y: Any, sign: int = 1) -> Any:
     """x + y, or x - y, at the finer scale of both: a parameter keeps its bits beside a coarser step."""
     f = torch.sub if sign < 0 else torch.add
-    if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor):
+    if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor) or x.infinite or y.infinite:
         return f(x, y)
     scale = min(max(x.scale_bits, y.scale_bits), state_bits(context))
     x, y = (

@@ -99,7 +99,7 @@ class DifferentiableTensor(SecretTensor):
             flags = self.cell.pool.joined(context)
         with torch._C.DisableTorchFunctionSubclass():
             made = x.like(x.shares, bound=x.bound, dtype=x.dtype)
-        made.whole_bits, made.flags = x.whole_bits, flags
+        made.whole_bits, made.infinite, made.flags = x.whole_bits, x.infinite, flags
         return made
 
     def reveal(self, to: Any = None) -> torch.Tensor:

@@ -48,7 +48,7 @@ ROWS = (
         why="1/2 per summand; alpha a: 1/2 + |a|/2 (+ 4/2 where a itself is encoded)",
         pairs="ss sp s. ps .s",
         operands=2,
-        errors=(MISMATCH, TOO_LARGE, NOT_A_NUMBER),
+        errors=(MISMATCH, NOT_A_NUMBER),
     ),
     op(
         "sub",
@@ -61,7 +61,7 @@ ROWS = (
         why="1/2 per summand; alpha 2: 1/2 + 2/2",
         pairs="ss sp s. ps .s",
         operands=2,
-        errors=(MISMATCH, TOO_LARGE, NOT_A_NUMBER),
+        errors=(MISMATCH, NOT_A_NUMBER),
     ),
     op(
         "rsub",
