@@ -28,8 +28,8 @@ class Infinite:
     """What a shared tensor may hold beside numbers.
 
     Attributes:
-        low, high: what the negative and the positive stand-ins stand for: an infinity, a public number beyond the range,
-            or `UNKNOWN`; None where there are none.
+        low, high: what the negative and the positive stand-ins stand for: an infinity, a public number beyond the
+            range, or `UNKNOWN`; None where there are none.
         size: what each is in magnitude: exactly, or where not `exact` at least.
         threshold: what every stand-in is at least in magnitude, and what every number is below.
         exact: whether none has been added to, or scaled.
@@ -70,7 +70,7 @@ def size_of(scheme: Scheme, dtype: torch.dtype) -> float:
 def beyond(scheme: Scheme, value: Any) -> torch.Tensor | None:
     """Where a public number or tensor is beyond the range of fixed point; None where it nowhere is."""
     limit = range_limit(scheme.frac_bits)
-    if isinstance(value, (bool, complex)) or isinstance(value, SecretTensor):
+    if isinstance(value, (bool, complex, SecretTensor)):
         return None
     if isinstance(value, (int, float)):
         return torch.tensor(True) if abs(value) >= limit - 0.5 * 2.0**-scheme.frac_bits else None

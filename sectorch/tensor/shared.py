@@ -253,8 +253,7 @@ def unwrapped(outputs: Any) -> Any:
         if y.right is not None and not y.right.is_meta and not bool(y.right):
             raise RangeExceededError(
                 "a value between input and result left the range in which results are right, so there is no result "
-                "(which value it was, nobody learned); scale the input or the model down, or use fewer fraction bits; "
-                "where masked_fill or where has put an infinity, choose another number before computing with it"
+                "(which value it was, nobody learned); scale the input or the model down, or use fewer fraction bits"
             )
         return y.plain
 
