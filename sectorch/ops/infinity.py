@@ -46,7 +46,8 @@ MOVES = frozenset((
     "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "broadcast_to", "cartesian_prod", "cat",
     "channel_shuffle", "chunk", "clone", "column_stack", "combinations", "constant_pad_nd", "contiguous", "copy",
     "cummax", "cummin", "detach", "diag", "diag_embed", "diagflat", "diagonal", "diagonal_scatter", "dropout",
-    "dsplit", "dstack", "expand", "expand_as", "fftshift", "fill", "flatten", "flip", "gather", "getitem", "hsplit",
+    "dsplit", "dstack", "expand", "expand_as", "fftshift", "fill", "fill_diagonal",
+    "flatten", "flip", "gather", "getitem", "hsplit",
     "hstack", "ifftshift", "index_copy", "index_fill", "index_put", "index_select", "kthvalue", "linalg_diagonal", "mT",
     "masked_scatter", "masked_select", "max", "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "median", "meshgrid",
     "min", "minimum", "movedim", "msort", "narrow", "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "positive",
@@ -58,7 +59,8 @@ MOVES = frozenset((
 """Operations whose results consist of elements of their operands: they may hold what these hold."""
 
 PLACED = frozenset((
-    "cat", "column_stack", "constant_pad_nd", "copy", "diagonal_scatter", "dstack", "fill", "hstack", "index_copy",
+    "cat", "column_stack", "constant_pad_nd", "copy", "diagonal_scatter", "dstack", "fill", "fill_diagonal",
+    "hstack", "index_copy",
     "index_fill", "index_put", "masked_scatter", "max", "maximum", "min", "minimum", "pad", "put", "scatter",
     "select_scatter", "setitem", "slice_scatter", "stack", "vstack",
 ))  # fmt: skip
@@ -82,8 +84,8 @@ COMPARED = {"eq": "eq", "ne": "eq", "ge": "ge", "lt": "ge", "le": "le", "gt": "l
 """Each comparison, and the one that it is or negates."""
 
 CARRIES = MOVES | {
-    "abs", "add", "clamp", "clamp_max", "clamp_min", "div", "hardtanh", "log_softmax", "logsumexp", "masked_fill", "mul",
-    "neg", "relu", "relu6", "rsub", "sub", "where",
+    "abs", "add", "clamp", "clamp_max", "clamp_min", "div", "hardtanh", "index_reduce", "log_softmax", "logsumexp",
+    "masked_fill", "mul", "nan_to_num", "neg", "relu", "relu6", "rsub", "scatter_reduce", "sub", "where",
 }  # fmt: skip
 """Operations whose results may hold stand-ins: a recording asks (`nn/capture.py`)."""
 
@@ -249,10 +251,14 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     if not has and not (takes and any(beyond(context.scheme, leaf) is not None for leaf in leaves)):
         return NotImplemented
     call = Call(context, func, name)
+    result = NotImplemented
     if name in RULES:
-        return RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
-    if name in MOVES:
-        return _moved(call, args, kwargs)
+        result = RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
+    elif name in MOVES and not _rounds(call, args, kwargs):
+        result = _moved(call, args, kwargs)
+    if result is not NotImplemented:
+        _tell_views(args[0] if func in IN_PLACE and args else None)
+        return result
     if not has:
         return NotImplemented
     natural = name in BOUNDED or (
@@ -261,6 +267,25 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     if natural:
         return call.without(*args, **kwargs)
     return func(*_numbers(call, args), **_numbers(call, kwargs))
+
+
+def _rounds(call: Call, args: tuple, kwargs: dict) -> bool:
+    """Whether this is a conversion to whole numbers or bits."""
+    if call.name != "to" or not _is(args[0]) or not _fractional(args[0]):
+        return False
+    like = lambda x: torch.empty(0, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+    made = _plain(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs))
+    return not made.dtype.is_floating_point
+
+
+def _tell_views(target: Any) -> None:
+    """What was written into one tensor may stand in all that share its memory."""
+    mark = infinite_of(target)
+    if mark is None or target.layout_in_memory is None:
+        return
+    for other in (member() for member in target.layout_in_memory.members):
+        if other is not None and other is not target:
+            other.infinite = joined(other.infinite, mark)
 
 
 def _numbers(call: Call, tree: Any) -> Any:
@@ -565,8 +590,9 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
         or known.size * least < LEAST or known.threshold * least < call.scheme.activation_limit * most / 2
     ):  # fmt: skip
         return call.func(*_numbers(call, (input,)), other)
-    values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v)
-              else new if new is None or abs(new) >= range_ else math.nan for v, new in zip((known.low, known.high), values, strict=True)]  # fmt: skip
+    kept = [new if new is None or abs(new) >= range_ else math.nan for new in values]
+    values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v) else new
+              for v, new in zip((known.low, known.high), kept, strict=True)]  # fmt: skip
     values = values[::-1] if float(factors[0]) < 0 else values
     made = call.without(input, other)
     if known.certain and (values[0] is None or values[1] is None):
@@ -583,7 +609,7 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
 def _times_endless(call: Call, x: SharedTensor, factor: Any) -> Any:
     """Zeros and ones, times a public number beyond the range: a mask."""
     found = beyond(call.scheme, factor)
-    if found is None or not x.whole and x.dtype != torch.bool:
+    if found is None or not (x.whole or x.dtype == torch.bool):
         return NotImplemented
     dtype = torch.result_type(torch.empty((), dtype=x.dtype), factor)
     mark, number = call.put(factor, dtype if x.dim() or not isinstance(factor, torch.Tensor) else factor.dtype)
@@ -680,8 +706,8 @@ def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs
     if (far[0] and low > 0) or (far[1] and high < 0):
         bound = float(low if far[0] else high)
         raise (NonFiniteError if math.isinf(bound) else FixedPointRangeError)(
-            f"{spell(call.func)} with a bound of {bound:g}, {'infinite' if math.isinf(bound) else 'which is'} beyond the "
-            f"range of every number: torch.full_like gives what it would"
+            f"{spell(call.func)} with a bound of {bound:g}, {'infinite' if math.isinf(bound) else 'which is'} beyond "
+            f"the range of every number: torch.full_like gives what it would"
         )
     bounds = [None if f else b for f, b in zip(far, (low, high), strict=True)]
     if mark is None:
@@ -814,6 +840,23 @@ def _logsumexp(call: Call, input: SharedTensor, dim: Any, keepdim: bool = False)
     return _labelled(made, left)
 
 
+@_rule("scatter_reduce", "index_reduce")
+def _reduced(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """A maximum or minimum by index is one of the elements."""
+    kind = kwargs.get("reduce", args[4] if len(args) > 4 else None)
+    if kind not in ("amax", "amin"):
+        return call.func(*_numbers(call, args), **_numbers(call, kwargs)) if _marked(args, kwargs) else NotImplemented
+    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (float, torch.Tensor))]
+    dtype = next(x.dtype for x in leaves if _is(x))
+    put = lambda x: call.put(x, dtype)[1] if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    mark = joined(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))
+    return _labelled(call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs)), mark)
+
+
+def _marked(*trees: Any) -> bool:
+    return any(infinite_of(x) is not None for x in pytree.tree_leaves(trees))
+
+
 @_rule("bucketize", "searchsorted")
 def _bucketized(call: Call, *args: Any, **kwargs: Any) -> Any:
     at = 1 if call.name == "bucketize" else 0
@@ -837,7 +880,7 @@ def _attention(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 @_rule("threshold")
 def _refused(call: Call, *args: Any, **kwargs: Any) -> Any:
-    if any(infinite_of(x) is not None for x in pytree.tree_leaves((args, kwargs))):
+    if _marked(args, kwargs):
         return call.func(*_numbers(call, args), **_numbers(call, kwargs))
     raise UnsupportedOpError(f"{spell(call.func)} takes no number beyond the range of fixed point; use torch.where")
 
