@@ -254,6 +254,8 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     result = NotImplemented
     if name in RULES:
         result = RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
+        if result is NotImplemented:
+            return result
     elif name in MOVES and not _rounds(call, args, kwargs):
         result = _moved(call, args, kwargs)
     if result is not NotImplemented:
