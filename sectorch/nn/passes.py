@@ -4,7 +4,8 @@
 - `pool_before_relu`: max-pool and ReLU commute; pooling first leaves a fraction of the activations to the ReLU, which
   then truncates them for free.
 - `fold_scales`: a number that multiplies, and the odd divisor of an average pool, move into the weights of a layer
-  before or after; what is left is a power of two, which costs nothing.
+  before or after; what is left is a power of two, which costs little. No weight becomes smaller by it: the last place
+  of the weights stays, and the result's error with it.
 - `drop_identities`: dropout in evaluation mode, Identity.
 
 A pass works on a program of functions on values (`nn/trace.py`), so it sees who reads a tensor and who reads a weight.
@@ -213,17 +214,46 @@ def fold_scales(program: Trace) -> None:
                 continue
             # A bias before the factor is multiplied by it, one after it is not.
             both = before is not None
+            part, power = _split(factor, 0 if both else MOST_POWER)
             layer.become(
-                f"times {factor!r}",
-                lambda w, b, f=factor, both=both: (w * f, b * f if both and b is not None else b),
+                f"times {part!r}",
+                lambda w, b, f=part, both=both: (w * f, b * f if both and b is not None else b),
             )
-            if before is not None:
-                source.meta["value"] = node.meta.get("value")
             for passed in path:
                 passed.meta["value"] = None
+            if power:
+                (source if both else node).meta["value"] = None
+                number = 2.0 ** (power if _name(node) in _MULTIPLIES else -power)
+                node.args = tuple(x if isinstance(x, fx.Node) else number for x in _operands(node))
+                continue
+            if both:
+                source.meta["value"] = node.meta.get("value")
             _replace(program, node, source)
         elif op_name(node) == "avg_pool2d":
             _even_divisor(program, node)
+
+
+MOST_POWER = 4
+
+
+def _split(factor: float, most: int) -> tuple[float, int]:
+    """The part of a public factor that weights take, of magnitude 1 at least, and the power of two that is left.
+
+    Weights are rounded to a last place u, so an output errs by u/2 times the sum of its inputs' magnitudes. Weights
+    times a factor f keep this error as it is, where f times the product would scale it: a small f costs as many digits
+    as it takes away. A factor from 1 on costs none, and takes from the range of the weights instead, which is why a
+    large one is split, too. Only the factor decides, which is public.
+
+    Args:
+        most: up to which power of two a factor above 1 is not split.
+    """
+    mantissa, exponent = math.frexp(factor)
+    power = 0 if 1 <= exponent <= most else exponent - 1
+    return math.ldexp(mantissa, exponent - power), power
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(function_of(node.target), "__name__", "")
 
 
 def _even_divisor(program: Trace, pool: fx.Node) -> None:
@@ -266,8 +296,7 @@ def _factor(node: fx.Node) -> tuple[fx.Node, float] | None:
     """The value that a node multiplies by a public number, and the number; powers of two cost nothing anyway."""
     if node.op != "call_function" or len(node.args) != 2 or node.kwargs:
         return None
-    name = getattr(function_of(node.target), "__name__", "")
-    x, number = _operands(node)
+    name, (x, number) = _name(node), _operands(node)
     if name in _MULTIPLIES and isinstance(x, (int, float)):
         x, number = number, x
     elif name not in (*_MULTIPLIES, *_DIVIDES):

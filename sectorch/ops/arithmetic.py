@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, DtypeError
-from ..ring import HEADROOM_BITS, check_encodable, range_limit
+from ..ring import HEADROOM_BITS, check_encodable, encode, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.table import Context, implements, stepwise
-from .bilinear import bilinear, scaled
+from .bilinear import bilinear, scaled, times_encoded
 from .common import (
     SLACK_BITS,
     encoded_public,
@@ -82,12 +82,29 @@ def positive(context: Context, x: SharedTensor) -> SharedTensor:
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     if x is y:
         return square(context, x)
-    return bilinear(context, torch.mul, x, y)
+    for value, factor in ((x, y), (y, x)):
+        if isinstance(value, SharedTensor) and value.given and _small(factor):
+            return _by_sizes(context, value, factor)
+    return bilinear(context, torch.mul, x, y, fine=_fine(x, y) or _fine(y, x))
+
+
+def _small(factor: Any) -> bool:
+    """Whether a public tensor has entries that f fraction bits hold a part of the digits of."""
+    if not isinstance(factor, torch.Tensor) or isinstance(factor, SecretTensor) or factor.is_meta:
+        return False
+    sizes = factor.abs() if factor.is_floating_point() else factor.new_ones(0)
+    return bool(((sizes != 0) & (sizes < 2.0**-SIZE_BITS)).any()) and bool((sizes < 2.0**SIZE_BITS).all())
+
+
+def _fine(weight: Any, x: Any) -> bool:
+    """Whether a private factor of x is taken with 2 f fraction bits: an inverse, which may be small beside a large x,
+    and any factor of an input as it was given. Neither depends on what the factor holds."""
+    return isinstance(weight, PrivateTensor) and isinstance(x, SharedTensor) and (weight.inverse or x.given)
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
             in_place=(T.div_, T.__itruediv__),
-            note="any divisor; result < 2^16; by a shared one error 4e-6 + 2e-6 |result|")  # fmt: skip
+            note="any divisor; result < 2^16; error 2e-6 and x's own / y, by a shared one 4e-6 + 2e-6 |result|")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:
     if rounding_mode is not None:
         return rounded_quotient(context, x, y, rounding_mode)
@@ -103,26 +120,30 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     if not isinstance(y, PrivateTensor):
         y = torch.as_tensor(y).to(torch.float64)
         if isinstance(x, SharedTensor):
-            return _times_inverse(context, x, y)
-    return bilinear(context, torch.mul, x, 1.0 / y)
+            inverse = 1.0 / y
+            check_encodable(inverse, context.frac_bits, "a public operand")
+            return _by_sizes(context, x, inverse)
+    return bilinear(context, torch.mul, x, 1.0 / y, fine=True)
 
 
-def _times_inverse(context: Context, x: SharedTensor, y: torch.Tensor) -> SharedTensor:
-    """x / y for public y, by factors that keep their significant bits: those of one size at a time.
+def _by_sizes(context: Context, x: SharedTensor, factors: torch.Tensor) -> SharedTensor:
+    """x times a public tensor, by factors that keep their significant bits: those of one size at a time.
 
-    A size spans eight powers of two, so that the inverse of each has 18 significant bits at least.
+    A size spans eight powers of two: where the range leaves room for eight bits more, each factor has f significant
+    bits at least.
     """
-    inverse = 1.0 / y
-    check_encodable(inverse, context.frac_bits, "a public operand")
-    if inverse.is_meta or not inverse.numel():
-        return bilinear(context, torch.mul, x, inverse)
-    sizes = torch.frexp(inverse.to(torch.float64))[1]
+    if factors.is_meta or not factors.numel():
+        return bilinear(context, torch.mul, x, factors)
+    sizes = torch.frexp(factors.to(torch.float64))[1]
+    value = settled(context, real(x))
+    room = HEADROOM_BITS - 1 - context.scheme.activation_bits - value.scale_bits
+    bits = max(context.frac_bits, min(context.frac_bits + SIZE_BITS, room))
     top, parts = int(sizes.max()), []
     for high in range(top, int(sizes.min()) - 1, -SIZE_BITS):
         here = (sizes <= high) & (sizes > high - SIZE_BITS)
         if bool(here.any()):
-            factor = torch.where(here, inverse, 0.0) * 2.0**-high
-            parts.append(scaled(context, real(x) * factor, 2.0**high))
+            part = encode(torch.where(here, factors, 0.0) * 2.0**-high, bits)
+            parts.append(scaled(context, times_encoded(context, torch.mul, value, part, bits, torch.abs), 2.0**high))
     if len(parts) == 1:
         return parts[0]
     parts = [shortened(context, part, context.frac_bits + SLACK_BITS) for part in parts]

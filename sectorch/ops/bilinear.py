@@ -18,7 +18,7 @@ from ..ring.products import Tiled
 from ..ring.scheme import Scheme
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
-from .common import SLACK_BITS, encoded_public, fractional, plus, refuse, settled, settled_bits, shortened
+from .common import SLACK_BITS, both, encoded_public, fractional, plus, refuse, settled, settled_bits, shortened
 from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
 LONGEST = 2.0**39
@@ -44,6 +44,7 @@ def bilinear(
     y: Any,
     terms: int = 1,
     sums: tuple[Sums, Sums] = (torch.abs, torch.abs),
+    fine: bool = False,
 ) -> SharedTensor:
     """product(x, y) for a map that is linear in both, where at least one operand is shared.
 
@@ -54,11 +55,13 @@ def bilinear(
         terms: products that one output sums up.
         sums: for x and for y as the operand that is not shared: at least the largest sum of its magnitudes that enters
             one output.
+        fine: multiply with 2 f fraction bits of a private operand, in two words of f. It takes another product with
+            the same opened operand, and a truncation.
     """
     if not isinstance(x, SharedTensor):
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
-        return bilinear(context, partial(_swapped, product), y, x, terms, (sums[1], sums[0]))
+        return bilinear(context, partial(_swapped, product), y, x, terms, (sums[1], sums[0]), fine)
     backend = context.backend
     if isinstance(y, SharedTensor):
         most = _shares_of_range(context, x, y, terms)
@@ -80,8 +83,17 @@ def bilinear(
         if left.bound is not None and context.scheme.range_check:
             context.net.rely(check_sums(y, sums[1]))
         run = product if isinstance(product, Tiled) else partial(_unprepared, product)
+        bits, below = y.weight_bits, None
+        if fine and bits:
+            high = torch.round(y * 2.0**bits) * 2.0**-bits
+            y, below = high, (y - high) * 2.0**bits
         shares = backend.linear(run, left.shares, y.weight())
         bound = None if left.bound is None else left.bound * gain
+        if isinstance(below, PrivateTensor):  # half a last place at most
+            most = None if left.bound is None else left.bound * 2.0 ** (bits - 1) * terms
+            rest = left.like(backend.linear(run, left.shares, below.weight()), left.scale_bits + bits, most)
+            rest = shortened(context, rest, left.scale_bits)
+            shares, bound = shares + rest.shares, both(bound, rest.bound)
         return left.like(shares, left.scale_bits + y.weight_bits, bound)
     return _times_public(context, product, x, y, sums[1])
 
@@ -203,7 +215,7 @@ def _times_public(
         weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
         if x.bound is None and x.scale_bits + domain_bits(context) + _magnitude(weight) > HEADROOM_BITS:
             x = settled(context, x, 0)
-        return _product(context, product, x, weight, 0, sums)
+        return times_encoded(context, product, x, weight, 0, sums)
     weight = torch.as_tensor(value, dtype=torch.float64)
     size = _magnitude(weight)
     if size > SLACK_BITS and isinstance(value, torch.Tensor):
@@ -213,11 +225,12 @@ def _times_public(
     else:
         scale = settled_bits(context, x.scale_bits)
         room = 2 * f + SLACK_BITS - scale
-        most = f if isinstance(value, torch.Tensor) else min(f - size, f + SLACK_BITS + MAX_SHIFT - scale)
+        summed = sums is not torch.abs  # of several products: more bits would take from the range of each
+        most = f if summed else min(f - size, f + SLACK_BITS + MAX_SHIFT - scale)
         bits = min(max(f, most), room - size) if size > 0 else max(f, most)
         parts = ((weight, bits),)
         x = settled(context, x, most=CAPACITY / _largest(weight, sums) / 2.0 ** (scale + bits))
-    results = [_product(context, product, x, encode(part, bits), bits, sums) for part, bits in parts]
+    results = [times_encoded(context, product, x, encode(part, bits), bits, sums) for part, bits in parts]
     results = [r if r.scale_bits <= 2 * f + SLACK_BITS else settled(context, r) for r in results]
     return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])
 
@@ -234,7 +247,7 @@ def _times_power_of_two(context: Context, x: SharedTensor, exponent: int, negati
     return x if x.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, x)
 
 
-def _product(
+def times_encoded(
     context: Context, product: Callable, x: SharedTensor, weight: torch.Tensor, bits: int, sums: Sums
 ) -> SharedTensor:
     """x times ring elements of so many fraction bits."""

@@ -235,7 +235,11 @@ def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     return y.squeeze(2)
 
 
-@implements("batch_norm", F.batch_norm, note="evaluation mode; an affine map at A's secret scale")
+@implements(
+    "batch_norm",
+    F.batch_norm,
+    note="evaluation mode; an affine map at A's secret scale, of an input or [N, C] to 2^-40, else to 2^-20",
+)
 def batch_norm(
     context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
@@ -250,7 +254,9 @@ def batch_norm(
     if bias is not None:
         shift = shift + bias
     shape = (1, -1) + (1,) * (x.dim() - 2)
-    return x * scale.view(shape) + shift.view(shape)
+    # Of features and of an input as it was given; planes between layers are as large as the net's own values.
+    fine = x.given or x.dim() == 2
+    return bilinear(context, torch.mul, x, scale.view(shape), fine=fine) + shift.view(shape)
 
 
 @implements("batch_norm", torch.batch_norm)

@@ -225,6 +225,10 @@ _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive"
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 
 
+_GIVEN = ("add", "clone", "neg", "sub", "to")
+"""Rows beside views whose results are as large as their operands, which stay `given`."""
+
+
 def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, returned: list) -> Any:
     """Give each result of a handler the dtype that torch gave, after checking that the shapes agree.
 
@@ -259,6 +263,8 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         check_bound(context, row, bound, DEPTH.get() == 1)
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
+        if row.view or row.name in _GIVEN:
+            made.given = all(x.given for x in given if isinstance(x, SharedTensor))
         return made
     if isinstance(result, ComplexShared):
         like = torch.empty(meta.shape, dtype=meta.dtype.to_real(), device="meta")
@@ -331,7 +337,7 @@ def _replace(target: Any, result: Any) -> Any:
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
             f"{list(result.shares.shape)}"
         )
-    for name in ("shares", "scale_bits", "bound", "whole_bits", "flags"):
+    for name in ("shares", "scale_bits", "bound", "whole_bits", "given", "flags"):
         setattr(target, name, getattr(result, name))
     return target
 

@@ -29,6 +29,7 @@ class PrivateTensor(SecretTensor):
         streamed: whether it is too large to be kept encoded, and its mask to be kept (`mpc.star.streamed`).
         copied: whether this is a copy of its own memory.
         family: of a copy and of everything that shares its memory, one list of them all.
+        inverse: whether it was made by a quotient or a power, and may be small beside what it is multiplied with.
         derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
     """
 
@@ -37,6 +38,7 @@ class PrivateTensor(SecretTensor):
     derived: dict[Any, Any]
     lasting: bool
     streamed: bool
+    inverse: bool
     origin: tuple[PrivateTensor, Callable] | None
     copied: bool
     family: list[ref] | None
@@ -54,6 +56,7 @@ class PrivateTensor(SecretTensor):
         self.derived = {}
         self.lasting = False
         self.streamed = False
+        self.inverse = False
         self.origin = None
         self.copied = False
         self.family = None

@@ -41,6 +41,8 @@ class SharedTensor(SecretTensor):
     """How many of the lowest bits are known to be zero: of a whole number with fraction bits, all of these."""
     infinite: Infinite | None
     """What stands for infinity in it, if anything may (`tensor/infinity.py`)."""
+    given: bool
+    """Whether it is a party's own tensor as it was shared, or a view, a sum or a difference of such ones."""
     flags: tuple[Value, ...]
     """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
 
@@ -61,6 +63,7 @@ class SharedTensor(SecretTensor):
         self.bound = bound
         self.whole_bits = 0
         self.infinite = None
+        self.given = False
         self.flags = ()
         return self
 
@@ -354,6 +357,7 @@ def share_tensor(
             shares = backend.owned(encoded, holder)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         made = SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
+        made.given = True
         looked_at = scheme.verified and holder in (session.Q, *session.owners)
         return _held_to(made, bound) if looked_at and bound is not None else made
 
