@@ -155,8 +155,8 @@ def test_prepared_calls_of_several_inputs():
     assert secured.preprocess(Inputs(x, left=y)) > 0
     assert secured.prepared() == {(("x", (2, 3)), ("left", (4, 3))): 1}
     with sectorch.profile() as other:
-        secured(x, y)
-    assert other.offline_bytes > 0 and len(secured.prepared()) == 1, "another form"
+        secured(x, left=x)
+    assert other.offline_bytes > 0 and len(secured.prepared()) == 1, "another shape"
     with sectorch.profile() as seen:
         got = secured(x, left=y)
     assert seen.offline_bytes == 0 and secured.prepared() == {}
@@ -341,3 +341,46 @@ def test_a_forward_finds_public_tensors_as_the_form_says():
         assert (secured(x, public(p)) - 3 * x).abs().max() < 1e-5
     with pytest.raises(DtypeError, match="to_dense"):
         public(x.to_sparse())
+
+
+class Weighed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, a, b=None, *, scale=1.0, parts=()):
+        return self.linear(a if b is None else a + 2 * b) * scale + sum(p.sum() for p in parts)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_material_serves_the_same_values_by_place_and_by_name(first):
+    model = Weighed().eval()
+    a, b = torch.rand(8, 4), torch.rand(8, 4)
+    calls = [((a, b), {}), ((a,), {"b": b}), ((), {"a": a, "b": b}), ((), {"b": b, "a": a})]
+    secured = sectorch.secure(model)
+    args, kwargs = calls[first]
+    secured(*args, **kwargs)
+    for args, kwargs in calls:
+        secured.preprocess(sectorch.Inputs(*args, **kwargs))
+        assert list(secured.prepared().values()) == [1]
+        other = calls[(calls.index((args, kwargs)) + 1) % 4]
+        with sectorch.profile() as p:
+            y = secured(*other[0], **other[1])
+        assert p.offline_bytes == 0 and not secured.prepared()
+        assert (y - model(a, b)).abs().max() < 1e-4
+
+
+def test_other_values_are_another_call():
+    model = Weighed().eval()
+    a, b = torch.rand(8, 4), torch.rand(8, 4)
+    secured = sectorch.secure(model)
+    for args, kwargs in (
+        ((a, b), {}), ((b, a), {}), ((a,), {"b": a}), ((a,), {}), ((), {"a": a}), ((a, b), {"scale": 2.0}),
+        ((a,), {"b": sectorch.public(b)}), ((), {"b": a, "a": sectorch.public(b)}), ((a,), {"parts": (b,)}),
+        ((a,), {"parts": [b, a]}), ((a, b), {"scale": 1}),
+    ):  # fmt: skip
+        plain = [v.value if isinstance(v, type(sectorch.public(a))) else v for v in args]
+        named = {n: v.value if isinstance(v, type(sectorch.public(a))) else v for n, v in kwargs.items()}
+        assert (secured(*args, **kwargs) - model(*plain, **named)).abs().max() < 1e-4
+    with pytest.raises(TypeError):
+        secured(a, b, a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,6 +167,28 @@ class Inputs:
         made = object.__new__(Inputs)
         made.form, made.tensors = self.form, tuple(tensors)
         return made
+
+    def arguments(self, forward: Any) -> tuple[Any, list[str]] | None:
+        """What the forward's parameters get, and the secrets' names in the order in which they get them.
+
+        Two calls with the same values, by place or by name, have equal arguments. None where the forward takes no such
+        call, or has no signature.
+        """
+        args, kwargs = pytree.tree_unflatten(list(self.form.leaves), self.form.spec)
+        try:
+            bound = inspect.signature(forward).bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):
+            return None
+        leaves, spec = pytree.tree_flatten(bound)
+        names = list(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Secret)))
+        place = lambda leaf: Secret(str(names.index(leaf.name)), leaf.held) if isinstance(leaf, Secret) else leaf
+        return Form(spec, tuple(map(place, leaves)), self.form.learned), names
+
+    def as_in(self, other: Inputs, names: list[str], others: list[str]) -> Inputs:
+        """These tensors in another call's form, where `names` of these stand for `others` of those."""
+        own = dict(zip(self.names, self.tensors, strict=True))
+        mine = dict(zip(others, names, strict=True))
+        return other.having([own[mine[name]] for name in other.names])
 
     def known(self) -> Inputs:
         """The same call, with what everybody knows of those tensors that are in shares by now."""

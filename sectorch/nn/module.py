@@ -106,6 +106,8 @@ class SecureModule(Inference):
             shared = ("_dry_weights", "_checked", "_rows", "largest", "_lock")
             self.__dict__.update({name: like.__dict__[name] for name in shared})
         self.ahead = Ahead()
+        self._forms: dict[Any, tuple[Inputs, list[str]]] = {}
+        """By what the forward's parameters get, the form of the first such call."""
         self._asked: dict[Any, Inputs] = {}
         """The inputs so far, without content, by row; the latest last."""
         super().train(False)
@@ -169,7 +171,7 @@ class SecureModule(Inference):
         """
         with self._lock:
             asked = list(reversed(self._asked.values()))
-        inputs = later(asked, batch_size, sample_shape, dtype, self.dtype)
+        inputs = self._as_before(later(asked, batch_size, sample_shape, dtype, self.dtype))
         self._ensure(inputs)
         check_ahead(inputs, self.traces.alone, self.named.verified)
         held = 0
@@ -178,6 +180,18 @@ class SecureModule(Inference):
             held += material.bytes
             self.ahead.keep(piece, material)
         return held
+
+    def _as_before(self, inputs: Inputs) -> Inputs:
+        """The call in the form of the first one that gave the forward's parameters the same values, by place or by name:
+        one program and one stock of material serve both."""
+        found = None if self._served is not None else inputs.arguments(self.plain.forward)
+        if found is None:
+            return inputs
+        arguments, names = found
+        with self._lock:
+            known, others = self._forms.setdefault(arguments, (inputs.meta(), names))
+            remember(self._forms, arguments, (known, others))
+        return inputs.as_in(known, names, others)
 
     def prepared(self) -> dict[tuple, int]:
         """How many calls are served by material at hand: by a single tensor's shape, else by (name, shape) of each."""
@@ -275,8 +289,9 @@ class SecureModule(Inference):
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}
         if elsewhere:
             raise ArgumentError(f"a public argument is on {elsewhere.pop()}, the secure module on {here}")
+        inputs = self._as_before(inputs.having(checked))
         self._ensure(inputs)
-        return inputs.having(checked)
+        return inputs
 
     def _ensure(self, inputs: Inputs) -> None:
         """`_check`, unless rows do not meet and another batch of the same program was checked already."""

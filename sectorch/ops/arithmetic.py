@@ -104,7 +104,7 @@ def _fine(weight: Any, x: Any) -> bool:
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
             in_place=(T.div_, T.__itruediv__),
-            note="any divisor; result < 2^16; error 2e-6 and x's own / y, by a shared one 4e-6 + 2e-6 |result|")  # fmt: skip
+            note="any divisor; result < 2^16; error 2e-6 + 1e-6 / |y|, by shares 4e-6 + 2e-6 |result|")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:
     if rounding_mode is not None:
         return rounded_quotient(context, x, y, rounding_mode)
