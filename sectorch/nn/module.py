@@ -182,7 +182,7 @@ class SecureModule(Inference):
         return held
 
     def _as_before(self, inputs: Inputs) -> Inputs:
-        """The call in the form of the first one that gave the forward's parameters the same values, by place or by name:
+        """The call in the form of the first one that gave the parameters the same values, by place or by name:
         one program and one stock of material serve both."""
         found = None if self._served is not None else inputs.arguments(self.plain.forward)
         if found is None:
