@@ -31,7 +31,7 @@ from ..tensor.infinity import (
     size_of,
     standing_for,
 )  # fmt: skip
-from ..tensor.table import IN_PLACE, Context
+from ..tensor.table import HANDLER, IN_PLACE, Context
 from .ranges import fitted, limit_at
 
 T = torch.Tensor
@@ -263,7 +263,8 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
         return result
     if not has:
         return NotImplemented
-    natural = name in BOUNDED or (
+    natural = name in BOUNDED or (name == "to" and _converted(call, args, kwargs) == torch.bool)
+    natural = natural or (
         name in FROM_BELOW and all(infinite_of(x) is None or infinite_of(x).high is None for x in leaves)
     )
     if natural:
@@ -275,9 +276,13 @@ def _rounds(call: Call, args: tuple, kwargs: dict) -> bool:
     """Whether this is a conversion to whole numbers or bits."""
     if call.name != "to" or not _is(args[0]) or not _fractional(args[0]):
         return False
+    return not _converted(call, args, kwargs).is_floating_point
+
+
+def _converted(call: Call, args: tuple, kwargs: dict) -> torch.dtype:
+    """The type that a conversion gives."""
     like = lambda x: torch.empty(0, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
-    made = _plain(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs))
-    return not made.dtype.is_floating_point
+    return _plain(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs)).dtype
 
 
 def _tell_views(target: Any) -> None:
@@ -425,14 +430,15 @@ def _masked_fill(call: Call, input: Any, mask: Any, value: Any) -> Any:
     return _labelled(made, mark if bool(at.any()) else None)
 
 
-def _swapped(infinite: Infinite) -> Infinite:
+def swapped(infinite: Infinite) -> Infinite:
+    """What the negative of a tensor may hold."""
     low, high = (None if v is None else -v for v in (infinite.high, infinite.low))
     return replace(infinite, low=low, high=high)
 
 
 @_rule("neg")
 def _neg(call: Call, input: SharedTensor) -> Any:
-    mark = _swapped(input.infinite)
+    mark = swapped(input.infinite)
     return _labelled(call.without(input), mark)
 
 
@@ -461,7 +467,7 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     marks: list[Infinite | None] = []
     for term in terms:
         mark = call.put(term, torch.float32)[0]
-        marks.append(mark if mark is None or signs[len(marks)] > 0 else _swapped(mark))
+        marks.append(mark if mark is None or signs[len(marks)] > 0 else swapped(mark))
     low, high = ([m is not None and getattr(m, sign) is not None for m in marks] for sign in ("low", "high"))
     opposite = (low[0] and high[1]) or (high[0] and low[1])
     tight = any(m is not None and _is(t) and m.size <= 2 * call.scheme.activation_limit and _moves(call, terms[1 - k])
@@ -878,6 +884,16 @@ def _attention(call: Call, *args: Any, **kwargs: Any) -> Any:
     if all(x is y for x, y in zip((*args[:3], *kwargs.values()), (*numbers, *named.values()), strict=True)):
         return NotImplemented
     return call.func(*numbers, *args[3:], **named)
+
+
+@_rule("cross_entropy", "nll_loss")
+def _class_loss(call: Call, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of public labels: what they take is looked at alone."""
+    if not _marked(input, target, kwargs):
+        return NotImplemented
+    if isinstance(target, SharedTensor) or target.is_floating_point() or kwargs.get("label_smoothing"):
+        return call.func(_numbers(call, input), _numbers(call, target), *args, **kwargs)
+    return HANDLER[call.func](call.context, input, target, *args, **kwargs)
 
 
 @_rule("threshold")

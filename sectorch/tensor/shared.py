@@ -230,9 +230,13 @@ def decode_infinite(
     plain = decode(elements, scale_bits, dtype)
     for sign, text in ((-1, low), (1, high)):
         if text != "None":
-            value = float(text) if dtype.is_floating_point else int(float(text))
             found = elements == sign * round(size * 2.0**scale_bits)
-            plain = torch.where(found, torch.tensor(value, dtype=torch.float64).to(dtype), plain)
+            if dtype.is_floating_point:
+                value = torch.tensor(float(text), dtype=torch.float64).to(dtype)
+            else:  # 2^63, as a float has the largest number, is one too many
+                least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+                value = torch.tensor(max(least, min(most, int(float(text)))), dtype=dtype)
+            plain = torch.where(found, value, plain)
     return plain
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ArgumentError, DimensionError
+from ..ops.infinity import swapped
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .cells import Cell
@@ -113,7 +115,10 @@ def _times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
 def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int, ignore_index: int) -> tuple:
     dim = min(1, x.content.dim() - 1)
     code = _code(context, target, x.content.shape[dim], dim, weight, ignore_index)
-    taken = -_times_code(context, x.content, code).sum(dim)
+    value = x.content
+    taken = -_times_code(context, value if value.infinite is None else value.bounded(value.bound), code).sum(dim)
+    if value.infinite is not None:  # looked at where it is added up
+        taken.infinite = swapped(replace(value.infinite, at=None, certain=False))
     count = _count(code, dim)
     if reduction == MEAN and not count:
         raise ArgumentError("the mean loss of no label is not a number: all are ignored, or there is none")

@@ -65,7 +65,7 @@ class Operation:
 
 WITH_STAND_INS = frozenset((
     "add", "clamp", "clone", "cat", "copy", "div", "eq", "exp", "ge", "gt", "index_fill", "le", "log_softmax",
-    "logical_and", "lt", "masked_fill", "mul", "ne", "neg", "rsub", "softmax", "stack", "sub", "where",
+    "logical_and", "lt", "masked_fill", "mul", "ne", "neg", "nll_loss", "rsub", "softmax", "stack", "sub", "where",
 ))  # fmt: skip
 """Rows that are functions of the table, which knows what stands for infinity (`ops/infinity.py`)."""
 
