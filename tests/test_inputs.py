@@ -102,7 +102,7 @@ def test_what_is_public_is_not_shared_and_what_is_secret_is():
     """Each secret tensor is one message of Q's to S, of eight bytes an element; a public one is none."""
     model, x, y = Takes().eval(), torch.randn(2, 3), torch.randn(4, 3)
     secured = sectorch.secure(model, session=Session())
-    for call, elements in (((x, y), 18), ((x, public(y)), 6), ((public(x), y), 12)):
+    for call, elements in (((x, y), 18), ((x, public(y)), 6), ((y, public(x)), 12)):
         with sectorch.profile() as seen:
             secured(*call)
         sent = [m for m in seen.ledger if m.src.role == "Q" and m.phase == Phase.ONLINE and m.round == 1]

@@ -101,8 +101,8 @@ def check_model(model: Any, device: torch.device) -> None:
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of the model in float64, of its own memory, without gradients.
+def copied(model: nn.Module) -> tuple[nn.Module, dict[int, torch.dtype]]:
+    """A copy of the model in float64, of its own memory, without gradients; and by id of its tensors their dtypes before.
 
     Raises:
         ArgumentError: it holds a tensor that torch cannot copy.
@@ -114,8 +114,9 @@ def copied(model: nn.Module) -> nn.Module:
         if t.is_leaf and t.is_floating_point() and type(t) in (nn.Parameter, torch.Tensor):
             value = t.detach().to(torch.float64, copy=True)
             memo[id(t)] = nn.Parameter(value, requires_grad=False) if isinstance(t, nn.Parameter) else value
+    dtypes = {id(memo[id(t)]): t.dtype for t in (*model.parameters(), *model.buffers()) if id(t) in memo}
     try:
-        return copy.deepcopy(model, memo).double().requires_grad_(False)
+        return copy.deepcopy(model, memo).double().requires_grad_(False), dtypes
     except RuntimeError as error:
         for path, layer in model.named_modules():
             name = next((n for n, v in vars(layer).items() if isinstance(v, torch.Tensor) and not v.is_leaf), None)

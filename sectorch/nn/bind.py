@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -31,13 +31,19 @@ def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def bind(
-    module: nn.Module, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype
+    module: nn.Module,
+    session: Session,
+    party: Party,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    dtypes: Mapping[int, torch.dtype],
 ) -> tuple[nn.Module, dict[str, PrivateTensor]]:
     """A copy of `module` whose floating-point parameters and buffers are private to `party`, and these by name.
 
     Args:
         module: in float64, so that folding and encoding round once.
-        dtype: what the tensors pass for: the dtype of the user's model.
+        dtypes: by id of the module's tensors, what they pass for: their dtypes in the user's model.
+        dtype: what those pass for that are not among them.
 
     Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public, and so
     is a mask of floating-point numbers: a buffer of zeros and of what is beyond the range of fixed point.
@@ -66,7 +72,7 @@ def bind(
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
                     made[id(tensor)] = private_weight(
-                        value, session, party, scheme, label, dtype, large=large,
+                        value, session, party, scheme, label, dtypes.get(id(tensor), dtype), large=large,
                         statistic=is_normalising(layer), read=store is layer._parameters,
                     )  # fmt: skip
                     made[id(tensor)]._is_param = isinstance(tensor, nn.Parameter)
@@ -147,8 +153,8 @@ class Weights:
 
     Args:
         own: those of the module by name; passes make further ones, which are named by what they were made of.
-        dtype: what they pass for. Folded weights are rounded to it (or to float32, if that is finer): so that a model
-            file, which holds weights of the model's dtype, computes the same numbers as the model.
+        dtype: what those pass for of which a program does not say it. A folded weight is rounded to what it passes for
+            (or to float32, if that is finer): so that a model file computes the same numbers as the model.
     """
 
     def __init__(
@@ -179,14 +185,15 @@ class Weights:
         if name.startswith(CONSTANT) or not value.is_floating_point():
             return value
         if name not in self._made:
-            value = value.detach().to(torch.promote_types(self._dtype, torch.float32))
+            dtype = program.dtypes.get(name, self._dtype)
+            value = value.detach().to(torch.promote_types(dtype, torch.float32))
             if self._large:
                 program.values[name] = value  # nobody needs what the rounding took away
             else:
                 value = value.to(torch.float64)
             value = value if self._session.present(self._party) else value.to("meta")
             self._made[name] = private_weight(
-                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype,
+                value, self._session, self._party, self._scheme, f"weight '{name}'", dtype,
                 statistic=False, large=self._large,
             )  # fmt: skip
         return self._made[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from ..ring import HEADROOM_BITS
 from ..ring.scheme import named_scheme
 from ..session import Session
 from ..tensor import Scheme
+from .accept import copied, dtype_of
 from .check import plain
 from .inputs import Inputs
 from .nodes import op_name
@@ -91,10 +91,9 @@ _HIDE_VALUES = (
 
 def recorded(model: nn.Module, batch: Inputs) -> Trace | None:
     """The program of a module for a batch of this shape; None where the module runs operation by operation."""
-    floating = [t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-    module = copy.deepcopy(model).double().requires_grad_(False)
-    shapes, dtype = Session(dry=True, device=batch.tensors[0].device), floating[0] if floating else torch.float32
-    programs = Traces(module, Scheme(), dtype, shapes, shapes.answering[0])
+    module, dtypes = copied(model)
+    shapes = Session(dry=True, device=batch.tensors[0].device)
+    programs = Traces(module, Scheme(), dtype_of(model), shapes, shapes.answering[0], dtypes)
     return programs.of(batch.meta())
 
 

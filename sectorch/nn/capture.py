@@ -48,7 +48,7 @@ from ..tensor.views import overlap, rewritten, strided_places
 from . import bounds
 from .drawing import Drawing
 from .huggingface import without_caches
-from .inputs import Inputs, flattened, refuse_complex
+from .inputs import Inputs, flattened, refuse_results
 from .nodes import name_of
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
@@ -380,14 +380,16 @@ def capture(
     if draws.drawn:
         torch.set_rng_state(generator)
         raise NotCaptured("the module draws random numbers")
-    refuse_complex(result)
+    refuse_results(result)
     changed = state_of(module) != before
     leaves, spec = flattened(result)
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     used = {n.target for n in recorder.graph.nodes if n.op == "get_attr"}
     kept = {name: value for name, value in {**values, **recorder.values}.items() if name in used}
     _drop_unread(recorder.graph)
-    return Trace(recorder.graph, kept, spec, inputs.rows), changed
+    with torch._C.DisableTorchFunctionSubclass():
+        dtypes = {name: weight.dtype for name, weight in weights.items()}
+    return Trace(recorder.graph, kept, spec, inputs.rows, dtypes), changed
 
 
 def _drop_unread(graph: fx.Graph) -> None:

@@ -143,7 +143,7 @@ class _Writer:
         for node, twin in zip(program.graph.nodes, other.graph.nodes, strict=True):
             if node.op == "get_attr":
                 grown = self._grown(node, twin, program, other) if least else None
-                places[node] = grown or self._attribute(str(node.target), program.values[str(node.target)])
+                places[node] = grown or self._attribute(str(node.target), program)
             elif node.op == "call_function":
                 args = [written(a, b, ref) for a, b in zip(node.args, twin.args, strict=True)]
                 kwargs = {name: written(value, twin.kwargs[name], ref) for name, value in node.kwargs.items()}
@@ -166,9 +166,6 @@ class _Writer:
 
     def _result(self, program: Trace, ref: Callable) -> Any:
         leaves: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
-        owned = _owned(program.graph)
-        if any(leaf in owned and not _public(leaf, program) for leaf in leaves if isinstance(leaf, fx.Node)):
-            raise ProgramError("the module gives weights, which nobody may learn")
         marks = [_Leaf(leaf) for leaf in leaves]  # a container's own code may look at what it is given
         result = pytree.tree_unflatten(marks, program.spec) if program.spec is not None else marks
 
@@ -207,6 +204,7 @@ class _Writer:
             if node in outside and isinstance(value, torch.Tensor):
                 name = f"{DERIVED}{node.name}"
                 program.values[name] = value
+                program.dtypes |= {name: d for d in [node.meta.get("dtype")] if d}
                 with program.graph.inserting_before(node):
                     node.replace_all_uses_with(program.graph.create_node("get_attr", name, (), {}))
         for node in reversed(list(program.graph.nodes)):
@@ -222,26 +220,28 @@ class _Writer:
             raise ProgramError(f"'{written_in}{known}' is not in the list of operations; sectorch.supported_ops()")
         return name
 
-    def _attribute(self, name: str, value: torch.Tensor) -> dict:
+    def _attribute(self, name: str, program: Trace) -> dict:
+        value = program.values[name]
         if name.startswith(CONSTANT):
             return self._constant(value)
         if not value.is_floating_point():
             raise ProgramError("the module computes whole numbers of its weights alone, which cannot be described")
         if name not in self._numbers:
             self._numbers[name] = len(self._entries)
-            label, dtype = self._label(name), self._kept.get(name, self._derived(name))
+            passes = program.dtypes.get(name, self._dtype)
+            label, dtype = self._label(name), self._kept.get(name, self._derived(name, passes))
             self._weights[label] = value.detach().to(dtype).contiguous()
             self._entries.append(
                 {
                     "name": label, "shape": list(value.shape), "dtype": str(dtype),
-                    "statistic": name in self._statistics,
+                    "statistic": name in self._statistics, **({} if passes == self._dtype else {"passes": str(passes)}),
                 }
             )  # fmt: skip
         return {"weight": self._numbers[name]}
 
-    def _derived(self, name: str) -> torch.dtype:
+    def _derived(self, name: str, passes: torch.dtype) -> torch.dtype:
         """In which a weight that is not the module's own is kept: as `bind.Weights` rounds what a pass has made."""
-        return torch.float64 if name.startswith(DERIVED) else torch.promote_types(self._dtype, torch.float32)
+        return torch.float64 if name.startswith(DERIVED) else torch.promote_types(passes, torch.float32)
 
     def _label(self, name: str) -> str:
         if name.startswith(FOLDED):  # what it was made of is long
@@ -281,10 +281,6 @@ def _owned(graph: fx.Graph) -> dict[fx.Node, None]:
         if node.op == "get_attr" or (node.op == "call_function" and all(n in owned for n in node.all_input_nodes)):
             owned[node] = None
     return owned
-
-
-def _public(node: fx.Node, program: Trace) -> bool:
-    return node.op == "get_attr" and str(node.target).startswith(CONSTANT)
 
 
 def _outside(node: fx.Node, names: dict, outside: set) -> bool:

@@ -14,15 +14,15 @@ from torch.utils import _pytree as pytree
 from ..choreography import Party
 from ..choreography.ledger import Profile, alone
 from ..choreography.program.trace import PLACE, Program, Tracing
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SecretAccessError
 from ..mpc.star.claims import check_proved
 from ..session import Session
-from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
+from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
 from .bind import Weights
 from .bounds import Budget
 from .eager import watched
 from .held import Held, staying
-from .inputs import Inputs, flattened, refuse_complex
+from .inputs import Inputs, flattened, refuse_results
 from .samplewise import is_samplewise
 from .served import ServedTraces
 from .shapes import Traces
@@ -52,8 +52,6 @@ class Checked:
         """
         if self.tracing is None:
             raise ArgumentError("there is no one program: the module runs operation by operation")
-        if any(isinstance(y, SecretTensor) for y in pytree.tree_leaves(self.outputs)):
-            raise ArgumentError("there is no program: the module gives weights, which nobody may learn")
         program = self.tracing.program(self.outputs)
         if self.dealer is not None:
             check_proved(program, self.dealer)
@@ -101,7 +99,8 @@ def dry_run(
                 tracing = net.tracing = Tracing(net.call, traces.setup)
                 shared = shared_inputs(inputs, session, scheme, traces.party)
                 outputs = run(program, weights.of(program), shared.tensors, step)
-            refuse_complex(outputs)
+            refuse_results(outputs)
+            refuse_weights(outputs, program)
             outputs = revealed(outputs) if inputs.learned is None else staying(outputs, inputs.learned)
     except BaseException:
         if isinstance(traces, Traces):
@@ -113,6 +112,29 @@ def dry_run(
         shapes.update(zip(given, inputs.shapes, strict=True))
     apart = program is not None and inputs.rows is not None and is_samplewise(program, shapes if limited else None)
     return Checked(profile, tracing, outputs, budget, apart, session.dealer if scheme.verified else None)
+
+
+def refuse_weights(results: Any, program: Trace | None) -> None:
+    """Refuse a result that does not depend on the input: whoever learns it learns of the weights.
+
+    Args:
+        program: which gave it, where there is one.
+
+    Raises:
+        SecretAccessError: naming the result, and layer and line that gave it.
+    """
+    output = None if program is None else next(n for n in program.graph.nodes if n.op == "output").args[0]
+    for at, (path, leaf) in enumerate(pytree.tree_flatten_with_path(results)[0]):
+        if isinstance(leaf, PrivateTensor):
+            node: Any = output[at] if isinstance(output, (list, tuple)) else output
+            place = "" if node is None or "where" not in node.meta else f"{place_of(node)}: "
+            error = SecretAccessError(
+                f"{place}the result{pytree.keystr(path)} is made of weights alone, and whoever learns it learns of "
+                f"them; let the model give only what depends on its input (a module around it: return "
+                f"self.model(x)[0]), and keep a number that everybody may know as a Python number"
+            )
+            error.layer = place.removesuffix(": ")
+            raise error
 
 
 def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party | None = None) -> Inputs:

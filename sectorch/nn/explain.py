@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
 from ..choreography.ledger import Profile, alone
-from ..errors import SectorchError, UnsupportedOpError
+from ..errors import SecretAccessError, SectorchError, UnsupportedOpError
 from ..plots import Plot
 from ..ring.scheme import named_scheme
 from ..session import Session
@@ -24,9 +24,9 @@ from ..shown import Shown
 from ..tensor import Scheme, SharedTensor, share_tensor
 from . import bounds
 from .bind import Weights
-from .dry import shared_inputs
+from .dry import refuse_weights, shared_inputs
 from .eager import watched
-from .inputs import Inputs
+from .inputs import Inputs, refuse_results
 from .module import SecureModule
 from .nodes import function_of, name_of
 from .secure import secure
@@ -164,16 +164,21 @@ def _layers(program: Trace, weights: Weights, piece: Inputs, session: Session, s
         shared = shared_inputs(piece, session, scheme)
     watch.add(Layer("(the input is shared)", "", "", piece.shapes[0], first))
     y = run(program, weights.of(program), shared.tensors, step=watch)
+    problem = ""
+    try:
+        refuse_weights(y, program)
+    except SecretAccessError as error:
+        problem = str(error)
     with Profile() as last:
         pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
-    watch.add(Layer("(the result is revealed)", "", "", _shape(y), last))
+    watch.add(Layer("(the result is revealed)", "", "", _shape(y), last, problem))
     return watch.layers
 
 
 def _pieces(secured: SecureModule, x: Inputs) -> list[Inputs]:
     try:
         return list(secured.pieces(x))
-    except UnsupportedOpError:
+    except (UnsupportedOpError, SecretAccessError):
         return [x]
 
 
@@ -183,6 +188,8 @@ def _whole(module: nn.Module, shared: Inputs) -> Layer:
     try:
         with profile:
             y = watched(module, shared)
+            refuse_results(y)
+            refuse_weights(y, None)
             pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
     except SectorchError as error:
         return Layer(type(module).__name__, "", "", (), profile, str(error), profile.rounds)

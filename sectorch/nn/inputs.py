@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError, UnsupportedOpError
@@ -323,10 +327,44 @@ def flattened(value: Any) -> tuple[list[Any], Any]:
     return flattened(value)
 
 
-def refuse_complex(results: Any) -> None:
-    """Raise `UnsupportedOpError` where a complex tensor is among a model's results."""
-    if any(isinstance(y, SecretTensor) and y.is_complex() for y in flattened(results)[0]):
-        raise UnsupportedOpError("the model gives a complex tensor: let it give torch.view_as_real(y), or y.abs()")
+def refuse_results(results: Any) -> None:
+    """Raise `UnsupportedOpError` where a result cannot be revealed: a complex one, one in an object of another kind."""
+    for leaf in flattened(results)[0]:
+        if isinstance(leaf, SecretTensor) and leaf.is_complex():
+            raise UnsupportedOpError("the model gives a complex tensor: let it give torch.view_as_real(y), or y.abs()")
+        if not isinstance(leaf, torch.Tensor) and _holds_secret(leaf, {}):
+            raise UnsupportedOpError(
+                f"the model gives a tensor inside {type(leaf).__name__}, in which results are not revealed: let it "
+                f"give tensors, and dicts, lists, tuples and dataclasses of them"
+            )
+
+
+_NO_CONTAINER = (bool, int, float, complex, str, bytes, type(None), type, np.ndarray, nn.Module)
+
+
+def _holds_secret(value: Any, seen: dict[int, Any]) -> bool:
+    """Whether a secret tensor is in a value, or may be in one that gives its parts only once."""
+    if isinstance(value, (SecretTensor, Iterator)):
+        return True
+    if isinstance(value, (torch.Tensor, *_NO_CONTAINER)) or id(value) in seen:
+        return False
+    seen[id(value)] = value
+    parts: list[Any] = [getattr(value, "__dict__", None)]
+    parts += [getattr(value, name, None) for kind in type(value).__mro__ for name in _slots(kind)]
+    if isinstance(value, Mapping):
+        parts += dict.values(value) if isinstance(value, dict) else value.values()
+    elif isinstance(value, (tuple, list, set, frozenset, deque, ValuesView)):
+        parts += tuple.__iter__(value) if isinstance(value, tuple) else value
+    elif isinstance(value, functools.partial):
+        parts += [value.func, value.args, value.keywords]
+    elif isinstance(value, (FunctionType, MethodType)):
+        parts += [*inspect.getclosurevars(value).nonlocals.values(), getattr(value, "__self__", None)]
+    return any(_holds_secret(part, seen) for part in parts)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _names(spec: Any, leaves: list[Any]) -> list[str]:

@@ -50,7 +50,8 @@ class SecureModule(Inference):
     Args:
         model: a module, or another party's as its description gives it: then its dry run is held to the bounds of
             `nn/bounds.py`.
-        dtype: of the user's model, where this one is a copy of it in float64 already.
+        dtype: of the user's model, where this one is a copy of it in float64 already; `dtypes`: of each of its
+            tensors, by id of the copy's.
         like: a module of another session, of the same description and scheme: what it works out on shapes is common.
 
     Raises on a call:
@@ -71,7 +72,7 @@ class SecureModule(Inference):
 
     def __init__(
         self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
-        dtype: torch.dtype | None = None, like: SecureModule | None = None,
+        dtype: torch.dtype | None = None, like: SecureModule | None = None, dtypes: dict[int, torch.dtype] | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
@@ -86,9 +87,9 @@ class SecureModule(Inference):
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
-            plain = model if dtype else copied(model)
+            plain, self.dtypes = (model, dtypes or {}) if dtype else copied(model)
             suited(plain)
-            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
+            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self.dtypes)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces
@@ -114,7 +115,9 @@ class SecureModule(Inference):
 
     def over(self, module: nn.Module) -> SecureModule:
         """Another module made of this one's plain model, of the same session, answering party and scheme."""
-        return SecureModule(module, self.session, self.party, self.named, self._chunk, dtype=self.dtype)
+        return SecureModule(
+            module, self.session, self.party, self.named, self._chunk, dtype=self.dtype, dtypes=self.dtypes
+        )
 
     def extra_repr(self) -> str:
         alone = self.traces.alone
@@ -126,7 +129,7 @@ class SecureModule(Inference):
         if self._served is not None:
             bound, own = self.plain, self._served.bind(session, party, self.scheme)
         else:
-            bound, own = bind(self.plain, session, party, self.scheme, self.dtype)
+            bound, own = bind(self.plain, session, party, self.scheme, self.dtype, self.dtypes)
         return bound, Weights(own, session, party, self.scheme, self.dtype)
 
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:

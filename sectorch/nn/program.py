@@ -236,7 +236,8 @@ def _weight(entry: dict) -> Weight:
         raise ProgramError(f"a weight has a name of up to {bounds.MAX_TEXT} letters, got {str(name)[:40]!r}")
     if type(statistic) is not bool:
         raise ProgramError("a model description does not say whether a weight is a statistic")
-    return Weight(name, tuple(bounds.shape(entry["shape"], MAX_WEIGHT)), dtype, statistic)
+    passes = _FLOATING[entry["passes"]] if "passes" in entry else None
+    return Weight(name, tuple(bounds.shape(entry["shape"], MAX_WEIGHT)), dtype, statistic, passes)
 
 
 def _value(weight: Weight, weights: dict[str, torch.Tensor] | None) -> torch.Tensor:

@@ -40,12 +40,14 @@ class Weight:
 
     Attributes:
         dtype: in which it is kept. statistic: whether it is of a BatchNorm, and may be of any size.
+        passes: the dtype that it passes for; None for the model's.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     statistic: bool
+    passes: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,9 @@ class Served:
             value = self.values[weight.name].to("cpu" if session.present(party) else "meta", torch.float64)
             label = f"weight '{weight.name}'"
             made[weight.name] = private_weight(
-                value, session, party, scheme, label, self.dtype, statistic=weight.statistic, large=large
-            )
+                value, session, party, scheme, label, weight.passes or self.dtype, statistic=weight.statistic,
+                large=large,
+            )  # fmt: skip
         return made
 
 

@@ -46,8 +46,11 @@ class Traces:
         setup: what is done once a session, of all shapes together.
     """
 
-    def __init__(self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, session: Session, party: Party):
-        self._module, self._scheme, self._dtype = module, scheme, dtype
+    def __init__(
+        self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, session: Session, party: Party,
+        dtypes: dict[int, torch.dtype],
+    ):  # fmt: skip
+        self._module, self._scheme, self._dtype, self._dtypes = module, scheme, dtype, dtypes
         self._session, self.party = session, party
         setup = session.setup(party)
         self.setup = setup.tracing = Tracing(setup.call)
@@ -146,7 +149,7 @@ class Traces:
         return program
 
     def _bind(self) -> tuple[nn.Module, dict[str, PrivateTensor]]:
-        return bind(self._module, self._session, self.party, self._scheme, self._dtype)
+        return bind(self._module, self._session, self.party, self._scheme, self._dtype, self._dtypes)
 
     def _same_again(
         self, program: Trace, bound: tuple[nn.Module, dict[str, PrivateTensor]], inputs: Inputs, settled: bool = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Trace:
         values: plain weights in float64 (or without content where their owner is absent), and public constants.
         spec: how the result's leaves make the result; None where the output is the result itself.
         rows: the first dimension of the inputs, or None where they have none in common or the program holds for any.
+        dtypes: what weights pass for, by name.
 
     A node's meta["value"] names the node of the program before its passes whose value it computes, or is None; its
     meta["where"] is the layer and the line.
@@ -44,6 +45,7 @@ class Trace:
     values: dict[str, torch.Tensor]
     spec: pytree.TreeSpec | None = None
     rows: int | None = None
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def copy(self) -> Trace:
         """Another program of the same nodes, which a pass may change."""
@@ -52,7 +54,7 @@ class Trace:
         graph.output(out)
         for old, new in copies.items():
             new.name, new.meta = old.name, dict(old.meta)
-        return Trace(graph, dict(self.values), self.spec, self.rows)
+        return Trace(graph, dict(self.values), self.spec, self.rows, dict(self.dtypes))
 
     @property
     def secrets(self) -> list[str]:

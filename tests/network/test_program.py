@@ -16,7 +16,7 @@ from torch import nn
 
 import sectorch
 from sectorch import Inputs
-from sectorch.errors import ProgramError, ShapeError, TrainingModeError, UnsupportedOpError
+from sectorch.errors import ProgramError, SecretAccessError, ShapeError, TrainingModeError, UnsupportedOpError
 from sectorch.nn.describe import describe, to_json
 from sectorch.nn.exported import module_of
 from sectorch.nn.models import ZOO
@@ -134,7 +134,7 @@ def test_what_cannot_be_served_is_refused_as_secure_refuses_it():
         describe(Sums().eval(), torch.zeros(2, 2))
     with pytest.raises(ProgramError, match="random"):
         describe(Noisy().eval(), torch.zeros(2, 2))
-    with pytest.raises(ProgramError, match="gives weights"):
+    with pytest.raises(SecretAccessError, match="weights alone"):
         describe(Telling().eval(), torch.zeros(2, 2))
 
 
