@@ -102,7 +102,7 @@ def check_model(model: Any, device: torch.device) -> None:
 
 
 def copied(model: nn.Module) -> tuple[nn.Module, dict[int, torch.dtype]]:
-    """A copy of the model in float64, of its own memory, without gradients; and by id of its tensors their dtypes before.
+    """A copy of the model in float64, of its own memory, without gradients; by id of its tensors, their dtypes before.
 
     Raises:
         ArgumentError: it holds a tensor that torch cannot copy.

@@ -204,7 +204,7 @@ class _Writer:
             if node in outside and isinstance(value, torch.Tensor):
                 name = f"{DERIVED}{node.name}"
                 program.values[name] = value
-                program.dtypes |= {name: d for d in [node.meta.get("dtype")] if d}
+                program.dtypes[name] = node.meta.get("dtype", self._dtype)
                 with program.graph.inserting_before(node):
                     node.replace_all_uses_with(program.graph.create_node("get_attr", name, (), {}))
         for node in reversed(list(program.graph.nodes)):

@@ -72,7 +72,8 @@ class SecureModule(Inference):
 
     def __init__(
         self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
-        dtype: torch.dtype | None = None, like: SecureModule | None = None, dtypes: dict[int, torch.dtype] | None = None,
+        dtype: torch.dtype | None = None, like: SecureModule | None = None,
+        dtypes: dict[int, torch.dtype] | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)

@@ -114,7 +114,7 @@ class _Layer:
                 continue
             name = f"{FOLDED}{old.removeprefix(FOLDED)} {made_of}"
             values[name] = value
-            program.dtypes |= {name: d for d in [program.dtypes.get(old if old in values else self.weight)] if d}
+            program.dtypes[name] = program.dtypes.get(old if old in values else self.weight, torch.float32)
             with program.graph.inserting_before(node):
                 named[which] = program.graph.create_node("get_attr", name, (), {})
         rest = node.args[3:]
