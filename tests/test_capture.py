@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -536,3 +537,73 @@ def test_nothing_warns_for_a_module_that_is_right():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agrees(ready(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU())), torch.randn(2, 2))
+
+
+class Spiking(nn.Module):
+    instances: ClassVar[list] = []
+
+    def __init__(self, in_place: bool = False):
+        super().__init__()
+        Spiking.instances.append(self)
+        self.register_buffer("mem", torch.zeros(0), False)
+
+    def forward(self, x):
+        if self.mem.shape != x.shape:
+            self.mem = torch.zeros_like(x)
+        self.mem = 0.5 * self.mem + x
+        return self.mem
+
+
+class Resets(nn.Module):
+    """As snntorch's networks do with `init_hidden=True`: the memory of each layer begins anew in each call."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.linear, self.spiking, self.how = nn.Linear(3, 3), Spiking(), how
+
+    def forward(self, x):
+        mine = [layer for layer in self.modules() if isinstance(layer, Spiking)]
+        for layer in mine if self.how == "modules" else Spiking.instances:
+            if self.how == "in place":
+                layer.mem.zero_()
+            else:
+                layer.mem = torch.zeros_like(layer.mem)
+        return self.spiking(self.linear(x))
+
+
+@pytest.mark.parametrize("how", ["class", "in place", "hook"])
+@pytest.mark.parametrize("secured", [sectorch.secure, sectorch.reference])
+def test_a_memory_that_is_reset_outside_the_copy_is_refused(how, secured, monkeypatch):
+    monkeypatch.setattr(Spiking, "instances", [])
+    model = Resets(how).eval()
+    if how == "hook":
+        known = list(Spiking.instances)
+
+        def reset(*_):
+            for layer in known:
+                layer.mem = torch.zeros_like(layer.mem)
+
+        model = nn.Sequential(model.linear, model.spiking).eval()
+        model.register_forward_pre_hook(reset)
+    x = torch.randn(2, 3)
+    module = secured(model)
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedOpError, match=r"reset the layers of self\.modules\(\)"):
+            module(x)
+    with pytest.raises(errors.UnsupportedOpError, match="keeps a memory between calls"):
+        sectorch.explain(model, x)
+
+
+def test_a_memory_that_a_module_resets_itself_is_none(monkeypatch):
+    monkeypatch.setattr(Spiking, "instances", [])
+    model = Resets("modules").eval()
+    module, x = sectorch.secure(model), torch.randn(2, 3)
+    for _ in range(3):
+        assert (module(x) - model(x)).abs().max() < 1e-5
+
+
+def test_a_hook_that_keeps_what_it_saw_in_the_model_is_no_memory():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()
+    model.register_forward_hook(lambda m, i, y: setattr(model[0], "seen", y.shape))
+    x = torch.randn(2, 3)
+    assert (sectorch.secure(model)(x) - model(x)).abs().max() < 1e-5

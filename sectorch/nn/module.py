@@ -90,7 +90,7 @@ class SecureModule(Inference):
             self.dtype = dtype or dtype_of(model)
             plain, self.dtypes = (model, dtypes or {}) if dtype else copied(model)
             suited(plain)
-            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self.dtypes)
+            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self.dtypes, model)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces

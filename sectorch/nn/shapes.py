@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from .check import Verdict, checked
 from .inputs import Inputs
 from .passes import optimise
 from .samplewise import is_samplewise, same_program
+from .state import state_of_layers
 from .trace import Trace
 
 KEPT_SHAPES = 16
@@ -40,6 +42,7 @@ class Traces:
     Args:
         session: in which nobody is present, for this module alone.
         party: whose module it is.
+        original: what the module is a copy of.
 
     Attributes:
         alone: why the module runs operation by operation, or None where it does not.
@@ -48,13 +51,14 @@ class Traces:
 
     def __init__(
         self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, session: Session, party: Party,
-        dtypes: dict[int, torch.dtype],
+        dtypes: dict[int, torch.dtype], original: nn.Module | None = None,
     ):  # fmt: skip
         self._module, self._scheme, self._dtype, self._dtypes = module, scheme, dtype, dtypes
         self._session, self.party = session, party
         setup = session.setup(party)
         self.setup = setup.tracing = Tracing(setup.call)
         self._values = plain_weights(module)
+        self._originals = [] if original is None else [(name, ref(layer)) for name, layer in original.named_modules()]
         self._bound: tuple[nn.Module, dict[str, PrivateTensor]] | None = None
         self._remembers: str | None = None
         self._past = False  # whether anything was recorded
@@ -130,6 +134,8 @@ class Traces:
         seen = [(form, tuple(shape[1:] for shape in shapes), dtypes) for form, shapes, dtypes in self._recorded]
         first = inputs.row not in seen
         past, self._past = self._past, True
+        originals = {name: layer for name, one in self._originals if (layer := one()) is not None}
+        before = state_of_layers(originals)
         try:
             bound = self._bound = self._bound or self._bind()
             program, changed = capture(*bound, self._values, inputs)
@@ -143,8 +149,16 @@ class Traces:
                 without = self._bind()
                 self._same_again(program, without, inputs, settled=False)
                 self._same_again(program, without, inputs)
-        except BaseException:
+        except BaseException as error:
             self._bound = None  # the forward may have left something in it
+            if isinstance(error, NotCaptured) and state_of_layers(originals) != before:
+                # The copy's memory is not what the model's own would be.
+                self._remembers = (
+                    f"{type(self._module).__name__} keeps a memory between calls, and its forward writes into layers "
+                    "of the model that this one is a copy of, found by a list of a class, a global name or a hook, which "
+                    "does not reset the copy's: reset the layers of self.modules(), or write the forward without a memory"
+                )
+                raise UnsupportedOpError(self._remembers) from None
             raise
         return program
 

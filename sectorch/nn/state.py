@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -31,9 +32,14 @@ def state_of(module: nn.Module) -> State:
     Tensors count by identity and version, so that a write into a buffer is seen; containers and objects are looked
     into; a module that holds more than `MAX_ITEMS` of them counts as changed, since that cannot be seen.
     """
+    return state_of_layers(dict(module.named_modules()))
+
+
+def state_of_layers(layers: Mapping[Any, nn.Module]) -> State:
+    """The same of some layers, by name, without what they consist of."""
     found: list = []
     seen: dict[int, Any] = {}
-    for name, layer in module.named_modules():
+    for name, layer in layers.items():
         found.append((name, id(layer)))
         _look(vars(layer), found, seen)
     return State(found, seen)
