@@ -588,7 +588,7 @@ def test_a_memory_that_is_reset_outside_the_copy_is_refused(how, secured, monkey
     x = torch.randn(2, 3)
     module = secured(model)
     for _ in range(2):
-        with pytest.raises(errors.UnsupportedOpError, match=r"reset the layers of self\.modules\(\)"):
+        with pytest.raises(errors.UnsupportedOpError, match=r"reset those of self\.modules\(\)"):
             module(x)
     with pytest.raises(errors.UnsupportedOpError, match="keeps a memory between calls"):
         sectorch.explain(model, x)

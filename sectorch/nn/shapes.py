@@ -155,8 +155,8 @@ class Traces:
                 # The copy's memory is not what the model's own would be.
                 self._remembers = (
                     f"{type(self._module).__name__} keeps a memory between calls, and its forward writes into layers "
-                    "of the model that this one is a copy of, found by a list of a class, a global name or a hook, which "
-                    "does not reset the copy's: reset the layers of self.modules(), or write the forward without a memory"
+                    "of the model that this is a copy of, found by a list of a class, a global name or a hook, which "
+                    "does not reset the copy's: reset those of self.modules(), or write the forward without a memory"
                 )
                 raise UnsupportedOpError(self._remembers) from None
             raise
