@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +79,7 @@ class Cell:
         pool: the flags that nothing made of it is revealed without.
         base: of a view, the cell that it is a view of, and that one's version then.
         place: in a step that is recorded, where, and its number there.
+        lazy: how the content is computed when it is looked at; None of what is there.
         pending: of what such a step will have computed, its shape; None once the content is there.
     """
 
@@ -90,6 +93,7 @@ class Cell:
         self.pool = pool or (Pool(flags, settled=True) if base is None else base.pool)
         self.kept: dict[str, Any] = {}
         self.base = None if base is None else (base, base.version)
+        self.lazy: Lazy | None = None
 
     @property
     def content(self) -> SharedTensor:
@@ -103,6 +107,13 @@ class Cell:
             )
         if self.pending is not None and self.place is not None:
             self.place[0].flush()
+        if self.lazy is not None:
+            context, lazy, self.lazy = self.lazy.context, self.lazy, None
+            with context.session.operation(context.party) as net:
+                before = len(net.raised)
+                made = lazy.content()
+                self._content = made.like(made.shares, bound=made.bound, dtype=lazy.meta.dtype)
+                self.pool.add(tuple(net.raised[before:]))
         if self._content is None or self.pending is not None:
             raise ArgumentError("the step that this tensor was to come from failed, and gave nothing")
         return self._content
@@ -112,6 +123,8 @@ class Cell:
         """A tensor without content of its shape and dtype."""
         if self.pending is not None:
             return self.pending
+        if self.lazy is not None:
+            return self.lazy.meta
         with torch._C.DisableTorchFunctionSubclass():
             x = self.content
             return torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -121,6 +134,8 @@ class Cell:
         """Where it is computed with."""
         if self.pending is not None and self.place is not None:
             return self.place[0].context
+        if self.lazy is not None:
+            return self.lazy.context
         x = self.content
         return Context(x.session, x.party, x.scheme)
 
@@ -133,7 +148,7 @@ class Cell:
 
     def settle(self, content: SharedTensor, pool: Pool) -> None:
         """It has this content, which depends on these flags."""
-        self._content, self.pending, self.kept = content, None, {}
+        self._content, self.pending, self.kept, self.lazy = content, None, {}, None
         self.pool = Pool(pool.flags, settled=True)
 
 
@@ -142,3 +157,19 @@ class Made:
 
     def __init__(self, content: SharedTensor, **kept: Any):
         self.content, self.kept = content, kept
+
+
+@dataclass
+class Lazy:
+    """A row's result that is computed when it is looked at: a product may use what it is made of in its place.
+
+    Attributes:
+        content: computes it.
+        kept: as of `Made`.
+        meta: of its shape and dtype.
+    """
+
+    context: Context
+    content: Callable[[], SharedTensor]
+    kept: dict[str, Any]
+    meta: torch.Tensor

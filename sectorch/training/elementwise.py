@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ArgumentError
 from ..ops.common import SLACK_BITS
-from ..ops.ranges import CAPACITY, fitted
+from ..ops.ranges import CAPACITY, fitted, planes
 from ..tensor import SharedTensor
 from ..tensor.infinity import beyond
 from ..tensor.table import Context
 from . import targets
-from .cells import Cell
+from .cells import Cell, Lazy, Made
 from .functions import aten, torch
 from .operations import GRADIENTS
-from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form, weight_form
+from .public import VARYING, Varying, factor_form, inverse_form, places, root_places, scale_form, weight_form
 from .scale import (
     as_gradient,
     at,
     doubled,
+    gradient_bits,
     operand,
     plain_number,
     state_bits,
@@ -33,6 +36,9 @@ from .scale import (
 )
 
 row = GRADIENTS.implements
+
+NOTHING: Any = None
+"""The shape of a result, which `computed` knows."""
 
 
 def content(value: Any) -> Any:
@@ -53,8 +59,10 @@ def scaled(context: Context, value: Any, number: Any) -> Any:
 
 
 @row("add", aten.add.Tensor, aten.add.Scalar)
-def add(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
-    return total(context, content(x), scaled(context, y, alpha))
+def add(context: Context, x: Any, y: Any, alpha: float = 1) -> Any:
+    made = total(context, content(x), scaled(context, y, alpha))
+    number = plain_number(y) if isinstance(x, Cell) and x.kept.get("root") else None
+    return made if number is None or number < 0 or alpha < 0 else Made(made, root=True)
 
 
 @row("sub", aten.sub.Tensor, aten.sub.Scalar)
@@ -77,20 +85,96 @@ def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
     number = plain_number(y)
     masks = number is not None and beyond(context.scheme, number) is not None
-    if masks or content(x).infinite or (isinstance(y, Cell) and y.content.infinite):
+    if masks or any(isinstance(v, Cell) and v.lazy is None and v.content.infinite for v in (x, y)):
         return torch.mul(content(x), content(y) if number is None else number)
     form = y.form if isinstance(y, Varying) else weight_form(y) if type(y) is Tensor else None
     if form is not None and form.kind == "mask":
         return coded(context, operand(context, x), y)
     if form is not None and form.kind == "floats":
         return _weighted(context, operand(context, x), y)
-    if isinstance(y, Varying):
-        return _times(context, content(x), y)
     for value, other in ((x, y), (y, x)):
-        number = plain_number(other)
+        number = other if isinstance(other, Varying) else plain_number(other)
         if number is not None:
-            return _times(context, content(value), number)
-    return torch.mul(operand(context, x), operand(context, y))
+            return _multiplied(context, value, number)
+    if isinstance(x, Cell) and isinstance(y, Cell):
+        over, whole = (x, y) if x.lazy is not None else (y, x)
+        if over.lazy is not None and whole.lazy is None:
+            below, above = Parts.of(over), Parts.of(whole)
+            if below.above is None and above.below is None:
+                return Parts(above.above, below.below, (*above.numbers, *below.numbers)).product(context)
+    made = _fine(context, content(x), content(y))
+    made = torch.mul(operand(context, x), operand(context, y)) if made is None else made
+    if not isinstance(x, Cell) or not isinstance(y, Cell):
+        return made
+    fine = max(x.content.scale_bits, y.content.scale_bits) > context.frac_bits
+    return Made(made, factors=(x.content, y.content)) if fine else made
+
+
+def _fine(context: Context, x: Any, y: Any) -> SharedTensor | None:
+    """x y of what an optimiser keeps and of a tensor of small factors, as step sizes and their growth: with all bits
+    that there is room for. None of anything else."""
+    if not all(isinstance(v, SharedTensor) and v.bound is not None for v in (x, y)):
+        return None
+    x, y = (x, y) if x.scale_bits >= y.scale_bits else (y, x)
+    least = context.frac_bits + SLACK_BITS
+    if x.scale_bits <= least or y.scale_bits > context.frac_bits or not 0 < y.bound <= 4 * 2.0**y.scale_bits:
+        return None
+    bits = min(x.scale_bits, math.floor(math.log2(CAPACITY / max(x.bound * 2.0**-x.scale_bits * y.bound, 1))))
+    if bits <= least:
+        return None
+    x = at(context, x, bits)
+    bound = None if x.bound is None else x.bound * y.bound
+    made = x.like(context.backend.multiply(torch.mul, x.shares, y.shares), bits + y.scale_bits, bound)
+    return at(context, made, min(made.scale_bits, state_bits(context)))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a result is made of: above / below, times public numbers.
+
+    An optimiser divides a mean of squares by a bias correction before it takes the root, or takes the reciprocal of the
+    root before it multiplies: either rounds away what it goes on with. The root of the parts, or their quotient, is
+    computed in place of that.
+
+    Attributes:
+        above, below: None of one.
+        numbers: public ones, in the order in which they multiply.
+        root: whether below is a root, or a sum of one with a number: it is not negative, and nor are the numbers.
+    """
+
+    above: SharedTensor | None
+    below: SharedTensor | None = None
+    numbers: tuple = ()
+    root: bool = False
+
+    @staticmethod
+    def of(x: Cell) -> Parts:
+        return x.kept["parts"] if "parts" in x.kept else Parts(x.content)
+
+    def product(self, context: Context) -> SharedTensor:
+        """A quotient, times the numbers, at 2 f + 6 fraction bits."""
+        if self.above is None or self.below is None:
+            raise ArgumentError("a quotient has both its parts")
+        made = _quotient(self.above, self.below)
+        for number in self.numbers:
+            made = times(context, made, number, state_bits(context), wide=True)
+        return made
+
+
+def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> Any:
+    """x times a public number, with what it is made of."""
+    parts = Parts.of(x)
+    root = parts.root and not parts.numbers and _positive(number)
+    parts = replace(parts, numbers=(*parts.numbers, number), root=root)
+
+    def run(value: SharedTensor) -> SharedTensor:
+        bits = kept_bits(context, value)
+        return times(context, value, number, bits, wide=True) if wide else _times(context, value, number)
+
+    if x.lazy is None:
+        return Made(run(x.content), parts=parts)
+    content = x.lazy.content
+    return Lazy(context, lambda: run(content()), {"parts": parts}, NOTHING)
 
 
 def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
@@ -104,10 +188,12 @@ def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
 def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
     """By a number near one, as a decay is, the rest is what is small: x - (1 - number) x."""
     bits = kept_bits(context, x)
+    small = x.bound is not None and x.bound <= 2.0 ** (gradient_bits(context) + 1 + x.scale_bits)
     varies = isinstance(number, Varying)
     if number.rest if varies else 0.5 < number < 1:
         rest = number if varies else 1 - number
         least = 2.0 ** ((number.exponent if isinstance(number, Varying) else places(1 - number, False)) - 1)
+        bits = state_bits(context) if small else bits  # what decays by less than a unit would stay as it is
         x = at(context, x, bits)
         made = total(context, x, times(context, x, rest, bits), -1)
         return made.bounded(None if x.bound is None else x.bound * (1 - least * (1 - 2.0**-13)) + 2)
@@ -129,14 +215,20 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
     number = plain_number(y)
     if number == 0:
         raise ArgumentError("division by zero")
-    if isinstance(x, Cell) and x.content.infinite:
+    if isinstance(x, Cell) and x.lazy is None and x.content.infinite:
         return torch.div(x.content, content(y) if number is None else number)
     if isinstance(y, Varying) or number is not None:
         inverse = y if number is None else 1 / number
-        return times(context, content(x), inverse, kept_bits(context, content(x)), wide=True)
+        return _multiplied(context, x, inverse, wide=True)
     if isinstance(x, Cell) and x.gradient:  # a quotient of what is small keeps its bits
         return _finer(as_gradient(context, x.content), content(y))
     return torch.div(content(x), content(y))
+
+
+def _quotient(x: SharedTensor, y: SharedTensor) -> SharedTensor:
+    """(2^6 x) / (2^6 y)."""
+    above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (x, y))
+    return torch.div(above, below)
 
 
 def _finer(x: SharedTensor, y: Any) -> SharedTensor:
@@ -145,14 +237,62 @@ def _finer(x: SharedTensor, y: Any) -> SharedTensor:
     return quotient.like(quotient.shares, quotient.scale_bits + ROOT_BITS, quotient.bound)
 
 
+@row("abs", aten.abs.default)
+def absolute(context: Context, x: Cell) -> SharedTensor:
+    """With the bits of x."""
+    value = x.content
+    if not context.frac_bits < value.scale_bits <= state_bits(context):
+        return torch.abs(value)
+    sign = torch.ge(value, 0) * 2 - 1
+    return value.like(context.backend.multiply(torch.mul, value.shares, sign.shares), bound=value.bound)
+
+
+@row("sign", aten.sign.default, aten.sgn.default, note="no gradient")
+def sign(context: Context, x: Cell) -> SharedTensor:
+    """Of a product that of both, as it may be below the last place."""
+    factors = x.kept.get("factors")
+    if factors is None:
+        return torch.sign(x.content)
+    first, second = map(torch.sign, factors)
+    return first.like(context.backend.multiply(torch.mul, first.shares, second.shares), 0, 1.0)
+
+
 @row("reciprocal", aten.reciprocal.default)
-def reciprocal(context: Context, x: Cell) -> SharedTensor:
+def reciprocal(context: Context, x: Cell) -> Lazy:
+    """Computed if it is looked at; times a tensor it is a quotient, which has a result where 1 / x has none."""
+    below = x.content
+    parts = Parts(None, below, root=bool(x.kept.get("root")))
+    return Lazy(context, lambda: torch.reciprocal(below), {"parts": parts}, NOTHING)
+
+
+@row("reciprocal", torch.ops.prims.reciprocal.default)
+def reciprocal_now(context: Context, x: Cell) -> SharedTensor:
+    """Of what autograd follows, which needs it again."""
     return torch.reciprocal(x.content)
 
 
 @row("sqrt", aten.sqrt.default, note="Adam's, of a mean of squares: bits down to 2^-(f+3)")
-def sqrt(context: Context, x: Cell) -> SharedTensor:
-    return _root(x.content)
+def sqrt(context: Context, x: Cell) -> Made:
+    """Of a product with positive numbers the product of the roots."""
+    parts = x.kept.get("parts")
+    if parts is None or parts.above is None or parts.below is not None or not all(map(_has_root, parts.numbers)):
+        return Made(_root(x.content), root=True)
+    made = _root(parts.above)
+    for number in parts.numbers:
+        varies = isinstance(number, Varying)
+        exponent = root_places(number.exponent if varies else places(number, False))
+        root = number.root() if varies else math.sqrt(number)
+        made = times(context, made, root, kept_bits(context, made), wide=True, exponent=exponent)
+    return Made(made, root=True)
+
+
+def _positive(number: Any) -> bool:
+    return number.rest or number.form.said[1:] == (True,) if isinstance(number, Varying) else number > 0
+
+
+def _has_root(number: Any) -> bool:
+    """Whether it is positive, and no decay: those are computed by what is left."""
+    return _positive(number) and not (number.rest if isinstance(number, Varying) else 0.5 < number < 1)
 
 
 ROOT_BITS = 6
@@ -190,17 +330,17 @@ def addcmul(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> Share
         square = doubled(context, as_gradient(context, a.content))
         more = times(context, square, value, state_bits(context))
         return total(context, start, more.like(more.shares + 1, bound=None if more.bound is None else more.bound + 1))
-    product = torch.mul(operand(context, a), operand(context, b))
+    product = _fine(context, a.content, b.content) if isinstance(a, Cell) and isinstance(b, Cell) else None
+    product = torch.mul(operand(context, a), operand(context, b)) if product is None else product
     return total(context, start, times(context, product, value, state_bits(context)))
 
 
 @row("addcdiv", aten.addcdiv.default)
 def addcdiv(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
-    """Numerator and divisor both 2^6 times as large: a quotient of what is small keeps its bits."""
+    """A quotient of what is small keeps its bits."""
     if not all(isinstance(v, Cell) for v in (x, a, b)):
         return total(context, content(x), scaled(context, torch.div(content(a), content(b)), value))
-    above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (a.content, b.content))
-    quotient = torch.div(above, below)
+    quotient = _quotient(a.content, b.content)
     return total(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
 
 
@@ -215,9 +355,12 @@ VARYING |= {
 
 
 def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
-    """A public number in the shape of x."""
-    whole = round(value * 2**context.frac_bits)
-    return x.like(context.backend.each(torch.zeros_like, x.shares) + whole, context.frac_bits, float(abs(whole)))
+    """A public number in the shape of x; a small one that f fraction bits would change has as many as a parameter."""
+    bits = context.frac_bits
+    if isinstance(value, float) and abs(value) < 1 and not (value * 2**bits).is_integer():
+        bits = state_bits(context)
+    whole = round(value * 2**bits)
+    return x.like(context.backend.each(torch.zeros_like, x.shares) + whole, bits, float(abs(whole)))
 
 
 def _full(value: float) -> Callable:
@@ -303,18 +446,78 @@ def mean(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtyp
 
 @row("clamp", aten.clamp.default)
 def clamp(context: Context, x: Cell, min: Any = None, max: Any = None) -> SharedTensor:
-    return torch.clamp(x.content, min, max)
+    """With the bits of x, of what is finer than activations."""
+    numbers = [v for v in (min, max) if v is not None]
+    if max == 1 and min is None and x.lazy is not None and x.kept["parts"].root:
+        return _below_one(context, x.kept["parts"])
+    value = x.content
+    fine = value.scale_bits > context.frac_bits + (0 if x.gradient else SLACK_BITS)
+    if value.infinite or not fine or not all(isinstance(v, (int, float)) and abs(v) < limit(context) for v in numbers):
+        return torch.clamp(value, min, max)
+    for number, function in ((min, maximum), (max, minimum)):
+        if number is not None:
+            whole = round(number * 2**value.scale_bits)
+            beside = value.like(context.backend.each(torch.zeros_like, value.shares) + whole, bound=float(abs(whole)))
+            value = function(context, value, beside)
+    most = builtins.max(abs(v) for v in numbers) * 2.0**value.scale_bits + 1
+    return value if len(numbers) < 2 or value.bound is None else value.bounded(builtins.min(most, value.bound))
+
+
+def limit(context: Context) -> float:
+    """The activation limit."""
+    return 2.0**context.scheme.activation_bits
+
+
+def _below_one(context: Context, parts: Parts) -> SharedTensor:
+    """min(number / root, 1) as number / max(root, number), which has a result where the root is zero: what a gradient
+    is scaled by when its norm is clipped."""
+    root, number = parts.below, parts.numbers[0] if parts.numbers else 1.0
+    if root is None:
+        raise ArgumentError("a quotient has both its parts")
+    bits = root.scale_bits
+    if isinstance(number, Varying):
+        whole = number.whole(context, bits)
+        whole = -whole + 2**bits if number.rest else whole
+        bound = 2.0**bits if number.rest else 2.0 ** (bits + number.exponent)
+    else:
+        whole = round(number * 2.0**bits)
+        bound = float(whole)
+    above = root.like(context.backend.each(operator.mul, root.shares, 0) + whole, bound=bound)
+    return _quotient(above, maximum(context, root, above))
 
 
 @row("norm", aten.linalg_vector_norm.default)
 def vector_norm(
     context: Context, x: Cell, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
-) -> SharedTensor:
+) -> Made:
     """Of a whole gradient, as clip_grad_norm_ has it, the root of the sum of squares at 2 f fraction bits or more."""
     if ord != 2 or dim is not None or not x.gradient:
-        return torch.linalg.vector_norm(x.content, ord, dim, keepdim)
+        return Made(torch.linalg.vector_norm(x.content, ord, dim, keepdim), root=True)
     value = as_gradient(context, x.content, None if x.content.numel() < 2 else context.frac_bits + 4)
-    return _root(torch.sum(doubled(context, value)))
+    return Made(_root(torch.sum(doubled(context, value))), root=True)
+
+
+def _larger(sign: int, function: Callable) -> Callable:
+    """The larger, or the smaller, of two: of what an optimiser keeps with all bits of the finer one."""
+
+    def compared(context: Context, x: Any, y: Any) -> SharedTensor:
+        x, y = content(x), content(y)
+        scale = max(v.scale_bits if isinstance(v, SharedTensor) else 0 for v in (x, y))
+        if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor) or scale <= context.frac_bits:
+            return function(x, y)
+        x, y = (at(context, v, scale) for v in (x, y))
+        bound = None if x.bound is None or y.bound is None else max(x.bound, y.bound)
+        shape = torch.broadcast_shapes(x.shares.shape, y.shares.shape)
+        left, right = (context.backend.each(Tensor.expand, v.shares * sign, shape) for v in (x, y))
+        best = context.backend.maximum(left, right, planes(x.bounded(bound), 2))
+        return x.like(best * sign, bound=bound)
+
+    return compared
+
+
+maximum, minimum = _larger(1, torch.maximum), _larger(-1, torch.minimum)
+row("maximum", aten.maximum.default, aten.fmax.default)(maximum)
+row("minimum", aten.minimum.default, aten.fmin.default)(minimum)
 
 
 @row("where", aten.where.self)

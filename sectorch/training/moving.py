@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from .cells import Cell
 from .elementwise import constant, content
 from .functions import F, aten, torch
 from .operations import GRADIENTS
-from .scale import as_gradient, factor, no_larger
+from .scale import as_gradient, at, factor, no_larger, operand
 
 row = GRADIENTS.implements
 
@@ -36,13 +37,87 @@ def _places(shape: Any, index: Any) -> Tensor:
 
 @row("index_put", aten.index_put.default, note="by public places")
 def index_put(context: Context, x: Any, index: Any, values: Any, accumulate: bool = False) -> SharedTensor:
-    if any(isinstance(v, Cell) for v in index):
-        raise ArgumentError("writing to secret places is not supported on shares; use torch.where with a comparison")
-    start, values = content(x), content(values)
+    start, written = content(x), values
+    values = content(values)
+    secret = [v for v in index if isinstance(v, Cell)]
+    if secret:
+        return _secret_put(context, x, index, written, accumulate)
     places = _places(start.shape, index)
     values = values.expand(places.shape).reshape(-1)
     write = torch.index_add if accumulate else torch.index_copy
     return write(start.reshape(-1), 0, places.reshape(-1), values).reshape(start.shape)
+
+
+def _secret_put(context: Context, x: Any, index: Any, values: Any, accumulate: bool) -> SharedTensor:
+    """Under a secret mask, a number; at secret rows of zeros, the sum of what comes to each: the gradient of a look-up.
+
+    Raises:
+        ArgumentError: anything else at secret places.
+    """
+    start = content(x)
+    where = next(v for v in index if v is not None)
+    number = not isinstance(values, Cell) and values.numel() == 1 and not accumulate
+    if number and len(index) == 1 and where.shape.dtype == torch.bool and where.shape.shape == start.shape:
+        start = at(context, start, max(start.scale_bits, context.frac_bits))
+        whole, mask = round(float(values) * 2.0**start.scale_bits), where.content.shares
+        kept = context.backend.multiply(torch.mul, start.shares, -mask + 1)
+        filled = context.backend.each(operator.mul, mask, whole)
+        bound = None if start.bound is None else max(start.bound, float(abs(whole)))
+        return start.like(context.backend.each(torch.add, kept, filled), bound=bound)
+    dim = next(i for i, v in enumerate(index) if v is not None)
+    if accumulate and len(index) == dim + 1 and where.shape.dtype != torch.bool and start.bound == 0:
+        return _added(context, start, dim, where, values)
+    raise ArgumentError(
+        "writing to secret places is not supported on shares, but for a number under a mask of the tensor's shape; use "
+        "torch.where with a comparison, or F.one_hot(places, n).float() and a product"
+    )
+
+
+def _added(context: Context, start: SharedTensor, dim: int, places: Cell, values: Cell) -> SharedTensor:
+    """A tensor of zeros with entries added at secret places of one dimension: one-hot codes times the entries."""
+    classes, around = start.shape[dim], places.shape.dim()
+    count = places.shape.numel()
+    g = operand(context, values, count)
+    rows = g.movedim(list(range(dim, dim + around)), list(range(around))).reshape((count, -1))
+    codes = F.one_hot(places.content, classes).reshape((count, classes))
+    if start.numel() == 0 or count == 0:
+        return start
+    made = torch.matmul(codes.to(rows.dtype).mT, rows)
+    rest = [n for d, n in enumerate(start.shape) if d != dim]
+    return made.reshape([classes, *rest]).movedim(0, dim)
+
+
+@row("index_add", aten.index_add.default, note="public places; secret ones into zeros")
+def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> SharedTensor:
+    if not isinstance(index, Cell):
+        return torch.index_add(content(x), dim, index, content(source), alpha=alpha)
+    if content(x).bound != 0 or alpha != 1 or not isinstance(source, Cell):
+        raise ArgumentError(
+            "adding at secret places of what is not zero is not supported on shares; use F.one_hot(places, n).float() "
+            "and a product"
+        )
+    return _added(context, content(x), dim % content(x).dim(), index, source)
+
+
+@row("embedding", aten.embedding_dense_backward.default, note="the gradient of rows at public or secret places")
+def embedding_backward(
+    context: Context, g: Cell, index: Any, rows: int, padding: int, by_frequency: bool
+) -> SharedTensor:
+    """The rows' gradients added up. Of secret places by their one-hot codes: n rows cost n products an entry."""
+    if by_frequency:
+        raise ArgumentError("scale_grad_by_freq is not supported on shares; leave it out")
+    value = g.content
+    zeros = constant(context, value.reshape((-1, value.shape[-1]))[:1] if value.numel() else value, 0)
+    zeros = zeros.expand((rows, value.shape[-1])) if value.numel() else value.reshape((0, value.shape[-1]))
+    if isinstance(index, Cell):
+        made = _added(context, zeros, 0, index, g)
+    else:
+        made = torch.index_add(zeros, 0, index.reshape(-1), value.reshape((-1, value.shape[-1])))
+    if padding < 0:
+        return made
+    kept = torch.ones(rows, 1, dtype=torch.int64)
+    kept[padding] = 0
+    return made.like(context.backend.each(operator.mul, made.shares, kept), bound=made.bound)
 
 
 def _replicated(context: Context, g: Cell, x: Cell, padding: Any) -> SharedTensor:

@@ -203,7 +203,8 @@ def layer_norm_backward(
     first = normal.dim() - len(shape)
     weight = None if weight is None else _secret(context, normal, weight)
     inner, along, total = _affine_backward(context, g, normal, weight, list(range(first)), mask)
-    return _own_backward(context, inner, inverse, list(range(first, normal.dim()))), along, total
+    own = _own_backward(context, inner, inverse, list(range(first, normal.dim()))) if mask[0] else None
+    return own, along, total
 
 
 @row("group_norm", aten.native_group_norm.default, note="instance_norm too")
@@ -228,7 +229,8 @@ def group_norm_backward(
     normal = inverse.kept["normal"].reshape(shape)
     weight = None if weight is None else _of_channels(_secret(context, normal, weight), normal)
     inner, along, total = _affine_backward(context, g, normal, weight, _others(normal), mask)
-    return _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape), along, total
+    own = _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape) if mask[0] else None
+    return own, along, total
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

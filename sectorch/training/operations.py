@@ -14,7 +14,7 @@ from ..ops.infinity import held_to_numbers
 from ..tensor import SharedTensor
 from ..tensor.infinity import infinite_of
 from ..tensor.table import Context, OpTable, Row
-from .cells import MANY, Cell, Made, Pool
+from .cells import MANY, Cell, Lazy, Made, Pool
 from .targets import taken
 
 GRADIENTS = OpTable(
@@ -72,7 +72,7 @@ WITH_STAND_INS = frozenset((
 
 def _numbers(op: Operation, x: Any) -> Any:
     """A cell for another row: held to hold numbers."""
-    if not isinstance(x, Cell) or infinite_of(x.content) is None:
+    if not isinstance(x, Cell) or x.lazy is not None or infinite_of(x.content) is None:
         return x
     made = held_to_numbers(x.context, x.content, str(op.row.name))
     return Cell(made, x.gradient, pool=x.pool)
@@ -91,6 +91,8 @@ def computed(context: Context, op: Operation) -> Any:
         before = len(net.raised)
         args = op.args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), op.args)
         result = handler(context, *taken(context, op.key, args), **op.kwargs)
+        if op.target is not None and isinstance(result, Lazy):
+            result = result.content()
         if op.target is not None and isinstance(result, (SharedTensor, Made)):
             hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
             for held in hold:
@@ -112,6 +114,12 @@ def computed(context: Context, op: Operation) -> Any:
 
 def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
     """A row's result, of the shape and dtype that torch gives."""
+    if meta is None:  # a gradient that torch does not ask for
+        return None
+    if isinstance(y, Lazy):
+        made = Cell(None, op.backward, pool=pool, pending=None)
+        y.meta, made.lazy, made.kept = meta, y, y.kept
+        return made
     if isinstance(y, Made):
         made = _cell(op, y.content, meta, pool)
         made.kept.update(y.kept)

@@ -27,6 +27,11 @@ def places(number: float, wide: bool) -> int:
     return -(-exponent // SPAN) * SPAN if wide else exponent
 
 
+def root_places(exponent: int) -> int:
+    """The multiple of `SPAN` that the root of a number below 2^exponent is below."""
+    return -(-exponent // (2 * SPAN)) * SPAN
+
+
 def _ordinary(number: float) -> bool:
     """Neither zero nor a power of two, by which a product moves the point."""
     return math.isfinite(number) and number != 0 and math.frexp(abs(number))[0] != 0.5
@@ -51,7 +56,7 @@ def inverse_form(value: Any) -> Form | None:
     if isinstance(value, torch.Tensor) and value.dim():
         return None
     number = float(value)
-    return Form("inverse", (places(1 / number, True),)) if _ordinary(number) else None
+    return Form("inverse", (places(1 / number, True), number > 0)) if _ordinary(number) else None
 
 
 SIZES = (0, 8, 11)
@@ -88,7 +93,7 @@ def factor_form(value: Any) -> Form | None:
         return None
     if 0.5 < number < 1:
         return Form("rest", (places(1 - number, False),)) if _ordinary(1 - number) else None
-    return Form("factor", (places(number, False),)) if _ordinary(number) else None
+    return Form("factor", (places(number, False), number > 0)) if _ordinary(number) else None
 
 
 def labels_form(value: Any) -> Form | None:
@@ -103,6 +108,7 @@ VARYING: dict[Any, dict[Any, Callable[[Any], Form | None]]] = {}
 
 _NUMBERS: dict[str, Callable[[float], float]] = {
     "scale": lambda v: v, "factor": lambda v: v, "rest": lambda v: 1 - v, "inverse": lambda v: 1 / v,
+    "root of factor": lambda v: math.sqrt(v), "root of inverse": lambda v: math.sqrt(1 / v),
 }  # fmt: skip
 
 
@@ -123,6 +129,10 @@ class Varying:
     @property
     def exponent(self) -> int:
         return self.form.said[0]
+
+    def root(self) -> Varying:
+        """The root of what its row multiplies by, which is positive."""
+        return Varying(self.publics, self.slot, Form(f"root of {self.form.kind}", (root_places(self.exponent),)))
 
     def whole(self, context: Context, bits: int) -> Any:
         """The number as an integer of so many fraction bits, a value that A and S know."""

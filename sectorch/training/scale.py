@@ -96,10 +96,12 @@ CHANGED.append(parameter)
 
 
 def state(context: Context, x: SharedTensor) -> SharedTensor:
-    """What an optimiser keeps, with one of two bounds: each step would otherwise give another one, and be another
-    program. The first is a little more than squares of gradients have, and ten times what gradients have."""
+    """What an optimiser keeps, with one of a few bounds: each step would otherwise give another one, and be another
+    program. One is a little more than squares of gradients have, and ten times what gradients have."""
     if x.bound is None:
         return x
+    if x.scale_bits <= context.frac_bits and x.bound <= 2.0 ** (x.scale_bits + 1):  # signs and factors
+        return x.bounded(2.0 ** (x.scale_bits + 1))
     few = 1.25 * 4.0 ** gradient_bits(context) * 2.0**x.scale_bits
     return x.bounded(few if x.bound <= few <= CAPACITY else max(x.bound, CAPACITY))
 
@@ -118,8 +120,9 @@ def known(context: Context, x: SharedTensor) -> float:
 
 
 def times(
-    context: Context, x: SharedTensor, number: float | Varying, scale_bits: int, wide: bool = False
-) -> SharedTensor:
+    context: Context, x: SharedTensor, number: float | Varying, scale_bits: int, wide: bool = False,
+    exponent: int | None = None,
+) -> SharedTensor:  # fmt: skip
     """x times a public number, at so many fraction bits.
 
     The number keeps 14 bits at least: an error of 2^-15 of the product, and one of a unit in the last place.
@@ -127,6 +130,7 @@ def times(
     Args:
         wide: of a number whose size changes from step to step: its bits are counted from the next multiple of
             `public.SPAN`, so that numbers of one form take the same steps.
+        exponent: what the number is counted from, where it is not its own size.
 
     Raises:
         ArgumentError: a number that is not finite.
@@ -137,10 +141,11 @@ def times(
         if number == 0:
             return x.like(x.shares * 0, scale_bits, 0.0)
         mantissa, power = math.frexp(abs(number))
-        if mantissa == 0.5:  # a power of two moves the point
+        if mantissa == 0.5 and exponent is None:  # a power of two moves the point
             moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - power + 1, x.bound)
             return at(context, moved, scale_bits)
-    exponent = number.exponent if isinstance(number, Varying) else places(number, wide)
+    if exponent is None:
+        exponent = number.exponent if isinstance(number, Varying) else places(number, wide)
     least = FACTOR_BITS + (SPAN - 1 if wide else 0)
     room = _room(context, x)
     fine = context.frac_bits + SLACK_BITS

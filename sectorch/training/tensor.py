@@ -178,6 +178,65 @@ def _base_of(func: Any) -> Any:
     return getattr(packet, overload, None) if packet is not None else None
 
 
+def _overload(packet: Any, func: Any, names: tuple[str, ...]) -> Any:
+    """The overload with these arguments, in their types."""
+    types = {a.name: str(a.type) for a in func._schema.arguments}
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        arguments = found._schema.arguments
+        if tuple(a.name for a in arguments) == names and all(str(a.type) == types[a.name] for a in arguments):
+            return found
+    return None
+
+
+def _into(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What is written by `out`: computed, and copied there."""
+    outs = [a.name for a in func._schema.arguments if a.is_out]
+    names = tuple(a.name for a in func._schema.arguments if not a.is_out)
+    plain = _overload(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), func, names)
+    target = kwargs.get(outs[0])
+    if plain is None or len(outs) > 1 or not isinstance(target, DifferentiableTensor):
+        raise UnsupportedOpError(f"writing a secret by out= is not supported here; assign the result (at {line()})")
+    made = dispatch(plain, args, {k: v for k, v in kwargs.items() if k not in outs})
+    if made.shape != target.shape:
+        raise UnsupportedOpError(
+            f"out= has shape {tuple(target.shape)}, the result {tuple(made.shape)}; assign the result (at {line()})"
+        )
+    return dispatch(torch.ops.aten.copy_.default, (target, made), {})
+
+
+def _each(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+    """A function of lists of tensors, as optimisers with `foreach=True` call: of one tensor after the other."""
+    in_place = name.endswith("_")
+    function = FOREACH.get(name.removeprefix("_foreach_").removesuffix("_"))
+    if function is None:
+        function = getattr(torch.Tensor, name.removeprefix("_foreach_").removesuffix("_"))
+    lists = [isinstance(v, (list, tuple)) for v in args]
+    made = []
+    for i in range(len(args[0])):
+        one = tuple(v[i] if of_lists else v for v, of_lists in zip(args, lists, strict=True))
+        rest = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
+        result = function(*one, **rest)
+        made.append(one[0].copy_(result) if in_place else result)
+    return None if in_place else made
+
+
+FOREACH: dict[str, Callable] = {
+    "add": lambda x, y, alpha=1: torch.add(x, y, alpha=alpha),
+    "sub": lambda x, y, alpha=1: torch.sub(x, y, alpha=alpha),
+    "addcdiv": lambda x, a, b, value=1: torch.addcdiv(x, a, b, value=value),
+    "addcmul": lambda x, a, b, value=1: torch.addcmul(x, a, b, value=value),
+    "norm": lambda x, ord=2, dtype=None: torch.linalg.vector_norm(x, ord),
+    "zero": torch.zeros_like,
+    "copy": lambda x, y, non_blocking=False: y,
+    "clamp_min": lambda x, y: torch.clamp(x, min=y),
+    "clamp_max": lambda x, y: torch.clamp(x, max=y),
+    "maximum": lambda x, y: torch.maximum(x, y) if isinstance(y, torch.Tensor) else torch.clamp(x, min=y),
+    "minimum": lambda x, y: torch.minimum(x, y) if isinstance(y, torch.Tensor) else torch.clamp(x, max=y),
+}
+"""Functions of one tensor of those of lists, where arguments stand in another way than in the method of that name."""
+
+
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator of aten: computed by its row, or recorded where a step is.
 
@@ -185,6 +244,15 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         UnsupportedOpError: it has none; names the operator and the user's line.
         SecretAccessError: it would give a plain number.
     """
+    name = func._schema.name.split("::")[1]
+    if name.startswith("_foreach_"):
+        return _each(func, name, args, kwargs)
+    if name.startswith("_fused_"):
+        raise UnsupportedOpError(
+            f"an optimiser with fused=True is not supported on shares; leave fused out (at {line()})"
+        )
+    if func._overloadname == "out" or func._overloadname.endswith("_out"):
+        return _into(func, args, kwargs)
     key = _base_of(func) or func
     target = None if key is func else args[0]
     composed = None if key in GRADIENTS.row_of else WITHOUT_ROW[0](key)
@@ -197,6 +265,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if target is not None and not isinstance(target, DifferentiableTensor):
         raise UnsupportedOpError(f"{func} would write a secret into a plain tensor at {line()}")
     given = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, DifferentiableTensor)]
+    if key is torch.ops.aten.reciprocal.default and given[0].requires_grad:
+        key = torch.ops.prims.reciprocal.default
     context = given[0].cell.context
     if any(other.cell.context != context for other in given[1:]):
         raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
