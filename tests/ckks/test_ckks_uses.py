@@ -322,6 +322,53 @@ def test_fhe_friendly_copies_and_folds():
         fhe_friendly(model, "cube")
 
 
+SMOOTH = {
+    nn.Tanh(): 0.14, nn.Sigmoid(): 0.012, nn.SiLU(): 0.015, nn.Softplus(): 0.004, nn.ELU(inplace=True): 0.06,
+    nn.Hardtanh(inplace=True): 0.28, nn.LeakyReLU(0.3): 0.14, nn.PReLU(3, 0.3): 0.14, nn.Mish(): 0.035, nn.SELU(): 0.12,
+    nn.Hardswish(): 1e-6, nn.Softsign(): 0.11, nn.LogSigmoid(): 0.004, nn.Hardsigmoid(): 1e-6,
+    nn.Threshold(0, 0.1): 0.25,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("act", SMOOTH, ids=lambda act: type(act).__name__)
+def test_activations_become_polynomials_that_are_near_to_them(act):
+    x = torch.linspace(-3, 3, 600).reshape(-1, 3)
+
+    class Called(nn.Module):
+        def forward(self, x):
+            return act(x)
+
+    with torch.no_grad():
+        for friendly in (fhe_friendly(act), fhe_friendly(nn.Sequential(act).eval()), fhe_friendly(Called().eval())):
+            assert (friendly(x.clone()) - act(x.clone())).abs().max() <= SMOOTH[act]
+            odd = isinstance(act, (nn.Tanh, nn.Hardtanh, nn.Softsign))
+            assert not odd or torch.allclose(friendly(x.clone()), -friendly(-x))
+
+
+def test_a_network_with_tanh_is_evaluated_encrypted():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2), nn.Sigmoid()).eval(), torch.randn(8, 5)
+    friendly = fhe_friendly(model)
+    assert "Tanh on [-3, 3] within 0.14" in repr(friendly)
+    with torch.no_grad():
+        assert (sectorch.secure(friendly, backend="ckks")(x) - friendly(x)).abs().max() < 1e-3
+        assert (friendly(x) - model(x)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), nn.GLU()], ids=lambda last: type(last).__name__)
+def test_what_no_polynomial_stands_for_is_refused(last):
+    class Called(nn.Module):
+        def forward(self, x):
+            return nn.functional.softmax(x, 1)
+
+    for model in (last, nn.Sequential(nn.Linear(4, 4), last), Called()):
+        with pytest.raises(sectorch.errors.ArgumentError, match="has no polynomial: take it out of the model"):
+            fhe_friendly(model.eval())
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval(), torch.randn(3, 4)  # the way out
+    result = last(sectorch.secure(fhe_friendly(model), backend="ckks")(x))
+    assert (result - last(fhe_friendly(model)(x))).abs().max() < 1e-3
+
+
 def test_a_model_is_queried_with_one_message_each_way():
     friendly = fhe_friendly(small_net())
     module = ckks.CKKSModule(friendly)

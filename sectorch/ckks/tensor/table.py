@@ -30,8 +30,8 @@ from .encrypted import CKKSTensor, set_dispatch
 
 CIPHERTEXTS = OpTable(
     "CKKSTensors",
-    "Homomorphic encryption computes polynomials only: sectorch.nn.fhe_friendly(model) replaces ReLU and max-pooling, "
-    "and sectorch.ckks.to_shares(e, ...) goes on with shares",
+    "Homomorphic encryption computes polynomials only: sectorch.nn.fhe_friendly(model) replaces activations and "
+    "max-pooling (then fine-tune it: sectorch.nn.fine_tune), and sectorch.ckks.to_shares(e, ...) goes on with shares",
 )
 """The operations of CKKSTensors. Handlers are f(*args, **kwargs) -> CKKSTensor, or a list or tuple of them."""
 
