@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
@@ -73,7 +74,7 @@ ORDERED = frozenset((
 
 BOUNDED = frozenset((
     "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "erf", "erfc", "heaviside", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "sigmoid", "sign", "signbit", "softmin", "tanh", "constant_like",
+    "logical_not", "logical_or", "logical_xor", "sigmoid", "sign", "signbit", "tanh", "constant_like",
 ))  # fmt: skip
 """Operations that are right of stand-ins as of large numbers, and whose results hold none."""
 
@@ -256,7 +257,7 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
         result = RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
         if result is NotImplemented:
             return result
-    elif name in MOVES and not _rounds(call, args, kwargs):
+    elif name in MOVES and not _rounds(call, args, kwargs) and not _adds(call, args, kwargs):
         result = _moved(call, args, kwargs)
     if result is not NotImplemented:
         _tell_views(args[0] if func in IN_PLACE and args else None)
@@ -277,6 +278,11 @@ def _rounds(call: Call, args: tuple, kwargs: dict) -> bool:
     if call.name != "to" or not _is(args[0]) or not _fractional(args[0]):
         return False
     return not _converted(call, args, kwargs).is_floating_point
+
+
+def _adds(call: Call, args: tuple, kwargs: dict) -> bool:
+    """Whether this is a write that adds up."""
+    return call.name in ("index_put", "put") and bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
 
 
 def _converted(call: Call, args: tuple, kwargs: dict) -> torch.dtype:
@@ -380,12 +386,14 @@ def _positions(call: Call, args: tuple, kwargs: dict, dtype: torch.dtype) -> lis
 
 
 def _cut_off(call: Call, args: tuple, out: SharedTensor) -> None:
-    """A maximum with public numbers in the range has no negative stand-ins, a minimum no positive ones."""
+    """A maximum has negative stand-ins where both operands have, a minimum positive ones."""
     public = next((x for x in args[:2] if isinstance(x, torch.Tensor) and not _is(x)), None)
-    if public is None or out.infinite is None or beyond(call.scheme, public) is not None:
+    shared = next(x for x in args[:2] if _is(x))
+    if public is None or out.infinite is None:
         return
     sign = "low" if call.name in ("maximum", "max") else "high"
-    out.infinite = out.infinite.but(**{sign: None, "at": None, "certain": False})
+    if beyond(call.scheme, public) is None or getattr(infinite_of(shared), sign, None) is None:
+        out.infinite = out.infinite.but(**{sign: None, "at": None, "certain": False})
 
 
 @_rule("where")
@@ -461,7 +469,9 @@ def _bare(x: SharedTensor) -> SharedTensor:
 @_rule("add", "sub", "rsub")
 def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     if alpha != 1:
-        other = other * alpha
+        input, other = (
+            (input * alpha, other) if call.name == "rsub" and call.func is not T.__rsub__ else (input, other * alpha)
+        )
     signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[call.name]
     terms = [input, other]
     marks: list[Infinite | None] = []
@@ -571,6 +581,8 @@ def _refilled(call: Call, y: SharedTensor, at: torch.Tensor, number: float, in_p
 
 @_rule("mul", "div")
 def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
+    if call.func in (T.__rdiv__, T.__rtruediv__):
+        return call.func(*_numbers(call, (input, other))) if _marked(input, other) else NotImplemented
     x, factor = (input, other) if _is(input) else (other, input)
     known = infinite_of(x)
     if call.name == "mul" and known is None and not isinstance(factor, SharedTensor):
@@ -702,6 +714,7 @@ def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs
         "clamp_max": lambda: (None, *args, *kwargs.values())[:2], "relu": lambda: (0.0, None),
         "relu6": lambda: (0.0, 6.0), "hardtanh": lambda: _pair(args, kwargs, "min_val", "max_val", -1.0, 1.0),
     }[call.name]()  # fmt: skip
+    low, high = (b.item() if type(b) is torch.Tensor and not b.dim() and not b.is_meta else b for b in (low, high))
     if any(isinstance(b, torch.Tensor) for b in (low, high)):
         x = input
         if isinstance(x, SharedTensor) and any(isinstance(b, SharedTensor) and b.infinite for b in (low, high)):
@@ -804,6 +817,11 @@ def _softmax(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any)
     if mark.certain and rows is not None:
         return call.without(input, dim, *args, **kwargs).masked_fill(rows, 0.0)
     return _without(_with_nothing, call.func, _bare(input), dim, mark.threshold, args, kwargs)
+
+
+@_rule("softmin")
+def _softmin(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if input.infinite is None else F.softmax(-input, dim, *args, **kwargs)
 
 
 def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tuple = (), kwargs: Any = None) -> Any:
