@@ -54,7 +54,9 @@ def first_positions(args: tuple) -> tuple:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor) and value.dim() == 0
+    """Whether a public tensor is one number, and not a mask of one bit."""
+    plain = isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor)
+    return plain and value.dim() == 0 and value.dtype != torch.bool
 
 
 def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
