@@ -156,6 +156,8 @@ class Recorder(TorchFunctionMode):
             return target
         known = {id(s.twin): s for s in shared}
         leaves, spec = pytree.tree_flatten(meta)
+        if not leaves and isinstance(meta, (list, tuple)):  # the rows of an empty batch
+            return meta
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             return dispatch.call(func, types, args, kwargs)
         if all(id(leaf) in known for leaf in leaves):  # torch gave its argument back: dropout in evaluation mode

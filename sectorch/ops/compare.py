@@ -177,11 +177,15 @@ def _at_least_one(context: Context, x: SharedTensor, dim: Any, keepdim: bool) ->
 
 @implements("any", torch.any, T.any, note="exact; one comparison of the count")
 def any_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False) -> SharedTensor:
+    if isinstance(dim, (tuple, list)) and not dim:  # each by itself, where a sum would be over all
+        return _truth(x)
     return _at_least_one(context, _truth(x), dim, keepdim)
 
 
 @implements("all", torch.all, T.all, note="exact; one comparison of the count")
 def all_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False) -> SharedTensor:
+    if isinstance(dim, (tuple, list)) and not dim:
+        return _truth(x)
     return complement(context, _at_least_one(context, complement(context, _truth(x)), dim, keepdim))
 
 

@@ -99,6 +99,7 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
     "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
 )
 def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+    x = x if x.is_floating_point() else x.to(torch.float32)
     if not isinstance(dim, int):
         dims = _dims(x, tuple(dim))
         if len(dims) != 1:
@@ -219,7 +220,7 @@ def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased
 
 def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
     count = len(x.shares.shape)
-    chosen = range(count) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
+    chosen = range(count) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
     return tuple(d % max(1, count) for d in chosen)
 
 

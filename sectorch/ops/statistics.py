@@ -87,6 +87,8 @@ def cov(context: Context, x: SharedTensor, *, correction: int = 1, fweights: Any
 @stepwise
 def corrcoef(context: Context, x: SharedTensor) -> Any:
     rows = _variables(x)
+    if rows.shape[1] < 2:
+        refuse("the correlation of fewer than two observations", "it is not a number")
     units = F.normalize(rows - rows.mean(1, keepdim=True), dim=1)
     product = torch.matmul(units, units.mT).clamp(-1.0, 1.0)
     return product if x.dim() == 2 and x.shape[0] != 1 else product.reshape(())

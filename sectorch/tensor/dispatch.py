@@ -32,6 +32,7 @@ from ..errors import (
     ShapeError,
     UnsupportedOpError,
 )
+from ..ring import encode
 from . import infinity, owner
 from .arguments import CONVERSIONS, as_sizes, of_python, on_cpu, parameters, positional, renamed, torchs_names
 from .complex_shared import ComplexShared
@@ -151,7 +152,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = DEPTH.set(DEPTH.get() + 1)
     try:
-        result, raised = _handled(context, func, handler, args, kwargs)
+        plain = None if complex_too or target is not None else _known(func, args, kwargs, meta, secrets)
+        if plain is None:
+            result, raised = _handled(context, func, handler, args, kwargs)
+        else:
+            result, raised = _embedded(context, plain), ()
         written = [x for x, shares, _, _ in before if x.shares is not shares]  # by an `inplace=True`
         through = [(x, _of_this_memory(func, x)) for x in written]
         gives_argument = ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT
@@ -187,7 +192,11 @@ def _handled(
     try:
         with context.session.operation(context.party) as net, made_on(context.session.device):
             before = len(net.raised)
-            result = handler(context, *args, **renamed(func, handler, len(args), kwargs))
+            kwargs = renamed(func, handler, len(args), kwargs)
+            if ROW_OF[func].name in _OF_LINES and _without_dimensions((args, kwargs)):
+                result = _as_line(context, handler, args, kwargs)
+            else:
+                result = handler(context, *args, **kwargs)
             return result, tuple(net.raised[before:])
     except RuntimeError as error:
         if "bounds" in str(error) and not isinstance(error, SectorchError):
@@ -199,6 +208,72 @@ def _handled(
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
+
+
+_OF_LINES = frozenset((
+    "softmax", "softmin", "log_softmax", "logsumexp", "max", "min", "argmax", "argmin", "topk", "sort", "argsort",
+    "norm", "std", "var", "std_mean", "var_mean", "cosine_similarity", "normalize", "pairwise_distance",
+    "triplet_margin_loss", "kl_div",
+))  # fmt: skip
+"""Rows that have a dimension to go along; of a number torch takes it for a line of one, and gives a number."""
+
+
+def _without_dimensions(tree: Any) -> bool:
+    return not any(leaf.dim() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _as_line(context: Context, handler: Callable, args: tuple, kwargs: dict) -> Any:
+    line = lambda leaf: leaf.reshape(1) if isinstance(leaf, torch.Tensor) else leaf
+    args, kwargs = pytree.tree_map(line, (args, kwargs))
+    found = handler(context, *args, **kwargs)
+    number = lambda x: x.like(context.backend.each(torch.reshape, x.shares, ()), bound=x.bound)
+    return pytree.tree_map(lambda x: number(x) if isinstance(x, SharedTensor) else x, found)
+
+
+def _known(func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list) -> Any:
+    """The result as plain tensors, where no secret has a part in it: it has no entries, or no operand has any.
+
+    None elsewhere.
+
+    Raises:
+        ArgumentError: it is not finite.
+    """
+    outputs = [leaf for leaf in pytree.tree_leaves(meta) if isinstance(leaf, torch.Tensor)]
+    if not outputs or ROW_OF[func].view or ROW_OF[func].name in _GIVEN_BY_HANDLERS or any(map(_is_complex, outputs)):
+        return None
+    if not any(leaf.numel() for leaf in outputs):
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), meta)
+    if any((x.value if isinstance(x, PrivateTensor) else x.shares).shape.numel() for x in secrets):
+        return None
+
+    def empty(leaf: Any) -> Any:
+        if isinstance(leaf, SecretTensor):
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        args, kwargs = pytree.tree_map(empty, (args, kwargs))
+        found = func(*args, **kwargs)
+    for leaf in pytree.tree_leaves(found):
+        if isinstance(leaf, torch.Tensor) and not bool(leaf.isfinite().all()):
+            what = "not a number" if bool(leaf.isnan().any()) else "infinite"
+            raise ArgumentError(f"{spell(func)} of no elements is {what}, which no secret tensor holds")
+    return found
+
+
+def _embedded(context: Context, plain: Any) -> Any:
+    """Plain results as shares that hold what everybody knows."""
+
+    def made(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        bits = context.frac_bits if x.is_floating_point() else 0
+        content = encode(x, bits).to(context.session.device)
+        most = float(x.double().abs().max()) if x.numel() else 0.0
+        return context.tensor(context.backend.embedded(content), bits, most * 2.0**bits + 1, x.dtype)
+
+    with context.session.operation(context.party):
+        return pytree.tree_map(made, plain)
 
 
 def made_on(device: torch.device) -> AbstractContextManager[Any]:
@@ -221,6 +296,8 @@ def _context(secrets: list[SecretTensor]) -> Context:
     return Context(first.session, first.party, first.scheme)
 
 
+_GIVEN_BY_HANDLERS = ("isfinite", "constant_like", "dropout", "multi_margin_loss")
+"""Rows of which `_known` knows nothing: their results are plain, or the argument, or torch gives no number."""
 _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 

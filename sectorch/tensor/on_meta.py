@@ -87,8 +87,8 @@ def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in MASKED_SELECT:
         return selected_on_meta(*args, **kwargs)
     if func in MASKED_FILL:
-        args = tuple(a.item() if is_number(a) else a for a in args)
-        kwargs = {k: v.item() if is_number(v) else v for k, v in kwargs.items()}
+        args = (*args[:2], *(a.item() if is_number(a) else a for a in args[2:]))
+        kwargs = {k: v.item() if k == "value" and is_number(v) else v for k, v in kwargs.items()}
     public_too = func not in READS_CONTENT
     args = first_positions(args) if func is _T.__getitem__ else args
     if not public_too:  # only an index is read
