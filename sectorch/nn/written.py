@@ -40,9 +40,9 @@ class Written:
 
     def made(self, func: Callable, result: Any) -> Any:
         for leaf in result if isinstance(result, (list, tuple)) else (result,):
-            if type(leaf) is not torch.Tensor or leaf.layout != torch.strided:
-                continue
             memory = _memory(leaf)
+            if memory is None:
+                continue
             if func in MAKES:
                 self._made[memory] = [ref(leaf)]
             elif memory in self._made and any(one() is not None for one in self._made[memory]):
@@ -67,7 +67,8 @@ class Written:
 
     def _sharing(self, target: torch.Tensor) -> list[torch.Tensor]:
         """The living tensors of the target's memory, if a tensor that was made has it and all others are known."""
-        known = self._made.get(_memory(target), []) if target.layout == torch.strided else []
+        memory = _memory(target)
+        known = [] if memory is None else self._made.get(memory, [])
         living = list({id(x): x for x in (one() for one in known) if x is not None}.values())
         if not any(x is target for x in living):
             return []
@@ -103,8 +104,12 @@ class Written:
         return next((v for v in given if fits(v)), None)
 
 
-def _memory(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+def _memory(x: Any) -> int | None:
+    """What names the memory of a plain tensor, if it has one."""
+    try:
+        return x.untyped_storage()._cdata if type(x) is torch.Tensor else None
+    except (NotImplementedError, RuntimeError):  # of a sparse tensor, or of torch.func's own
+        return None
 
 
 def _holders(x: torch.Tensor) -> int:

@@ -300,6 +300,7 @@ def _branch(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()
 
 
 COMPOSED[torch._assert] = _asserted
+COMPOSED[torch._make_dual] = lambda *_args, **_how: refuse("a derivative along a direction (jvp)", _TRAINED)
 COMPOSED[torch.cond] = COMPOSED[torch.ops.higher_order.cond] = _branch
 
 

@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import apis
+from torch._functorch import vmap as vmaps
 from torch.distributions import Distribution
 from torch.fx import traceback
+from torch.utils import _pytree as pytree
 
+from ..errors import UnsupportedOpError
 from .secret import SecretTensor
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
@@ -134,14 +138,44 @@ def _importing(*args: Any, **kwargs: Any) -> Any:
     return made
 
 
+_here = threading.local()
+_vmap_impl = apis.vmap_impl
+MAPPED = 64
+"""What torch.vmap maps over at most: a function is called once for each."""
+
+
+def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch.vmap: its own batches hold no secrets, so that the function is called for each entry in turn."""
+    if not getattr(_here, "depth", 0):
+        return _vmap_impl(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    size, dims, leaves, spec = vmaps._process_batched_inputs(in_dims, args, func)
+    if not 0 < size <= MAPPED:
+        raise UnsupportedOpError(
+            f"vmap over {size} entries of a model on secret tensors: each is computed by itself, and {MAPPED} at most; "
+            f"call the function on the whole batch"
+        )
+    found = []
+    for i in range(size):
+        entry = [leaf if dim is None else leaf.select(dim, i) for leaf, dim in zip(leaves, dims, strict=True)]
+        found.append(pytree.tree_flatten(func(*pytree.tree_unflatten(entry, spec), **kwargs)))
+    wanted = vmaps._broadcast_to_and_flatten(out_dims, found[0][1])
+    if wanted is None:
+        raise ValueError(f"vmap: out_dims={out_dims} is not compatible with the structure of the results")
+    results = [
+        column[0] if dim is None else torch.stack(column, dim)
+        for column, dim in zip(zip(*(leaves for leaves, _ in found), strict=True), wanted, strict=True)
+    ]
+    return pytree.tree_unflatten(results, found[0][1])
+
+
 @contextmanager
 def as_plain(module: nn.Module | None = None) -> Iterator[None]:
     """Code outside torch finds that a secret tensor's type is torch.Tensor, and torch.distributions validates nothing.
 
     No class can make `type(x)` another, so that code which tells an input from a list of them by its exact type would
     take its other branch, without a word. What code looks up as `type` is a name of its module before it is Python's.
-    Validation looks at values; torch leaves it out in compiled code. Both are set in the process, until the last of
-    several threads leaves.
+    Validation looks at values; torch leaves it out in compiled code. torch.vmap calls its function for each entry. All
+    that is set in the process, until the last of several threads leaves.
 
     Args:
         module: whose forwards run inside.
@@ -150,6 +184,7 @@ def as_plain(module: nn.Module | None = None) -> Iterator[None]:
     with _LOCK:
         if not _plain_inside:
             SecretTensor.passes_as = torch.Tensor
+            apis.vmap_impl = _mapped
             _validates, Distribution._validate_args = Distribution._validate_args, False
             _import, builtins.__import__ = builtins.__import__, _importing
         _plain_inside += 1
@@ -157,13 +192,16 @@ def as_plain(module: nn.Module | None = None) -> Iterator[None]:
         for layer in module.modules() if module is not None else ():  # of a class that no imported module holds
             names = getattr(type(layer).forward, "__globals__", None)
             _stand((names or {}).get("__name__"), names)
+    _here.depth = getattr(_here, "depth", 0) + 1
     try:
         yield
     finally:
+        _here.depth -= 1
         with _LOCK:
             _plain_inside -= 1
             if not _plain_inside:
                 SecretTensor.passes_as = None
+                apis.vmap_impl = _vmap_impl
                 Distribution._validate_args = _validates
                 if builtins.__import__ is _importing:
                     builtins.__import__ = _import

@@ -39,7 +39,7 @@ from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
 from .private import PrivateTensor
-from .secret import SecretTensor, set_dispatch
+from .secret import SecretTensor, past_the_table, set_dispatch
 from .shared import SharedTensor
 from .table import BEFORE, COMPLEX, COMPOSED, DEPTH, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 from .views import layout_of, overlap, rewritten
@@ -124,6 +124,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         swap = lambda leaf: owner.shared(context, leaf) if isinstance(leaf, PrivateTensor) else leaf
         args, kwargs = pytree.tree_map(swap, (args, kwargs))
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
+    if isinstance(func, torch._ops.OpOverload) and getattr(torch, spell(func)[6:], None) in ROW_OF:
+        raise UnsupportedOpError(past_the_table(func))
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
     if func not in COMPLEX and (whole or any(map(_is_complex, leaves))):
@@ -296,8 +298,8 @@ def _context(secrets: list[SecretTensor]) -> Context:
     return Context(first.session, first.party, first.scheme)
 
 
-_GIVEN_BY_HANDLERS = ("isfinite", "constant_like", "dropout", "multi_margin_loss")
-"""Rows of which `_known` knows nothing: their results are plain, or the argument, or torch gives no number."""
+_GIVEN_BY_HANDLERS = ("isfinite", "constant_like", "dropout", "multi_margin_loss", "conv_transpose1d")
+"""Rows of which `_known` knows nothing: results that are plain, or the argument; torch gives no number, or checks less."""
 _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 

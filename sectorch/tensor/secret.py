@@ -33,6 +33,17 @@ def _public(x: Any) -> Any:
     return torch.as_tensor(x) if isinstance(x, np.ndarray) else x
 
 
+def past_the_table(func: Any) -> str:
+    """What an error says of code that does not hand its calls to the table."""
+    name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
+    asked = "a Python number was asked for" if name == "local_scalar_dense" else f"'{name}' was called"
+    return (
+        f"{asked} on the content of a secret tensor, by code that does not pass its calls on to Python (torch.func, "
+        f"torch.jit, C++ of a library); nothing was computed. Call torch's functions on the tensor itself: "
+        f"sectorch.supported_ops() lists what works"
+    )
+
+
 class SecretTensor(torch.Tensor):
     """What SharedTensor and PrivateTensor have in common: no way to the content but the declared ones."""
 
@@ -63,13 +74,7 @@ class SecretTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
-        asked = "a Python number was asked for" if name == "local_scalar_dense" else f"'{name}' was called"
-        raise UnsupportedOpError(
-            f"{asked} on the content of a secret tensor, by code that does not pass its calls on to Python ("
-            f"torch.func, torch.jit, a library's own C++); nothing was computed. Call torch's functions on the tensor: "
-            f"sectorch.supported_ops() lists what works"
-        )
+        raise UnsupportedOpError(past_the_table(func))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """numpy's functions, as in `array + secret`: torch's of the same name, the arrays as public tensors."""

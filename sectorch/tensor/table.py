@@ -79,6 +79,8 @@ class Row:
 
 def spell(func: Callable) -> str:
     """The name under which a user knows a torch function."""
+    if isinstance(func, torch._ops.OpOverload):  # of an exported graph, or of torch's own code
+        return f"torch.{func._schema.name.rpartition('::')[2]}"
     known = resolve_name(func)
     if known:
         return known.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
