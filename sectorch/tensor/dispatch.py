@@ -299,7 +299,7 @@ def _context(secrets: list[SecretTensor]) -> Context:
 
 
 _GIVEN_BY_HANDLERS = ("isfinite", "constant_like", "dropout", "multi_margin_loss", "conv_transpose1d")
-"""Rows of which `_known` knows nothing: results that are plain, or the argument; torch gives no number, or checks less."""
+"""Rows of which `_known` knows nothing: results that are plain, or the argument; of these torch checks less."""
 _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 
