@@ -243,8 +243,34 @@ def by_keyword(_module, _x, y):
     return y
 
 
+END = float("-inf")
+
+
+def minus_infinity_in_a_view(_module, _x, y):
+    y[:, :2].masked_fill_(torch.tensor([True, False]), END)
+    across = y.t()
+    across += torch.tensor([0.0, 0.0, END, 0.0])[:, None]
+    return y.softmax(1)
+
+
+def minus_infinity_beside_a_view(_module, _x, y):
+    row, other = y[1], y.clone()
+    seen = other[0]
+    y[:, 0] = END
+    other.masked_fill_(torch.eye(3, 4).bool(), END)
+    return row.softmax(0), y.softmax(1), seen.isinf(), other.amax(1)
+
+
+def numbers_over_minus_infinity(_module, _x, y):
+    out, rows = y.new_full((3, 4), END), torch.full((3, 4), END)
+    out[:, 1:].copy_(y[:, 1:])
+    rows[0] = y[0]
+    rows[1:, 0] = y[1:, 1]
+    return out.softmax(1), rows.softmax(1)
+
+
 VIEWS = (sliced, added_to_a_view, base_and_views, through_several_views, by_data, by_positions, parts, expanded_before,
-         scanned, by_keyword)  # fmt: skip
+         scanned, by_keyword, minus_infinity_in_a_view, minus_infinity_beside_a_view, numbers_over_minus_infinity)  # fmt: skip
 
 
 @by_turns(body=VIEWS, alone=[False, True])

@@ -151,9 +151,7 @@ class Recorder(TorchFunctionMode):
         changed = [s for s, version in zip(shared, versions, strict=True) if s.twin._version != version]
         mark = self._mark(row, args, kwargs)
         if changed:
-            target = self._written(func, args, kwargs, {id(s): s for s in changed})
-            target.infinite = mark
-            return target
+            return self._written(func, args, kwargs, {id(s): s for s in changed}, mark)
         known = {id(s.twin): s for s in shared}
         leaves, spec = pytree.tree_flatten(meta)
         if not leaves and isinstance(meta, (list, tuple)):  # the rows of an empty batch
@@ -196,7 +194,7 @@ class Recorder(TorchFunctionMode):
         item.meta = {**node.meta, "value": item.name}
         return item
 
-    def _written(self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn]) -> StandIn:
+    def _written(self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn], mark: Any) -> StandIn:
         """An operation in place: what later readers of the tensor read is a new value."""
         target: Any = args[0] if args else None
         storage = lambda s: s.twin.untyped_storage()._cdata
@@ -214,6 +212,8 @@ class Recorder(TorchFunctionMode):
         for other, theirs, mine in others:
             other.node = rewritten(other, target, tuple(other.twin.shape), theirs, mine, self._local)
             other.node.meta.update(shape=tuple(other.twin.shape), dtype=other.twin.dtype)
+            other.infinite = other.infinite or mark
+        target.infinite = mark
         return target
 
     def _of_its_memory(self, func: Callable, target: StandIn) -> list[tuple[StandIn, torch.Tensor, torch.Tensor]]:

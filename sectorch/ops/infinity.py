@@ -572,11 +572,9 @@ def _most(call: Call, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
 
 def _refilled(call: Call, y: SharedTensor, at: torch.Tensor, number: float, in_place: bool = False) -> SharedTensor:
     made = _without(torch.masked_fill, y, at, number if _fractional(y) else int(number))
-    if not in_place:
-        return made
-    for name in ("shares", "scale_bits", "bound", "whole_bits", "flags"):
-        setattr(y, name, getattr(made, name))
-    return y
+    if in_place:
+        _without(T.copy_, y, made)
+    return y if in_place else made
 
 
 @_rule("mul", "div")

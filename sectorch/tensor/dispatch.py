@@ -480,6 +480,8 @@ def _write_through(target: SharedTensor, others: list[tuple[SharedTensor, torch.
         for other, theirs, mine in others:
             made = rewritten(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
             _replace(other, made)
+            if other.infinite is not None:  # what stood for infinity at a place may be a number now
+                other.infinite = other.infinite.but(certain=False)
     finally:
         DEPTH.reset(depth)
 
