@@ -270,7 +270,8 @@ def numbers_over_minus_infinity(_module, _x, y):
 
 
 VIEWS = (sliced, added_to_a_view, base_and_views, through_several_views, by_data, by_positions, parts, expanded_before,
-         scanned, by_keyword, minus_infinity_in_a_view, minus_infinity_beside_a_view, numbers_over_minus_infinity)  # fmt: skip
+         scanned, by_keyword, minus_infinity_in_a_view, minus_infinity_beside_a_view,
+         numbers_over_minus_infinity)  # fmt: skip
 
 
 @by_turns(body=VIEWS, alone=[False, True])
