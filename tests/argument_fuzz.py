@@ -6,6 +6,8 @@ refused by a `SectorchError`; anything else is a finding.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import random
 import traceback
 import warnings
@@ -17,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 from op_rows.base import Data, OpRow
-from op_stage import spelled, stage
+from op_stage import Stage, spelled, stage
 from op_table import ROWS
+from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
 import sectorch
@@ -153,19 +156,185 @@ def described(key: Callable, args: tuple, kwargs: dict) -> str:
     return f"{spelled(key)}({', '.join([*map(repr, args), *named])})"
 
 
+# Every keyword that a function has, at values besides its default.
+
+POOL = (True, False, 0, 1, 2, 3, -1, -2, 0.5, 2.0, 8.0, 1e-3, None, (0,), (1,), (0, 1), (1, 1), (2, 2), [0], [1, 0],
+        float("inf"), 10.0)  # fmt: skip
+WORDS = ("none", "sum", "mean", "batchmean", "amax", "amin", "prod", "max", "min", "floor", "trunc", "tanh", "nearest",
+         "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area", "lanczos", "left", "right", "ij", "xy",
+         "constant", "reflect", "replicate", "circular", "zeros", "border", "reflection", "lower", "higher", "midpoint",
+         "fro", "nuc", "forward", "backward", "ortho", "same", "valid", "reduced", "complete", "r", "cpu", "L", "U",
+         "use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist")  # fmt: skip
+TYPES = (torch.float64, torch.float16, torch.int64, torch.bool)
+LIKE = ("first", "first as a mask", "last", "channels", "number", "whole")
+"""Public tensors: of the first tensor's shape, of its last dimension, of its channels, and with no dimensions."""
+NOT_SWEPT = {
+    "out": "refused for every function, by its name", "generator": "draws are not torch's",
+    "memory_format": "memory has no order here", "pin_memory": "nor a place", "layout": "nor a layout",
+}  # fmt: skip
+
+
+def keywords_of(key: Callable) -> list[str]:
+    """The names of a function's arguments, after the first: of its signature, of torch's own list, of its schemas."""
+    found: dict[str, None] = {}
+    for function in (key, get_testing_overrides().get(key)):
+        with contextlib.suppress(TypeError, ValueError):
+            for parameter in inspect.signature(function).parameters.values():  # pyright: ignore[reportArgumentType]
+                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                    found.setdefault(parameter.name)
+    for schema in _schemas(key):
+        found.update(dict.fromkeys(argument.name for argument in schema.arguments))
+    return [name for name in found if name not in ("self", "input") and name not in NOT_SWEPT]
+
+
+def _schemas(key: Callable) -> list[Any]:
+    spelt = spelled(key).split(".", 1)[-1].replace(".", "_")
+    packets = [getattr(torch.ops.aten, name, None) for name in dict.fromkeys((getattr(key, "__name__", ""), spelt))]
+    every = [getattr(p, o)._schema for p in packets if hasattr(p, "overloads") for o in p.overloads()]
+    tensor = lambda schema: schema.arguments and "Tensor" in str(schema.arguments[0].type)
+    return [s for s in every if tensor(s) and not any(a.is_out for a in s.arguments)]
+
+
+def _order(key: Callable) -> list[str]:
+    for function in (key, get_testing_overrides().get(key)):
+        with contextlib.suppress(TypeError, ValueError):
+            return list(inspect.signature(function).parameters)  # pyright: ignore[reportArgumentType]
+    return [argument.name for schema in _schemas(key)[:1] for argument in schema.arguments]
+
+
+def _value(value: Any, first: torch.Tensor) -> Any:
+    """A value of the pool; of LIKE, a public tensor."""
+    if value not in LIKE if isinstance(value, str) else True:
+        return value
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"last": first.shape[-1:], "channels": first.shape[1:2], "number": (), "whole": ()}
+    if value == "first" and first.dim() == 1:
+        value = "last"
+    made = torch.rand(shapes.get(value, first.shape), generator=draw) + 0.25
+    made = made.sort().values if value == "last" else made  # as boundaries are
+    return Tensor(made > 0.75 if "mask" in value else made.ceil().long() if value == "whole" else made, "public")
+
+
+def with_keyword(key: Callable, args: tuple, kwargs: dict, name: str, value: Any) -> tuple[tuple, dict]:
+    """The call with this argument, in the place where it stands, or by its name."""
+    order = _order(key)
+    at = order.index(name) if name in order else len(args)
+    if name not in kwargs and 0 < at < len(args):
+        return (*args[:at], value, *args[at + 1 :]), kwargs
+    return args, {**kwargs, name: value}
+
+
+def sweep_of(row: OpRow, key: Callable, name: str, most: int = 3) -> list[tuple[Any, tuple, dict]]:
+    """Calls with this keyword that torch takes, at values that change its result; else at such that do not."""
+    telling: list[tuple[Any, tuple, dict]] = []
+    others: list[tuple[Any, tuple, dict]] = []
+    for number, sample in row.samples_of(key):
+        seeds = iter(range(1000))
+        args, kwargs = pytree.tree_map(
+            lambda leaf, n=number, s=seeds: (
+                Tensor(leaf.make(f"{row.name} {n} {next(s)}", True), leaf.role, leaf.kind == "distinct")
+                if isinstance(leaf, Data)
+                else leaf
+            ),
+            (sample.args, dict(sample.kwargs)),
+        )
+        first = next((v.plain for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)), torch.ones(2))
+        seen = [_answer(key, args, kwargs)]
+        for value in (*POOL, *WORDS, *TYPES, *LIKE):
+            call = with_keyword(key, args, kwargs, name, _value(value, first))
+            if _held(name, call, args, kwargs):
+                continue
+            answer = _answer(key, *call)
+            if answer is None:
+                continue
+            fresh = not any(_alike(answer, other) for other in seen)
+            seen.append(answer)
+            (telling if fresh else others).append((value, *call))
+            if len(telling) >= most:
+                return telling
+    return telling or others[:2]
+
+
+def _held(name: str, call: tuple[tuple, dict], args: tuple, kwargs: dict) -> bool:
+    """Whether the keyword would replace a secret of the sample."""
+    secret = lambda tree: [v for v in pytree.tree_leaves(tree) if isinstance(v, Tensor) and v.role != "public"]
+    return len(secret(call)) < len(secret((args, kwargs)))
+
+
+def _answer(key: Callable, args: tuple, kwargs: dict) -> list[Any] | None:
+    """torch's results, and what it wrote into its arguments; None where it refuses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = pytree.tree_leaves(_plain(key, args, kwargs))
+        except Exception:
+            return None
+    small = all(not isinstance(v, torch.Tensor) or v.numel() < LARGEST for v in found)
+    return found if small else None
+
+
+def _alike(one: list[Any], other: list[Any] | None) -> bool:
+    if other is None or [_kind(v) for v in one] != [_kind(v) for v in other]:
+        return False
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, torch.Tensor)]
+    return all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in pairs)
+
+
+UNDEFINED = {
+    ("bucketize", "boundaries"): "of boundaries out of order", ("searchsorted", "sorted_sequence"): "as above",
+    ("isin", "assume_unique"): "torch's answer is wrong where entries are not",
+}  # fmt: skip
+"""Keywords for which torch's own result is not defined at such values."""
+
+NAMED_AS = {
+    "training": "batch statistics", "dropout_p": "dropout",
+    "dim": "matrix norm",
+    "return_indices": "with_indices", "padding_mode": "Invalid padding mode", "requires_grad": "a gradient",
+    "interpolation_mode": "Invalid interpolation mode", "include_last_offset": "empty bags",
+}  # fmt: skip
+"""Keywords whose refusal has other words for them."""
+OPERANDS = ("other", "target", "tensor1", "tensor2", "exponent", "b", "source", "src", "weight", "index", "indices")
+"""Operands, of which a refusal says what they are."""
+OF_VALUES = ("NonFiniteError", "RangeExceededError", "FixedPointRangeError", "division by zero", "no data",
+             "nothing is secret", "rounding a secret number", "into a plain tensor", "Python asks the other operand",
+             "as zero dimensions")  # fmt: skip
+"""What is said of values that have no result, whatever argument they come by."""
+
+
+def names(text: str, row: OpRow, keyword: str, value: Any) -> bool:
+    """Whether a refusal tells which argument it is."""
+    said = text.lower()
+    known = (keyword.lower(), NAMED_AS.get(keyword, keyword).lower(), str(value).lower())
+    return keyword in OPERANDS or any(w in said for w in known) or any(w in text for w in OF_VALUES)
+
+
+def swept(row: OpRow, key: Callable, keyword: str, at: Stage) -> list[str]:
+    """What is wrong with a keyword: of each call the verdict, unless it is right, or refused by name."""
+    found = []
+    for value, args, kwargs in [] if (row.name, keyword) in UNDEFINED else sweep_of(row, key, keyword):
+        kind, text = outcome(row, key, args, kwargs, at, True)
+        if kind == FOUND or (kind == REFUSED and not names(text, row, keyword, value)):
+            found.append(f"{described(key, args, kwargs)}: {kind}: {text}")
+    return found
+
+
 HOUSE = str(Path(sectorch.__file__).parent)
 OTHER_VALUES = {
     "argsort": "among equals the order is anybody's", "sort": "as above", "topk": "as above", "argmax": "as above",
     "argmin": "as above", "max": "as above", "min": "as above", "median": "as above", "kthvalue": "as above",
-    "celu": "of a negative alpha", "cosine_similarity": "of a large eps", "normalize": "of a large eps",
-    "batch_norm": "of a variance of zero", "dropout": "of a weight, at its owner: it is random",
+    "celu": "of a negative alpha",
+    "batch_norm": "of a variance of zero",
+    "dropout": "of a weight, at its owner: it is random",
     "pow": "a negative base has no logarithm", "binary_cross_entropy": "nor have zero and one their losses",
 }  # fmt: skip
 """Rows whose values are compared elsewhere: outside of a sample's own domain they are not those of torch."""
 
 
-def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, str]:
+def outcome(
+    row: OpRow, key: Callable, args: tuple, kwargs: dict, at: Stage | None = None, all_values: bool = False
+) -> tuple[str, str]:
     """Which of the four it is, and what is to be said of it."""
+    at = at or stage()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -174,7 +343,7 @@ def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, 
             expected = error
         try:
             secret = pytree.tree_map(
-                lambda v: stage().place(v.role, v.plain.clone()) if isinstance(v, Tensor) else v, (args, kwargs)
+                lambda v: at.place(v.role, v.plain.clone()) if isinstance(v, Tensor) else v, (args, kwargs)
             )
         except SectorchError as error:
             return REFUSED, f"{type(error).__name__}: {error}"
@@ -202,7 +371,7 @@ def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, 
                 )
             return _compared(outputs, _in_double(key, args, kwargs), False, row.name not in OTHER_VALUES)
     by_rule = [_kind(o) for o in outputs] == _on_meta(key, args, kwargs)
-    values = row.name not in OTHER_VALUES
+    values = all_values or row.name not in OTHER_VALUES
     return _compared(outputs, pytree.tree_leaves(expected), not by_rule, values, _unit(args, kwargs))
 
 

@@ -5,8 +5,13 @@ The calls are those of `argument_fuzz`. What follows them are the classes that t
 
 from __future__ import annotations
 
+import ast
+import copy
+import inspect
 import operator
 import random
+import textwrap
+import types
 import warnings
 
 import argument_fuzz
@@ -17,7 +22,7 @@ import torch.nn.functional as F
 from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_stage import stage
+from op_stage import reference_stage, stage
 from torch import nn
 
 import sectorch
@@ -32,7 +37,9 @@ from sectorch.errors import (
 )
 from sectorch.network.parties.said import reason
 from sectorch.tensor import PrivateTensor, SharedTensor
+from sectorch.tensor.arguments import DROPPED
 from sectorch.tensor.table import SHARES, OpTable
+from sectorch.training.operations import GRADIENTS
 
 T = torch.Tensor
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -88,6 +95,137 @@ def test_public_numbers_take_a_secret_tensors_shape(convert):
     result = convert(plain, argument_fuzz.stage().place("shared", like))
     assert type(result) is T
     torch.testing.assert_close(result, convert(plain, like), rtol=0, atol=0)
+
+
+# Keywords: all that a function has, by its signatures; and those that a handler, or torch itself, would drop.
+
+FOUND_ONCE = [("interpolate", "antialias"), ("cosine_similarity", "eps"), ("istft", "return_complex"),
+              ("normalize", "dim"), ("logical_and", "other"), ("group_norm", "cudnn_enabled")]  # fmt: skip
+"""Keywords that were wrong, or refused in words of the inside, when all were swept first."""
+
+
+def keywords(few: bool) -> list:
+    every = [(row, key, name) for row, key in argument_fuzz.KEYS for name in argument_fuzz.keywords_of(key)]
+    known = [next(case for case in every if (case[0].name, case[2]) == found) for found in FOUND_ONCE]
+    return [*known, *every[7::20]] if few else every
+
+
+def right_or_refused_by_name(cases: list) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrong = [text for case in cases for text in argument_fuzz.swept(*case, reference_stage())]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_keyword_is_right_or_refused_by_name():
+    right_or_refused_by_name(keywords(few=True))
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("part", range(16))
+def test_every_keyword_is_right_or_refused_by_name(part: int):
+    right_or_refused_by_name(keywords(few=False)[part::16])
+
+
+def test_the_sweep_would_notice():
+    """An eps that is not looked at, a boundary case of which torch's own samples say nothing."""
+    row = next(row for row, key in argument_fuzz.KEYS if key is F.cosine_similarity)
+    assert len(argument_fuzz.sweep_of(row, F.cosine_similarity, "eps")) >= 2
+    handler = SHARES.handler[F.cosine_similarity]
+    SHARES.handler[F.cosine_similarity] = lambda context, a, b, dim=1, eps=0.0: handler(context, a, b, dim)
+    try:
+        assert argument_fuzz.swept(row, F.cosine_similarity, "eps", reference_stage())
+    finally:
+        SHARES.handler[F.cosine_similarity] = handler
+
+
+UNREAD = {
+    "dtype": "of the result, which dispatch gives it", "out": "refused by dispatch",
+    "cudnn_enabled": "how torch computes it, not what", "non_blocking": "as above", "compute_mode": "as above",
+    "memory_format": "as above", "_stacklevel": "of a warning", "half_to_float": "the dtype of the result",
+    "sparse": "of a gradient", "sparse_grad": "as above", "scale_grad_by_freq": "as above", "momentum": "in training",
+    "out_int32": "the dtype of the result", "assume_unique": "only makes it faster", "sorted": "sorted is allowed too",
+    "equal_nan": "shares hold no NaN", "nan": "as above", "posinf": "nor infinities", "neginf": "as above",
+    "_": "of torch's kernels", "check_errors": "how an error is said", "stride": "memory has no order here",
+    "norm_type": "of max_norm, which is refused",
+    ("embedding", "padding_idx"): "of a gradient",
+    **{(f"{kind}_with_indices", "return_indices"): "they are returned"
+       for kind in ("max_pool1d", "max_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d")},
+    ("dropout", "inplace"): "nothing changes", ("poisson_nll_loss", "eps"): "of log_input=False, which is refused",
+    ("softplus", "threshold"): "the slope is 1 there", ("logsigmoid", "buffer"): "of torch's kernel",
+    ("convolution", "bias_sizes"): "the shapes say it", ("convolution", "output_padding"): "as above",
+    ("nll_loss", "total"): "of torch's kernel", ("grid_sample", "mask"): "autograd asks for what it wants",
+    ("batch_norm", "save_mean"): "of torch's kernel", ("layer_norm", "x"): "kept by the forward pass",
+    ("layer_norm", "mean"): "as above", ("layer_norm", "bias"): "has no part in a gradient",
+    ("group_norm", "c"): "the shapes say it", ("group_norm", "places"): "as above", ("group_norm", "mean"): "as above",
+}  # fmt: skip
+"""Parameters of handlers that their bodies need not name, and why."""
+
+
+def test_a_handler_reads_each_of_its_parameters():
+    found = []
+    for table in (SHARES, GRADIENTS):
+        for key, handler in table.handler.items():
+            function, row = inspect.unwrap(handler), table.row_of[key].name
+            if not isinstance(function, types.FunctionType):
+                continue
+            code = function.__code__
+            count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+            body = ast.parse(textwrap.dedent(inspect.getsource(function)))
+            named = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
+            found += [f"{row}: {function.__qualname__}: {name}" for name in code.co_varnames[1:count]
+                      if name not in named and name not in UNREAD and (row, name) not in UNREAD]  # fmt: skip
+    assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_what_torch_itself_drops_is_refused():
+    """torch's functions hand their arguments on by name; one that is left out reaches no handler."""
+    dropped = {}
+    for key in SHARES.handler:
+        if not isinstance(inspect.unwrap(key), types.FunctionType) or not key.__module__.startswith("torch."):
+            continue
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(key))).body
+        given = [call for call in ast.walk(function) if isinstance(call, ast.Call)
+                 and getattr(call.func, "id", "") == "handle_torch_function"]  # fmt: skip
+        for call in given:
+            parts = [*call.args[2:], *(k.value for k in call.keywords)]
+            handed = {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)}
+            lost = [
+                name for name in inspect.signature(key).parameters if name not in handed and key is not torch.einsum
+            ]
+            dropped |= {key: tuple(lost)} if lost else {}
+    assert dropped == {key: (name,) for key, (name, _) in DROPPED.items()}
+    weight, plain = torch.rand(3, 4), torch.randn(3, 4)
+    trained = sectorch.shared(nn.Linear(4, 3), session=stage().session).weight
+    for x in (stage().share(plain), stage().private(plain), trained):
+        with pytest.raises(UnsupportedOpError, match="l1_loss with weight= is not supported"):
+            F.l1_loss(x, x * 2, weight=weight)
+        F.l1_loss(x, x * 2)
+
+
+@fewer(15)
+@given(st.sampled_from(("bilinear", "bicubic")), st.integers(1, 9), st.integers(1, 12), st.sampled_from((None, True)),
+       st.booleans())  # fmt: skip
+def test_an_antialiased_resize_is_torchs(mode: str, height: int, width: int, corners: bool | None, by_scale: bool):
+    plain = torch.randn(1, 2, 7, 6)
+    how: dict = dict(scale_factor=(height / 6, width / 6)) if by_scale else dict(size=(height, width))
+    how |= dict(mode=mode, align_corners=corners, antialias=True)
+    if by_scale and min(7 * height // 6, 6 * width // 6) < 1:
+        return
+    found = F.interpolate(reference_stage().share(plain), **how).reveal()
+    plain = plain.contiguous(memory_format=torch.channels_last)  # else torch's is wrong for results of width 1
+    # Weights sum up to 1, and their magnitudes to less than 2 in each dimension: an ulp and a half each time.
+    assert float((found - F.interpolate(plain, **how)).abs().max()) < 12 * 2.0**-20
+
+
+def test_an_antialiased_resize_is_trained_through():
+    plain = nn.ParameterDict({"image": torch.randn(1, 1, 6, 5) / 4})
+    trained = sectorch.shared(copy.deepcopy(plain), session=reference_stage().session)
+    for mode in ("bilinear", "bicubic"):
+        for model in (plain, trained):
+            model["image"].grad = None
+            (F.interpolate(model["image"], size=(3, 7), mode=mode, antialias=True) ** 2).sum().backward()
+        assert float((trained["image"].grad.reveal() - plain["image"].grad).abs().max()) < 1e-4
 
 
 # A float/double mix: private tensors pass for the model's dtype and are computed on in float64.

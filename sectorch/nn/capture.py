@@ -30,7 +30,7 @@ from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..ops.infinity import CARRIES
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
-from ..tensor.arguments import CONVERSIONS, as_sizes, of_python, on_cpu
+from ..tensor.arguments import CONVERSIONS, as_sizes, of_python, on_cpu, refuse_dropped
 from ..tensor.compiling import compiling
 from ..tensor.infinity import Infinite, beyond, infinite_of
 from ..tensor.on_meta import (
@@ -144,6 +144,7 @@ class Recorder(TorchFunctionMode):
             return dispatch.call(func, types, args, kwargs)
         if row is not None and (row.name == "constant_like" or _publicly_finite(func, row.name, shared)):
             return dispatch.call(func, types, args, kwargs)
+        refuse_dropped(func)
         if func in BEFORE:
             BEFORE[func](*args, **kwargs)
         versions = [s.twin._version for s in shared]

@@ -60,9 +60,10 @@ def ne(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, eq(context, x, y))
 
 
-def _require_bool(x: Any) -> None:
-    if x.dtype != torch.bool:
+def _require_bool(x: Any) -> Any:
+    if (type(x) is not bool) if not isinstance(x, torch.Tensor) else x.dtype != torch.bool:
         refuse("logic on numbers", "compare them first, e.g. x > 0")
+    return torch.tensor(x) if isinstance(x, bool) else x
 
 
 @implements("logical_not", torch.logical_not, T.logical_not, note="of numbers: whether they are zero")
@@ -92,15 +93,13 @@ def logical_not(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("logical_and", torch.bitwise_and, T.bitwise_and, T.__and__, T.__rand__, note="of comparisons")
 def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
-    _require_bool(x)
-    _require_bool(y)
+    x, y = _require_bool(x), _require_bool(y)
     return x * y
 
 
 @implements("logical_or", torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__, note="of comparisons")
 def logical_or(context: Context, x: Any, y: Any) -> SharedTensor:
-    _require_bool(x)
-    _require_bool(y)
+    x, y = _require_bool(x), _require_bool(y)
     return total(context, total_tensor(context, x, y), x * y, -1)
 
 
@@ -215,8 +214,7 @@ def logical_xor(context: Context, x: Any, y: Any) -> SharedTensor:
 
 @implements("logical_xor", torch.bitwise_xor, T.bitwise_xor, T.__xor__, T.__rxor__)
 def bitwise_xor(context: Context, x: Any, y: Any) -> SharedTensor:
-    _require_bool(x)
-    _require_bool(y)
+    x, y = _require_bool(x), _require_bool(y)
     return _xor(context, x, y)
 
 

@@ -183,7 +183,7 @@ def not_negative(*paddings: Any) -> None:
 
 def _pair(value: Any) -> tuple[int, int]:
     if isinstance(value, int):
-        return value, value
+        return int(value), int(value)
     if len(value) == 1:
         return value[0], value[0]
     return int(value[0]), int(value[1])
@@ -242,7 +242,7 @@ def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 )
 def batch_norm(
     context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
 ) -> SharedTensor:  # fmt: skip
     if training or running_mean is None or running_var is None:
         refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")

@@ -231,6 +231,9 @@ def poisson_nll_loss(
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> SharedTensor:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     operands = (real(summand(context, v)).expand(shape) for v in (a, b))
+    if eps > 2.0**-context.frac_bits:  # else of vectors that are not zero, the norm is above
+        a, b = (F.normalize(v, dim=dim, eps=eps) for v in operands)
+        return (a * b).sum(dim)
     units = (standardised(context, v, (dim,), 0.0, False, unit=True) for v in operands)
     a, b = (shortened(context, v, UNIT_BITS) for v in units)
     backend = context.backend

@@ -142,6 +142,7 @@ def multilabel_soft_margin_loss(
     reduction: str = "mean",
 ) -> Any:  # fmt: skip
     _plain_options(size_average, reduce)
+    target = target if isinstance(target, torch.Tensor) else torch.tensor(target)
     if torch.broadcast_shapes(x.shape, target.shape) != x.shape:
         raise ShapeError(f"multilabel_soft_margin_loss: targets of {list(target.shape)} for {list(x.shape)}")
     loss = F.softplus(x) - x * target

@@ -126,7 +126,7 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
 @implements("layer_norm", F.layer_norm, torch.layer_norm,
             note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8")  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
-               eps: float = 1e-5, *_: Any) -> SharedTensor:  # fmt: skip
+               eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     return _affine(_normal(context, x, dims, eps, True), weight, bias)
 
@@ -146,7 +146,7 @@ def _per_channel(parameter: Any, dims: int) -> Any:
 
 @implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
-               eps: float = 1e-5, *_: Any) -> SharedTensor:  # fmt: skip
+               eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     shape = x.shape
     y = _normal(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
@@ -155,7 +155,8 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
 @implements("instance_norm", F.instance_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
-    bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+    bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -191,7 +192,7 @@ def normalize(
 ) -> SharedTensor:
     if p not in (1, 2):
         refuse(f"normalize with p={p}", "use p=2 or p=1")
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = _dims(x, dim)
     least = 2.0**-context.frac_bits
     if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
         return standardised(context, x, dims, 0.0, False, unit=True)

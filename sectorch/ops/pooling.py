@@ -275,6 +275,8 @@ def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
     if output_size is None or isinstance(output_size, int):
         output_size = (output_size, output_size)
     high, wide = output_size
+    if 0 in (high, wide):
+        refuse("adaptive pooling with 0 in output_size", "leave it out: the result is empty")
     return x.shape[-2] if high is None else high, x.shape[-1] if wide is None else wide
 
 

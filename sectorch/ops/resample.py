@@ -85,31 +85,41 @@ def interpolate(
     """Every mode acts on one dimension after the other; each is a public matrix, read off torch itself."""
     if isinstance(scale_factor, torch.Tensor):
         refuse("interpolate by a tensor", "give scale_factor as a number")
-    spatial = x.dim() - 2
-    sizes = [size] * spatial if isinstance(size, int) else size
-    factors = [scale_factor] * spatial if isinstance(scale_factor, (int, float)) else scale_factor
-    if mode in ("area",):
-        refuse(f"interpolate with mode={mode}", "use adaptive_avg_pool")
-    one = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
-    for d in range(spatial):
-        n = x.shape[2 + d]
-        eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
-        wanted: dict[str, Any] = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
-        if one == "bicubic":
-            eye = eye.unsqueeze(2)
-            wanted = dict(size=(1, sizes[d])) if sizes is not None else dict(scale_factor=(1.0, factors[d]))
-        corners = align_corners if "linear" in one or "cubic" in one else None
-        wanted.update(recompute_scale_factor=recompute_scale_factor, align_corners=corners, mode=one)
-        matrix = F.interpolate(eye, **wanted).reshape(n, -1)
+    if mode == "area":
+        refuse("interpolate with mode=area", "use adaptive_avg_pool")
+    maps = interpolations(x.shape[2:], size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    for d, matrix in enumerate(maps, 2):
         if bool(((matrix == 0) | (matrix == 1)).all()):
             index = matrix.argmax(0)
             index = index.to(context.session.device)
-            shares = context.backend.each(torch.index_select, x.shares, 2 + d, index)
+            shares = context.backend.each(torch.index_select, x.shares, d, index)
             x = x.like(shares, bound=x.bound)
         else:
-            moved = typed(settled(context, x), torch.float32).movedim(2 + d, -1)
-            x = summand(context, torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d))
+            moved = typed(settled(context, x), torch.float32).movedim(d, -1)
+            x = summand(context, torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, d))
     return x
+
+
+def interpolations(
+    shape: Any, size: Any, scale_factor: Any, mode: str, align_corners: bool | None, recompute: Any, antialias: bool
+) -> list[torch.Tensor]:
+    """For each dimension the matrix [n, m] that F.interpolate multiplies by, in float64."""
+    count = len(shape)
+    sizes = [size] * count if isinstance(size, int) else size
+    factors = [scale_factor] * count if isinstance(scale_factor, (int, float)) else scale_factor
+    one = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
+    corners = align_corners if "linear" in one or "cubic" in one else None
+    found = []
+    for d, n in enumerate(shape):
+        eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
+        wanted: dict[str, Any] = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
+        two = antialias or one in ("bicubic", "lanczos")  # which torch has of pictures only
+        if two:
+            eye = eye.unsqueeze(2)
+            wanted = dict(size=(1, sizes[d])) if sizes is not None else dict(scale_factor=(1.0, factors[d]))
+        wanted.update(recompute_scale_factor=recompute, align_corners=corners, antialias=antialias)
+        found.append(F.interpolate(eye, mode=mode if two else one, **wanted).reshape(n, -1))
+    return found
 
 
 @implements("unfold_patches", F.unfold, note="local")

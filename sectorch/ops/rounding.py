@@ -125,6 +125,8 @@ def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTenso
         UnsupportedOpError: of fractions, at so few fraction bits that no plain quotient is near.
     """
     whole = not any(v.dtype.is_floating_point if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (x, y))
+    if isinstance(y, bool) or (type(y) is torch.Tensor and y.dtype == torch.bool):
+        y = y * 1
     x = summand(context, x)
     y = summand(context, y) if is_secret(y) else y
     _no_public_zero(y)

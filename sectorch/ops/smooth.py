@@ -156,6 +156,8 @@ def gelu(context: Context, x: SharedTensor, approximate: str = "none") -> Shared
 def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: float = 20.0) -> SharedTensor:
     if threshold < series_of.SOFTPLUS.high:
         refuse(f"softplus with threshold={threshold}", f"use {series_of.SOFTPLUS.high} or more")
+    if beta == 0:
+        refuse("softplus with beta=0", "name another")
     y = saturated(context, x if beta == 1 else x * beta, series_of.SOFTPLUS, 1.0)
     return y if beta == 1 else scaled(context, y, 1.0 / beta)
 

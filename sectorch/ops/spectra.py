@@ -72,7 +72,10 @@ def istft(
     window = _window(window, n_fft, win_length, torch.float64).to(torch.float64)
     x = input.transpose(-1, -2)
     norm = "ortho" if normalized else "backward"
-    frames = back(context, x, n_fft, -1, norm) if half else transformed(context, x, None, -1, norm, inverse=True)
+    if return_complex:
+        frames = transformed(context, x, None, -1, norm, inverse=True)
+    else:  # as torch, which looks at no more than half of what both sides have
+        frames = back(context, x if half else x[..., : n_fft // 2 + 1], n_fft, -1, norm)
     count = frames.shape[-2]
     size = n_fft + hop * (count - 1)
     places = (torch.arange(count).unsqueeze(1) * hop + torch.arange(n_fft)).flatten()

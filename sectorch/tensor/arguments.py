@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,26 @@ SIZED = {
     F.pad, F.adaptive_avg_pool2d, _T.new_zeros, _T.new_ones, _T.new_empty,
 }  # fmt: skip
 """Operations that take sizes, for which torch takes a tensor of one whole number too."""
+
+
+DROPPED: dict[Callable, tuple[str, str]] = {F.l1_loss: ("weight", "weight the losses with reduction='none'")}
+"""Arguments that torch's own function does not hand on to tensors of other types, and the way out."""
+
+
+def refuse_dropped(func: Callable) -> None:
+    """Refuse an argument that torch drops before any tensor sees it: it is read off the running call of the function.
+
+    Raises:
+        UnsupportedOpError: it was given.
+    """
+    if func not in DROPPED:
+        return
+    name, way = DROPPED[func]
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not func.__code__:
+        frame = frame.f_back
+    if frame is not None and frame.f_locals.get(name) is not None:
+        raise UnsupportedOpError(f"{spell(func)} with {name}= is not supported on secret tensors; {way}")
 
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -34,7 +34,17 @@ from ..errors import (
 )
 from ..ring import encode
 from . import infinity, owner
-from .arguments import CONVERSIONS, as_sizes, of_python, on_cpu, parameters, positional, renamed, torchs_names
+from .arguments import (
+    CONVERSIONS,
+    as_sizes,
+    of_python,
+    on_cpu,
+    parameters,
+    positional,
+    refuse_dropped,
+    renamed,
+    torchs_names,
+)
 from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
@@ -134,6 +144,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedOpError(
             f"{spell(func)} of {which} is not supported; compute with x.real and x.imag, or x.abs()"
         )
+    refuse_dropped(func)
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if shared and DEPTH.get() == 0:

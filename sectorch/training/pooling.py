@@ -167,12 +167,12 @@ for _dims in (2, 3):
 
 def _interpolation(mode: str, dims: int) -> None:
     """Rows of an interpolation, which is a public matrix along each dimension: torch's own of unit vectors."""
-    exact = mode.startswith("_")
-    name = f"{mode}{dims}d" if exact else f"upsample_{mode}{dims}d"
-    cornered = "linear" in mode or mode == "bicubic"
-    flat = mode != "bicubic"
+    exact, smooth = mode.startswith("_upsample_nearest"), mode.endswith("_aa")
+    name = mode if smooth else f"{mode}{dims}d" if exact else f"upsample_{mode}{dims}d"
+    cornered = not exact and mode != "nearest"
+    flat = mode != "bicubic" and not smooth
     one = f"{mode}1d" if exact else {"nearest": "upsample_nearest1d"}.get(mode, "upsample_linear1d")
-    run = getattr(aten, one if flat else "upsample_bicubic2d").default
+    run = getattr(aten, one if flat else name).default
 
     def matrices(sizes: Any, out: Any, given: tuple) -> list[Tensor]:
         corners, scales = given[:cornered], (*given[cornered:], None, None, None)
@@ -201,5 +201,8 @@ def _interpolation(mode: str, dims: int) -> None:
 for _mode, _dims in (
     ("nearest", 1), ("nearest", 2), ("nearest", 3), ("_upsample_nearest_exact", 1), ("_upsample_nearest_exact", 2),
     ("_upsample_nearest_exact", 3), ("linear", 1), ("bilinear", 2), ("trilinear", 3), ("bicubic", 2),
+    ("_upsample_bilinear2d_aa", 2), ("_upsample_bicubic2d_aa", 2),
 ):  # fmt: skip
     _interpolation(_mode, _dims)
+if hasattr(aten, "_upsample_lanczos2d_aa"):  # from torch 2.14 on
+    _interpolation("_upsample_lanczos2d_aa", 2)

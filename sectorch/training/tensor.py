@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
-from ..tensor.arguments import CONVERSIONS, stays
+from ..tensor.arguments import CONVERSIONS, refuse_dropped, stays
 from ..tensor.dispatch import METADATA, SECRETS
 from ..tensor.on_meta import result_on_meta
 from ..tensor.table import Context, spell, typed
@@ -124,6 +124,7 @@ class DifferentiableTensor(SecretTensor):
         args, kwargs = pytree.tree_map(_lifted, args), {name: pytree.tree_map(_lifted, v) for name, v in kwargs.items()}
         if func in CONVERSIONS:
             stays(args[0], args[1:], kwargs)
+        refuse_dropped(func)
         if func in FUNCTIONS and (made := FUNCTIONS[func](*args, **kwargs)) is not NotImplemented:
             return made
         _refuse_what_has_none(func, (args, kwargs))
