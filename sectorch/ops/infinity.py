@@ -333,9 +333,17 @@ def _moved(call: Call, args: tuple, kwargs: dict) -> Any:
     public = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     own = call.name in ("setitem", "fill", "copy", "masked_fill") or call.func in IN_PLACE
     dtype = dtypes[0] if own or not public else _widest(public if call.name in PLACED else dtypes)
-    put = lambda x: call.put(x, dtype)[1] if call.name in PLACED or isinstance(x, SharedTensor) else x
-    known = [call.put(x, dtype)[0] for x in pytree.tree_leaves((args, kwargs)) if call.name in PLACED or _is(x)]
+    top = [x for x in (*args, *kwargs.values()) if isinstance(x, (int, float))]  # further in there are sizes
+
+    def placed(x: Any) -> bool:
+        number = isinstance(x, torch.Tensor) or any(x is value for value in top)
+        return _is(x) or (number and call.name in PLACED)
+
+    put = lambda x: call.put(x, dtype)[1] if placed(x) else x
+    known = [call.put(x, dtype)[0] for x in pytree.tree_leaves((args, kwargs)) if placed(x)]
     parts = [x for x in known if x is not None]
+    if not parts:
+        return NotImplemented
     at = certain = None
     if len({(p.low is not None, p.high is not None) for p in parts}) == 1 and not (parts[0].low and parts[0].high):
         at = _positions(call, args, kwargs, dtype)
@@ -874,6 +882,8 @@ def _reduced(call: Call, *args: Any, **kwargs: Any) -> Any:
     dtype = next(x.dtype for x in leaves if _is(x))
     put = lambda x: call.put(x, dtype)[1] if isinstance(x, torch.Tensor) and x.is_floating_point() else x
     mark = joined(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))
+    if mark is None:
+        return NotImplemented
     return _labelled(call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs)), mark)
 
 
