@@ -114,7 +114,7 @@ def _memory(x: Any) -> int | None:
 
 def _holders(x: torch.Tensor) -> int:
     """How many there are of a tensor's memory: views and arrays beside it would not see what is written."""
-    return torch._C._storage_Use_Count(_memory(x))  # pyright: ignore[reportAttributeAccessIssue]
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_whole(x: torch.Tensor) -> bool:

@@ -236,7 +236,7 @@ def prod(
 @implements(
     "cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16"
 )
-def cumprod(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+def cumprod(context: Context, x: Any, dim: int, *, dtype: Any = None) -> torch.Tensor:
     x = x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
     if not x.dim():
         return x

@@ -98,7 +98,7 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
 @implements(
     "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
 )
-def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+def logsumexp(context: Context, x: Any, dim: Any, keepdim: bool = False) -> torch.Tensor:
     x = x if x.is_floating_point() else x.to(torch.float32)
     if not isinstance(dim, int):
         dims = _dims(x, tuple(dim))

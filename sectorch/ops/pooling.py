@@ -124,7 +124,7 @@ def adaptive_max_pool2d_with_indices(
     size = max(map(len, cells))
     at = torch.stack([torch.cat((cell, cell[:1].expand(size - len(cell)))) for cell in cells], -1)
     at = at.reshape(size, len(rows), len(columns))
-    windows = x.flatten(-2)[..., at].movedim(-3, 0)
+    windows: Any = x.flatten(-2)[..., at].movedim(-3, 0)
     return _largest_at(context, x, windows.shares, at)
 
 
@@ -146,7 +146,9 @@ def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, strid
     """An index that is not in its window, as one of another pooling, ends in a range error."""
     kernel, padding = _pair(kernel_size), _pair(padding)
     stride = kernel if stride is None or stride == [] else _pair(stride)
-    high, wide = F._unpool_output_size(torch.empty(x.shape, device="meta"), kernel, stride, padding, output_size)
+    high, wide = _HIDDEN["_unpool_output_size"](
+        torch.empty(x.shape, device="meta"), kernel, stride, padding, output_size
+    )
     if not is_secret(indices):
         empty = torch.zeros((*x.shape[:-2], high * wide), dtype=x.dtype)
         return torch.scatter(empty, -1, indices.flatten(-2), x.flatten(-2)).unflatten(-1, (high, wide))

@@ -68,7 +68,7 @@ def trunc(context: Context, x: SharedTensor) -> SharedTensor:
     return signed(context, floored(context, signed(context, x, sign)), sign)
 
 
-def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
+def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
     """x for another dtype: a fraction becomes a whole number as by trunc, and one that the dtype does not hold ends in
     a range error, where torch would give another number."""
     if dtype.is_floating_point or dtype.is_complex or dtype == x.dtype:

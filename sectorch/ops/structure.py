@@ -300,7 +300,7 @@ def _branch(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()
 
 
 COMPOSED[torch._assert] = _asserted
-COMPOSED[torch._make_dual] = lambda *_args, **_how: refuse("a derivative along a direction (jvp)", _TRAINED)
+COMPOSED[vars(torch)["_make_dual"]] = lambda *_args, **_how: refuse("a derivative along a direction (jvp)", _TRAINED)
 COMPOSED[torch.cond] = COMPOSED[torch.ops.higher_order.cond] = _branch
 
 
@@ -453,8 +453,8 @@ def _filled(make: Callable, at: int) -> Callable:
         how = {name: v for name, v in how.items() if name != "fill_value"}
         if not is_secret(value):
             return make(*args[:at], value.item(), *args[at + 1 :], **how)
-        shape = how.get("size", args[0] if at == 1 and make is torch.full else None)
-        shape = args[0].shape if make is torch.full_like else args[1] if make is T.new_full else shape
+        places = {torch.full: lambda: args[0], torch.full_like: lambda: args[0].shape, T.new_full: lambda: args[1]}
+        shape: Any = how["size"] if "size" in how else places[make]()
         like = value.dtype if make is torch.full else args[0].dtype
         return value.reshape(()).to(how.get("dtype") or like).expand(shape).clone()
 

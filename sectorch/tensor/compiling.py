@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch import apis
-from torch._functorch import vmap as vmaps
+from torch._functorch import apis as _apis
+from torch._functorch import vmap as _vmaps
 from torch.distributions import Distribution
 from torch.fx import traceback
 from torch.utils import _pytree as pytree
@@ -139,6 +139,8 @@ def _importing(*args: Any, **kwargs: Any) -> Any:
 
 
 _here = threading.local()
+apis: Any = _apis
+vmaps: Any = _vmaps
 _vmap_impl = apis.vmap_impl
 MAPPED = 64
 """What torch.vmap maps over at most: a function is called once for each."""

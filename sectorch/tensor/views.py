@@ -102,7 +102,7 @@ def rewritten(x: Any, y: Any, shape: tuple[int, ...], of_x: torch.Tensor, of_y: 
 
 def strided(line: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
     """Of a shared tensor of one dimension, what torch.as_strided gives: another tensor of the same memory."""
-    made = torch.index_select(line, 0, strided_places(line, shape, stride, offset)).reshape(shape)
+    made: Any = torch.index_select(line, 0, strided_places(line, shape, stride, offset)).reshape(shape)
     layout = layout_of(line)
     made.layout_in_memory = layout.viewed(torch.as_strided, (shape, stride, offset), {}, None)
     layout.members.append(weakref.ref(made))

@@ -13,12 +13,17 @@ _COMPLEX = "complex results are not followed; compute with a public matrix of si
 NO_GRADIENT = {
     "cholesky": "torch.linalg.inv and torch.linalg.slogdet have one",
     "embedding_bag": "sum F.embedding over the bag",
+    "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
     "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
     "logdet": "take torch.linalg.slogdet(x).logabsdet",
+    "max_unpool2d": "F.interpolate and F.conv_transpose2d have one",
     "rrelu": "F.leaky_relu has one",
     "setitem": "torch.where, torch.cat and torch.index_put write out of place",
     "sinc": "divide torch.sin by its argument, away from zero",
     "solve": "torch.linalg.inv(A) @ B has one",
+    **dict.fromkeys(
+        ("adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices"), "call it without return_indices"
+    ),
     **dict.fromkeys(
         ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn", "rfft",
          "rfft2", "rfftn", "stft", "istft", "complex", "view_as_complex", "view_as_real", "imag", "polar"),
@@ -28,7 +33,8 @@ NO_GRADIENT = {
 """Row of the other table -> the way out."""
 
 NOTHING_TO_FOLLOW = frozenset((
-    "all", "any", "argmax", "argmin", "argsort", "bucketize", "constant_like", "count_nonzero", "eq",
+    "all", "any", "argmax", "argmin", "argsort", "bitwise_left_shift", "bitwise_right_shift", "bucketize",
+    "constant_like", "count_nonzero", "eq",
     "floor_divide", "ge", "gt", "heaviside", "isclose", "isfinite", "isin", "le", "logical_and", "logical_not",
     "logical_or", "logical_xor", "lt", "ne", "one_hot", "requires_grad_", "searchsorted", "signbit",
 ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..errors import ArgumentError
 from ..nn.accept import refuse_scattered
 from ..session import Session
 from ..tensor import Scheme, share_tensor
+from ..tensor.compiling import as_plain
 from .scale import parameter_bits
 from .tensor import DifferentiableTensor
 
@@ -53,7 +55,30 @@ def shared(
         for name, tensor in list(child._buffers.items()):
             if tensor is not None and id(tensor) in made:
                 child._buffers[name] = made[id(tensor)]
+        if child is module or not type(child).__module__.startswith("torch."):
+            child.register_forward_pre_hook(_entered)
+            child.register_forward_hook(_left, always_call=True)
     return module
+
+
+_running = threading.local()
+"""The forwards that run in this thread, with what makes their tensors pass for torch's own."""
+
+
+def _entered(module: nn.Module, _args: Any) -> None:
+    inside = as_plain(module)
+    inside.__enter__()
+    _running.stack = [*getattr(_running, "stack", []), (module, inside)]
+
+
+def _left(module: nn.Module, _args: Any, _result: Any) -> None:
+    stack = getattr(_running, "stack", [])
+    if any(entered is module for entered, _ in stack):  # a hook before ours may have raised
+        while stack:
+            entered, inside = stack.pop()
+            inside.__exit__(None, None, None)
+            if entered is module:
+                break
 
 
 def _parameter(made: dict[int, Any], tensor: torch.Tensor) -> Any:
