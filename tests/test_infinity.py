@@ -242,7 +242,7 @@ def test_a_known_infinity_is_refused_where_it_is(name: str):
 
 def test_nobody_learns_what_a_mask_that_is_added_hides():
     x, some = sectorch.share(X), sectorch.share(SOME)
-    y = torch.where(some, 0.0, -INF) + x
+    y: Any = torch.where(some, 0.0, -INF) + x
     exact = exactly(y)
     size = exact.infinite.size
     exact.infinite = None
@@ -252,7 +252,7 @@ def test_nobody_learns_what_a_mask_that_is_added_hides():
 
 @pytest.mark.parametrize("value", [1e6, 1e7, 1e8, 1e9, torch.finfo(torch.float32).max, INF])
 def test_a_bound_that_never_binds_is_none(value: float):
-    ways: list[Callable] = [
+    ways: list[Callable[..., Any]] = [
         lambda x: x.clamp(-value, value), lambda x: x.clamp(min=-value), lambda x: x.clamp(max=value),
         lambda x: x.clamp(torch.tensor(-value), torch.tensor(value)), lambda x: F.hardtanh(x, -value, value),
         lambda x: torch.maximum(x, torch.tensor(-value)), lambda x: torch.minimum(x, torch.full((3, 4), value)),
@@ -267,7 +267,7 @@ def test_a_bound_that_never_binds_is_none(value: float):
 
 def test_the_entropy_of_a_distribution():
     logits = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
-    entropy = lambda x: torch.distributions.Categorical(logits=x, validate_args=False).entropy()
+    entropy: Any = lambda x: torch.distributions.Categorical(logits=x, validate_args=False).entropy()
     assert right(entropy(reference_stage().share(logits)).reveal(), entropy(logits))
 
 
@@ -331,7 +331,8 @@ def test_a_gradient_through_a_row_of_nothing(name: str):
     shared = sectorch.shared(copy.deepcopy(plain), session=session)
     plain(x, NONE).pow(2).mean().backward()
     shared(sectorch.share(x, session=session), sectorch.share(NONE, session=session)).pow(2).mean().backward()
-    for found, wanted in zip(shared.parameters(), plain.parameters(), strict=True):
+    pairs: Any = zip(shared.parameters(), plain.parameters(), strict=True)
+    for found, wanted in pairs:
         if name != "by isnan":  # torch's gradient is NaN there
             assert right(found.grad.reveal(), wanted.grad, 1e-4)
 
@@ -355,7 +356,8 @@ def test_training_with_what_stands_for_infinity(name: str):
     given = sectorch.share(x, session=session), sectorch.share(NONE, session=session)
     with sectorch.step(session):
         shared(*given).backward()
-    for found, wanted in zip(shared.parameters(), plain.parameters(), strict=True):
+    pairs: Any = zip(shared.parameters(), plain.parameters(), strict=True)
+    for found, wanted in pairs:
         assert right(found.grad.reveal(), wanted.grad, 1e-4)
 
 
@@ -373,7 +375,7 @@ def fills(y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("guard", [raises, fills, lambda y: torch.where(y.isnan(), 0.0, y)])
-def test_guards_against_nan_are_public(guard: Callable):
+def test_guards_against_nan_are_public(guard: Callable[..., Any]):
     model = Of(guard, 4).eval()
     assert right(sectorch.secure(model)(X), model(X))
     assert right(guard(sectorch.share(X)).reveal(), guard(X))
@@ -405,7 +407,7 @@ def test_a_mask_in_a_buffer_is_public_and_unread_infinities_do_not_matter():
     assert right(sectorch.secure(model)(X), model(X))
     description, weights = describe(model, X)
     assert sorted(weights) == ["linear.bias", "linear.weight"]
-    served = load_program(json.loads(json.dumps(description)), weights)
+    served: Any = load_program(json.loads(json.dumps(description)), weights)
     assert right(sectorch.secure(served)(X), model(X))
 
 
@@ -414,12 +416,20 @@ def test_a_buffer_of_weights_and_infinities_is_refused_where_it_is_read():
         sectorch.secure(Buffers(True).eval())(X)
 
 
+def test_what_takes_shares_as_numbers_takes_no_infinities():
+    x: Any = sectorch.share(X).masked_fill(sectorch.share(~SOME), -INF)
+    with pytest.raises(FixedPointRangeError, match=r"aggregate\(\) takes no tensor that may hold infinities"):
+        sectorch.aggregate([x])
+    assert right(sectorch.aggregate([x.clamp(-1000, 1000)]), hidden(X, SOME).clamp(-1000, 1000))
+
+
 def test_what_may_hold_infinities_stays_in_shares():
     """From one program to the next, and from it to Q."""
     model = Of(hidden, 4).eval()
     secure = sectorch.secure(model)
-    y = secure(sectorch.share(X, session=secure.session), sectorch.share(SOME, session=secure.session))
+    y: Any = secure(sectorch.share(X, session=secure.session), sectorch.share(SOME, session=secure.session))
     assert isinstance(y, SharedTensor)
     assert right(y.reveal(), model(X, SOME))
-    assert right(torch.softmax(y, -1).reveal()[::2], model(X, SOME).softmax(-1)[::2])
+    weights: Any = torch.softmax(y, -1)
+    assert right(weights.reveal()[::2], model(X, SOME).softmax(-1)[::2])
     assert right(y.isinf().reveal(), ~SOME)

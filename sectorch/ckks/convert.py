@@ -30,6 +30,7 @@ from ..mpc.star.truncate import truncate
 from ..ring import products
 from ..session import Session
 from ..tensor import Scheme, SharedTensor
+from ..tensor.infinity import refuse_infinite
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.bounds import SIGMAS, fresh_error, held
 from .scheme.cipher import Cipher
@@ -279,6 +280,7 @@ def from_shares(
         UnsupportedOpError: of a scheme with verified=True.
     """
     _check_trusting(x.scheme)
+    refuse_infinite(x, "an encryption of shares")
     public = keys.public if isinstance(keys, Keys) else keys
     p = public.parameters
     with torch._C.DisableTorchFunctionSubclass():

@@ -16,6 +16,7 @@ from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, Se
 from ..ring import encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
+from ..tensor.infinity import refuse_infinite
 from ..tensor.table import Context
 from ..training.tensor import DifferentiableTensor
 from .errors import FitError
@@ -69,6 +70,7 @@ def shared(x: Any) -> SharedTensor:
 
 def real(x: SharedTensor) -> SharedTensor:
     """The same for float32, whatever it was shared as."""
+    refuse_infinite(x, "an estimator")
     return x.like(x.shares, bound=x.bound, dtype=torch.float32)
 
 

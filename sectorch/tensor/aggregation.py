@@ -12,6 +12,7 @@ from ..backend import Backend, Value
 from ..choreography.located import running
 from ..errors import ArgumentError, SessionMismatchError, ShapeError
 from ..ring import HEADROOM_BITS, decode
+from .infinity import refuse_infinite
 from .shared import Opening, SharedTensor, rounded, unwrapped
 
 
@@ -48,6 +49,8 @@ def aggregate(
         raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
     if any(x.shares.shape != first.shares.shape for x in tensors):
         raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")
+    for x in tensors:
+        refuse_infinite(x, "aggregate()")
     calls, scales, guarded = [], [], any(x.scheme.range_check for x in tensors)
     with ExitStack() as open_calls:
         for x in tensors:

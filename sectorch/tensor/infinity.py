@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..errors import FixedPointRangeError
 from ..ring import HEADROOM_BITS, range_limit
 from ..ring.scheme import Scheme
 from .secret import SecretTensor
@@ -106,17 +107,34 @@ def joined(*parts: Infinite | None, at: torch.Tensor | None = None, certain: boo
         if made is None:
             made = replace(part, at=None)
             continue
-        made = Infinite(
-            either(made.low, part.low), either(made.high, part.high), min(made.size, part.size),
-            min(made.threshold, part.threshold), made.exact and part.exact and made.size == part.size, None,
-            made.unchecked + part.unchecked,
-        )  # fmt: skip
+        made = replace(
+            made,
+            low=either(made.low, part.low),
+            high=either(made.high, part.high),
+            size=min(made.size, part.size),
+            threshold=min(made.threshold, part.threshold),
+            exact=made.exact and part.exact and made.size == part.size,
+            unchecked=made.unchecked + part.unchecked,
+        )
     return None if made is None else replace(made, at=at, certain=certain)
 
 
 def infinite_of(x: Any) -> Infinite | None:
     """What is known of a tensor; None of a number, and of a tensor without stand-ins."""
     return getattr(x, "infinite", None) if isinstance(x, SecretTensor) else None
+
+
+def refuse_infinite(x: Any, what: str) -> None:
+    """For what takes shares as numbers.
+
+    Raises:
+        FixedPointRangeError: some may stand for infinity.
+    """
+    if infinite_of(x) is not None:
+        raise FixedPointRangeError(
+            f"{what} takes no tensor that may hold infinities or numbers beyond the range; bound it first: "
+            f"x.clamp(-1000, 1000)"
+        )
 
 
 def standing_for(scheme: Scheme, dtype: torch.dtype, low: float | None, high: float | None) -> Infinite | None:

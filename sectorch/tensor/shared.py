@@ -210,7 +210,7 @@ class SharedTensor(SecretTensor):
             return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
 
 
-def _plain(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch.dtype) -> Value:
+def _plain(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch.dtype) -> Any:
     """What was opened of x as numbers, at its reader."""
     known = x.infinite
     if known is None:
