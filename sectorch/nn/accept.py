@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import fx, nn
@@ -58,7 +59,8 @@ def refuse_scattered(model: nn.Module) -> None:
 def refuse_quantised(model: nn.Module) -> None:
     """Raise `UnsupportedOpError` for a module with layers that compute on torch's quantised numbers."""
     for name, layer in model.named_modules():
-        if "quantized" in type(layer).__module__.split("."):
+        floating = any("FloatFunctional" in kind.__name__ for kind in type(layer).__mro__)  # torch's functions alone
+        if "quantized" in type(layer).__module__.split(".") and not floating:
             raise UnsupportedOpError(
                 f"layer '{name}' ({type(layer).__name__}) is quantised, and computes on whole numbers of torch's own; "
                 f"give the model as it was before: fixed-point numbers are what a secure one has anyway"
@@ -71,11 +73,12 @@ def check_model(model: Any, device: torch.device) -> None:
         raise ArgumentError("the module is secure already; what is secured, saved and answered with is the plain one")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}; {_made(model)}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ArgumentError(
-            "what torch.jit made has no forward to follow: give the nn.Module that it was made from, or what "
-            "torch.export.export makes of it"
-        )
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ArgumentError(
+                f"{f'layer {name!r}: ' if name else ''}what torch.jit made has no forward to follow: give the "
+                f"nn.Module that it was made from, or what torch.export.export makes of it"
+            )
     refuse_scattered(model)
     refuse_quantised(model)
     refuse_training(model)
@@ -96,13 +99,21 @@ def check_model(model: Any, device: torch.device) -> None:
                 f"weight '{name}' is complex; keep it as torch.view_as_real(weight), and use "
                 f"torch.view_as_complex(self.{name}) in the forward"
             )
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
+    for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(p, nn.parameter.UninitializedTensorMixin):
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
 
 
-def copied(model: nn.Module) -> tuple[nn.Module, dict[int, torch.dtype]]:
-    """A copy of the model in float64, of its own memory, without gradients; by id of its tensors, their dtypes before.
+class Given(NamedTuple):
+    """A parameter or buffer of the user's model."""
+
+    dtype: torch.dtype
+    tensor: ref[torch.Tensor]
+
+
+@torch.inference_mode(False)
+def copied(model: nn.Module) -> tuple[nn.Module, dict[int, Given]]:
+    """A copy of the model in float64, of its own memory, without gradients; and by id of its tensors, the user's.
 
     Raises:
         ArgumentError: it holds a tensor that torch cannot copy.
@@ -111,18 +122,35 @@ def copied(model: nn.Module) -> tuple[nn.Module, dict[int, torch.dtype]]:
     # between others, and the C library does not give such memory back.
     memo: dict[int, Any] = {}
     for t in (*model.parameters(), *model.buffers()):
+        if t.is_inference() and not t.is_floating_point():
+            memo[id(t)] = t.clone()
         if t.is_leaf and t.is_floating_point() and type(t) in (nn.Parameter, torch.Tensor):
             value = t.detach().to(torch.float64, copy=True)
             memo[id(t)] = nn.Parameter(value, requires_grad=False) if isinstance(t, nn.Parameter) else value
-    dtypes = {id(memo[id(t)]): t.dtype for t in (*model.parameters(), *model.buffers()) if id(t) in memo}
+    given = {id(memo[id(t)]): Given(t.dtype, ref(t)) for t in (*model.parameters(), *model.buffers()) if id(t) in memo}
     try:
-        return copy.deepcopy(model, memo).double().requires_grad_(False), dtypes
+        return copy.deepcopy(model, memo).double().requires_grad_(False), given
     except RuntimeError as error:
         for path, layer in model.named_modules():
             name = next((n for n, v in vars(layer).items() if isinstance(v, torch.Tensor) and not v.is_leaf), None)
             if name is not None and f"{name}_mask" in layer._buffers:
                 raise ArgumentError(
                     f"layer '{path}' is pruned: make that lasting first, torch.nn.utils.prune.remove(layer, '{name}')"
+                ) from None
+        held = [
+            (f"{path}.{name}".lstrip("."), v)
+            for path, layer in model.named_modules()
+            for name, v in vars(layer).items()
+        ]
+        for name, t in (*model.named_parameters(), *model.named_buffers(), *held):
+            if isinstance(t, torch.Tensor) and (t.layout != torch.strided or t.is_nested):
+                raise DtypeError(
+                    f"'{name}' has layout {t.layout}; sectorch takes dense tensors: use .to_dense()"
+                ) from None
+            if isinstance(t, torch.Tensor) and type(t) not in (torch.Tensor, nn.Parameter):
+                raise ArgumentError(
+                    f"'{name}' is of the class {type(t).__name__}, of which torch makes no copy; give it as a plain "
+                    f"one: nn.Parameter({name}.detach().as_subclass(torch.Tensor))"
                 ) from None
         raise ArgumentError(
             "the model holds a tensor that is part of a graph of gradients, which cannot be copied: run it inside "

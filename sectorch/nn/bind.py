@@ -6,17 +6,18 @@ import copy
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..choreography import Party, Phase
-from ..errors import ArgumentError, FixedPointRangeError, NonFiniteError
+from ..errors import FixedPointRangeError, NonFiniteError
 from ..ring import check_encodable
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, private_tensor
 from ..tensor.infinity import beyond
+from .accept import Given
 from .trace import CONSTANT, Trace
 
 LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 20
@@ -36,13 +37,14 @@ def bind(
     party: Party,
     scheme: Scheme,
     dtype: torch.dtype,
-    dtypes: Mapping[int, torch.dtype],
+    given: Mapping[int, Given],
 ) -> tuple[nn.Module, dict[str, PrivateTensor]]:
     """A copy of `module` whose floating-point parameters and buffers are private to `party`, and these by name.
 
     Args:
         module: in float64, so that folding and encoding round once.
-        dtypes: by id of the module's tensors, what they pass for: their dtypes in the user's model.
+        given: by id of the module's tensors, the user's. They pass for tensors of the same dtype, and stand for them
+            wherever the forward has them from.
         dtype: what those pass for that are not among them.
 
     Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public, and so
@@ -71,15 +73,16 @@ def bind(
                 if id(tensor) not in made:
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
+                    user = given.get(id(tensor), Given(dtype, ref(tensor)))
                     made[id(tensor)] = private_weight(
-                        value, session, party, scheme, label, dtypes.get(id(tensor), dtype), large=large,
+                        value, session, party, scheme, label, user.dtype, large=large,
                         statistic=is_normalising(layer), read=store is layer._parameters,
                     )  # fmt: skip
                     made[id(tensor)]._is_param = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)].stands_for = ref(tensor), user.tensor
                 store[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
             layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]
-        _refuse_hidden_weights(layer, made)
     return bound, {named[i]: tensor for i, tensor in made.items() if i in named}
 
 
@@ -197,16 +200,3 @@ class Weights:
                 statistic=False, large=self._large,
             )  # fmt: skip
         return self._made[name]
-
-
-def _refuse_hidden_weights(layer: nn.Module, made: dict[int, PrivateTensor]) -> None:
-    """A parameter that is also kept in another attribute would be taken for a public constant: refuse it."""
-    for name, value in layer.__dict__.items():
-        if name.startswith("_") and name != "_flat_weights":
-            continue
-        for leaf in pytree.tree_leaves(value):
-            if type(leaf) in (torch.Tensor, nn.Parameter) and id(leaf) in made:
-                raise ArgumentError(
-                    f"{type(layer).__name__}.{name} holds a parameter outside the parameter list, where it would count "
-                    f"as public; register it as a parameter or a buffer only"
-                )

@@ -91,9 +91,9 @@ _HIDE_VALUES = (
 
 def recorded(model: nn.Module, batch: Inputs) -> Trace | None:
     """The program of a module for a batch of this shape; None where the module runs operation by operation."""
-    module, dtypes = copied(model)
+    module, given = copied(model)
     shapes = Session(dry=True, device=batch.tensors[0].device)
-    programs = Traces(module, Scheme(), dtype_of(model), shapes, shapes.answering[0], dtypes)
+    programs = Traces(module, Scheme(), dtype_of(model), shapes, shapes.answering[0], given)
     return programs.of(batch.meta())
 
 

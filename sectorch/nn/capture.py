@@ -26,11 +26,11 @@ from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..errors import ArgumentError, DtypeError, SectorchError, UnsupportedOpError
 from ..ops.infinity import CARRIES
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
-from ..tensor.arguments import CONVERSIONS, as_sizes, of_python, on_cpu, refuse_dropped
+from ..tensor.arguments import CONVERSIONS, LIKE, alone, as_sizes, of_python, on_cpu, refuse_dropped
 from ..tensor.compiling import compiling
 from ..tensor.infinity import Infinite, beyond, infinite_of
 from ..tensor.on_meta import (
@@ -50,10 +50,10 @@ from .drawing import Drawing
 from .huggingface import without_caches
 from .inputs import Inputs, flattened, refuse_results
 from .nodes import name_of
-from .state import state_of
+from .state import state_of, version
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, layers_refusals, raise_located
-from .written import Written
+from .written import Written, defined
 
 _T = torch.Tensor
 
@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
         self._living: list[ref] = []
-        self.written = Written(self._strided)
+        self.written = Written(self._strided, weights.values())
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -106,7 +106,7 @@ class Recorder(TorchFunctionMode):
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        args, kwargs = self.written.swapped((args, kwargs or {}))
+        args, kwargs = self.written.swapped((args, kwargs or {}), func)
         with self:
             args = self.written.taken(func, args)
         return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
@@ -114,8 +114,13 @@ class Recorder(TorchFunctionMode):
     def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]
         if not secrets:
-            return func(*args, **kwargs)
+            return defined(func, args, kwargs)
         args, kwargs = of_python(args, kwargs)
+        if func in LIKE and not isinstance(args[0], StandIn):
+            func, args, kwargs = alone(func, args, kwargs)
+            if not isinstance(args[0], SecretTensor):
+                return func(*args, **kwargs)
+            secrets = [args[0]]
         if func in dispatch.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -303,7 +308,12 @@ class Recorder(TorchFunctionMode):
                 "the forward reads a parameter that is not the module's own (a hook that refers to the original "
                 "module, say): it would count as public; make it a parameter or a buffer of the module"
             )
-        key = (id(x), x._version)
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            raise DtypeError(
+                f"the forward computes with a public tensor of layout {x.layout} and dtype {x.dtype}; sectorch takes dense "
+                f"tensors of torch's own numbers: use .to_dense(), of a quantised one .dequantize()"
+            )
+        key = (id(x), version(x))
         if key not in self._constants:
             name = f"{CONSTANT}{len(self._constants)}"
             self.values[name] = x.detach().clone()
@@ -357,6 +367,7 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
         raise
 
 
+@torch.inference_mode(False)
 def capture(
     module: nn.Module, weights: dict[str, PrivateTensor], values: dict[str, torch.Tensor], inputs: Inputs
 ) -> tuple[Trace, bool]:

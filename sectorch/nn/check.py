@@ -25,6 +25,7 @@ from .huggingface import without_caches
 from .inputs import Inputs
 from .passes import PASSES, optimised
 from .trace import Trace, run
+from .written import defined
 
 ROUNDING = 2.0**-40
 NARROW_ROUNDING = 2.0**-23
@@ -47,7 +48,7 @@ class Widened(TorchFunctionMode):
         target = args[0] if args and name.endswith("_") and isinstance(args[0], torch.Tensor) else None
         wide = lambda v: v if v is target else _wide(v)
         named = {name: pytree.tree_map(wide, value) for name, value in kwargs.items()}
-        result = _CASTS.get(func, func)(*pytree.tree_map(wide, tuple(args)), **named)
+        result = defined(_CASTS.get(func, func), pytree.tree_map(wide, tuple(args)), named)
         return pytree.tree_map(lambda v: v if v is target else _wide(v), result)
 
 

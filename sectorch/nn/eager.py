@@ -16,7 +16,7 @@ from .huggingface import without_caches
 from .inputs import Inputs
 from .nodes import name_of
 from .where import Place, layers_refusals, raise_located
-from .written import Written
+from .written import Written, defined
 
 
 class Watched(TorchFunctionMode):
@@ -24,16 +24,16 @@ class Watched(TorchFunctionMode):
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.written = Written(strided)
+        self.written = Written(strided, (*module.parameters(), *module.buffers()))
         self.layers = {id(layer): name for name, layer in module.named_modules()}
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.written.swapped((args, kwargs or {}))
+        args, kwargs = self.written.swapped((args, kwargs or {}), func)
         if func in METADATA:
             return func(*args, **kwargs)
         try:
             args = self.written.taken(func, args)
-            return self.written.made(func, func(*args, **kwargs))
+            return self.written.made(func, defined(func, args, kwargs))
         except SectorchError as error:
             raise_located(error, Place.now(self.layers).text(name_of(func)))
 

@@ -17,7 +17,7 @@ from ..errors import ArgumentError, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from ..tensor.inference import Inference
-from .accept import check_input, check_model, copied, dtype_of
+from .accept import Given, check_input, check_model, copied, dtype_of
 from .ahead import Ahead, check_ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
@@ -50,7 +50,7 @@ class SecureModule(Inference):
     Args:
         model: a module, or another party's as its description gives it: then its dry run is held to the bounds of
             `nn/bounds.py`.
-        dtype: of the user's model, where this one is a copy of it in float64 already; `dtypes`: of each of its
+        dtype: of the user's model, where this one is a copy of it in float64 already; `given`: the user's
             tensors, by id of the copy's.
         like: a module of another session, of the same description and scheme: what it works out on shapes is common.
 
@@ -73,7 +73,7 @@ class SecureModule(Inference):
     def __init__(
         self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
         dtype: torch.dtype | None = None, like: SecureModule | None = None,
-        dtypes: dict[int, torch.dtype] | None = None,
+        given: dict[int, Given] | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
@@ -88,9 +88,9 @@ class SecureModule(Inference):
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
-            plain, self.dtypes = (model, dtypes or {}) if dtype else copied(model)
+            plain, self._given = (model, given or {}) if dtype else copied(model)
             suited(plain)
-            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self.dtypes, model)
+            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces
@@ -117,7 +117,7 @@ class SecureModule(Inference):
     def over(self, module: nn.Module) -> SecureModule:
         """Another module made of this one's plain model, of the same session, answering party and scheme."""
         return SecureModule(
-            module, self.session, self.party, self.named, self._chunk, dtype=self.dtype, dtypes=self.dtypes
+            module, self.session, self.party, self.named, self._chunk, dtype=self.dtype, given=self._given
         )
 
     def extra_repr(self) -> str:
@@ -130,7 +130,7 @@ class SecureModule(Inference):
         if self._served is not None:
             bound, own = self.plain, self._served.bind(session, party, self.scheme)
         else:
-            bound, own = bind(self.plain, session, party, self.scheme, self.dtype, self.dtypes)
+            bound, own = bind(self.plain, session, party, self.scheme, self.dtype, self._given)
         return bound, Weights(own, session, party, self.scheme, self.dtype)
 
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:

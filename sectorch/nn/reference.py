@@ -10,11 +10,16 @@ from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of
 from .calibrate import calibrate as calibrated
+from .exported import taken
 from .module import SecureModule
 
 
 def reference(
-    model: nn.Module, scheme: Scheme | None = None, *, calibrate: torch.Tensor | None = None, chunk: int | None = None
+    model: nn.Module | torch.export.ExportedProgram,
+    scheme: Scheme | None = None,
+    *,
+    calibrate: torch.Tensor | None = None,
+    chunk: int | None = None,
 ) -> SecureModule:
     """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
 
@@ -34,6 +39,7 @@ def reference(
     Raises:
         ArgumentError: no Scheme. SectorchError: what `secure` raises.
     """
+    model = taken(model)
     scheme = named_scheme("reference", scheme, {})
     if calibrate is not None:
         check_model(model, device_of(model))

@@ -14,6 +14,7 @@ from ..choreography.program.trace import Tracing
 from ..errors import UnsupportedOpError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme
+from .accept import Given
 from .bind import bind, plain_weights
 from .capture import NotCaptured, capture
 from .check import Verdict, checked
@@ -51,9 +52,9 @@ class Traces:
 
     def __init__(
         self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, session: Session, party: Party,
-        dtypes: dict[int, torch.dtype], original: nn.Module | None = None,
+        given: dict[int, Given], original: nn.Module | None = None,
     ):  # fmt: skip
-        self._module, self._scheme, self._dtype, self._dtypes = module, scheme, dtype, dtypes
+        self._module, self._scheme, self._dtype, self._given = module, scheme, dtype, given
         self._session, self.party = session, party
         setup = session.setup(party)
         self.setup = setup.tracing = Tracing(setup.call)
@@ -163,7 +164,7 @@ class Traces:
         return program
 
     def _bind(self) -> tuple[nn.Module, dict[str, PrivateTensor]]:
-        return bind(self._module, self._session, self.party, self._scheme, self._dtype, self._dtypes)
+        return bind(self._module, self._session, self.party, self._scheme, self._dtype, self._given)
 
     def _same_again(
         self, program: Trace, bound: tuple[nn.Module, dict[str, PrivateTensor]], inputs: Inputs, settled: bool = True

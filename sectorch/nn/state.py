@@ -60,16 +60,17 @@ def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
             found.append(object())  # equal to nothing
             return
         if isinstance(value, torch.Tensor):
-            found.append(_version(value))
-        elif isinstance(value, dict):
-            pending += [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            pending += list(value)
-        else:
-            pending.append(getattr(value, "__dict__", None))
+            found.append(version(value))
+            continue
+        for kind in (dict, list, tuple, set, frozenset):
+            if isinstance(value, kind):  # by the kind's own methods: a class of a package's may have others
+                pending += kind.__iter__(value)
+                pending += dict.values(value) if isinstance(value, dict) else ()
+        pending.append(getattr(value, "__dict__", None))
 
 
-def _version(x: torch.Tensor) -> int:
+def version(x: torch.Tensor) -> int:
+    """How often a tensor was written into, as far as torch counts it."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return x._version

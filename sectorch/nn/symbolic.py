@@ -6,6 +6,7 @@ tracing). What `secure` computes is recorded by running the module (`nn/capture.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-_SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__)))
+_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", str(Path(__file__)))
 
 
 _TRACING = threading.Lock()

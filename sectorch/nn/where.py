@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from torch import fx
 from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError, ShapeError
 
 _TORCH = Path(torch.__file__).parent
-_LAYERS = str(_TORCH / "nn" / "modules")
+_LAYERS = f"{_TORCH / 'nn' / 'modules'}{os.sep}"
 _CALL = str(_TORCH / "nn" / "modules" / "module.py")
 _OWN = ("capture.py", "eager.py", "written.py")
-_SKIPPED = (str(_TORCH), str(Path(__file__)), *(str(Path(__file__).with_name(name)) for name in _OWN), "<")
+_SKIPPED = (f"{_TORCH}{os.sep}", str(Path(__file__)), *(str(Path(__file__).with_name(name)) for name in _OWN), "<")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,12 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
     """
     if values.is_complex() or values.is_quantized:
         raise DtypeError(f"{what} has dtype {values.dtype}; sectorch takes real floating-point or integer tensors")
+    if values.is_nested:
+        raise DtypeError(
+            f"{what} is a nested tensor; sectorch takes dense tensors: use .to_padded_tensor(0.0) and a mask"
+        )
+    if values.is_floating_point() and values.dtype.itemsize == 1:
+        raise DtypeError(f"{what} has dtype {values.dtype}, of which torch computes little; use .float()")
     if values.layout != torch.strided:
         raise DtypeError(f"{what} has layout {values.layout}; sectorch takes dense tensors: use .to_dense()")
     if values.is_meta or values.numel() == 0:

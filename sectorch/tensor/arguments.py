@@ -126,6 +126,23 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return pytree.tree_map(number, (args, kwargs))
 
 
+LIKE = {_T.expand_as: _T.expand, _T.view_as: _T.view, _T.reshape_as: _T.reshape, _T.to: _T.to, _T.type_as: _T.to}
+"""Operations that read no more than the shape or the dtype of a second tensor, and those that take it itself."""
+
+
+def alone(func: Callable, args: tuple, kwargs: dict) -> tuple[Callable, tuple, dict]:
+    """One of `LIKE` without the tensor that says the shape or the dtype."""
+    x, *rest = args
+    other = next((v for v in (*rest, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+    if other is None:
+        return func, args, kwargs
+    if LIKE[func] is not _T.to:
+        return LIKE[func], (x, *other.shape), {}
+    stays(x, (other.device,), {})
+    rest = [v for v in rest if v is not other]
+    return _T.to, (x, other.dtype, *rest), {k: v for k, v in kwargs.items() if v is not other}
+
+
 CONVERSIONS = {torch.Tensor.to, torch.Tensor.cpu}
 
 
@@ -169,9 +186,10 @@ def refuse_move(fn: Callable, device: torch.device) -> None:
 
 
 def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """`.to` its own device changes nothing; another one is refused."""
+    """`.to` its own device changes nothing; another one is refused. The dtype is left, and whether it copies."""
     stays(args[0], args[1:], kwargs)
-    keep = lambda v: not isinstance(v, (str, torch.device))
-    first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))
-    kwargs = {k: v for k, v in kwargs.items() if keep(v)}
-    return (args if len(args) > 1 or kwargs else (first, first.dtype)), kwargs
+    given = (*args[1:], *kwargs.values())
+    dtypes = [v if isinstance(v, torch.dtype) else v.dtype for v in given if isinstance(v, (torch.dtype, torch.Tensor))]
+    flags = [v for v in args[1:] if isinstance(v, bool)]  # non_blocking, copy
+    copy = {"copy": True} if kwargs.get("copy", flags[1:] == [True]) else {}
+    return (args[0], dtypes[0] if dtypes else args[0].dtype), copy

@@ -36,6 +36,8 @@ from ..ring import encode
 from . import infinity, owner
 from .arguments import (
     CONVERSIONS,
+    LIKE,
+    alone,
     as_sizes,
     of_python,
     on_cpu,
@@ -64,7 +66,7 @@ METADATA = {
 } | {
     _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.__len__, _T.is_floating_point, _T.is_complex,
     _T.is_contiguous, _T.get_device, _T.element_size, _T.is_signed, _T.__hash__, _T.stride, torch.is_floating_point,
-    torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size,
+    torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size, torch._has_compatible_shallow_copy_type,
 }  # fmt: skip
 SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
@@ -112,6 +114,12 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
+    if func == _T.data.__set__ and isinstance(args[0], PrivateTensor):  # as layer.to(x.device) does
+        if args[0] is args[1]:
+            return None
+        raise UnsupportedOpError(
+            "the forward converts the weights of a layer, as layer.half() does; convert the model before secure()"
+        )
     if func in SECRETS:
         kind = "PrivateTensor" if isinstance(secrets[0], PrivateTensor) else "SharedTensor"
         raise SecretAccessError(
@@ -121,6 +129,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if func in LIKE and not isinstance(args[0], SharedTensor):
+        func, args, kwargs = alone(func, args, kwargs)
+        if not isinstance(args[0], SecretTensor):
+            return func(*args, **kwargs)
+        secrets = [args[0]]
     if func in COMPOSED and (made := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
         return made
     args, kwargs = as_sizes(func, args, kwargs)
@@ -138,7 +151,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedOpError(past_the_table(func))
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
-    if func not in COMPLEX and (whole or any(map(_is_complex, leaves))):
+    if shared and func not in COMPLEX and (whole or any(map(_is_complex, leaves))):
         _in_place_target(func, args)
         which = "a complex secret tensor" if whole else "a secret and something complex"
         raise UnsupportedOpError(
@@ -152,7 +165,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         if made is not NotImplemented:
             return made
     if func in CONVERSIONS:
-        args, kwargs = on_cpu(args, kwargs)
+        func, (args, kwargs) = _T.to, on_cpu(args, kwargs)
     meta = result_on_meta(func, args, kwargs)
     if DEPTH.get() == 0:
         context.session.agreement.note(context.party, spell(func), args, kwargs)

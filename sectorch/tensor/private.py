@@ -28,6 +28,7 @@ class PrivateTensor(SecretTensor):
         origin: of a view, what it is a view of, and how.
         streamed: whether it is too large to be kept encoded, and its mask to be kept (`mpc.star.streamed`).
         copied: whether this is a copy of its own memory.
+        stands_for: the plain tensors in whose place a forward reads this one.
         family: of a copy and of everything that shares its memory, one list of them all.
         inverse: whether it was made by a quotient or a power, and may be small beside what it is multiplied with.
         derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
@@ -42,6 +43,7 @@ class PrivateTensor(SecretTensor):
     origin: tuple[PrivateTensor, Callable] | None
     copied: bool
     family: list[ref] | None
+    stands_for: tuple[ref, ...]
     _is_param = False
     """Whether it stands for an nn.Parameter of a model, which isinstance(x, nn.Parameter) then confirms."""
 
@@ -60,6 +62,7 @@ class PrivateTensor(SecretTensor):
         self.origin = None
         self.copied = False
         self.family = None
+        self.stands_for = ()
         return self
 
     def __init__(self, *_args, **_kwargs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import linecache
 import math
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from ..tensor import Scheme
 from ..tensor.shared import Opening
 
 AT = re.compile(r"at (\S.*?):(\d+)(?=[:\s]|$)")
-HOUSES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+HOUSES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", "<")
 """Where no code of a model is."""
 
 

@@ -8,6 +8,7 @@ its reference. An operator without a row raises.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ WITHOUT_ROW: list[Callable] = []
 
 _SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 
-_SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", "<")
 
 
 class DifferentiableTensor(SecretTensor):
