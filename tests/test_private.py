@@ -68,9 +68,7 @@ def test_a_copy_that_others_are_views_of_is_not_changed(weight):
 
 ALIASES = {
     "contiguous": lambda c: c.contiguous(),
-    "to": lambda c: c.to(torch.float32),
     "float twice": lambda c: c.contiguous().float(),
-    "type_as": lambda c: c.type_as(c),
     "positive": lambda c: +c,
     "atleast_1d": torch.atleast_1d,
     "broadcast": lambda c: torch.broadcast_tensors(c, torch.ones(2, 1))[0],
@@ -80,6 +78,13 @@ ALIASES = {
     "detach": lambda c: c.detach(),
     "iteration": lambda c: next(iter(c)),
 }
+
+
+@pytest.mark.parametrize("same", [lambda c: c.to(torch.float32), lambda c: c.type_as(c), lambda c: c.float()])
+def test_a_conversion_that_changes_nothing_gives_the_tensor_itself(weight, same):
+    copy = weight.clone()
+    assert same(copy) is copy
+    assert copy.to(torch.float32, copy=True) is not copy
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["", "in inference mode"])

@@ -276,20 +276,6 @@ def test_recurrent_weights_are_private():
     assert p.setup_bytes == 8 * (weights + first_step)
 
 
-def test_a_weight_outside_the_parameter_list_is_refused():
-    class Hidden(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2, 2))
-            self.alias = [self.weight]
-
-        def forward(self, x):
-            return F.linear(x, self.alias[0]) if x.shape[0] > 1 else x
-
-    with pytest.raises(errors.ArgumentError, match=r"Hidden\.alias holds a parameter"):
-        sectorch.secure(Hidden().eval())
-
-
 class Unsupported(nn.Module):
     def __init__(self):
         super().__init__()

@@ -170,6 +170,12 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next(floating, torch.float32)
 
 
+def refuse_meta_device() -> None:
+    """Raise `ArgumentError` inside `torch.device("meta")`, where tensors that are made have no content."""
+    if torch.get_default_device().type == "meta":
+        raise ArgumentError("inside torch.device('meta') no tensor that is made has content: call it outside")
+
+
 def refuse_unused(unused: dict[str, bool]) -> None:
     """Raise `ArgumentError` naming the options of shares that were given to `backend="ckks"`."""
     named = [name for name, given in unused.items() if given]

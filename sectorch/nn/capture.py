@@ -26,11 +26,20 @@ from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, DtypeError, SectorchError, UnsupportedOpError
+from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..ops.infinity import CARRIES
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
-from ..tensor.arguments import CONVERSIONS, LIKE, alone, as_sizes, of_python, on_cpu, refuse_dropped
+from ..tensor.arguments import (
+    CONVERSIONS,
+    LIKE,
+    alone,
+    as_sizes,
+    dense,
+    of_python,
+    on_cpu,
+    refuse_dropped,
+)
 from ..tensor.compiling import compiling
 from ..tensor.infinity import Infinite, beyond, infinite_of
 from ..tensor.on_meta import (
@@ -112,7 +121,8 @@ class Recorder(TorchFunctionMode):
         return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
 
     def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
-        secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
         if not secrets:
             return defined(func, args, kwargs)
         args, kwargs = of_python(args, kwargs)
@@ -128,6 +138,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
                 raise NotCaptured("the module reads a tensor that an earlier call made")
         try:
+            dense(leaves)
             if func in COMPOSED:
                 with self:
                     made = COMPOSED[func](*args, **kwargs)
@@ -307,11 +318,6 @@ class Recorder(TorchFunctionMode):
             raise ArgumentError(
                 "the forward reads a parameter that is not the module's own (a hook that refers to the original "
                 "module, say): it would count as public; make it a parameter or a buffer of the module"
-            )
-        if x.layout != torch.strided or x.is_nested or x.is_quantized:
-            raise DtypeError(
-                f"the forward computes with a public tensor of layout {x.layout} and dtype {x.dtype}; sectorch takes dense "
-                f"tensors of torch's own numbers: use .to_dense(), of a quantised one .dequantize()"
             )
         key = (id(x), version(x))
         if key not in self._constants:

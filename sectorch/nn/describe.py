@@ -188,7 +188,7 @@ class _Writer:
     def _listed(self, program: Trace) -> Trace:
         """The program with what A computes of weights by functions outside the list as weights of its own."""
         owned = _owned(program.graph)
-        if all(node not in owned or node.target in self._names for node in owned if node.op == "call_function"):
+        if not any(_outside(node, self._names, set()) for node in owned):
             return program
         program = program.copy()
         values: dict[fx.Node, Any] = {}
@@ -202,11 +202,14 @@ class _Writer:
         for node, value in values.items():
             outside |= {node} if _outside(node, self._names, outside) else set()
             if node in outside and isinstance(value, torch.Tensor):
-                name = f"{DERIVED}{node.name}"
-                program.values[name] = value
-                program.dtypes[name] = node.meta.get("dtype", self._dtype)
+                name, whole = f"{DERIVED}{node.name}", value.is_complex()
+                program.values[name] = torch.view_as_real(value) if whole else value
+                program.dtypes[name] = node.meta.get("dtype", self._dtype).to_real()
                 with program.graph.inserting_before(node):
-                    node.replace_all_uses_with(program.graph.create_node("get_attr", name, (), {}))
+                    made = program.graph.create_node("get_attr", name, (), {})
+                    if whole:
+                        made = program.graph.call_function(torch.view_as_complex, (made,))
+                    node.replace_all_uses_with(made)
         for node in reversed(list(program.graph.nodes)):
             if node.op in ("call_function", "get_attr") and not node.users:
                 program.graph.erase_node(node)
@@ -284,9 +287,11 @@ def _owned(graph: fx.Graph) -> dict[fx.Node, None]:
 
 
 def _outside(node: fx.Node, names: dict, outside: set) -> bool:
-    """Whether a node is computed by a function outside the list, or takes an item of what is."""
+    """Whether a node is computed by a function outside the list, or of a complex number, or takes an item of such."""
     if node.op != "call_function":
         return False
+    if any(isinstance(leaf, complex) for leaf in pytree.tree_leaves((node.args, node.kwargs))):
+        return True
     return node.target not in names or (node.target is bounds.item and node.args[0] in outside)
 
 

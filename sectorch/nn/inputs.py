@@ -65,8 +65,9 @@ def public(x: torch.Tensor) -> Public:
         raise ArgumentError(f"public() marks a plain tensor; a {type(x).__name__} is secret already")
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"public() marks a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise DtypeError(f"public() marks a dense tensor, got one of {x.layout}; use x.to_dense()")
+    if x.layout != torch.strided or x.is_nested:
+        way = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
+        raise DtypeError(f"public() marks a dense tensor, got one of {x.layout}; use {way}")
     plain = x.detach().as_subclass(torch.Tensor)
     return Public(plain.clone(memory_format=torch.contiguous_format))
 
@@ -133,8 +134,11 @@ class Inputs:
         seen: dict[int, Secret] = {}
         for leaf, name in zip(leaves, names, strict=True):
             if isinstance(leaf, torch.Tensor):
-                if not isinstance(leaf, SecretTensor) and leaf.layout != torch.strided:
-                    raise DtypeError(f"a secure module takes dense tensors, got one of {leaf.layout}; use x.to_dense()")
+                if not isinstance(leaf, SecretTensor) and (leaf.layout != torch.strided or leaf.is_nested):
+                    kind, way = leaf.layout, "x.to_dense()"
+                    if leaf.is_nested:
+                        kind, way = "ragged rows (torch.nested)", "x.to_padded_tensor(0.0), and a mask of its places"
+                    raise DtypeError(f"a secure module takes dense tensors, got one of {kind}; use {way}")
                 if id(leaf) not in seen:  # given twice, it is one tensor to the forward as well
                     found.append(leaf)
                     seen[id(leaf)] = Secret(name, Held.of(leaf) if isinstance(leaf, SharedTensor) else None)

@@ -17,7 +17,7 @@ from ..errors import ArgumentError, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from ..tensor.inference import Inference
-from .accept import Given, check_input, check_model, copied, dtype_of
+from .accept import Given, check_input, check_model, copied, dtype_of, refuse_meta_device
 from .ahead import Ahead, check_ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
@@ -288,6 +288,7 @@ class SecureModule(Inference):
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""
+        refuse_meta_device()
         checked = [check_input(x, self.session, self.party, self.scheme) for x in inputs.tensors]
         here = self.session.device
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}

@@ -89,6 +89,9 @@ class Written:
             return tree
         if self._unset:
             self._reads(tree, func)
+        return self._stood(tree)
+
+    def _stood(self, tree: Any) -> Any:
         return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree)
 
     def _reads(self, tree: Any, func: Callable | None) -> None:
@@ -127,7 +130,7 @@ class Written:
                 self._take(args, sharing)
                 if self._unset:
                     self._reads((args, {}), func)
-                return self.swapped(args)
+                return self._stood(args)
         return args
 
     def _sharing(self, target: torch.Tensor) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, UnsupportedOpError
+from ..errors import ArgumentError, DtypeError, UnsupportedOpError
 from .secret import SecretTensor
 from .table import spell
 
@@ -124,6 +124,23 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return int(leaf) if whole else leaf
 
     return pytree.tree_map(number, (args, kwargs))
+
+
+def dense(leaves: list) -> None:
+    """Refuse a public tensor of another layout than torch's own, or of quantised numbers.
+
+    Raises:
+        DtypeError: naming the way to one that is computed with.
+    """
+    for x in leaves:
+        if not isinstance(x, torch.Tensor) or isinstance(x, SecretTensor):
+            continue
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            way = "dequantize()" if x.is_quantized else "to_padded_tensor(0.0)" if x.is_nested else "to_dense()"
+            raise DtypeError(
+                f"a public tensor of layout {x.layout} and dtype {x.dtype} meets a secret one; sectorch takes dense "
+                f"tensors of plain numbers: use .{way}"
+            )
 
 
 LIKE = {_T.expand_as: _T.expand, _T.view_as: _T.view, _T.reshape_as: _T.reshape, _T.to: _T.to, _T.type_as: _T.to}

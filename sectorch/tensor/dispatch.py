@@ -39,6 +39,7 @@ from .arguments import (
     LIKE,
     alone,
     as_sizes,
+    dense,
     of_python,
     on_cpu,
     parameters,
@@ -129,6 +130,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    dense(flat)
     if func in LIKE and not isinstance(args[0], SharedTensor):
         func, args, kwargs = alone(func, args, kwargs)
         if not isinstance(args[0], SecretTensor):

@@ -65,8 +65,8 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
     parent = leaves[at[0]]
     row = ROW_OF.get(func)
-    if row is not None and row.name == "to" and outputs[0].dtype == parent.dtype and not kwargs.get("copy"):
-        return parent  # as torch does
+    if row is not None and row.name == "to" and outputs[0].dtype == parent.dtype:  # as torch does
+        return call(context, _T.clone, (parent,), {}, meta) if kwargs.get("copy") else parent
     key = _cache_key(func, leaves, at, spec)
     if func in _COPIES:  # a value is never changed: a copy has the same one, and all that was made of it
         made, lasting = [(parent.value, parent.derived)], parent.lasting
