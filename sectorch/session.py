@@ -18,6 +18,7 @@ from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
 from .choreography.ledger import Observer, alone
 from .choreography.located import running
+from .choreography.origins import Origins
 from .choreography.program.drawn import nothing_drawn
 from .choreography.program.material import Material
 from .choreography.program.part import Part, part_of
@@ -62,6 +63,8 @@ class Session:
     """
 
     reference = False
+    origins: Origins | None = None
+    """Who notes which inputs the values of its calls were computed from."""
 
     def __init__(
         self,
@@ -132,7 +135,9 @@ class Session:
         party = self._centre(party)
         setup = None if base == Phase.SETUP else self._setup[party]
         cast = Cast(self.members.playing, self.members.casts[party])
-        return Net(self.runtime, self._number(party), cast, base, setup)
+        net = Net(self.runtime, self._number(party), cast, base, setup)
+        net.origins = self.origins
+        return net
 
     def _number(self, party: Party | None) -> int:
         """Of the next call with this answering party; no two calls have the same, since it addresses randomness.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +22,9 @@ from .roles import STAR, Roles
 class Message:
     """One declared message of a protocol: who sends what to whom, and what hides it from the receiver.
 
-    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns.
+    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns. `opens` is
+    the role of whoever learns a value by this message although another one receives it: a half that goes to the learner
+    under a mask, by way of S.
     """
 
     label: str
@@ -28,6 +32,7 @@ class Message:
     dst: str
     mask: str
     shows: str = ""
+    opens: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,17 @@ class ProtocolSpec:
         )
 
 
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_CALLS = f"{_PACKAGE}session.py"
+"""It calls what a program hands it."""
+
+
+def in_package(code: Any) -> bool:
+    """Whether code is this package's, which keeps to what its protocols say of their masks."""
+    file = getattr(code, "co_filename", "")
+    return file.startswith(_PACKAGE) and file != _CALLS
+
+
 PAYLOADS = (torch.int64, torch.int32, torch.uint8)
 """The types of tensors that messages carry, in the order of their numbers in a frame."""
 
@@ -65,12 +81,21 @@ PROTOCOLS: dict[str, ProtocolSpec] = {}
 """Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
 
 
+class Declared(Protocol):
+    """A protocol that a call is in."""
+
+    ours: bool
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
 class Declaring(Protocol):
     """What a protocol needs of the call that it runs in (`choreography.Net`)."""
 
     lock: RLock
 
-    def declared(self, spec: ProtocolSpec) -> AbstractContextManager: ...
+    def declared(self, spec: ProtocolSpec) -> Declared: ...
 
 
 def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Roles = STAR) -> Callable:
@@ -90,6 +115,7 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
 
     def decorate(f):
         summary = (f.__doc__ or "").strip().split("\n")[0]
+        ours = in_package(getattr(f, "__code__", None))
         spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary, roles)
 
         @functools.cache  # read at the first call: annotations may name what is defined further down
@@ -99,7 +125,9 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
         @functools.wraps(f)
         def run(net: Declaring, *args, **kwargs):
             check_arguments(name, takes(), args, kwargs)
-            with net.lock, net.declared(spec):
+            called = ours and in_package(sys._getframe(1).f_code)
+            with net.lock, net.declared(spec) as entered:
+                entered.ours &= called
                 return f(net, *args, **kwargs)
 
         vars(run)["spec"] = spec

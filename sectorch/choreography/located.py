@@ -66,7 +66,9 @@ class Located:
     it. What needs the content in Python (a branch, an index, a float) is refused.
     """
 
-    __slots__ = ("_session", "_value", "owners", "phase", "rounds", "slot")
+    __slots__ = ("_origin", "_session", "_value", "owners", "phase", "rounds", "slot")
+    _origin: Any
+    """Where it comes from, where that is noted; see `origins.py`."""
     made_by = "net.own(party, tensor) brings a party's tensor in"
 
     def __init__(
@@ -103,7 +105,10 @@ class Located:
             raise MisplacedValueError(
                 f"{who} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
             )
-        return Located(self._value, frozenset(meant), self.phase, self.rounds, self._session, self.slot)
+        found = Located(self._value, frozenset(meant), self.phase, self.rounds, self._session, self.slot)
+        if (origin := getattr(self, "_origin", None)) is not None:
+            found._origin = origin
+        return found
 
     def send(self, src: Party, dst: Party, label: str) -> Located:
         """`src` sends it to `dst`; the result is held by both, at `dst` a round later. See `choreography.Net.send`."""

@@ -20,6 +20,7 @@ Source of the idea: choreographic programming (HasChor, MultiChor).
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ import torch
 
 from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
 from .accepted import check_content, check_located
-from .declaration import PAYLOADS, Message, ProtocolSpec
+from .declaration import PAYLOADS, Message, ProtocolSpec, in_package
 from .located import _RUNNING, Located, dependence, running
+from .origins import Origins
 from .parties import Party, Phase
 from .roles import Cast, Roles
 from .shapes import shape_of
@@ -51,18 +53,20 @@ class Tracing(Protocol):
 class Entered:
     """A protocol that a net is in, from the beginning of a `with` block to its end, and the names that lead there."""
 
-    __slots__ = ("_net", "_token", "path", "spec")
+    __slots__ = ("_net", "_token", "ours", "path", "spec")
 
-    def __init__(self, net: Net, spec: ProtocolSpec):
-        self._net, self.spec = net, spec
+    def __init__(self, net: Net, spec: ProtocolSpec, ours: bool):
+        self._net, self.spec, self.ours = net, spec, ours
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Entered:
         net, spec = self._net, self.spec
         if spec.roles is not net.cast.roles:
             net.cast.check_plays(spec.roles.names, spec.name)
         self.path = f"{net._path()}/{spec.name}" if net._stack else spec.name
+        self.ours &= net._stack[-1].ours if net._stack else True
         net._stack.append(self)
         self._token = _RUNNING.set(net)
+        return self
 
     def __exit__(self, *_) -> None:
         _RUNNING.reset(self._token)
@@ -103,6 +107,8 @@ class Net:
         """What a round is worth in this call, where its scheme says so; see `mpc/star/trees.py`."""
         self.spent = 0
         """Bytes that this call is dealt in addition, for fewer rounds; see `mpc/star/largest.py`."""
+        self.origins: Origins | None = None
+        """Who notes which inputs a value was computed from."""
         self.raised: list[Any] = []
         """Flags that protocols of this call raised, as XOR-shared words; see `mpc/star/guard.py`."""
 
@@ -121,7 +127,7 @@ class Net:
         Raises:
             MisplacedValueError: one of its roles is not played here.
         """
-        return Entered(self, spec)
+        return Entered(self, spec, in_package(sys._getframe(1).f_code))
 
     def compute(self, f: Callable, values: tuple) -> Any:
         """f(*values) at whoever holds all of them; see `located.compute`."""
@@ -189,6 +195,10 @@ class Net:
                 raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
             phase, rounds = self._dependence((value,))
             declared = self._declared(label, src, dst)
+            ours = self._stack[-1].ours
+            learner = (
+                self.cast.parties[declared.opens] if declared.opens else dst if declared.shows or not ours else None
+            )
             if value.dtype not in PAYLOADS:
                 raise DtypeError(
                     f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
@@ -197,7 +207,9 @@ class Net:
             if phase == Phase.OFFLINE:
                 self.ahead += value.shape.numel() * value.dtype.itemsize
             arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
-            header = header_of(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
+            header = header_of(
+                self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows, learner, ours
+            )
             return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
@@ -264,6 +276,8 @@ class Net:
         brought = Located(value, frozenset((party,)), phase, {}, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)
+        if self.origins is not None:
+            self.origins.brought(brought, party, name)
         return brought
 
     def read(self, value: Located, party: Party) -> Any:
@@ -323,14 +337,20 @@ class Net:
         held = not (step.holders if sends else owners).isdisjoint(runtime.here)
         if not held:
             contents = [shape_of(content) for content in contents]
+        if self.origins is not None:
+            self.origins.taking(values)
         taken = held or sends  # observers hear of messages between others as well
         result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:
             self.tracing.step(number, step, values, result)
         phase, session = step.phase, runtime.session
         if isinstance(result, tuple):
-            return tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
-        return Located(result, owners, phase, rounds, session, (call, number, 0))
+            made = tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
+        else:
+            made = Located(result, owners, phase, rounds, session, (call, number, 0))
+        if self.origins is not None:
+            self.origins.taken(step, made if isinstance(made, tuple) else (made,))
+        return made
 
 
 @functools.lru_cache(256)

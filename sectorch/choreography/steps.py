@@ -33,6 +33,11 @@ class Header:
     dtype: torch.dtype
     mask: str
     shows: str
+    learner: Party | None
+    """Who learns a value by it, if anybody does: whoever receives what `shows`, or what other code than this package's
+    has sent, and whoever takes a half's mask off."""
+    ours: bool
+    """Whether this package declares it and has called it: else what is said of its mask is a claim of the caller's."""
 
     @property
     def bytes(self) -> int:
@@ -44,7 +49,7 @@ class Header:
 
 
 header_of = functools.lru_cache(1 << 12)(Header)
-"""A header of these fields, of which there are ten: calls send the same again."""
+"""A header of these fields, of which there are twelve: calls send the same again."""
 
 
 @dataclass(frozen=True)

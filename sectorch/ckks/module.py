@@ -49,7 +49,7 @@ class Query:
     [
         Message("query", "Q", "S", "encrypted"),
         Message("query_forwarded", "S", "A", "encrypted"),
-        Message("answer", "A", "S", "encrypted"),
+        Message("answer", "A", "S", "encrypted", opens="Q"),
         Message("answer_forwarded", "S", "Q", "rerandomised", shows="the result, with the size of its error"),
     ],
 )

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,18 @@ class Moved(Observer):
             self.bytes += line.bytes
 
 
+@dataclass
+class Asked:
+    """What is asked: the number of its receipt's line, if there is one, and further facts for its line in the log."""
+
+    number: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
 @contextmanager
 def query(
     me: Party, receipts: Receipts | None = None, session: str = "", call: int = 0, trace: object = None, **facts: Any
-) -> Iterator[None]:
+) -> Iterator[Asked]:
     """What is asked in the block has a line at its end, whichever way it ends, and its receipts, if any are kept.
 
     Args:
@@ -158,13 +167,14 @@ def query(
     Raises:
         ReceiptError: there can be no receipt. The block is not entered, or what came of it must not be used.
     """
-    outcome, number, head, failed = "done", None, None, None
+    outcome, number, head, failed, asked = "done", None, None, None, Asked()
     moved, since = Moved(me), time.monotonic()
     try:
         if receipts is not None:
             number = receipts.asked(session=session, call=call, **facts)
+        asked.number = number
         with step("query", trace, party=me.role, session=session, call=call, **facts), moved:
-            yield
+            yield asked
     except BaseException as error:
         outcome = type(error).__name__
         raise
@@ -175,7 +185,7 @@ def query(
             except ReceiptError as error:
                 failed, outcome = error, outcome if outcome != "done" else type(error).__name__
         took = {"seconds": round(time.monotonic() - since, 3), "bytes": moved.bytes}
-        write(QUERIES, "query", **facts, outcome=outcome, **took, receipt=head)
+        write(QUERIES, "query", **facts, **asked.more, outcome=outcome, **took, receipt=head)
     if failed is not None:
         raise failed
 

@@ -109,7 +109,7 @@ def _between(program: Program, at: int, step: Draw, change: Callable, *operands:
 
 def _told(program: Program, at: int, node: Node, step: Draw, sender: Party, party: Party) -> Program:
     header = Header(
-        step.path, "told", sender, party, Phase.OFFLINE, 1, step.size, step.dtype, "nothing", ""
+        step.path, "told", sender, party, Phase.OFFLINE, 1, step.size, step.dtype, "nothing", "", None, True
     )  # fmt: skip
     moved = Node(
         Move(header, step.owners), (Taken(node.slots[0]),), (_new_slot(program, node),), node.results, False, ""

@@ -56,7 +56,9 @@ class Given:
         return self.frames.pop(0)
 
 
-LINE = Sent("relu/open_masked", "c_A", A, S, Phase.ONLINE, 1, torch.Size((4, 300)), torch.int64, "", "", call=7)
+LINE = Sent(
+    "relu/open_masked", "c_A", A, S, Phase.ONLINE, 1, torch.Size((4, 300)), torch.int64, "", "", None, True, call=7
+)
 VALUE = torch.arange(1200).view(4, 300)
 
 

@@ -143,7 +143,11 @@ def test_a_program_among_parties_that_are_up(world, capsys):
     """Equal to one process, kept where each party's own file says, with a record of who started it."""
     assert world.accept("left", "--from", "right") == world.accept("right") == 0
     shown = json.loads(capsys.readouterr().out.split("}\n{")[0] + "}")
-    assert shown["learned"] == ["right reads a result"] and shown["cost"]["rounds"] == 1
+    assert (
+        shown["learned"][0] == "right reads a result"
+        and "right is sent [3] int64" in shown["learned"][1]
+        and shown["cost"]["rounds"] == 1
+    )
     for name in PARTIES:
         world.up(name)
     found = world.start()

@@ -62,6 +62,8 @@ class PartyRuntime:
         self._channels = channels
         self._alive = alive
         self.keys = PairKeys(session)
+        self.guard: Callable[[Sent, torch.Tensor], None] | None = None
+        """Called before a message of this party's leaves by which somebody learns a value; raises where it must not."""
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
 
@@ -106,6 +108,8 @@ class PartyRuntime:
             observer.computed(path, owners, phase, seconds)
 
     def _send(self, line: Sent, value: torch.Tensor, later: bool = False) -> None:
+        if self.guard is not None and line.learner is not None:
+            self.guard(line, value)
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
         # Dealt material waits for company until this party itself waits: a small net deals dozens of small messages.

@@ -117,7 +117,7 @@ def _hashed(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
 
 
 @protocol("guard", "docs/protocols.md", [
-    Message("flags_A", "A", "S", "rho of k_QA"),
+    Message("flags_A", "A", "S", "rho of k_QA", opens="Q"),
     Message("key", "S", "Q", "n, where no flag is set, and z else", "whether a value left its range"),
 ])  # fmt: skip
 def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:

@@ -52,7 +52,7 @@ def share(net: Net, x: Located) -> Shares:
     "reveal",
     "PrivHFL, Figure 5, n = 1",
     [
-        Message("masked_A", "A", "S", "r of k_QA"),
+        Message("masked_A", "A", "S", "r of k_QA", opens="Q"),
         Message("result", "S", "Q", "r of k_QA", "the result, which is Q's to learn"),
     ],
 )
@@ -80,7 +80,7 @@ def reveal_to_S(net: Net, x: Shares) -> Located:
     "aggregate",
     "PrivHFL, Figure 5",
     [
-        Message("masked_A", "A", "S", "r_j of k_QA"),
+        Message("masked_A", "A", "S", "r_j of k_QA", opens="Q"),
         Message("sum", "S", "Q", "the sum of the r_j", "the sum over the answering parties, which is Q's to learn"),
     ],
 )
@@ -100,7 +100,7 @@ def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
     "aggregate_noisy",
     "PrivHFL, Figure 5, with noise at S",
     [
-        Message("masked_A", "A", "S", "r_j of k_QA"),
+        Message("masked_A", "A", "S", "r_j of k_QA", opens="Q"),
         Message("noisy_sum", "S", "Q", "the sum of the r_j", "the sum over the answering parties and S's noise"),
     ],
 )

@@ -70,7 +70,7 @@ class _Check:
 def told(net: Net, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
     """What one party has, as all learn it: of a shape and type that all know. Rounds 2 (1 of S), its bytes to each."""
     with _telling(net, name) as others:
-        found = net.own(by, value)
+        found = net.own(by, value, name=name)
         for role, party in others.items():
             if party == by:
                 found = found.send(by, net.S, f"from_{role}")

@@ -13,8 +13,9 @@ from ...errors import ArgumentError
 from .file import Federated, read
 from .own import Own, beside, read_own
 from .papers import PAPERS, cast_of, command_of, own_of, own_words, settings_digest, settings_of
-from .policy import Policy, tensor_in, written
+from .policy import Policy, check_bounded, tensor_in, written
 from .programs import rehearsed, source_of
+from .reveals import bounds_of
 
 Made = tuple[dict, str]
 
@@ -42,6 +43,11 @@ def add_accept(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--own", action="append", default=[], metavar="SETTING=VALUE", help="a paper's setting for this party alone"
     )
+    action.add_argument(
+        "--reveals", nargs="+", default=[], metavar="PARTY=ELEMENTS",
+        help="how much a party may learn at most in one run, beyond what accept lists; PROTOCOL:PARTY=ELEMENTS by one "
+        "protocol",
+    )  # fmt: skip
     action.add_argument("--show", action="store_true", help="show it, and write nothing")
 
 
@@ -71,6 +77,8 @@ def accept(options: argparse.Namespace) -> Made:
 def _program(options: argparse.Namespace, federated: Federated, own: Own, starters: list[str]):
     source = source_of(options.what)
     found = rehearsed(source, federated)
+    bounds = bounds_of(options.reveals, lambda name: federated.named(name).name)
+    check_bounded(found, bounds, source.name)
     parties = [federated.named(name).name for name in options.among] or list(found.parties)
     inputs: dict[str, str] = {}
     for entry in options.input:
@@ -82,18 +90,21 @@ def _program(options: argparse.Namespace, federated: Federated, own: Own, starte
     what = f"{_from(own, source.path)}:{source.function}"
     table = written("program", what, [
         ("source", source.digest), ("traced", found.traced), ("parties", parties), ("from", starters),
-        ("inputs", inputs), ("runs", options.runs),
+        ("reveals", [str(bound) for bound in bounds]), ("inputs", inputs), ("runs", options.runs),
     ])  # fmt: skip
     facts: dict[str, Any] = {
         "program": source.name, "source": source.digest, "traced": found.traced, "parties": parties, "from": starters,
-        "learned": list(found.learned), "cost": dict(found.cost or {}),
+        "learned": list(found.learned), "reveals": [str(bound) for bound in bounds], "cost": dict(found.cost or {}),
     }  # fmt: skip
+    steps = "none" if found.whole else "depend on inputs, or are many: only the source is compared"
     words = [
         f"{source.name} of {source.path}",
         f"  source {source.digest}" + (f", with {len(source.used)} files that it imports" if source.used else ""),
-        f"  steps  {found.traced or 'depend on inputs, or are many: only the source is compared'}",
+        f"  steps  {found.traced or steps}",
         f"  among  {', '.join(parties)}; started by {', '.join(starters)}",
-        *(f"  {line}" for line in found.learned or ("what is learned depends on inputs: read the source",)),
+        *(f"  {line}" for line in found.learned or (("nobody learns anything",) if found.whole else ())),
+        *([f"  then   it depends on inputs ({found.stopped}): read the source"] if not found.whole else []),
+        *(f"  within {bound}, elements that may be learned at most; enforced while it runs" for bound in bounds),
     ]
     if found.cost is not None:
         rounds, online, ahead = (int(found.cost[k]) for k in ("rounds", "online_bytes", "offline_bytes"))

@@ -32,6 +32,7 @@ from .file import Federated, read
 from .meeting import Called, Meeting, beating
 from .own import credentials
 from .programs import check_edges
+from .reveals import Ledger
 from .secured import Ends, Secured, digest_of
 from .star import Named, roles_of, star_of
 
@@ -81,6 +82,7 @@ class Federation:
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
         self._called, self._open, self._on_note = Called(), list[Meeting](), on_note
         self._bound, self._over, self._awaited = "", "", set[Key]()
+        self._ledger: Ledger | None = None
         self._own, self._dialling = own, threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._home = self.file.home(as_)
@@ -138,14 +140,18 @@ class Federation:
             for connection in self._connections.values():
                 connection.close()
 
-    def taking(self, inputs: Mapping[str, torch.Tensor], bound: str, folder: Path | None = None) -> Federation:
+    def taking(
+        self, inputs: Mapping[str, torch.Tensor], bound: str, folder: Path | None = None, ledger: Ledger | None = None
+    ) -> Federation:
         """This party in one run of several: with inputs of its own, and sessions that are bound to the run.
 
         Args:
             bound: the run's name and what was agreed on; all parties of its sessions have the same.
             folder: for what a later run goes on with.
+            ledger: of what the run may reveal, and has revealed; anything, and it is not noted, unless given.
         """
         found = copy.copy(self)
+        found._ledger = ledger
         found.folder = self.folder if folder is None else folder
         found.inputs, found._open, found._bound, found._awaited = dict(inputs), [], bound, set()
         return found
@@ -199,19 +205,22 @@ class Federation:
             identities = [named(Q, party) for party in cast if party.role == "A"]
             dealer = next((party for party in cast if party.role == "D"), Q)
             owners = [party.name for party in cast if party.role == "O"]
-            with self.runtime(roles, cast, label=label, agreed=agreed) as runtime:
-                yield RemoteSession(
+            with self._runtime(roles, cast, label, agreed) as runtime:
+                session = RemoteSession(
                     runtime, identities, 0, len(identities), True, dealer=dealer, owners=owners, known=named
                 )
+                self._watch(runtime, label, cast, session)
+                yield session
             return
         called = called or {role: role for role in roles.names}
         if set(called) != set(roles.names) or not all(isinstance(name, str) for name in called.values()):
             raise ArgumentError(f"names are one for each of {roles}; got {called}")
         single = {role: str(called[role]) for role in roles.names}
-        with self.runtime(
-            roles, {Party(name, role): name for role, name in single.items()}, label=label, agreed=agreed
-        ) as runtime:
-            yield Session(roles=roles, names=single, runtime=runtime)
+        parties = {Party(name, role): name for role, name in single.items()}
+        with self._runtime(roles, parties, label, agreed) as runtime:
+            session = Session(roles=roles, names=single, runtime=runtime)
+            self._watch(runtime, label, parties)
+            yield session
 
     @contextmanager
     def runtime(
@@ -223,7 +232,23 @@ class Federation:
             parties: everyone, with whom in the federation file it is, by name or role there.
             label, agreed: as of `session`, and so is what is raised.
         """
+        with self._runtime(roles, parties, label, agreed) as runtime:
+            self._watch(runtime, label, parties)
+            yield runtime
+
+    def _watch(
+        self, runtime: PartyRuntime, label: str, parties: Mapping[Party, str], session: Session | None = None
+    ) -> None:
+        """From now on the run's ledger has all that is revealed; the session has its keys."""
+        if self._ledger is not None:
+            cast = {party: self.file.named(name).name for party, name in parties.items()}
+            self._ledger.watch(runtime, label, cast, session)
+
+    @contextmanager
+    def _runtime(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> Iterator[PartyRuntime]:
         cast = self._cast(roles, parties)
+        if self._ledger is not None:
+            self._ledger.check_session(label, agreed, cast)
         label, agreed = self._within(label, agreed)
         digest = self._digest(roles, cast, label, agreed)
         mine = next(party for party, name in cast.items() if name == self.name)
@@ -238,6 +263,8 @@ class Federation:
             finally:
                 runtime.close()
         except BaseException as error:
+            if self._ledger is not None:
+                self._ledger.end()
             meeting.give_up(error)
             raise
         finally:

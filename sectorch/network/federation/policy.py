@@ -3,7 +3,8 @@
 [[accept]]                              # a program on this party's disk, as it was when it was accepted
 program = "secure_sum.py:program"
 source = "9c7a..."                      # SHA-256 of the file, as sha256sum prints it
-traced = "86a5..."                      # and of what it does among the parties; left out where inputs decide that
+traced = "86a5..."                      # and of all that it sends; left out where inputs decide that, and then
+reveals = ["reveal:collector=4"]        # so many elements may others learn beyond what a rehearsal finds
 parties = ["north", "south", "west", "collector"]
 from = ["collector"]                    # who may start it
 inputs = { H1 = "a.npy" }               # of this party's own, read as a run begins
@@ -24,7 +25,7 @@ clients = ["alice", "bob"]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -38,13 +39,14 @@ from ..commands import arrays
 from .file import Federated, in_file, only, short
 from .own import Own
 from .papers import command_of, own_words, settings_digest, settings_of
-from .programs import Source, rehearsed, source_of
+from .programs import Rehearsed, Source, rehearsed, source_of
 from .proposals import Proposal
+from .reveals import Bound, bounds_of
 
 _HASH = re.compile("[0-9a-f]{64}")
 _COMMON = ("parties", "from", "runs")
 _KEYS = {
-    "program": ("program", "source", "traced", "inputs", *_COMMON),
+    "program": ("program", "source", "traced", "reveals", "inputs", *_COMMON),
     "paper": ("paper", "settings", "most", "own", *_COMMON),
     "model": ("model", "clients", "unchecked", "audited", "verified"),
 }
@@ -58,6 +60,7 @@ class Accepted:
         kind: "program", "paper" or "model". what: its path and function, or its name.
         digest: of the program's source, or the paper's settings.
         starters: who may start it, or ask the model. runs: at most in all; any number if 0.
+        reveals: how much others may learn beyond what the rehearsal finds.
         most: largest values of some settings. own: words of a paper's command line that this party adds for itself.
     """
 
@@ -74,6 +77,7 @@ class Accepted:
     unchecked: bool = False
     audited: int = 1
     verified: bool = False
+    reveals: tuple[Bound, ...] = ()
 
     @property
     def key(self) -> str:
@@ -131,6 +135,7 @@ class Policy:
                         f"{found.traced[:16] or 'none'}, accepted {entry.traced[:16] or 'none'}): sectorch, or what it "
                         f"imports, is another version; accept it again"
                     )
+                check_bounded(found, entry.reveals, source.name)
                 for input_, path in entry.inputs.items():
                     tensor_in(path, input_)
 
@@ -189,6 +194,16 @@ class Policy:
                 f"{short(proposal.traced[:16])[1:-1] or 'none'}"
             )
         return Agreed(proposal, entry, self._source(entry))
+
+
+def check_bounded(found: Rehearsed, bounds: Sequence[Bound], name: str) -> None:
+    """Raises ArgumentError: what a program reveals cannot be worked out ahead, and nobody has said how much it may."""
+    if not found.whole and not bounds:
+        raise ArgumentError(
+            f"what {name} reveals cannot be worked out without inputs: its rehearsal ended with: {found.stopped}. Name "
+            f"the shapes (sectorch.share(..., shape=)) in place of announcing them; or accept it with --reveals "
+            f"PARTY=ELEMENTS, how much each party may learn at most in one run, which is enforced while it runs"
+        )
 
 
 def _check_settings(me: str, entry: Accepted, proposal: Proposal) -> None:
@@ -257,10 +272,14 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
         raise ArgumentError("most in [[accept]] are numbers by the name of a setting, as { rounds = 20 }")
     if not isinstance(more, Mapping) or not all(type(value) in (str, int, float) for value in more.values()):
         raise ArgumentError('own in [[accept]] are values by the name of a setting, as { budgets = "mine" }')
+    bounds = said.get("reveals", [])
+    if not isinstance(bounds, list):
+        raise ArgumentError('reveals in [[accept]] are bounds, as ["reveal:alpha=1"]')
+    reveals = bounds_of(bounds, lambda name: federated.named(name).name)
     words = own_words(what, more, own.path.parent) if kind == "paper" else ()
     return Accepted(
         kind, what, digest, str(traced), _names(said, "parties", federated), _names(said, "from", federated), runs,
-        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(words),
+        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(words), reveals=reveals,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from ...choreography import Party, Roles
-from ...choreography.ledger import Observer, Profile
+from ...choreography.ledger import Profile
+from ...choreography.origins import Origins
 from ...choreography.program.trace import Program
 from ...choreography.roles import STAR
 from ...choreography.run.local import DryRuntime
@@ -36,6 +37,7 @@ from ...federated.parties import Names, star
 from ...session import Session
 from ..code import FUNCTION
 from .file import Federated
+from .reveals import Reveal, origins_of, session_key, texts
 from .star import roles_of, star_of
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -205,17 +207,30 @@ class Rehearsed:
     """What a program does among the parties of a federation, on shapes.
 
     Args:
-        traced: a digest of its sessions and of what each party does in them; empty where that depends on inputs, or is
-            more than a rehearsal looks at.
+        traced: a digest of its sessions and of every message in them; empty where that depends on inputs, or is more
+            than a rehearsal looks at.
         parties: names of those that take part.
-        learned: who receives what that is not uniform bits, in words.
+        whole: whether the rehearsal came to the program's end. reveals: all that somebody learns as far as it came.
+        reads: who reads a result, in words. sessions: that it opened (`reveals.session_key`).
+        results: their shapes, by name.
+        stopped: why it did not come to the end, in words.
         cost: rounds and bytes, all parties.
     """
 
     traced: str
     parties: tuple[str, ...]
-    learned: tuple[str, ...] = ()
+    whole: bool = True
+    reveals: tuple[Reveal, ...] = ()
+    reads: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    results: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stopped: str = ""
     cost: Mapping[str, float] | None = None
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """Who learns what, in words."""
+        return (*dict.fromkeys(self.reads), *texts(self.reveals))
 
 
 @functools.lru_cache(64)
@@ -230,42 +245,37 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
     Raises:
         ArgumentError: it needs a role that nobody plays, or an edge that the federation has not.
     """
-    rehearsal, whole = Rehearsal(federated), True
-    with Profile() as profile, _Length():
+    rehearsal, stopped, results = Rehearsal(federated), "", {}
+    with Profile() as profile:
         try:
-            program(rehearsal)
-        except ArgumentError:
+            found = program(rehearsal)
+            named = (
+                {"result": found} if isinstance(found, torch.Tensor) else found if isinstance(found, Mapping) else {}
+            )
+            results = {str(k): tuple(v.shape) for k, v in named.items() if isinstance(v, torch.Tensor)}
+        except ArgumentError as error:
             if not rehearsal.parties:
                 raise
-            whole = False
-        except Exception:  # what it does with the values that are not here is its own matter
-            whole = False
-    digest = hashlib.sha256(json.dumps(rehearsal.steps).encode()).hexdigest() if whole and rehearsal.steps else ""
-    shown = [f"{m.dst.name} receives {m.label} of {m.protocol}: {m.shows}" for m in profile.ledger if m.shows]
-    rows = dict.fromkeys([*rehearsal.reads, *shown])
+            stopped = str(error)
+        except _TooLong:
+            stopped = f"it sends more than {LONGEST} messages"
+        except Exception as error:  # what it does with the values that are not here is its own matter
+            stopped = f"{type(error).__name__} without inputs"
     everybody = tuple(m.name for m in federated.members if m.role)
-    parties = tuple(sorted(rehearsal.parties)) or everybody
-    return Rehearsed(digest, parties, tuple(rows), profile.as_dict() if whole else None)
+    whole = not stopped
+    return Rehearsed(
+        rehearsal.digest() if whole and rehearsal.sessions else "", tuple(sorted(rehearsal.parties)) or everybody,
+        whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions), results, stopped,
+        profile.as_dict() if whole else None,
+    )  # fmt: skip
 
 
 LONGEST = 20_000
 """Messages after which a rehearsal ends: a program that trains for hours is not rehearsed for hours."""
 
 
-class _TooLong(Exception):
-    """Of a rehearsal."""
-
-
-class _Length(Observer):
-    """Ends a rehearsal that is too long, at the same place everywhere."""
-
-    def __init__(self):
-        self._count = 0
-
-    def message(self, line: Sent, value: torch.Tensor) -> None:
-        self._count += 1
-        if self._count > LONGEST:
-            raise _TooLong
+class _TooLong(BaseException):
+    """Of a rehearsal; no Exception, so that a program does not go on after it."""
 
 
 class Rehearsal:
@@ -278,8 +288,14 @@ class Rehearsal:
     def __init__(self, federated: Federated):
         self._file = federated
         self.parties: set[str] = set()
-        self.steps: list[Any] = []
+        self.sessions: list[str] = []
         self.reads: list[str] = []
+        self.reveals: list[Reveal] = []
+        self._steps, self._messages = hashlib.sha256(), 0
+
+    def digest(self) -> str:
+        """Of all that was met in, read and sent."""
+        return self._steps.hexdigest()
 
     def name_of(self, party: Party) -> str:
         """In the federation file."""
@@ -289,6 +305,23 @@ class Rehearsal:
         self._file.named(party)
         return False
 
+    def step(self, *said: Any) -> None:
+        """A step of the digest."""
+        self._steps.update(json.dumps(said).encode() + b"\n")
+
+    def message(self, line: Sent, label: str, cast: Mapping[Party, str], origins: Origins | None) -> None:
+        """A message of a session; the rehearsal that is too long ends at the same place everywhere."""
+        self._messages += 1
+        if self._messages > LONGEST:
+            raise _TooLong
+        reveal = Reveal.of(line, label, cast, origins)
+        self.step(
+            label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,
+            line.ours, reveal.to if line.learner is not None else "",
+        )  # fmt: skip
+        if line.learner is not None:
+            self.reveals.append(reveal)
+
     @contextmanager
     def session(
         self, roles: Roles, names: Names | None = None, *, label: str = "session", agreed: str = ""
@@ -296,36 +329,63 @@ class Rehearsal:
         called = dict(names or {})
         if roles is STAR:
             cast = star_of(called)
-            self._meet(roles_of(cast), cast, label, agreed)
-            yield star(called, dry=True)
+            runtime = self._meet(roles_of(cast), cast, label, agreed)
+            session = star(called, dry=True, runtime=runtime)
+            runtime.begin(session)
+            yield session
             return
         single = {role: str(called.get(role, role)) for role in roles.names}
-        self._meet(roles, {Party(name, role): name for role, name in single.items()}, label, agreed)
-        yield _Noted(self, roles, single)
+        runtime = self._meet(roles, {Party(name, role): name for role, name in single.items()}, label, agreed)
+        session = _Noted(self, roles, single, runtime)
+        runtime.begin(session)
+        yield session
 
     @contextmanager
     def runtime(
         self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
     ) -> Iterator[DryRuntime]:
-        self._meet(roles, parties, label, agreed)
-        yield DryRuntime()
+        runtime = self._meet(roles, parties, label, agreed)
+        runtime.begin()
+        yield runtime
 
-    def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> None:
+    def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> _Noting:
         cast = {party: self._file.named(name).name for party, name in parties.items()}
         check_edges(self._file, roles, cast)
         self.parties |= set(cast.values())
-        self.steps.append([label, agreed, sorted((p.role, p.name, name) for p, name in cast.items())])
+        self.sessions.append(session_key(label, agreed, cast))
+        self.step(self.sessions[-1])
+        return _Noting(self, label, cast)
+
+
+class _Noting(DryRuntime):
+    """Nobody is here, and the rehearsal hears of each message once the session has begun; a program's own observers
+    have no say in that."""
+
+    def __init__(self, rehearsal: Rehearsal, label: str, cast: Mapping[Party, str]):
+        super().__init__()
+        self._rehearsal, self._label, self._cast = rehearsal, label, cast
+        self._origins: Origins | None = None
+        self._begun = False
+
+    def begin(self, session: Session | None = None) -> None:
+        """The parties have their keys."""
+        self._origins, self._begun = None if session is None else origins_of(session), True
+
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
+        if self._begun:
+            self._rehearsal.message(line, self._label, self._cast, self._origins)
+        return super().transfer(line, value)
 
 
 class _Noted(Session):
     """A session on shapes that notes which programs it is given, and who reads what of them."""
 
-    def __init__(self, rehearsal: Rehearsal, roles: Roles, names: Mapping[str, str]):
+    def __init__(self, rehearsal: Rehearsal, roles: Roles, names: Mapping[str, str], runtime: DryRuntime):
         self._rehearsal = rehearsal
-        super().__init__(roles=roles, names=names, dry=True)
+        super().__init__(roles=roles, names=names, dry=True, runtime=runtime)
 
     def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None, audited: int = 1) -> Any:
-        self._rehearsal.steps.append(program.digest)
+        self._rehearsal.step(program.digest)
         for node in program.nodes:
             if isinstance(node.step, Read):
                 by = ", ".join(sorted(self._rehearsal.name_of(party) for party in node.step.owners))

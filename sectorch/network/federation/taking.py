@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,22 @@ from .papers import command_of
 from .party import Federation
 from .policy import Agreed
 from .programs import rehearsed
+from .reveals import Ledger, texts
 
 log = logging.getLogger("sectorch.federation")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+TEXT = 2000
+"""Characters of what was revealed, in a line of the log; the receipts have all."""
+
+
+class Taking:
+    """`federated.parties.Parties` as a program gets it: no connection, and no sessions but the run's own."""
+
+    def __init__(self, parties: Federation):
+        self.inputs, self.folder = parties.inputs, parties.folder
+        self.present, self.session, self.runtime = parties.present, parties.session, parties.runtime
 
 
 class Run:
@@ -42,9 +56,26 @@ class Run:
         bound = f"{agreed.proposal.nonce} {agreed.proposal.digest}"
         kept = folder.parent / "kept"
         kept = kept if agreed.source is None else kept / agreed.source.kept(agreed.proposal.job)
-        self._parties, self._file = federation.taking({}, bound, kept), federation.file
+        self._file, self._number = federation.file, None
+        self._results: Mapping[str, tuple[int, ...]] = {}
+        self._ledger = self._agreed_to(federation.name)
+        self._parties = federation.taking({}, bound, kept, self._ledger)
         role = self._file.member(federation.name).role or federation.name
         self._me = Party(role, role)  # as a program's sessions name it, unless they have names of their own
+
+    def _agreed_to(self, me: str) -> Ledger:
+        """What this party has agreed to reveal; a paper's command, whose settings it has accepted, only notes it."""
+        source, accepted = self.agreed.source, self.agreed.accepted
+        if source is None:
+            return Ledger(me, None, receipt=self._opens)
+        found = rehearsed(source, self._file)
+        self._results = found.results
+        return Ledger(me, found.reveals, accepted.reveals, found.sessions, self._opens)
+
+    def _opens(self, what: str, to: str, most: int) -> None:
+        """A value is about to leave: nothing does without a receipt, where they are kept."""
+        if self._receipts is not None and self._number is not None:
+            self._receipts.opened(self._number, what, to, most)
 
     def give_up(self, error: SectorchError) -> None:
         """End it, at all parties."""
@@ -69,8 +100,12 @@ class Run:
         timer.start()
         began, cost = time.perf_counter(), Cost()
         try:
-            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()), cost:
-                learned = self._paper() if proposal.kind == "paper" else self._program()
+            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()) as asked, cost:
+                self._number = asked.number
+                try:
+                    learned = self._paper() if proposal.kind == "paper" else self._program()
+                finally:
+                    asked.more["revealed"] = self._ledger.text[:TEXT]
         except BaseException as error:
             self._keep({**record, "outcome": in_full(error), "seconds": time.perf_counter() - began})
             raise
@@ -80,19 +115,21 @@ class Run:
             "outcome": "done", "seconds": round(time.perf_counter() - began, 3), "learned": learned,
             "rounds": cost.rounds, "online_bytes": cost.online_bytes, "offline_bytes": cost.offline_bytes,
         }  # fmt: skip
-        self._keep({**record, **said})
+        self._keep({**record, **said, "revealed": texts(self._ledger.sent.elements())})
         return said
 
     def _program(self) -> dict[str, list[int]]:
         source = self.agreed.source
         program = source.load() if source is not None else None
         self._parties.inputs = self.agreed.inputs()
-        learned = tensors(program(self._parties)) if program is not None else {}
+        learned = tensors(program(Taking(self._parties))) if program is not None else {}
         for number, (name, value) in enumerate(learned.items()):
             path = self.folder / f"{name if _FILE.fullmatch(name) else number}.npy"
             np.save(path, value.detach().cpu().numpy())
             path.chmod(0o600)
-        return {name[:100]: list(value.shape) for name, value in learned.items()}
+        # Its starter is told what the rehearsal knows: other names and shapes could be chosen by a secret.
+        shapes = {name: tuple(value.shape) for name, value in learned.items()}
+        return {name[:100]: list(shape) for name, shape in shapes.items() if self._results.get(name) == shape}
 
     def _paper(self) -> dict[str, list[int]]:
         proposal, accepted = self.agreed.proposal, self.agreed.accepted
@@ -107,10 +144,11 @@ class Run:
         learned = f"what-{accepted.what}-tells-its-parties"
         if self.agreed.source is not None:
             found = rehearsed(self.agreed.source, self._file)
-            learned = "; ".join(found.learned) or "what-its-source-says"
+            bounds = ", ".join(map(str, accepted.reveals))
+            learned = "; ".join([*found.learned, *([f"within {bounds}"] if bounds else [])]) or "nothing"
         return {
             "call": 0, "client": proposal.by, "key": self._file.member(proposal.by).identity, "model": proposal.name,
-            "version": accepted.digest[:16], "asked": "run", "learned": learned[:2000],
+            "version": accepted.digest[:16], "asked": "run", "learned": learned[:TEXT],
         }  # fmt: skip
 
     def _keep(self, record: dict[str, Any]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 import threading
 import time
+from pathlib import Path
 
 from ...errors import (
     FalseDealingError,
@@ -28,6 +30,7 @@ UNFIT = (
 )
 """What the others are told of weights that are too large: not which, nor by how much."""
 ENDING = 5.0
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 def scheme_in(scheme: Scheme) -> dict:
@@ -97,11 +100,21 @@ def reason(error: BaseException, who: str) -> str:
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
-    known = isinstance(error, _TOLD)
+    ours = type(error).__module__.partition(".")[0] in ("sectorch", "builtins")
+    known = isinstance(error, _TOLD) and ours and _raised_here(error)
     said = getattr(error, "told", None) or error
     if isinstance(error, (StoreFullError, ReceiptError, QuotaFileError)):
         said = f"at {who}: {error}"
-    return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"
+    kind = type(error).__name__ if ours else "an error"
+    return f"{kind}: {said if known else f'at {who}, whose own log says more'}"
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether this package has raised it, or nobody yet: the text of a program's own may hold what it likes."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 @functools.cache

@@ -17,9 +17,24 @@ NOT_RECORDED = "not recorded"
 
 
 @dataclass
+class Opened:
+    """What a party has revealed in a query by its own messages: before each left, its file had this."""
+
+    line: int
+    what: str
+    to: str
+    most: int
+
+    @property
+    def text(self) -> str:
+        return self.what if self.most == 1 else f"{self.what}, at most {self.most} times"
+
+
+@dataclass
 class Entry:
     """One query in one party's receipts.
 
+    `opened` is what the party itself has sent, in a program of its own, that somebody learned something by.
     `certificate` and `key` are the fingerprints by which that party knows the client, empty where it does not.
     """
 
@@ -37,6 +52,7 @@ class Entry:
     key: str = ""
     outcome: str = NOT_RECORDED
     ended: str = ""
+    opened: list[Opened] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -185,6 +201,12 @@ def _take(found: Audit, record: dict, opened: dict[int, Entry]) -> None:
             entry.key, entry.certificate = found.key, found.certificate
         found.queries.append(entry)
         opened[entry.line] = entry
+    elif record["event"] == "opened":
+        entry = opened.get(record["of"])
+        if entry is None:
+            raise ReceiptError("it opens something in a query that has not begun, or has ended")
+        said = Opened(record["number"], record["what"], record["to"], record["most"])
+        entry.opened = [o for o in entry.opened if (o.what, o.to) != (said.what, said.to)] + [said]
     else:
         entry = opened.pop(record["of"], None)
         if entry is None:

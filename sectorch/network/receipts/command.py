@@ -22,6 +22,9 @@ from .audit import Audit, Comparison, Entry, compare
 from .audit import audit as checked
 from .page import ROLES, page, write_page
 
+CELL = 100
+"""Characters of what is learned in a table of the terminal."""
+
 
 def audit(arguments: Sequence[str] | None = None) -> int:
     """`sectorch audit`."""
@@ -128,6 +131,11 @@ def _show(console: Console, found: Audit, known: bool) -> None:
             firsts.setdefault(words, entry.line)
     for words, line in firsts.items():
         say(f"{words}, first in line {line + 1}")
+    for entry in found.queries:
+        for opened in entry.opened:
+            say(
+                f"line {opened.line + 1}, of the query of line {entry.line + 1}: revealed to {opened.to}: {opened.text}"
+            )
     if found.cut:
         at = ", ".join(str(number + 1) for number in found.cut)
         say(f"a half-written line was cut off before line {at}: a process had been ended in the middle")
@@ -162,7 +170,8 @@ def _table(title: str, entries: Sequence[Entry]) -> Table:
     table.columns[1].no_wrap = True
     table.title = Text(readable(title)) if title else None
     for e in entries:
-        learned = e.learned if e.done or e.learned == "nothing" else f"{e.learned} at most"
+        learned = e.learned if len(e.learned) <= CELL else f"{e.learned[:CELL]}... (--json and --page have all)"
+        learned += "" if e.done or e.learned == "nothing" else " at most"
         time, rows = e.time[:19].replace("T", " "), "" if e.rows is None else str(e.rows)
         cells = (str(e.line + 1), time, e.client, e.asked, rows, e.model, learned, e.outcome)
         table.add_row(*(Text(readable(cell), overflow="fold") for cell in cells))

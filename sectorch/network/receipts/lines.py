@@ -3,12 +3,13 @@
 A line is one JSON object in canonical form: keys in order, no blanks, ASCII. What every line has:
 
     number      0, 1, 2, ...
-    event       "began": a process opened the file; "asked": a query, before it was served; "ended": how it ended
+    event       "began": a process opened the file; "asked": a query, before it was served; "opened": what a program is
+                about to reveal; "ended": how a query ended
     time        UTC by the party's own clock, as 2026-01-31T23:59:59.123456Z
     previous    SHA-256 of the line before it, in hexadecimal digits; 64 zeros in the first one
     signature   Ed25519 over a context and the line's canonical bytes without this entry
 
-What else a line has is in `FORMS`. `ended` has the number of the line that it belongs to in `of`.
+What else a line has is in `FORMS`. `opened` and `ended` have the number of the line that it belongs to in `of`.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ FORMS: dict[str, tuple[dict[str, type], dict[str, type]]] = {
         },
         {"rows": int, "key": str, "certificate": str},
     ),
+    "opened": ({"of": int, "what": str, "to": str, "most": int}, {}),
     "ended": ({"of": int, "outcome": str}, {}),
 }  # fmt: skip
 """What a line of each event has beside what every line has: always, and sometimes.
 
+`opened` says what this party is about to send that somebody learns something by, to whom, and that from the query's
+beginning on it does so at most so often; a loop that reveals the same again has a line when that number is reached.
 `public` is the public key by which the file's lines are checked; `cut_bytes` and `cut_hash` are size and SHA-256 of a
 half-written line that was cut off. `learned` is what the client learns at most;
 `rows` is there where the model's inputs have rows; `key` and `certificate` are the

@@ -46,6 +46,7 @@ def page(found: Audit, known: bool, other: Audit | None = None, compared: Compar
     return folder.get_template("page.html").render(
         audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_others(found, other)},
         period=f"{times[0]} to {times[-1]}" if times else "", groups=_groups(found), queries=found.queries[-LISTED:],
+        opened=[(entry, opened) for entry in found.queries for opened in entry.opened][-LISTED:],
         unfinished=sum(not entry.done for entry in found.queries), assumptions=_ASSUMED,
         own=_OWN.get(found.role, "What this party learned stands in its own record of each run."),
         now=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC", name=readable(found.path.name),

@@ -86,6 +86,14 @@ class Receipts:
         """
         return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})[0]
 
+    def opened(self, number: int, what: str, to: str, most: int) -> None:
+        """In the query of that line something is about to be revealed, for the `most`-th time at most.
+
+        Raises:
+            ReceiptError: there is no receipt, so it must not be revealed.
+        """
+        self._add({"event": "opened", "of": number, "what": what, "to": to, "most": most})
+
     def ended(self, number: int, outcome: str) -> str:
         """The query of that line has ended; the file's head after it.
 
