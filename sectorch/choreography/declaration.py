@@ -24,7 +24,7 @@ class Message:
 
     `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns. `opens` is
     the role of whoever learns a value by this message although another one receives it: a half that goes to the learner
-    under a mask, by way of S.
+    under a mask, by way of S; `outermost`: only where no other protocol sends it, and says what it is.
     """
 
     label: str
@@ -33,6 +33,7 @@ class Message:
     mask: str
     shows: str = ""
     opens: str = ""
+    outermost: bool = False
 
 
 @dataclass(frozen=True)

@@ -195,10 +195,10 @@ class Net:
                 raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
             phase, rounds = self._dependence((value,))
             declared = self._declared(label, src, dst)
-            ours = self._stack[-1].ours
-            learner = (
-                self.cast.parties[declared.opens] if declared.opens else dst if declared.shows or not ours else None
-            )
+            ours, opens = self._stack[-1].ours, declared.opens
+            if declared.outermost and len(self._stack) > 1 and ours:
+                opens = ""
+            learner = self.cast.parties[opens] if opens else dst if declared.shows or not ours else None
             if value.dtype not in PAYLOADS:
                 raise DtypeError(
                     f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "

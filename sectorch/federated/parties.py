@@ -95,10 +95,10 @@ def listed(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def star(names: Names, dry: bool = False, runtime: Runtime | None = None) -> Session:
+def star(names: Names, dry: bool = False) -> Session:
     """A session of secure inference in one process; see `Parties.session`."""
     dealer, owners = "D" if "D" in names else "Q", listed(names.get("O", ()))
-    return Session(answering=len(listed(names.get("A", "A"))), dealer=dealer, owners=owners, dry=dry, runtime=runtime)
+    return Session(answering=len(listed(names.get("A", "A"))), dealer=dealer, owners=owners, dry=dry)
 
 
 def tensors(result: Any) -> dict[str, torch.Tensor]:

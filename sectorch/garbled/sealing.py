@@ -9,10 +9,10 @@ from ..choreography import Located, Message, Net, Party, protocol
     "garbled_relay",
     "PrivHFL, C.5 (CaPC without a channel between clients)",
     [
-        Message("from_A", "A", "S", "pad of k_QA"),
-        Message("to_Q", "S", "Q", "pad of k_QA; within it, see the protocol that sends it"),
-        Message("from_Q", "Q", "S", "pad of k_QA"),
-        Message("to_A", "S", "A", "pad of k_QA; within it, see the protocol that sends it"),
+        Message("from_A", "A", "S", "pad of k_QA", opens="Q", outermost=True),
+        Message("to_Q", "S", "Q", "pad of k_QA; within it, see the protocol that sends it", opens="Q", outermost=True),
+        Message("from_Q", "Q", "S", "pad of k_QA", opens="A", outermost=True),
+        Message("to_A", "S", "A", "pad of k_QA; within it, see the protocol that sends it", opens="A", outermost=True),
     ],
 )
 def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:

@@ -16,3 +16,4 @@ from .protocols import Finding as Finding
 from .protocols import ProtocolFault as ProtocolFault
 from .protocols import ProtocolReport as ProtocolReport
 from .protocols import check_protocol as check_protocol
+from .revealing import check_program as check_program

@@ -24,6 +24,7 @@ from .forms import (
     refused,
     spellings,
 )
+from .revealing import revealed_by
 from .smaller import smallest
 
 
@@ -66,11 +67,21 @@ class Checked:
             for which in self._patterns(call):
                 if self._judged(call, which).kind == kind:
                     self._shown(call, kind, which)
+        if row_of(self.func) is None:
+            self._reveals_nothing(call)
         for problems in self._problems():
             if next(problems(call), None) is not None:
                 small = smallest(call, lambda c, p=problems: next(p(c), None) is not None)
                 raise AssertionError(next(problems(small)))
         return outcome.error
+
+    def _reveals_nothing(self, call: Call) -> None:
+        """An operation gives shares, and opens nothing on the way."""
+        for value in revealed_by(self.func, call):
+            raise AssertionError(
+                f"{call.text(self.func)}: {value}: an operation reveals nothing; give its result back in shares, or "
+                f"hold it to what it reveals with check_program(f, inputs, reveals=)"
+            )
 
     def refuses(self, pair: Any) -> float:
         """A call that must be refused, alone or with the kind of its error."""

@@ -46,12 +46,13 @@ def check_op(
     float64, equals `sectorch.reference` bit for bit if it is exact, is the same from prepared material (to a unit in
     the last place, if it is not exact), and takes the stated rounds and bytes.
 
-    Any function that takes secret tensors, the library's own, a registered one or one of yours that is made of others,
-    is held to `samples`: values, shapes and types are those of the plain call, all tensors shared and one alone; a
-    reference session gives the same bits; every spelling of it is right, and what is in place is written; `out=` is
-    refused and nothing is written; what the plain call refuses is refused by a typed error before anything is sent; a
-    dry run has the messages of the real one; large operands give a right result or none; and a plain function of yours
-    has the gradient of its reference. What does not hold is shown by a call as small as it was found to fail.
+    Any function that takes secret tensors, the library's own, a registered one or one of yours that is made of
+    others, is held to `samples`: values, shapes and types are those of the plain call, all tensors shared and one
+    alone; a reference session gives the same bits; every spelling of it is right, and what is in place is written;
+    `out=` is refused and nothing is written; what the plain call refuses is refused by a typed error before anything
+    is sent; a dry run has the messages of the real one; nothing is revealed inside; large operands give a right
+    result or none; and a plain function of yours has the gradient of its reference. What does not hold is shown by a
+    call as small as it was found to fail.
 
     Args:
         func: a function of tensors.

@@ -154,6 +154,8 @@ class Federation:
         found._ledger = ledger
         found.folder = self.folder if folder is None else folder
         found.inputs, found._open, found._bound, found._awaited = dict(inputs), [], bound, set()
+        if ledger is not None:
+            ledger.ends = found.give_up
         return found
 
     def give_up(self, error: BaseException) -> None:

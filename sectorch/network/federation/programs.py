@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from ...federated.parties import Names, star
 from ...session import Session
 from ..code import FUNCTION
 from .file import Federated
-from .reveals import Reveal, origins_of, session_key, texts
+from .reveals import Reveal, compares, origins_of, session_key, texts
 from .star import roles_of, star_of
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -309,17 +310,19 @@ class Rehearsal:
         """A step of the digest."""
         self._steps.update(json.dumps(said).encode() + b"\n")
 
-    def message(self, line: Sent, label: str, cast: Mapping[Party, str], origins: Origins | None) -> None:
+    def message(
+        self, line: Sent, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None
+    ) -> None:
         """A message of a session; the rehearsal that is too long ends at the same place everywhere."""
         self._messages += 1
         if self._messages > LONGEST:
             raise _TooLong
-        reveal = Reveal.of(line, label, cast, origins)
+        reveal = Reveal.of(line, label, cast, origins, session)
         self.step(
             label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,
-            line.ours, reveal.to if line.learner is not None else "",
+            line.ours, *([reveal.to, reveal.before] if line.learner is not None else []),
         )  # fmt: skip
-        if line.learner is not None:
+        if line.learner is not None and not compares(line):
             self.reveals.append(reveal)
 
     @contextmanager
@@ -330,7 +333,7 @@ class Rehearsal:
         if roles is STAR:
             cast = star_of(called)
             runtime = self._meet(roles_of(cast), cast, label, agreed)
-            session = star(called, dry=True, runtime=runtime)
+            session = _Star(called, runtime)
             runtime.begin(session)
             yield session
             return
@@ -365,16 +368,29 @@ class _Noting(DryRuntime):
         super().__init__()
         self._rehearsal, self._label, self._cast = rehearsal, label, cast
         self._origins: Origins | None = None
+        self._session: Session | None = None
         self._begun = False
 
     def begin(self, session: Session | None = None) -> None:
         """The parties have their keys."""
         self._origins, self._begun = None if session is None else origins_of(session), True
+        self._session = None if session is None else weakref.proxy(session)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         if self._begun:
-            self._rehearsal.message(line, self._label, self._cast, self._origins)
+            self._rehearsal.message(line, self._label, self._cast, self._origins, self._session)
         return super().transfer(line, value)
+
+
+class _Star(Session):
+    """Secure inference on shapes, in which all that is computed is noted as among parties that are apart."""
+
+    apart = property(lambda _: True)  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, names: Names, runtime: DryRuntime):
+        alike = star(names, dry=True)
+        owners = [owner.name for owner in alike.owners]
+        super().__init__(len(alike.answering), dealer=alike.dealer.name, owners=owners, dry=True, runtime=runtime)
 
 
 class _Noted(Session):

@@ -12,8 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -42,6 +41,7 @@ class Reveal:
         shows: what is learned, or, where other code than this package's sends it (`ours`), what that code says.
         inputs: that the value was computed from, as pairs of a party and a name; empty where nobody noted it.
         same: whether it is one of these itself.
+        before: digest of all that was computed with tensors in the session before (`agreement.py`).
     """
 
     session: str
@@ -54,20 +54,25 @@ class Reveal:
     dtype: str
     shows: str
     ours: bool
-    inputs: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    same: bool = field(default=False, compare=False)
+    inputs: tuple[tuple[str, str], ...] = ()
+    same: bool = False
+    before: str = ""
 
     @classmethod
-    def of(cls, line: Header, session: str, cast: Mapping[Party, str], origins: Origins | None) -> Reveal:
+    def of(
+        cls, line: Header, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None
+    ) -> Reveal:
         """The reveal that a message is."""
         learner = line.dst if line.learner is None else line.learner
         inputs, same = (origins and origins.current) or (frozenset(), False)
         named = {party.name: name for party, name in cast.items()}
         shows = line.shows or f"hidden by {line.mask or 'nothing'}"
+        digests = {} if session is None else session.agreement._digests
+        before = " ".join(f"{party.name} {digest.hex()}" for party, digest in sorted(digests.items(), key=str))
         return cls(
-            session, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
+            label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
             str(line.dtype).removeprefix("torch."), shows, line.ours,
-            tuple(sorted((named.get(party, party), name) for party, name in inputs)), same,
+            tuple(sorted((named.get(party, party), name) for party, name in inputs)), same, before,
         )  # fmt: skip
 
     @property
@@ -100,7 +105,11 @@ class Reveal:
 
 def texts(reveals: Iterable[Reveal]) -> list[str]:
     """In words, in their order, each with how often; halves on their way to a learner are a part of its reveal."""
-    counted = Counter(r.text for r in reveals if not r.ours or r.dst == r.to)
+    return often(Counter(r.text for r in reveals if not r.ours or r.dst == r.to))
+
+
+def often(counted: Mapping[str, int]) -> list[str]:
+    """Words with how often."""
     return [text if count == 1 else f"{text}, {count} times" for text, count in counted.items()]
 
 
@@ -160,10 +169,12 @@ class Ledger:
         self._me, self._receipt = me, receipt
         self._left = None if agreed is None else Counter(r for r in agreed if r.src == me)
         self._bounds, self._sessions = {(b.protocol, b.to): b.elements for b in bounds}, frozenset(sessions)
-        self._told: Counter[str] = Counter()
         self._over = ""
         self._lock = threading.Lock()
-        self.sent: Counter[Reveal] = Counter()
+        self.ends: Callable[[RefusedError], None] = lambda _: None
+        """Ends the run at all parties: called with a refusal, so that a program that goes on after it goes nowhere."""
+        self.sent: Counter[str] = Counter()
+        """In words, with how often."""
 
     def check_session(self, label: str, agreed: str, cast: Mapping[Party, str]) -> None:
         """Raises RefusedError: the rehearsal has met in no such session: its label would tell others something."""
@@ -182,8 +193,8 @@ class Ledger:
         origins = None if session is None else origins_of(session)
 
         def guard(line: Sent, value: torch.Tensor) -> None:
-            if not _compares(line, value, session):
-                self._take(Reveal.of(line, label, cast, origins))
+            if not (compares(line) and session is not None and _digest_of(value, session)):
+                self._take(Reveal.of(line, label, cast, origins, session))
 
         runtime.guard = guard
 
@@ -198,11 +209,10 @@ class Ledger:
                 self._bounds[key] -= reveal.elements
             elif self._left is not None:
                 self._left[reveal] -= 1
-            self.sent[reveal] += 1
             text = reveal.text
-            if (count := self._told[text]) & (count - 1) == 0:  # at 0, 1, 2, 4, ...: a line for a loop's next as many
+            if (count := self.sent[text]) & (count - 1) == 0:  # at 0, 1, 2, 4, ...: a line for a loop's next as many
                 self._receipt(text, reveal.to, max(1, 2 * count))
-            self._told[text] += 1
+            self.sent[text] += 1
 
     def _refusal(self, what: str) -> RefusedError:
         """Also of all that would follow. The others hear nothing that a program may have chosen by a secret."""
@@ -211,13 +221,14 @@ class Ledger:
             f"'{self._me}' has not agreed to this, and nothing of it was sent: {what}. If it is right, accept the "
             f"program again (`sectorch federation accept`), with --reveals where its rehearsal cannot find it"
         )
-        error.told = f"'{self._me}' has not agreed to a reveal or a session of this program; its own log says which"  # pyright: ignore[reportAttributeAccessIssue]
+        vars(error)["told"] = f"'{self._me}' has not agreed to a reveal or a session of this program; see its own log"
+        self.ends(error)
         return error
 
     @property
     def text(self) -> str:
         """What was sent, in words."""
-        return "; ".join(texts(self.sent.elements())) or "nothing"
+        return "; ".join(often(self.sent)) or "nothing"
 
 
 def origins_of(session: Session) -> Origins:
@@ -233,8 +244,11 @@ def session_key(label: str, agreed: str, cast: Mapping[Party, str]) -> str:
     return json.dumps([label, agreed, sorted((p.role, p.name, name) for p, name in cast.items())])
 
 
-def _compares(line: Sent, value: torch.Tensor, session: Any) -> bool:
-    """Whether a message is what `Agreement.compare` sends: a digest of public values, which it has itself."""
-    if session is None or line.path != "agree" or line.shape != DIGEST or not line.ours:
-        return False
+def compares(line: Header) -> bool:
+    """Whether a message is of the kind that `Agreement.compare` sends: a digest of public values."""
+    return line.path == "agree" and line.shape == DIGEST and line.ours
+
+
+def _digest_of(value: torch.Tensor, session: Session) -> bool:
+    """Whether it is one that the session's agreement has itself."""
     return bytes(value.tolist()) in {bytes(32), *session.agreement._digests.values()}

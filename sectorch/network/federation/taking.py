@@ -26,7 +26,7 @@ from .papers import command_of
 from .party import Federation
 from .policy import Agreed
 from .programs import rehearsed
-from .reveals import Ledger, texts
+from .reveals import Ledger, often
 
 log = logging.getLogger("sectorch.federation")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -115,7 +115,7 @@ class Run:
             "outcome": "done", "seconds": round(time.perf_counter() - began, 3), "learned": learned,
             "rounds": cost.rounds, "online_bytes": cost.online_bytes, "offline_bytes": cost.offline_bytes,
         }  # fmt: skip
-        self._keep({**record, **said, "revealed": texts(self._ledger.sent.elements())})
+        self._keep({**record, **said, "revealed": often(self._ledger.sent)})
         return said
 
     def _program(self) -> dict[str, list[int]]:

@@ -55,8 +55,11 @@ _KINDS = (
 
 
 def again(error: SectorchError) -> SectorchError:
-    """A fresh error of the same kind and text, to be raised at another place."""
-    return type(error)(str(error))
+    """A fresh error of the same kind and text, to be raised at another place; the others are told the same of it."""
+    found = type(error)(str(error))
+    if (told := getattr(error, "told", None)) is not None:
+        vars(found)["told"] = told
+    return found
 
 
 def error_of(text: str) -> SectorchError:

@@ -1,0 +1,389 @@
+"""What a party agrees to is all that its run reveals: attacked by programs whose only aim is to hide a reveal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import threading
+from queue import Queue
+
+import numpy as np
+import pytest
+import torch
+from federation_world import World, each
+from network_world import until
+
+import sectorch
+from sectorch import errors
+from sectorch.choreography import Message, protocol
+from sectorch.choreography.declaration import ProtocolSpec
+from sectorch.choreography.ledger import Observer, alone
+from sectorch.choreography.roles import STAR
+from sectorch.ckks.module import ask
+from sectorch.cli.main import run as command
+from sectorch.garbled.sealing import deliver
+from sectorch.mpc.star.share import reveal_to_A
+from sectorch.mpc.star.told import compared
+from sectorch.network.federation.file import read
+from sectorch.network.federation.own import credentials, read_own
+from sectorch.network.federation.party import Federation
+from sectorch.network.federation.policy import Policy
+from sectorch.network.federation.programs import Rehearsal, rehearse
+from sectorch.network.federation.reveals import Ledger, bounds_of, often
+from sectorch.network.federation.start import Start, described
+from sectorch.network.federation.taking import Taking
+from sectorch.network.federation.up import Up
+from sectorch.network.parties.said import reason
+from sectorch.network.receipts.audit import audit
+from sectorch.network.receipts.page import page
+
+PARTIES = {"alpha": "A", "beta": "S", "gamma": "Q"}
+NAMES = {"Q": "Q", "A": "A", "S": "S"}
+IDS = torch.tensor([811.0, 245.0, 377.0])
+OWN = {"alpha": {"A": torch.tensor([1.0, 2.0, 3.0])}, "beta": {"S": IDS}, "gamma": {}}
+SCHEME = sectorch.Scheme(range_check=False)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("consent"), PARTIES)
+    yield world
+    world.close()
+
+
+def shares(parties, session):
+    """Both hospitals' tensors, in shares."""
+    return [
+        sectorch.share(parties.inputs.get(n), owner=n, session=session, scheme=SCHEME, shape=(3,)) for n in ("A", "S")
+    ]
+
+
+def honest(parties):
+    with parties.session(STAR, NAMES) as session:
+        a, s = shares(parties, session)
+        return {"sum": (a + s).sum().reveal(to="A")}
+
+
+def attack(reveal, before=None):
+    """A program that reveals by this function of its parties, its session and S's tensor in shares."""
+
+    def program(parties):
+        with parties.session(STAR, NAMES) as session:
+            a, s = shares(parties, session)
+            found = {"sum": (a + s).sum().reveal(to="A")}
+            reveal(parties, session, s)
+        return found
+
+    return program
+
+
+@protocol("statistics", "a claim", [Message("noise", "S", "A", "a mask of k_SA")])
+def statistics(net, x):
+    return x.send(net.S, net.A, "noise")
+
+
+def by_own_protocol(parties, session, s):
+    with session.call() as net:
+        statistics(net, s.shares.S)
+
+
+def by_declaring(parties, session, s):
+    spec = ProtocolSpec("multiply", "x", (Message("masked", "S", "A", "c_S of k_DS"),))
+    with session.call() as net, net.declared(spec):
+        s.shares.S.send(net.S, net.A, "masked")
+
+
+def with_no_observer(parties, session, s):
+    with alone(Observer()):
+        s.reveal(to="A")
+
+
+def when_somebody_is_here(parties, session, s):
+    if session.runtime.here:
+        s.reveal(to="A")
+
+
+def in_the_place_of_another(parties, session, s):
+    (s if session.runtime.here else s * 0).sum().reveal(to="A")
+
+
+def in_a_loop(parties, session, s):
+    for i in range(3):
+        s[i].reveal(to="A")
+
+
+def by_aggregate(parties, session, s):
+    sectorch.aggregate([s])
+
+
+def by_trace(parties, session, s):
+    own = lambda net: net.own(net.S, torch.empty(3, dtype=torch.int64), name="ids")
+    program = session.trace(lambda net: net.read(statistics(net, own(net)), net.A))
+    session.run(program, {"ids": IDS.long()} if parties.present("S") else {})
+
+
+def by_trace_of_ours(parties, session, s):
+    program = session.trace(functools.partial(_revealed, other=session))
+    session.run(program, {"ids": IDS.long()} if parties.present("S") else {})
+
+
+def _revealed(net, other):
+    x = net.own(net.S, torch.empty(3, dtype=torch.int64), name="ids")
+    zero = net.public(net.A, torch.zeros((), dtype=torch.int64)).expand((3,))
+    return net.read(reveal_to_A(net, type(sectorch.share(torch.ones(1)).shares)(zero, x)), net.A)
+
+
+def by_telling(parties, session, s):
+    said = IDS.long() if parties.present("S") else torch.zeros(3, dtype=torch.int64)
+    session.agreement.told(session.answering[0], "settings", session.S, said)
+
+
+def by_encryption(parties, session, s):
+    """A CKKS query whose encryption is none, of a half that A sends to S and Q."""
+    with session.call() as net:
+        ask(
+            net,
+            net.own(net.Q, torch.zeros(3, dtype=torch.int64)),
+            torch.clone,
+            lambda _: s.shares.A._value,
+            torch.clone,
+        )
+
+
+def by_a_garbled_relay(parties, session, s):
+    with session.call() as net:
+        deliver(net, s.shares.A, net.A, net.Q, "tables")
+
+
+def by_comparing(parties, session, s):
+    own = torch.zeros(32, dtype=torch.uint8)
+    if parties.present("S"):
+        own[:3] = (IDS % 251).byte()
+    with session.call() as net:
+        compared(net, own, lambda other, mine, came: mine)
+
+
+SHOWN = {
+    "own protocol": (by_own_protocol, "alpha is sent .* code of the program, which says: 'hidden by a mask of k_SA'"),
+    "declaring": (by_declaring, "alpha is sent .* code of the program"),
+    "no observer": (with_no_observer, r"alpha learns \[3\] int64 .* the input 'x' of beta"),
+    "loop": (in_a_loop, r"alpha learns \[\] int64 .* the input 'x' of beta.*, 3 times"),
+    "aggregate": (by_aggregate, r"gamma learns \[3\] int64 .* of beta"),
+    "trace": (by_trace, "alpha is sent .* code of the program"),
+    "trace of ours": (by_trace_of_ours, r"alpha (learns|is sent) \[3\] int64"),
+    "telling": (by_telling, r"alpha learns \[3\] int64 .* 'settings' of beta"),
+    "encryption": (by_encryption, "beta is sent .* code of the program"),
+    "relay": (by_a_garbled_relay, r"gamma learns \[3\] int64 \('to_Q' of 'garbled_relay'"),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_reveal_that_is_in_the_program_is_in_the_consent_and_changes_the_digest(world, name):
+    reveal, why = SHOWN[name]
+    file = read(world.path)
+    found, plain = rehearse(attack(reveal), file), rehearse(attack(lambda *_: None), file)
+    assert found.whole, found.stopped
+    assert any(re.search(why, line) for line in found.learned), found.learned
+    assert len(found.reveals) > len(plain.reveals) and found.traced != plain.traced
+
+
+def runs(world, program, bounds=(), label="run"):
+    """What each party's run gave, and its ledger; each agreed to what the rehearsal has found, and to the bounds."""
+    file = read(world.path)
+    found = rehearse(program, file)
+    written = bounds_of(bounds, lambda name: file.named(name).name)
+    ledgers = {name: Ledger(name, found.reveals, written, found.sessions) for name in PARTIES}
+
+    def work(name):
+        with world.party(name) as party:
+            run = party.taking(OWN[name], f"{label} {id(program)}", ledger=ledgers[name])
+            return program(Taking(run))
+
+    return each(PARTIES, work), ledgers, found
+
+
+def test_what_was_agreed_to_runs_and_the_ledger_has_it(world):
+    """A shape that is public is no secret; every party's own part is there, and nothing else."""
+    results, ledgers, found = runs(world, honest)
+    assert results["alpha"]["sum"] == 6 + IDS.sum() and ledgers["gamma"].text == "nothing"
+    assert often(ledgers["beta"].sent) == [line for line in found.learned if line.startswith("alpha learns")]
+    results, ledgers, found = runs(world, attack(in_a_loop))
+    assert not [r for r in results.values() if isinstance(r, BaseException)], results
+    assert any("the input 'x' of beta" in line and line.endswith("3 times") for line in often(ledgers["beta"].sent))
+
+
+HIDDEN = {
+    "when somebody is here": when_somebody_is_here,
+    "in the place of another": in_the_place_of_another,
+    "comparing": by_comparing,
+}
+
+
+def in_another_session(parties):
+    honest(parties)
+    if not isinstance(parties, Rehearsal):
+        with parties.session(STAR, NAMES, label="more") as session:
+            shares(parties, session)[1].reveal(to="A")
+
+
+def again_after_a_refusal(parties):
+    with parties.session(STAR, NAMES) as session:
+        s = shares(parties, session)[1]
+        if session.runtime.here:
+            with contextlib.suppress(errors.RefusedError):
+                s.reveal(to="A")
+        s.sum().reveal(to="A")
+
+
+@pytest.mark.parametrize("name", [*HIDDEN, "another session", "after a refusal"])
+def test_a_reveal_that_a_rehearsal_cannot_see_is_refused_at_the_party_whose_half_it_is(world, name):
+    own = {"another session": in_another_session, "after a refusal": again_after_a_refusal}
+    program = own.get(name) or attack(HIDDEN[name])
+    results, ledgers, found = runs(world, program)
+    assert found.whole
+    assert isinstance(results["beta"], errors.RefusedError) and "has not agreed to this" in str(results["beta"])
+    assert "nothing of it was sent" in str(results["beta"])
+    assert not any("[3]" in text or "the input" in text for text in ledgers["beta"].sent)
+    assert "see its own log" in reason(results["beta"], "'beta'") and "811" not in reason(results["beta"], "'beta'")
+
+
+def announcing(leak):
+    def program(parties):
+        with parties.session(STAR, NAMES) as session:
+            own = {n: sectorch.announced(parties.inputs.get(n), owner=n, session=session) for n in ("A", "S")}
+            a, s = (sectorch.share(own[n], owner=n, session=session, scheme=SCHEME) for n in ("A", "S"))
+            found = {"sum": (a + s).sum().reveal(to="A")}
+            if leak:
+                s.reveal(to="A")
+            return found
+
+    return program
+
+
+def by_an_announced_shape(parties):
+    with parties.session(STAR, NAMES) as session:
+        sectorch.announced(parties.inputs.get("A"), owner="A", session=session)
+        for _ in range(2):
+            shape = [int(x) for x in IDS] if parties.present("S") else []
+            sectorch.announced(torch.empty(shape[:1], dtype=torch.bool), owner="S", session=session)
+
+
+def test_bounds_are_held_where_a_rehearsal_ends_at_an_announced_shape(world):
+    bounds = ["reveal_to_A:A=1", "announce:alpha=14", "announce:S=14", "announce:gamma=14"]
+    results, ledgers, found = runs(world, announcing(False), bounds)
+    assert not found.whole and not found.traced and results["alpha"]["sum"] == 6 + IDS.sum()
+    results, _, _ = runs(world, announcing(True), bounds)
+    assert isinstance(results["beta"], errors.RefusedError) and "alpha learns [3]" in str(results["beta"])
+    assert isinstance(results["alpha"], errors.SectorchError)
+    assert isinstance(runs(world, announcing(True), ["alpha=18", "beta=14", "gamma=14"])[0]["alpha"], dict)
+    results, _, _ = runs(world, by_an_announced_shape, bounds)
+    assert isinstance(results["beta"], errors.RefusedError)
+
+
+def test_what_a_program_says_to_others_beside_its_messages_holds_nothing(world):
+    """Names and shapes of results, texts and kinds of errors, labels, the connection."""
+    with world.party("beta") as party:
+        given = Taking(party.taking(OWN["beta"], "x"))
+        assert not hasattr(given, "connection") and not hasattr(given, "give_up")
+    for kind in (errors.RefusedError, type("IDs811", (errors.RefusedError,), {})):
+        try:
+            raise kind("811 245 377")
+        except errors.RefusedError as error:
+            assert "811" not in reason(error, "'beta'")
+
+
+PROGRAM = """
+import sectorch, torch
+from sectorch.choreography.roles import STAR
+NAMES = {"Q": "Q", "A": "A", "S": "S"}
+scheme = sectorch.Scheme(range_check=False)
+
+def program(parties):
+    with parties.session(STAR, NAMES) as session:
+        own = parties.inputs
+        a, s = (sectorch.share(own.get(n), owner=n, session=session, scheme=scheme, shape=(3,)) for n in ("A", "S"))
+        found = {"sum": (a + s).sum().reveal(to="A"), "debug": s.reveal(to="A")}
+        for i in range(5):
+            s[0].reveal(to="A")
+        return {**found, **({"811": a[:1].reveal(to="S")} if 1 else {})}
+
+def announced(parties):
+    with parties.session(STAR, NAMES) as session:
+        return sectorch.announced(parties.inputs.get("A"), owner="A", session=session)
+"""
+
+
+def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, caplog, tmp_path):
+    (world.folder / "work.py").write_text(PROGRAM)
+    np.save(world.folder / "A.npy", OWN["alpha"]["A"].numpy())
+    np.save(world.folder / "S.npy", IDS.numpy())
+    what, running = f"{world.folder}/work.py:program", []
+    for name, role in PARTIES.items():
+        (world.folder / f"{name}.toml").write_text(f'[files]\nreceipts = "{name}-receipts"\n')
+        (world.folder / f"{name}.toml").chmod(0o600)
+        own = [] if role == "Q" else ["--input", f"{role}={world.folder}/{role}.npy"]
+        assert command(["federation", "accept", str(world.path), what, "--as", name, *own, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.split("}\n{")[0] + "}")
+    assert any("alpha learns [3] int64" in line and "the input 'x' of beta" in line for line in said["learned"])
+    refused = ["federation", "accept", str(world.path), what.replace(":program", ":announced"), "--as", "beta"]
+    assert command(refused) == 1 and "--reveals PARTY=ELEMENTS" in capsys.readouterr().err
+    assert command([*refused, "--reveals", "everybody=3"]) == 1
+    assert command([*refused, "--reveals", "alpha=3", "announce:gamma=14"]) == 0
+    assert 'reveals = ["alpha=3", "announce:gamma=14"]' in (world.folder / "beta.toml").read_text()
+    with caplog.at_level("INFO", "sectorch.query"):
+        for name in PARTIES:
+            file, own = read(world.path), read_own(world.path, name)
+            policy = Policy(own, file, name)
+            policy.check()
+            party = Up(world.path, file, own, policy, credentials(file, name, own.folder))
+            stopped = threading.Event()
+            thread = threading.Thread(target=party.keep, args=(stopped, lambda _: None), daemon=True)
+            thread.start()
+            running.append((party, stopped, thread))
+            assert until(lambda name=name: world.server._meetings.notes.token(name), 30)
+        notes: Queue[dict] = Queue()
+        with Federation(world.path, "gamma", on_note=notes.put) as federation:
+            ended = Start(federation, described(federation.file, "gamma", what), notes).run(5.0)
+        for party, stopped, thread in running:
+            stopped.set()
+            party.stop()
+            thread.join(30)
+    assert {said["outcome"] for said in ended.values()} == {"done"}
+    assert ended["alpha"]["learned"] == {"sum": [], "debug": [3]}
+    found = audit(next((world.folder / "beta-receipts").glob("*")))
+    (query,) = found.queries
+    assert [(o.to, o.most) for o in query.opened] == [("alpha", 1), ("alpha", 1), ("alpha", 8)]
+    assert "[3] int64" in query.opened[1].what and "the input 'x' of beta" in query.opened[1].what
+    assert query.opened[1].what.replace("'", "&#39;") in page(found, True)
+    assert "revealed=" in caplog.text and "the input 'x' of beta" in caplog.text
+    assert command(["audit", str(found.path)]) == 0
+    assert "revealed to alpha: alpha learns [3] int64" in capsys.readouterr().out
+    record = json.loads(next((world.folder / "beta-results").glob("*/run.json")).read_bytes())
+    assert len(record["revealed"]) == 3
+
+
+def test_a_reveal_without_a_receipt_does_not_leave(world):
+    def full(*_):
+        raise errors.ReceiptError("no receipt can be written (the disk is full)")
+
+    file, found = read(world.path), None
+    found = rehearse(honest, file)
+    ledgers = {name: Ledger(name, found.reveals, (), found.sessions) for name in PARTIES}
+    ledgers["beta"] = Ledger("beta", found.reveals, (), found.sessions, full)
+
+    def work(name):
+        with world.party(name) as party:
+            return honest(Taking(party.taking(OWN[name], "receipts", ledger=ledgers[name])))
+
+    results = each(PARTIES, work)
+    assert isinstance(results["beta"], errors.ReceiptError) and isinstance(results["alpha"], errors.SectorchError)
+
+
+@pytest.mark.parametrize("text", ["", "alpha", "alpha=", "alpha=-1", "a:b:c=1", "alpha=1.5", "reveal:=1", 3])
+def test_a_bound_that_is_none_is_refused(text):
+    with pytest.raises(errors.ArgumentError, match="a bound of reveals is"):
+        bounds_of([text], str)
+    with pytest.raises(errors.ArgumentError, match="two bounds"):
+        bounds_of(["alpha=1", "alpha=2"], str)
