@@ -385,12 +385,14 @@ class _Noting(DryRuntime):
 class _Star(Session):
     """Secure inference on shapes, in which all that is computed is noted as among parties that are apart."""
 
-    apart = property(lambda _: True)  # pyright: ignore[reportAssignmentType]
-
     def __init__(self, names: Names, runtime: DryRuntime):
         alike = star(names, dry=True)
         owners = [owner.name for owner in alike.owners]
         super().__init__(len(alike.answering), dealer=alike.dealer.name, owners=owners, dry=True, runtime=runtime)
+
+    @property
+    def apart(self) -> bool:
+        return True
 
 
 class _Noted(Session):
