@@ -189,8 +189,8 @@ class Backend(Protocol):
         """max(y, 0) and y for y = x / 2^shift, rounded half up; the limit is checked where shift > 0."""
         ...
 
-    def leaky_relu(self, x: Any, shift: int) -> Any:
-        """max(x, 0) / 2^shift, rounded half up, in the paper's way: shows Q sign and size of x (`mpc/leaky.py`)."""
+    def leaky_relu(self, x: Any, shift: int, bits: int) -> Any:
+        """max(x, 0) / 2^shift for |x| < 2^bits, in the paper's way: shows Q sign and size of x (`mpc/leaky.py`)."""
 
     def maximum(self, x: Any, y: Any, high: int = 63) -> Any:
         """The larger of both, which have one shape; their difference is known to lie in [-2^high, 2^high)."""

@@ -179,7 +179,8 @@ CASES = [
     *(Case("ramps", lambda b, x, s=s: b.ramps(x, (3,), s, limit_bits=30)) for s in (0, 20)),
     Case("ramps", lambda b, x: b.ramps(x, (0,), 20, 45), (44,)),
     *(Case("relu_and_rest", lambda b, x, s=s: b.relu_and_rest(x, s, 63, 39)) for s in (0, 20)),
-    Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20), (50,)),
+    Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20, 51), (50,)),
+    Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20, 58), (58,)),
     Case("maximum", lambda b, x, y: b.maximum(x, y), (61, 61)),
     Case("largest", lambda b, x, y: b.largest(b.each(stacked, x, y, -x)), (61, 61)),
     *(

@@ -483,7 +483,7 @@ def test_a_weight_that_does_not_fit_is_refused_before_anything_is_sent_and_named
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)).eval()
     with torch.no_grad():
         model[2].bias[0] = 5000.0
-    secured = sectorch.secure(model, session=Session())
+    secured = sectorch.secure(model, sectorch.Scheme(limit_bits=12), session=Session())
     for _ in range(2):
         with Profile() as profile, pytest.raises(errors.FixedPointRangeError, match=r"layer '2' \(Linear\).*'2.bias'"):
             secured(torch.ones(1, 3))

@@ -113,7 +113,9 @@ def test_an_even_kernel_with_padding_same_is_checked_like_others():
     with torch.no_grad():
         model.weight.fill_(2000.0)
     with pytest.raises(errors.FixedPointRangeError, match="sum to magnitude 8000"):
-        sectorch.secure(model, session=sectorch.Session())(torch.full((1, 1, 2, 2), 4000.0))
+        sectorch.secure(model, sectorch.Scheme(limit_bits=12), session=sectorch.Session())(
+            torch.full((1, 1, 2, 2), 4000.0)
+        )
 
 
 def test_two_masks_at_once_are_no_error():

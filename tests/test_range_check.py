@@ -326,8 +326,8 @@ def test_the_owner_refuses_weights_whose_sums_could_leave_the_ring():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     with torch.no_grad():
         model[2].weight.fill_(200.0)
-    with pytest.raises(errors.FixedPointRangeError, match=r"'2\.weight'.*sum to magnitude 800.*limit_bits=11"):
-        sectorch.secure(model, Scheme(range_check=True), session=sectorch.Session())(torch.ones(1, 4))
+    with pytest.raises(errors.FixedPointRangeError, match=r"'2\.weight'.*sum to magnitude 800.*frac_bits=19, lim"):
+        sectorch.secure(model, Scheme(limit_bits=12), session=sectorch.Session())(torch.ones(1, 4))
     secure = sectorch.secure(model, Scheme(limit_bits=11), session=sectorch.Session())
     x = torch.ones(1, 4)
     assert torch.allclose(secure(x), model(x), atol=1e-2)

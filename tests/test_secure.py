@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,6 +119,22 @@ def test_paper_mode_warns_and_agrees(digits):
         y = secured(images[:3])
     assert (y - model(images[:3])).abs().max() < 1e-4
     assert any("sign" in line.shows for line in p.ledger)
+
+
+@pytest.mark.filterwarnings("ignore::sectorch.errors.LeakyProtocolWarning")
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(16), Scheme(20, limit_bits=20), Scheme(12, limit_bits=6)])
+def test_paper_mode_is_right_up_to_the_limit_and_refuses_what_is_beyond(scheme):
+    """Both signs, at the edge of the stated domain."""
+    most = scheme.activation_limit
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.AvgPool1d(1), nn.ReLU()).eval()
+    model[0].weight.data = torch.eye(4) * 0.999
+    x = torch.tensor([1.0, -1.0, 0.5, -0.7]).expand(64, 4) * most * 0.999
+    leaky = sectorch.secure(model, replace(scheme, relu="privhfl"))
+    assert (leaky(x) - model(x)).abs().max() <= most * 2.0**-scheme.frac_bits
+    model[0].weight.data.mul_(1.2)
+    for edge in (x, -x):
+        with pytest.raises(errors.RangeExceededError):
+            sectorch.secure(model, replace(scheme, relu="privhfl"))(edge)
 
 
 def test_calibration_saves_bytes_and_agrees(digits):

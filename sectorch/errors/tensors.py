@@ -49,14 +49,17 @@ class FixedPointRangeError(SectorchError, ValueError):
     """A value that its owner can look at (an input, a weight) does not fit the fixed-point ring.
 
     Example:
-        the input reaches magnitude 5000, and activations are below 4096 with 20 fraction bits; scale it down, use
-        fewer fraction bits, or name limit_bits (`sectorch query --activation-limit`); secure(model, calibrate=batch)
-        chooses both
+        the input reaches magnitude 5000, and activations are below 4096 with 20 fraction bits; scale it down, or take
+        Scheme(frac_bits=19, limit_bits=13); secure(model, calibrate=batch) chooses a format by typical inputs
 
     What to do:
         Scale the input or the layer that the text names (normalisation does), or trade fraction bits for range:
-        `secure(model, Scheme(frac_bits=16))`. `secure(model, calibrate=batch)` chooses both from typical inputs.
+        `secure(model, Scheme(frac_bits=16))`. `secure(model, calibrate=batch)` chooses both from typical inputs and the
+        weights. A scheme that names neither takes a format that holds the weights by itself.
     """
+
+    needs: tuple = ()
+    """What the weights that do not fit ask of a number format (`ring.scheme.Need`): their owner's alone."""
 
 
 class RangeExceededError(SectorchError, ArithmeticError):
@@ -64,12 +67,15 @@ class RangeExceededError(SectorchError, ArithmeticError):
 
     Example:
         a value between input and result left the range in which results are right, so there is no result (which value
-        it was, nobody learned); scale the input or the model down, or use fewer fraction bits
+        it was, nobody learned). If a value is too large: scale the input down, or choose a format for such inputs,
+        secure(model, calibrate=batch) or Scheme(frac_bits=..., limit_bits=...)
 
     What to do:
         Q looks whether its input is unlike the others (a wrong unit, an outlier). If ordinary inputs do it, the
         model's owner calibrates: `secure(model, calibrate=batch)`, or a `Scheme` of fewer fraction bits or a larger
-        `limit_bits`. `sectorch.diff(model, x)` shows the first layer at which secure and plain differ.
+        `limit_bits`. A logarithm, root or quotient of what may be zero needs a guard, as in plain torch: `log(x +
+        1e-12)`; that of an inverse has to keep the result in range. `sectorch.diff(model, x)`
+        shows the first layer at which secure and plain differ.
     """
 
 

@@ -17,7 +17,7 @@ from .star.shares import Shares
 from .star.truncate import truncate
 
 R_BITS = 12
-"""The factor is uniform in 1 .. 2^12: with |x| < 2^51 the product stays below 2^63."""
+"""The factor is uniform in 1 .. 2^12 at most, and less where |x| < 2^52 or more: r x stays below 2^63."""
 
 
 @protocol("leaky_drelu", "PrivHFL, Figure 4", [
@@ -26,16 +26,16 @@ R_BITS = 12
             "the sign, the zeros and, over several queries, the value of every activation"),
     Message("y_S", "Q", "S", "delta' of k_QA"),
 ])  # fmt: skip
-def leaky_drelu(net: Net, x: Shares) -> Shares:
+def leaky_drelu(net: Net, x: Shares, bits: int = 63 - R_BITS) -> Shares:
     """[x >= 0] as shares of 0 and 1, by opening r x to Q. LEAKS to Q.
 
     Args:
-        x: |x| < 2^51.
+        x: |x| < 2^bits. bits: below 63; the factor is at most 2^(63 - bits).
 
     Rounds 3, bytes 24 per element.
     """
     Q, A, S = net.Q, net.A, net.S
-    r = (net.common(S, A, x.shape, "r") & ((1 << R_BITS) - 1)) + 1
+    r = (net.common(S, A, x.shape, "r") & ((1 << min(R_BITS, 63 - bits)) - 1)) + 1
     delta = net.common(Q, A, x.shape, "delta")
     z_A = (r * x.A - delta).send(A, S, "z_A")
     z = (r * x.S + z_A).send(S, Q, "z")
@@ -45,7 +45,7 @@ def leaky_drelu(net: Net, x: Shares) -> Shares:
 
 
 @protocol("leaky_relu_privhfl", "PrivHFL, Figure 4 and 3.3 (ii)")
-def leaky_relu_privhfl(net: Net, x: Shares, shift: int = 0) -> Shares:
-    """ReLU(x) >> shift in the paper's way: x times the leaky DReLU. LEAKS to Q."""
-    y = multiply(net, torch.mul, x, leaky_drelu(net, x))
+def leaky_relu_privhfl(net: Net, x: Shares, shift: int = 0, bits: int = 63 - R_BITS) -> Shares:
+    """ReLU(x) >> shift in the paper's way, for |x| < 2^bits: x times the leaky DReLU. LEAKS to Q."""
+    y = multiply(net, torch.mul, x, leaky_drelu(net, x, bits))
     return truncate(net, y, shift) if shift else y

@@ -159,7 +159,7 @@ class Plain(Backend):
         rest = self.truncate(x, shift, limit_bits) if shift else x
         return rest.clamp(min=0), rest
 
-    def leaky_relu(self, x: T, shift: int) -> T:
+    def leaky_relu(self, x: T, shift: int, bits: int) -> T:
         return self.ramps(x, (0,), shift)[0]
 
     def maximum(self, x: T, y: T, high: int = 63) -> T:

@@ -186,7 +186,9 @@ def refuse_unused(unused: dict[str, bool]) -> None:
         )
 
 
-def check_input(x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> torch.Tensor:
+def check_input(
+    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, what: str = "the input"
+) -> torch.Tensor:
     """An input of a secure module as a plain tensor or a SharedTensor, looked at by whoever holds it.
 
     Raises:
@@ -214,6 +216,6 @@ def check_input(x: torch.Tensor, session: Session, party: Party, scheme: Scheme)
     if x.device != expected:
         raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
     x = x.detach().as_subclass(torch.Tensor)
-    check_encodable(x, scheme.frac_bits, "the input")
-    check_limit(x, scheme)
+    check_encodable(x, scheme.frac_bits, what)
+    check_limit(x, scheme, what)
     return x

@@ -142,7 +142,7 @@ def private_weight(
 def _is_mask(x: torch.Tensor, scheme: Scheme) -> bool:
     """Whether it consists of negative numbers beyond the range and of small ones."""
     far = beyond(scheme, x)
-    return far is not None and bool((far & (x < 0) | (x.abs() < 2.0**16)).all())
+    return far is not None and bool((far & (x < 0) | ~far & (x.abs() < 2.0**16)).all())
 
 
 def is_public_mask(x: torch.Tensor, scheme: Scheme) -> bool:

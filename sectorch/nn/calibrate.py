@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..choreography.ledger import Profile, alone
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
-from ..ring.scheme import named_scheme
+from ..ring.scheme import LEAST_FRAC_BITS, Need, named_scheme, reason_of
 from ..session import Session
 from ..tensor import Scheme
 from .accept import copied, dtype_of
 from .check import plain
 from .inputs import Inputs
+from .module import SecureModule
 from .nodes import op_name
 from .shapes import Traces
 from .trace import Trace
@@ -26,19 +28,17 @@ from .where import place_of
 MARGIN_BITS = 3
 """Values may exceed those of the calibration batch by this factor, as a power of two."""
 
-SMALLEST = 10
-"""Fewer fraction bits than this are not worth computing with."""
-
 
 def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | str | None = None, **old: Any) -> Scheme:
-    """The scheme with the most fraction bits, up to its own, that holds all values of a plain run with a margin.
+    """The scheme with the most fraction bits, up to its own, that holds all values of a plain run with a margin, and
+    the model's weights.
 
     The limit of activations is the largest one seen times 2^`MARGIN_BITS`. An input that exceeds it ends in
     `RangeExceededError`: calibrate on data like that of the queries. Without range checks it is taken for granted,
     comparisons look at no plane above, and such an input gives a wrong result. A limit that the scheme names stays.
 
     Raises:
-        FixedPointRangeError: naming the layer whose values cannot fit.
+        FixedPointRangeError: naming the layer whose values cannot fit, or with it the weight that leaves no room.
         ArgumentError: the module runs operation by operation, since it changes from call to call.
         SectorchError: the forward asks for what cannot be computed on secrets.
     """
@@ -71,7 +71,7 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
     hidden = any(op_name(node) in _HIDE_VALUES for node in program.graph.nodes)
     # A layer's sum has 2 f fraction bits, six more where averages add them, and one for a difference of two values.
     fitting = (HEADROOM_BITS - 1 - limit_bits - 6) // 2
-    if fitting < SMALLEST:
+    if fitting < LEAST_FRAC_BITS:
         raise FixedPointRangeError(
             f"{at} reaches magnitude {largest:.4g}, which leaves {fitting} fraction bits; normalise the model there"
         )
@@ -79,7 +79,25 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
         limit_bits = scheme.limit_bits
     elif hidden:
         limit_bits = None
-    return replace(scheme, frac_bits=min(scheme.frac_bits, fitting), limit_bits=limit_bits)
+    made = replace(scheme, frac_bits=min(scheme.frac_bits, fitting), limit_bits=limit_bits)
+    needs = weights_needs(model, batch, made)
+    held = made.holding(needs)
+    if held is None:
+        raise FixedPointRangeError(
+            f"no number format of {LEAST_FRAC_BITS} fraction bits or more holds both: {at} reaches magnitude "
+            f"{largest:.4g}, and there is no room, {reason_of(needs)}; normalise the model at one of the two"
+        )
+    return held
+
+
+def weights_needs(model: nn.Module, batch: Inputs, scheme: Scheme) -> list[Need]:
+    """What the weights ask of a number format, those too that graph passes make."""
+    try:
+        with alone(Profile()):
+            session = Session(device=batch.tensors[0].device)
+            return SecureModule(model, session, session.answering[0], scheme, None).needs(batch)
+    except FixedPointRangeError as error:
+        return list(error.needs)
 
 
 _HIDE_VALUES = (

@@ -31,7 +31,7 @@ from .exported import taken
 from .forms import PLAIN, written
 from .inputs import Inputs, Public, Secret
 from .module import SecureModule
-from .program import MAX_CONSTANT, OUT_OF_PLACE, VERSION, operations
+from .program import FORMAT_VERSION, MAX_CONSTANT, OUT_OF_PLACE, VERSION, operations
 from .samplewise import grows, same_program
 from .shapes import FEW
 from .trace import CONSTANT, FOLDED, OutOfPlace, Trace
@@ -95,6 +95,7 @@ class _Writer:
             least, other = self._general(inputs, program)
             if least:
                 general.append((inputs.row, least))
+            self._secure.choose_format(inputs)
             programs.append(self._written(inputs, program, other, least))
         once = {json.dumps([p["inputs"], p["call"], p["learned"]]): p for p in programs}
         description = {
@@ -102,6 +103,10 @@ class _Writer:
             "constants": [json.loads(text) for text in self._constants], "programs": list(once.values()),
             "texts": None,
         }  # fmt: skip
+        scheme = self._secure.scheme
+        if not scheme.chooses:
+            description["version"] = FORMAT_VERSION
+            description["format"] = [scheme.frac_bits, scheme.activation_bits]
         return description, self._weights
 
     def _program(self, inputs: Inputs) -> Trace:

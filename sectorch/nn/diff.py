@@ -88,6 +88,7 @@ def diff(
     """
     secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("diff", scheme, old))
     inputs = Inputs.of(x)
+    secured.choose_format(inputs)
     given = inputs.wide()
     program = secured.program(inputs)
     layers: list[Divergence] = []

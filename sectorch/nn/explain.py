@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,8 @@ class Explanation(Shown):
     layers: list[Layer]
     profile: Profile = field(repr=False)
     traced: bool
+    number_format: str = ""
+    """Fraction bits and activation limit, and why they are not the default ones."""
 
     @property
     def supported(self) -> bool:
@@ -121,6 +124,7 @@ class Explanation(Shown):
             f"{p.rounds} online rounds; {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB ahead "
             f"({p.setup_bytes / 1e6:.2f} of it once a session)"
         )
+        yield Text(self.number_format)
         for network in NETWORKS:
             s = self.seconds(network)
             yield f"messages on a {network}: {s['online']:.2f} s online, {s['ahead']:.2f} s ahead"
@@ -139,8 +143,10 @@ def explain(model: nn.Module, x: torch.Tensor | Inputs, scheme: Scheme | str | N
     A batch that is run in pieces is listed by its first piece, and counted whole.
     """
     secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("explain", scheme, old))
-    scheme = secured.scheme
     inputs = Inputs.of(x).meta()
+    with suppress(SectorchError):  # which a row says, or a call
+        secured.choose_format(inputs)
+    scheme = secured.scheme
     session = Session(dry=True)
     module, weights = secured.bind(session, session.answering[0])
     layers: list[Layer] = []
@@ -154,7 +160,8 @@ def explain(model: nn.Module, x: torch.Tensor | Inputs, scheme: Scheme | str | N
                 continue
             found = _layers(program, weights, piece, session, scheme)
         layers = layers or found
-    return Explanation(layers, whole, traced)
+    said = f"{scheme.frac_bits} fraction bits, activations below {scheme.activation_limit:g}"
+    return Explanation(layers, whole, traced, f"{said}, {secured.format_reason}".removesuffix(", "))
 
 
 def _layers(program: Trace, weights: Weights, piece: Inputs, session: Session, scheme: Scheme) -> list[Layer]:

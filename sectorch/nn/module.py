@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..choreography.ledger import Profile, alone
 from ..choreography.program.nodes import uncollected
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, SectorchError
+from ..errors import ArgumentError, FixedPointRangeError, SectorchError
+from ..ring.scheme import NEEDS, Need, reason_of
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from ..tensor.inference import Inference
@@ -29,7 +31,7 @@ from .samplewise import same_program
 from .served import Served, ServedTraces
 from .shapes import FEW, Traces, remember
 from .trace import Trace, run
-from .where import placed
+from .where import placed, range_advice
 
 ROWS = 64
 """Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
@@ -52,6 +54,7 @@ class SecureModule(Inference):
             `nn/bounds.py`.
         dtype: of the user's model, where this one is a copy of it in float64 already; `given`: the user's
             tensors, by id of the copy's.
+        chooses: whether it may take a format of fewer fraction bits; where the scheme names none, unless named.
         like: a module of another session, of the same description and scheme: what it works out on shapes is common.
 
     Raises on a call:
@@ -74,12 +77,16 @@ class SecureModule(Inference):
         self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
         dtype: torch.dtype | None = None, like: SecureModule | None = None,
         given: dict[int, Given] | None = None,
+        chooses: bool | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
         named, scheme = scheme, replace(scheme, audited=1)
         self.session, self.party, self.scheme = session, party, scheme
         self.named = scheme if session.reference else named  # with its audits, of which tensors know nothing
+        self._chooses = scheme.chooses if chooses is None else chooses
+        self.format_reason = ""
+        """Why the number format is another than the default one, where none was named."""
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
         self.__dict__["_served"] = model if isinstance(model, Served) else None
         if isinstance(model, Served):
@@ -142,11 +149,75 @@ class SecureModule(Inference):
         return self.traces.recorded(Inputs.of(x).meta().asked())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = self._check_inputs(Inputs.called_with(args, kwargs))
+        inputs = Inputs.called_with(args, kwargs)
+        while True:
+            try:
+                return self._called(inputs)
+            except FixedPointRangeError as error:
+                self._choose(inputs, error)
+
+    def choose_format(self, x: torch.Tensor | Inputs) -> None:
+        """Take a number format that holds the weights of the program for such inputs, where the scheme names none.
+
+        A call does so as well. Nothing is shared; all parties have to be in this process.
+
+        Raises:
+            FixedPointRangeError: no format holds them.
+        """
+        inputs = Inputs.of(x).meta()
+        while self._chooses and self._together and self.program(inputs) is not None:
+            try:
+                return self.check_weights(inputs)
+            except FixedPointRangeError as error:
+                self._choose(inputs, error)
+
+    @property
+    def _together(self) -> bool:
+        """Whether all parties are in this process, so that what the owner of the weights says of them is heard."""
+        return self._served is None and self.session.complete
+
+    def _choose(self, inputs: Inputs, error: FixedPointRangeError) -> None:
+        """After weights did not fit: take a number format that holds them, or raise with one that does.
+
+        The module is made again. The format says of the weights to what power of two they sum; all parties learn it.
+        """
+        if not error.needs or self._served is not None:
+            raise error
+        needs = [*error.needs, *self.needs(inputs)]
+        made = self.named.chosen(needs)
+        if made is not None and self._chooses and self._together and not inputs.in_shares:
+            # The same module again, in place: whoever holds it has one that works.
+            args = self.plain, self.session, self.party, made, self._chunk
+            SecureModule.__init__(self, *args, dtype=self.dtype, given=self._given, chooses=True)
+            self.format_reason = reason_of(needs)
+            return
+        named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.named.way_out(needs)}")
+        named.place, named.layer = error.place, error.layer
+        raise named from None
+
+    def needs(self, inputs: Inputs) -> list[Need]:
+        """What all weights of the program ask of a number format; none where there is no program."""
+        token = NEEDS.set(found := [])
+        try:
+            with alone(Profile()):  # nothing of it is a message of this module's session
+                session = Session(device=self.session.device)
+                args = self.plain, session, session.answering[0], self.scheme, None
+                like = SecureModule(*args, dtype=self.dtype, given=self._given)
+                like.check_weights(inputs.meta())
+        except SectorchError:
+            pass  # what the call itself raises says more
+        finally:
+            NEEDS.reset(token)
+        return found
+
+    def _called(self, inputs: Inputs) -> Any:
+        inputs = self._check_inputs(inputs)
         if inputs.in_shares:
             return self._staying(inputs)
         # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
-        outputs = [unwrapped(found) for found in [self._predict(piece) for piece in self.pieces(inputs)]]
+        found = [self._predict(piece) for piece in self.pieces(inputs)]
+        with range_advice(self.program(inputs)):
+            outputs = [unwrapped(one) for one in found]
         if len(outputs) == 1:
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -176,6 +247,7 @@ class SecureModule(Inference):
         with self._lock:
             asked = list(reversed(self._asked.values()))
         inputs = self._as_before(later(asked, batch_size, sample_shape, dtype, self.dtype))
+        self.choose_format(inputs)
         self._ensure(inputs)
         check_ahead(inputs, self.traces.alone, self.named.verified)
         held = 0
@@ -284,12 +356,17 @@ class SecureModule(Inference):
                 return unwrapped(shown(self._run(self._shared(inputs)), learned))
         with placed():
             found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
-        return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
+        with range_advice(self.program(inputs)):
+            return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""
         refuse_meta_device()
-        checked = [check_input(x, self.session, self.party, self.scheme) for x in inputs.tensors]
+        names = ["the input" if inputs.single else f"the input '{name}'" for name in inputs.names]
+        checked = [
+            check_input(x, self.session, self.party, self.scheme, what)
+            for x, what in zip(inputs.tensors, names, strict=True)
+        ]
         here = self.session.device
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}
         if elsewhere:

@@ -20,6 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import ProgramError, SectorchError
+from ..tensor import Scheme
 from ..tensor.table import IN_PLACE, ROW_OF, spell
 from . import bounds
 from .choice import Texts
@@ -31,6 +32,8 @@ from .served import Rows, Served, ServedCall, Weight
 from .trace import CONSTANT, OutOfPlace, Trace
 
 VERSION = 2
+FORMAT_VERSION = 3
+"""Of a description with a number format, which earlier releases would pass over."""
 MAX_NODES = 20_000
 """Operations of all programs together, and weights, and constants."""
 MAX_PROGRAMS, MAX_INPUTS = 64, 256
@@ -94,7 +97,7 @@ def load_program(description: dict, weights: dict[str, torch.Tensor] | None = No
 
 class _Loader:
     def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None):
-        _check_version(description["version"])
+        _check_version(description["version"], FORMAT_VERSION if "format" in description else VERSION)
         self._listed, self._reader = operations(), Reader(MAX_LEAVES)
         self._left = MAX_NODES
         self._weights = [_weight(entry) for entry in _list(description["weights"], "weights", MAX_NODES)]
@@ -108,7 +111,8 @@ class _Loader:
             raise ProgramError("a model description has no program, or two for one call")
         texts = description["texts"]
         texts = None if texts is None else Texts.read(texts)
-        self.served = Served(_FLOATING[description["dtype"]], self._weights, values, calls, texts)
+        form = _format(description.get("format"))
+        self.served = Served(_FLOATING[description["dtype"]], self._weights, values, calls, texts, form)
 
     def _call(self, entry: dict, values: dict[str, torch.Tensor]) -> ServedCall:
         inputs = self._inputs(entry)
@@ -169,6 +173,16 @@ class _Loader:
         return inputs
 
 
+def _format(entry: Any) -> tuple[int, int] | None:
+    """Fraction bits and bits of the activation limit that the weights allow, where they are not the default ones."""
+    if entry is None:
+        return None
+    if not isinstance(entry, list) or len(entry) != 2 or not all(type(bits) is int for bits in entry):
+        raise ProgramError("a model description has a number format of no kind")
+    Scheme(entry[0], limit_bits=entry[1])
+    return entry[0], entry[1]
+
+
 class _Places:
     """What the references in a program's nodes stand for."""
 
@@ -217,11 +231,11 @@ class _Places:
         return name
 
 
-def _check_version(version: Any) -> None:
+def _check_version(version: Any, expected: int) -> None:
     if version == 1 and type(version) is int:
         raise ProgramError("a model description of version 1, which this release does not read; save the model again")
-    if version != VERSION or type(version) is not int:
-        raise ProgramError(f"a model description of version {str(version)[:40]}, expected {VERSION}")
+    if version != expected or type(version) is not int:
+        raise ProgramError(f"a model description of version {str(version)[:40]}, expected {expected}")
 
 
 def _list(value: Any, what: str, most: int) -> list:

@@ -69,8 +69,10 @@ def secure(
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
             or a CUDA device, where the session then computes as well; or what torch.export.export made of one.
-        scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`); 20 fraction bits, exact
-            ReLU, fewest bytes and checked ranges unless named. All parties learn it.
+        scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`); exact ReLU, fewest bytes
+            and checked ranges unless named. Where it names no format, that is 20 fraction bits and activations below
+            4096; or 16 to 19 bits, as many as the weights allow, from the first call on (`explain` says which, and
+            why). All parties learn it.
         session: where it runs; the process's default session on the model's device unless named, with all parties in
             this process.
         party: the answering party of the session that owns the model; the first unless named.

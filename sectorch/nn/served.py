@@ -116,16 +116,24 @@ class Served:
         dtype: what the weights pass for.
         weights: in the order of the description. values: by name, without content where they are another party's.
         texts: of a model that continues texts, how.
+        form: fraction bits and bits of the activation limit that hold the weights, where the default ones do not.
     """
 
     def __init__(
         self, dtype: torch.dtype, weights: list[Weight], values: dict[str, torch.Tensor], calls: list,
-        texts: Texts | None = None,
+        texts: Texts | None = None, form: tuple[int, int] | None = None,
     ):  # fmt: skip
+        self.form = form
         self.dtype, self.weights, self.values, self.texts = dtype, weights, values, texts
         self.calls: list[ServedCall] = calls
         self._made: dict[Kind, Trace] = {}
         self._lock = threading.Lock()
+
+    def scheme(self, named: Scheme) -> Scheme:
+        """What a question is computed in: as it asks, with the owner's number format where it names none."""
+        if self.form is None or not named.chooses:
+            return named
+        return replace(named, frac_bits=self.form[0], limit_bits=self.form[1])
 
     def inputs(self, kind: Kind) -> Inputs:
         """The inputs of a call of a kind, without content.

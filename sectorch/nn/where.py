@@ -14,7 +14,17 @@ from typing import NoReturn
 import torch
 from torch import fx
 
-from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError, ShapeError
+from ..errors import (
+    FixedPointRangeError,
+    KeyAgreementError,
+    MaterialError,
+    NetworkError,
+    RangeExceededError,
+    SectorchError,
+    ShapeError,
+)
+from ..tensor.shared import BY_SIZE, BY_ZERO, LEFT_RANGE
+from .nodes import op_name
 
 _TORCH = Path(torch.__file__).parent
 _LAYERS = f"{_TORCH / 'nn' / 'modules'}{os.sep}"
@@ -86,7 +96,37 @@ def raise_located(error: SectorchError, place: str) -> NoReturn:
         raise error
     named = type(error)(f"{place}: {error}")
     named.layer = place
+    if isinstance(error, FixedPointRangeError):
+        named.needs = error.needs
     raise named from error
+
+
+_ABOVE_ZERO = (
+    "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "pow", "xlogy", "logit", "atanh", "acosh"
+)  # fmt: skip
+"""Functions whose argument, or a part of it, has to be above zero, or away from it."""
+
+
+@contextmanager
+def range_advice(program: fx.GraphModule | None) -> Iterator[None]:
+    """A range error's text names the lines of the program that a guard may mend, or none where there is none such.
+
+    Args:
+        program: what was run; None where the module runs operation by operation.
+    """
+    try:
+        yield
+    except RangeExceededError:
+        if program is None:
+            raise
+        places = [
+            f"{op_name(node)} in {place_of(node)}"
+            for node in program.graph.nodes
+            if op_name(node) in _ABOVE_ZERO and any(isinstance(a, fx.Node) for a in node.args[-1:])
+        ]
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        named = f"; {BY_ZERO} (here: {', '.join(places[:3])}{more})" if places else ""
+        raise RangeExceededError(LEFT_RANGE + BY_SIZE + named) from None
 
 
 @contextmanager

@@ -9,26 +9,34 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import NonFiniteError
+from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import scaled
-from .common import beside, bound, encoded_public, excess, plus, raised, refuse
+from .common import beside, bound, encoded_public, excess, finer, plus, raised, refuse, shortened, small, standing_for
 from .ranges import above, dropped, fitted, limit_at, limit_bits
 
 T = torch.Tensor
+LEAST_FACTOR_BITS = 8
+"""Of the random factor of the paper's ReLU, whose product with x must not wrap: x is rounded to leave it so many."""
 
 
 @implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
             note="exact; drops the extra fraction bits of a linear layer for free")  # fmt: skip
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    leaky = context.scheme.relu != "exact"
+    if leaky:
+        x = shortened(context, x, max(context.frac_bits, 63 - LEAST_FACTOR_BITS - context.scheme.activation_bits))
+        x = fitted(context, x, limit_at(context, x.scale_bits))
     shift = excess(context, x.scale_bits)
-    if context.scheme.relu == "exact":
+    if not leaky:
         scale = x.scale_bits - shift
         limit = limit_bits(context, x, scale)
         (shares,) = context.backend.ramps(x.shares, (0,), shift, bound(context, x.scale_bits), limit)
         result = x.like(shares, scale, dropped(context, x, shift))
     else:
-        result = x.like(context.backend.leaky_relu(x.shares, shift), x.scale_bits - shift, x.bound)
+        bits = context.scheme.activation_bits + x.scale_bits
+        result = x.like(context.backend.leaky_relu(x.shares, shift, bits), x.scale_bits - shift, x.bound)
     return _stored(x, result, inplace)
 
 
@@ -92,14 +100,19 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if low is None and high is None:
         return x
     bounds = [bound for bound in (low, high) if bound is not None]
-    if any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
+    fine = any(small(context, b) is not None and b * 2.0**context.frac_bits % 1 for b in bounds)
+    if fine:  # a guard against zero, as in log(x.clamp(min=1e-8)), would be lost among f fraction bits
+        if high is not None and abs(high) >= 2.0 ** (HEADROOM_BITS - 2 - 2 * context.frac_bits):
+            return _clamped(context, _clamped(context, x, None, high), low, None)
+        x = finer(context, x)
+    elif any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
         x = raised(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
         constant = context.backend.each(torch.zeros_like, x.shares)
         ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
-        return _lifted(context, x.like(constant, x.scale_bits), high).bounded(ends)
+        return _lifted(context, x.like(constant, x.scale_bits), high, ends)
     x = beside(context, x, *bounds)
-    backend, shift = context.backend, excess(context, x.scale_bits)
+    backend, shift = context.backend, 0 if fine else excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
     smaller = dropped(context, x, shift)
@@ -114,16 +127,21 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
     parts = backend.ramps(x.shares, thresholds, shift, limit_bits=limit if high is None else None)
     if high is None and low is not None:
-        return _lifted(context, x.like(parts[0], scale), low).bounded(bound)
+        return _lifted(context, x.like(parts[0], scale), low, bound, fine)
     if low is None:
         whole = backend.truncate(x.shares, shift, limit) if shift else x.shares
         return x.like(whole - parts[0], scale, bound)
-    return _lifted(context, x.like(parts[0] - parts[1], scale), low).bounded(bound)
+    return _lifted(context, x.like(parts[0] - parts[1], scale), low, bound, fine)
 
 
-def _lifted(context: Context, x: SharedTensor, constant: float) -> SharedTensor:
+def _lifted(
+    context: Context, x: SharedTensor, constant: float, bound: float | None, fine: bool = False
+) -> SharedTensor:
     offset = int(encoded_public(context, float(constant), x.scale_bits))
-    return x.like(x.shares + offset, x.scale_bits)
+    made = x.like(x.shares + offset, x.scale_bits, bound)
+    if fine:
+        standing_for(made, constant)
+    return made
 
 
 @implements("clamp", torch.clamp, torch.clip, T.clamp, T.clip, in_place=(T.clamp_, T.clip_, torch.clamp_),

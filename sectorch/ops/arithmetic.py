@@ -25,10 +25,11 @@ from .common import (
     require,
     settled,
     shortened,
+    small,
     summand,
     total,
 )  # fmt: skip
-from .powers import fractional_power, quotient
+from .powers import fractional_power, quotient, small_over
 from .ranges import within_domain
 from .reduction import over
 from .rounding import rounded_quotient
@@ -109,7 +110,10 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     if rounding_mode is not None:
         return rounded_quotient(context, x, y, rounding_mode)
     if isinstance(y, SharedTensor):
-        return quotient(context, summand(context, x), y)
+        numerator = small(context, x)
+        if numerator is None:
+            return quotient(context, summand(context, x), y)
+        return small_over(context, numerator, y.expand(torch.broadcast_shapes(x.shape, y.shape)))
     if isinstance(y, numbers.Complex) and not isinstance(y, numbers.Real):
         raise DtypeError("division by a complex number is not supported on secret tensors")
     if isinstance(y, (int, float)):
@@ -152,7 +156,10 @@ def _by_sizes(context: Context, x: SharedTensor, factors: torch.Tensor) -> Share
 
 @implements("div", T.__rdiv__, T.__rtruediv__)
 def rdiv(context: Context, x: Any, y: Any) -> torch.Tensor:
-    return torch.div(y, x) if isinstance(y, torch.Tensor) else quotient(context, _constant(context, x, y), x)
+    if isinstance(y, torch.Tensor):
+        return torch.div(y, x)
+    numerator = small(context, y)
+    return small_over(context, numerator, x) if numerator else quotient(context, _constant(context, x, y), x)
 
 
 def _constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:

@@ -15,7 +15,7 @@ from ..choreography import Located, leaf
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..ring.products import Tiled
-from ..ring.scheme import Scheme
+from ..ring.scheme import NEEDS, Need, Scheme
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
 from .common import SLACK_BITS, both, encoded_public, fractional, plus, refuse, settled, settled_bits, shortened
@@ -177,15 +177,18 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))
 def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
-    largest, allowed = float(sums(value.abs().to(torch.float64)).max()) if value.numel() else 0.0, scheme.gain
-    if largest > allowed:
-        bits = 61 - 2 * scheme.frac_bits - math.ceil(math.log2(largest * 64 / 63))
-        way = f"limit_bits={bits}" if bits > 0 else "fewer fraction bits"
-        raise FixedPointRangeError(
+    largest = float(sums(value.abs().to(torch.float64)).max()) if value.numel() else 0.0
+    need, noted = Need(label, total=largest), NEEDS.get()
+    if noted is not None:
+        noted.append(need)
+    elif largest > scheme.gain:
+        error = FixedPointRangeError(
             f"{label}: the weights of one output sum to magnitude {largest:.4g}, and with activations up to "
-            f"{scheme.activation_limit:g} at {scheme.frac_bits} fraction bits they may sum to {allowed:.4g}; "
-            f"use {way}, or normalise the layer"
+            f"{scheme.activation_limit:g} at {scheme.frac_bits} fraction bits they may sum to {scheme.gain:.4g}; "
+            f"{scheme.way_out([need])}"
         )
+        error.needs = (need,)
+        raise error
     return value.new_zeros(())
 
 

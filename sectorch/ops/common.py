@@ -22,6 +22,9 @@ from .ranges import CAPACITY, beyond, dropped, fitted, forbid, limit_at, limit_b
 SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
 
+KEPT = 2.0**-13
+"""The relative error of a constant that logarithms and inverse roots need not mend."""
+
 
 def typed(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
     """The same ring elements for another dtype."""
@@ -123,6 +126,37 @@ def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tenso
     return encode(value, scale_bits)
 
 
+def small(context: Context, value: Any) -> float | None:
+    """A public number, or that of a tensor of one number, of which f fraction bits keep at most eight digits; else
+    None. The guards of logarithms and quotients against zero are such."""
+    if isinstance(value, torch.Tensor):
+        if is_secret(value) or value.is_meta or not value.is_floating_point() or not value.numel():
+            return None
+        first = float(value.flatten()[0])
+        if not 0 < abs(first) < 2.0 ** (8 - context.frac_bits) or not bool((value == first).all()):
+            return None
+        return first
+    return value if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits) else None
+
+
+def finer(context: Context, x: SharedTensor) -> SharedTensor:
+    """x with at least 2 f fraction bits, among which a small public number keeps its digits."""
+    scale = max(x.scale_bits, 2 * context.frac_bits)
+    return raised(context, fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
+
+
+def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
+    """The ring element of a small positive number at the scale of x, which x keeps in mind where it lacks digits.
+
+    Args:
+        least: what it is at least.
+    """
+    element = max(least, round(value * 2.0**x.scale_bits))
+    if value > 0 and abs(element * 2.0**-x.scale_bits - value) > value * KEPT:
+        x.constant = element, value
+    return element
+
+
 def unshared(context: Context, value: Any, scale_bits: int) -> Any:
     """A summand that is not shared, as ring elements: public, or held by its owner."""
     if isinstance(value, PrivateTensor):
@@ -180,10 +214,9 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
 
     A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
     """
+    little = small(context, value)
+    x = x if little is None else finer(context, x)
     scale = x.scale_bits
-    if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits):
-        scale = max(scale, 2 * context.frac_bits)
-        x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
     if scale == 0 and fractional(value):
         scale = context.frac_bits
         x = raised(context, x, scale)
@@ -197,6 +230,8 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
     made = x.like(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
     counted = isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
     made.whole_bits = min(x.whole_bits, scale) if counted else 0
+    if little is not None:
+        standing_for(made, sign * little)
     return made
 
 

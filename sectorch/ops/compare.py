@@ -12,7 +12,7 @@ from ..errors import DtypeError
 from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, COMPOSED, Context, implements
-from .common import is_secret, refuse, settled, total, typed
+from .common import finer, is_secret, real, refuse, settled, small, standing_for, summand, total, typed
 from .ranges import planes
 from .reduction import sum_
 
@@ -137,6 +137,12 @@ BEFORE[torch.where] = _two_choices
 def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> SharedTensor:
     if isinstance(condition, SharedTensor):
         _require_bool(condition)
+    if not (is_secret(x) and is_secret(y)):
+        if small(context, y) is not None and small(context, x) is None:
+            return _or_small(context, condition, x, y)
+        if small(context, x) is not None and small(context, y) is None:
+            return _or_small(context, ~condition, y, x)
+    if isinstance(condition, SharedTensor):
         if is_secret(x) and is_secret(y):
             if not (isinstance(x, SharedTensor) or isinstance(y, SharedTensor)):
                 return y + condition * (x - y)
@@ -161,6 +167,21 @@ def _chosen(context: Context, condition: SharedTensor, x: Any, y: Any) -> Shared
     bounds = [v.bound * 2.0 ** (made.scale_bits - v.scale_bits) + 1 for v in (x, y) if getattr(v, "bound", None)]
     most = max(bounds) if len(bounds) == 2 else made.bound
     return made.bounded(most if made.bound is None or most is None else min(most, made.bound))
+
+
+def _or_small(context: Context, condition: Any, x: Any, number: Any) -> SharedTensor:
+    """x where the condition holds, and a small public number elsewhere, which keeps its digits."""
+    value = small(context, number) or 0.0
+    if isinstance(number, torch.Tensor):
+        condition = condition.expand(torch.broadcast_shapes(condition.shape, number.shape))
+    chosen = condition if isinstance(condition, SharedTensor) else condition.to(torch.int64)
+    kept = _kept(context, condition, x) if isinstance(condition, SharedTensor) else x * chosen
+    kept = finer(context, summand(context, real(kept)))
+    rest = complement(context, condition).shares if isinstance(condition, SharedTensor) else 1 - chosen
+    made = kept.bounded(None if kept.bound is None else kept.bound + abs(value) * 2.0**kept.scale_bits + 1)
+    element = standing_for(made, value, least=1) if value > 0 else round(value * 2.0**kept.scale_bits)
+    made.shares = kept.shares + rest * element
+    return made
 
 
 @implements("where", T.where)

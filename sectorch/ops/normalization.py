@@ -174,16 +174,27 @@ def native_instance_norm(
 
 
 @implements(
-    "local_response_norm", F.local_response_norm, note="as log of its sum of squares; error 4e-6 + 1e-4 |result|"
+    "local_response_norm",
+    F.local_response_norm,
+    note="as log of its sum of squares; error 4e-6 + 1e-4 |result|; with k = 0 of its root too, and no zeros",
 )
 def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
                         k: float = 1.0) -> SharedTensor:  # fmt: skip
-    scaled = x * math.sqrt(alpha / size)
+    outside = 1.0  # a factor that stands before the quotient, so that its divisor has its digits
+    if k == 0:
+        outside = (size / alpha) ** beta
+    elif k**beta * 2.0 ** quotient_bits(context) < context.scheme.activation_limit:
+        least = 2.0 ** ((context.scheme.activation_bits - quotient_bits(context)) / beta)
+        outside, alpha, k = (least / k) ** beta, alpha * least / k, least
+    scaled = x * math.sqrt(alpha / size) if k else x
     squares = scaled.square().unsqueeze(1).flatten(3)
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
     sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
+    if not k:
+        return quotient(context, x, summand(context, sums**beta)) * outside
     most = min(1.0, k**beta) * 2.0 ** (quotient_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
-    return quotient(context, fitted(context, x, most), summand(context, (sums + k) ** beta), positive=True)
+    y = quotient(context, fitted(context, x, most), summand(context, (sums + k) ** beta), positive=True)
+    return y if outside == 1.0 else y * outside
 
 
 @implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")

@@ -54,14 +54,27 @@ def _times_power(context: Context, normal: Normal, mantissa: Series, power: Call
 
 def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> SharedTensor:
     """log x; what is below the last place of x ends in a range error, or gives `zero`."""
+    element, constant = x.constant or (0, 0.0)
     normal = exponent(context, x, -x.scale_bits, high_bits(context))
-    if zero is None:
+    if zero is None and constant and not element:
+        forbid(context, -context.backend.at_least(x.shares, high=planes(x))[0] + 1)
+        zero = math.log(constant)
+    elif zero is None:
         forbid_below(context, normal)
     m = series(context, x.like(normal.mantissa, normal.high), series_of.LOG)
     unit = 2**m.scale_bits
     below = None if zero is None else round((zero + math.log(2)) * unit)
     whole = exponent_map(context, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
+    if element:
+        whole = whole + _where_constant(context, x, lambda v: math.log(v) * unit)
     return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
+
+
+def _where_constant(context: Context, x: SharedTensor, function: Callable[[float], float]) -> Value:
+    """Where x stands for a constant: what the function of that is more than the function of the ring's number."""
+    element, constant = x.constant or (0, 0.0)
+    bits = context.backend.at_least(x.shares, (element, element + 1))
+    return (bits[0] - bits[1]) * round(function(constant) - function(element * 2.0**-x.scale_bits))
 
 
 def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
@@ -108,7 +121,11 @@ def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
     forbid_below(context, normal)
     bits = _factor_bits(context, (s - normal.low) / 2)
     y = _times_power(context, normal, series_of.RSQRT, lambda e: 2.0 ** ((s - e) / 2), bits)
-    return shortened(context, y, context.frac_bits + SLACK_BITS)
+    y = shortened(context, y, context.frac_bits + SLACK_BITS)
+    if x.constant and x.constant[0] >= 1 << normal.low:
+        added = _where_constant(context, x, lambda v: v**-0.5 * 2.0**y.scale_bits)
+        y = y.like(y.shares + added, y.scale_bits, y.bound)
+    return y
 
 
 def _factor_bits(context: Context, largest: float) -> int:
@@ -116,13 +133,13 @@ def _factor_bits(context: Context, largest: float) -> int:
     return min(context.frac_bits + 12, math.floor(HEADROOM_BITS - 2 - context.frac_bits - largest))
 
 
-def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int) -> SharedTensor:
-    """1 / x for 2^low <= x < 2^high, to f + 6 fraction bits."""
+def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int, numerator: float = 1.0) -> SharedTensor:
+    """numerator / x for 2^low <= x < 2^high, to f + 6 fraction bits."""
     s = x.scale_bits
     normal = exponent(context, x, low, high)
     forbid_below(context, normal)
-    bits = _factor_bits(context, -low)
-    y = _times_power(context, normal, series_of.RECIPROCAL, lambda e: 2.0 ** (s - e), bits)
+    bits = _factor_bits(context, math.frexp(numerator)[1] - 1 - low)
+    y = _times_power(context, normal, series_of.RECIPROCAL, lambda e: numerator * 2.0 ** (s - e), bits)
     return shortened(context, y, context.frac_bits + SLACK_BITS)
 
 
@@ -141,6 +158,16 @@ def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
     sign = _sign(context, x)
     y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
     return _signed(context, y, sign)
+
+
+def small_over(context: Context, numerator: float, x: SharedTensor) -> SharedTensor:
+    """numerator / x for a small public numerator, of which f fraction bits would keep few digits."""
+    sign = _sign(context, x)
+    size = abs(numerator)
+    low = math.frexp(size)[1] - quotient_bits(context)
+    y = positive_reciprocal(context, _signed(context, x, sign), low, high_bits(context), size)
+    y = _signed(context, y, sign)
+    return y if numerator > 0 else y.like(-y.shares, y.scale_bits, y.bound)
 
 
 def quotient_bits(context: Context) -> int:
@@ -202,6 +229,8 @@ def _both_sides(x: torch.Tensor, most: torch.Tensor, shape: torch.Size) -> torch
 def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
     """x^y = exp(y log x) for x > 0; 0^y = 0 for a public y > 0."""
     if not isinstance(y, (int, float)) or y <= 0:
+        return torch.exp(torch.log(x) * y)
+    if x.constant:
         return torch.exp(torch.log(x) * y)
     lowest = -(x.scale_bits + 1) * math.log(2)
     power = logarithm(context, x, lowest) * y

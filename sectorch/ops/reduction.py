@@ -13,7 +13,7 @@ from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import scaled
-from .common import SLACK_BITS, aligned, plus, raised, shortened, summand
+from .common import SLACK_BITS, aligned, plus, raised, shortened, small, summand
 from .order import with_indices
 from .ranges import CAPACITY, domain_bits, fitted, limit_at, planes
 
@@ -159,6 +159,10 @@ def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
 
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
     backend = context.backend
+    for a, b in ((x, y), (y, x)):
+        if (bound := small(context, b)) is not None:
+            spread = a.expand(torch.broadcast_shapes(a.shape, b.shape)) if isinstance(b, torch.Tensor) else a
+            return torch.clamp(spread, min=bound) if sign > 0 else torch.clamp(spread, max=bound)
     operands = aligned(context, *(summand(context, v) for v in (x, y)))
     bounds = [v.bound for v in operands if v.bound is not None]
     bound = max(bounds) if len(bounds) == len(operands) else None

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import COMPOSED, Context, implements
-from .common import encoded_public, is_secret, local, refuse
+from .common import encoded_public, is_secret, local, refuse, small
 from .lookup import gathered, indexed, selected, taken_along
 from .rounding import of_dtype
 
@@ -242,7 +242,7 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
     "masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; 1 round for a secret mask"
 )
 def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> torch.Tensor:
-    if isinstance(mask, SharedTensor):
+    if isinstance(mask, SharedTensor) or (not is_secret(mask) and small(context, value) is not None):
         return torch.where(mask, value, x)
     if is_secret(mask):
         refuse("masked_fill of shares with a secret mask that is private to a party", "share the mask")

@@ -5,13 +5,44 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import ArgumentError, FixedPointRangeError
 from .words import FRAC_BITS, reaches
+
+LEAST_FRAC_BITS = 10
+"""Fewer fraction bits than this are not worth computing with, and none is chosen so."""
+LEAST_CHOSEN = 16
+"""Fewer than this are taken only where they are named: results may lose digits that matter."""
+LEAST_GAIN_BITS = 6
+"""Bits that a format that is chosen leaves to sums of products: averages add so many, and their weights sum to one."""
+
+
+class Need(NamedTuple):
+    """What a weight asks of a number format."""
+
+    label: str
+    total: float = 0.0
+    """What the weights of one output sum to in magnitude."""
+    summand: float = 0.0
+    """The largest magnitude of what is added to activations."""
+
+
+def reason_of(needs: Sequence[Need]) -> str:
+    """Why these weights need another format, by the one that needs most."""
+    most = max(needs, key=lambda need: max(need.total, need.summand))
+    if most.summand >= most.total:
+        return f"since {most.label}, which is added to activations, reaches {most.summand:.4g}"
+    return f"since {most.label} sums to {most.total:.4g} in magnitude over the weights of one output"
+
+
+NEEDS: ContextVar[list[Need] | None] = ContextVar("needs", default=None)
+"""Where the owner's checks note what its weights need, in place of an error for the first that does not fit."""
 
 RELU_MODES = ("exact", "privhfl")
 NETWORKS = ("lan", "wan")
@@ -22,6 +53,9 @@ MOST_AUDITED = 64
 class Scheme:
     """How values are represented and which protocols compute on them; travels with every tensor.
 
+    Where neither `frac_bits` nor `limit_bits` is named (20 and none), a secure module whose weights 20 fraction bits do
+    not hold beside activations below 4096 takes fewer fraction bits, 16 at least. All parties learn that.
+
     Raises:
         ArgumentError: a field that is out of its range, or fields that leave no room for products.
         TypeError: a field that there is none of, with the nearest.
@@ -31,7 +65,8 @@ class Scheme:
     """Fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f."""
     relu: str = "exact"
     """"exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every activation.
-    Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f)."""
+    Only `relu` itself changes: maxima and clamps stay exact. Every activation below the limit is right, as with
+    "exact", and a check beside each ReLU sees to that."""
     network: str = "lan"
     """"lan" (fewest bytes) or "wan" (fewest rounds): with "wan" ReLU, max-pooling and truncation take half the rounds,
     and the offline phase sends some five times as many bytes for them; up to 1,024 elements are compared by function
@@ -109,6 +144,40 @@ class Scheme:
         """What the weights of one output may sum to in magnitude: then no sum of products leaves the ring."""
         return 2.0 ** (61 - 2 * self.frac_bits - self.activation_bits) * 63 / 64
 
+    @property
+    def chooses(self) -> bool:
+        """Whether no format was named: then a module takes the most precise one that holds its weights."""
+        return self.frac_bits == FRAC_BITS and self.limit_bits is None
+
+    def holding(self, needs: Iterable[Need]) -> Scheme | None:
+        """The scheme itself if it holds these weights, or one of fewer fraction bits, which has the same activation
+        limit or a larger one; None where less than `LEAST_FRAC_BITS` would be left."""
+        needs = list(needs)
+        total, summand = (max((need[i] for need in needs), default=0.0) for i in (1, 2))
+        if total <= self.gain and summand < self.activation_limit:
+            return self
+        room = max(LEAST_GAIN_BITS, math.ceil(math.log2(max(total, 1.0) * 64 / 63)))
+        limit = max(self.activation_bits, math.frexp(summand)[1])
+        bits = min(self.frac_bits, (61 - limit - room) // 2)
+        if bits < LEAST_FRAC_BITS:
+            return None
+        return replace(self, frac_bits=bits, limit_bits=limit)
+
+    def chosen(self, needs: Iterable[Need]) -> Scheme | None:
+        """What a module takes for these weights where no format was named; None where somebody has to name it."""
+        made = self.holding(needs)
+        return made if made is not None and made.frac_bits >= min(self.frac_bits, LEAST_CHOSEN) else None
+
+    def way_out(self, needs: Iterable[Need]) -> str:
+        """What to do about weights that this format does not hold."""
+        made = self.holding(needs)
+        if made is None:
+            return (
+                f"normalise these layers: no format of {LEAST_FRAC_BITS} fraction bits or more holds them beside "
+                f"activations below {self.activation_limit:g}"
+            )
+        return f"use Scheme(frac_bits={made.frac_bits}, limit_bits={made.limit_bits}), or normalise the layer"
+
     def check_trusting(self) -> None:
         """Raise ArgumentError where Q is not trusted to deal, for what is not audited."""
         if self.audited != 1:
@@ -180,13 +249,16 @@ def limit_bits_of(limit: float) -> int:
     return math.frexp(limit)[1] - 1
 
 
-def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
+def check_limit(x: torch.Tensor, scheme: Scheme, what: str = "the input") -> None:
     """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
     if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
         largest = float(x.abs().max())
         if reaches(largest, scheme.activation_limit, scheme.frac_bits):
+            bits = math.frexp(largest * (1 + 2.0**-20))[1]
+            less = scheme.frac_bits - (bits - scheme.activation_bits + 1) // 2  # then weights have the room they had
+            way = f", or take Scheme(frac_bits={less}, limit_bits={bits})" if less >= LEAST_FRAC_BITS else ""
             raise FixedPointRangeError(
-                f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
-                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name limit_bits "
-                "(`sectorch query --activation-limit`); secure(model, calibrate=batch) chooses both"
+                f"{what} reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
+                f"with {scheme.frac_bits} fraction bits; scale it down{way}; secure(model, calibrate=batch) chooses a "
+                f"format by typical inputs"
             )

@@ -370,6 +370,8 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
         if row.view or row.name in _GIVEN:
             made.given = all(x.given for x in given if isinstance(x, SharedTensor))
+        if scale_bits == result.scale_bits:
+            made.constant = getattr(given[0], "constant", None) if row.view and len(given) == 1 else result.constant
         return made
     if isinstance(result, ComplexShared):
         like = torch.empty(meta.shape, dtype=meta.dtype.to_real(), device="meta")
@@ -442,7 +444,7 @@ def _replace(target: Any, result: Any) -> Any:
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
             f"{list(result.shares.shape)}"
         )
-    for name in ("shares", "scale_bits", "bound", "whole_bits", "given", "flags"):
+    for name in ("shares", "scale_bits", "bound", "whole_bits", "given", "constant", "flags"):
         setattr(target, name, getattr(result, name))
     return target
 

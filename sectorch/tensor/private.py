@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from ..choreography import Located, Net, Party, Phase, leaf
 from ..choreography.located import running
 from ..errors import FixedPointRangeError
 from ..ring import check_encodable, encode
+from ..ring.scheme import NEEDS, Need
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session
 from .secret import SecretTensor
@@ -136,13 +138,26 @@ def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit
 
 @leaf(shapes=_encoded_shapes)
 def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
+    noted = NEEDS.get()
+    if noted is not None:
+        noted.append(_need(value, label, limit is not None))
+        return torch.zeros_like(value, dtype=torch.int64)
     check_encodable(value, frac_bits, label)
     if limit is not None and value.numel() and float(value.abs().max()) >= limit:
-        raise FixedPointRangeError(
-            f"{label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below {limit:g} "
-            f"at {frac_bits} fraction bits"
+        need = _need(value, label, True)
+        way = Scheme(frac_bits, limit_bits=math.frexp(limit)[1] - 1).way_out([need])
+        error = FixedPointRangeError(
+            f"{label} reaches magnitude {need.summand:.6g} as a summand; activations are below {limit:g} at "
+            f"{frac_bits} fraction bits; {way}"
         )
+        error.needs = (need,)
+        raise error
     return encode(value, scale_bits)
+
+
+def _need(value: torch.Tensor, label: str, added: bool) -> Need:
+    largest = float(value.abs().max()) if value.numel() else 0.0
+    return Need(label, summand=largest) if added else Need(label, total=largest)
 
 
 def private_tensor(
@@ -157,7 +172,18 @@ def private_tensor(
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
     """
-    check_encodable(x, scheme.frac_bits, name)
+    try:
+        check_encodable(x, scheme.frac_bits, name)
+    except FixedPointRangeError as error:
+        need = _need(x, name, False)
+        size = x.detach().abs().to(torch.float64)  # in most layers the weights of an output, which sum up, are a row
+        sums = (
+            [float(size.transpose(0, d).flatten(1).sum(1).max()) for d in range(min(2, x.dim()))] if x.dim() > 1 else []
+        )
+        way = scheme.way_out([need._replace(total=max([need.total, *sums]))])
+        named = FixedPointRangeError(f"{str(error).partition('; ')[0]}; {way}")
+        named.needs = (need,)
+        raise named from None
     setup = session.setup(party)
     return PrivateTensor(
         setup.own(party, x.detach(), Phase.SETUP, name), session, party, scheme, dtype or x.dtype, name

@@ -43,6 +43,8 @@ class SharedTensor(SecretTensor):
     """What stands for infinity in it, if anything may (`tensor/infinity.py`)."""
     given: bool
     """Whether it is a party's own tensor as it was shared, or a view, a sum or a difference of such ones."""
+    constant: tuple[int, float] | None
+    """n and v: elements that are n in the ring stand for the public number v, of which n keeps too few digits."""
     flags: tuple[Value, ...]
     """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
 
@@ -64,6 +66,7 @@ class SharedTensor(SecretTensor):
         self.whole_bits = 0
         self.infinite = None
         self.given = False
+        self.constant = None
         self.flags = ()
         return self
 
@@ -247,6 +250,20 @@ class Opening(NamedTuple):
     right: torch.Tensor | None
 
 
+LEFT_RANGE = (
+    "a value between input and result left the range in which results are right, so there is no result (which value "
+    "it was, nobody learned). "
+)
+BY_SIZE = (
+    "If a value is too large: scale the input down, or choose a format for such inputs, secure(model, calibrate=batch) "
+    "or Scheme(frac_bits=..., limit_bits=...)"
+)
+BY_ZERO = (
+    "if a logarithm, root, inverse or quotient is of a number that is zero or less, or gives one beyond the limit, "
+    "guard it, as in log(x.clamp(min=1e-6)) and x / (y + 1e-3)"
+)
+
+
 def unwrapped(outputs: Any) -> Any:
     """A tree of what was revealed, with plain tensors in the place of each `Opening`.
 
@@ -258,10 +275,7 @@ def unwrapped(outputs: Any) -> Any:
         if not isinstance(y, Opening):
             return y
         if y.right is not None and not y.right.is_meta and not bool(y.right):
-            raise RangeExceededError(
-                "a value between input and result left the range in which results are right, so there is no result "
-                "(which value it was, nobody learned); scale the input or the model down, or use fewer fraction bits"
-            )
+            raise RangeExceededError(LEFT_RANGE + BY_SIZE + f"; or {BY_ZERO}")
         return y.plain
 
     return pytree.tree_map(plain, outputs, is_leaf=lambda y: isinstance(y, Opening))

@@ -9,7 +9,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,8 @@ def _said_before(
     secured: SecureModule | None = None
     with _noted(report):
         secured = secure(model, scheme, session=Session())
+        with suppress(Exception):  # which is noted below
+            secured.choose_format(inputs)
         report.limit = secured.scheme.activation_limit
     if secured is None:
         return None

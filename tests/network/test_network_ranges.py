@@ -370,7 +370,7 @@ def test_what_the_owner_refuses_says_nothing_of_the_weights(pki, tmp_path, monke
     views, said = Views(monkeypatch, trio, caplog), []
     try:
         remote = trio.connection.model("hospital-b")
-        for bits in (None, 10):
+        for bits in (12, 10):
             remote = trio.connection.model("hospital-b", Scheme(limit_bits=bits))
             views.frames.clear()
             with pytest.raises(errors.RefusedError, match=r"^the model does not fit the number format") as found:
@@ -387,6 +387,9 @@ def test_what_the_owner_refuses_says_nothing_of_the_weights(pki, tmp_path, monke
         assert until(lambda: "'2.bias' reaches magnitude 6000" in log("sectorch.answer"), 30)
         assert "'2.weight': the weights of one output sum to magnitude 1234" in log("sectorch.answer")
         assert heard.search(log("sectorch.answer")) and not heard.search(log("sectorch.server"))
+        chosen = sectorch.secure(heavy)
+        chosen(GOOD)
+        assert torch.equal(trio.connection.model("hospital-b")(GOOD), chosen(GOOD)), "in the format that A has chosen"
         fits = trio.connection.model("hospital-b", Scheme(16))
         assert torch.equal(fits(GOOD), sectorch.reference(heavy, sectorch.Scheme(16))(GOOD))
     finally:

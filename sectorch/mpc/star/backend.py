@@ -189,8 +189,8 @@ class Star(Backend):
             return relu(self.net, rest, 0, high - shift, True), rest
         return relu(self.net, x, shift, high), rest
 
-    def leaky_relu(self, x: Shares, shift: int) -> Shares:
-        return leaky_relu_privhfl(self.net, x, shift)
+    def leaky_relu(self, x: Shares, shift: int, bits: int) -> Shares:
+        return leaky_relu_privhfl(self.net, x, shift, bits)
 
     def maximum(self, x: Shares, y: Shares, high: int = 63) -> Shares:
         return maximum(self.net, x, y, high, self._keyed(x))

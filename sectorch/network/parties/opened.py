@@ -158,8 +158,9 @@ def check_values(inputs: Inputs, scheme: Scheme) -> None:
     for name, x in zip(inputs.names, inputs.tensors, strict=True):
         if isinstance(x, SharedTensor):
             continue
-        check_encodable(x, scheme.frac_bits, "the input" if inputs.single else f"the input '{name}'")
-        check_limit(x, scheme)
+        what = "the input" if inputs.single else f"the input '{name}'"
+        check_encodable(x, scheme.frac_bits, what)
+        check_limit(x, scheme, what)
 
 
 def chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:

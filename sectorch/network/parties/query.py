@@ -81,7 +81,7 @@ class RemoteModel:
     def check(self, *args: Any, **kwargs: Any) -> Inputs:
         """Raise what such a call would raise for bad inputs; nothing is sent. Gives them as they are asked with."""
         inputs = called(self.served, args, kwargs)
-        check_values(inputs, self._scheme)
+        check_values(inputs, self.served.scheme(self._scheme))
         return inputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ class RemoteModel:
             ArgumentError: tensors in shares that are not those of the last such call; nothing was sent.
         """
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
-        check_values(inputs, self._scheme)
+        check_values(inputs, self.served.scheme(self._scheme))
         with self._lock:
             if not given:
                 self._forget_lost()

@@ -86,7 +86,7 @@ class PartySession:
         self._runtime = PartyRuntime(me, session, channels, alive, wire)
         self.session = RemoteSession(self._runtime, [part.identities for part in parts], place, of, fresh)
         self._me, self._channels = me, channels
-        self._scheme = scheme
+        self.scheme = scheme = scheme if self.grouped else self.served.scheme(scheme)
         self._shelf = shelf
         self._of, self._facts = of, facts
         self._receipts, self._wire, self._asked_for = receipts, wire.hex(), 0
@@ -246,7 +246,7 @@ class PartySession:
         """
         if request.get("do") != "predict" or request.get("use") or request.get("after") is not None:
             return None
-        if not self.fresh or self.grouped or self._scheme.audited != 1 or self._scheme.verified:
+        if not self.fresh or self.grouped or self.scheme.audited != 1 or self.scheme.verified:
             return None
         inputs, (module,) = self.asked(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
