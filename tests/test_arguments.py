@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import some
 from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_stage import reference_stage, stage
 from torch import nn
+from torch.utils import _pytree as pytree
+from torchs_samples import module_db
 
 import sectorch
 from sectorch.choreography import Phase
@@ -201,6 +204,44 @@ def test_what_torch_itself_drops_is_refused():
         with pytest.raises(UnsupportedOpError, match="l1_loss with weight= is not supported"):
             F.l1_loss(x, x * 2, weight=weight)
         F.l1_loss(x, x * 2)
+
+
+MODULES = {info.name: info for info in module_db}
+MOST = 12
+"""Samples of a module that are looked at."""
+
+
+@pytest.mark.parametrize("name", some(MODULES, ["nn.HuberLoss", "nn.Softplus"]))
+def test_a_modules_arguments_are_heeded(name: str, monkeypatch: pytest.MonkeyPatch):
+    """torch's own samples of its modules, each with other arguments of the constructor: right, or refused.
+
+    torch's fast path of encoders has zeros in padded places, and its ordinary one values: the latter is compared with.
+    """
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    info, wrong = MODULES[name], []
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        samples = [s for s in info.module_inputs_func(info, "cpu", torch.float32, False, False) if s.forward_input]
+        for sample in samples[:: max(1, len(samples) // MOST)]:
+            made, given = sample.constructor_input, sample.forward_input
+            torch.manual_seed(1)
+            try:
+                model = info.module_cls(*made.args, **made.kwargs).eval()
+                wanted = pytree.tree_leaves(model(*given.args, **given.kwargs))
+            except Exception:  # torch's own: what is there for errors, or for other devices
+                continue
+            if not all(bool((v.abs() < 4000).all()) for v in wanted if isinstance(v, torch.Tensor)):
+                continue
+            try:
+                secured = sectorch.secure(model, session=reference_stage().session)
+                found = pytree.tree_leaves(secured(*given.args, **given.kwargs))
+            except SectorchError:
+                continue
+            for a, b in zip(found, wanted, strict=True):
+                if isinstance(b, torch.Tensor) and (a.shape != b.shape or not torch.allclose(a, b, 2e-3, 2e-3)):
+                    wrong.append(f"{name}{made.args} {made.kwargs}: {a.flatten()[:4]} for {b.flatten()[:4]}")
+    assert not wrong, "\n".join(wrong)
 
 
 @fewer(15)

@@ -104,10 +104,11 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def of_python(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """numpy's scalars, which torch takes as sizes and numbers, as Python's."""
-    if not any(isinstance(leaf, np.generic) for leaf in pytree.arg_tree_leaves(*args, **kwargs)):
+    """numpy's scalars, which torch takes as sizes and numbers, as Python's; complex ones it takes apart."""
+    real = lambda leaf: isinstance(leaf, np.generic) and not isinstance(leaf, np.complexfloating)
+    if not any(map(real, pytree.arg_tree_leaves(*args, **kwargs))):
         return args, kwargs
-    return pytree.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, (args, kwargs))
+    return pytree.tree_map(lambda leaf: leaf.item() if real(leaf) else leaf, (args, kwargs))
 
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
