@@ -287,3 +287,24 @@ def test_a_value_that_left_its_range_stays_withheld_over_calls(halves):
         half(kept).reveal()
     fine = half(large.in_shares(torch.full((2, 2), 0.01))).reveal()
     torch.testing.assert_close(fine, torch.full((2, 2), 0.5), atol=1e-5, rtol=0)
+
+
+def test_options_that_generation_has_not_are_named():
+    model, (ids, _) = language_model("GPT2"), prompts()
+    secured = sectorch.secure(model)
+    for options, said in (
+        (dict(temprature=2.0), "temprature .perhaps temperature."),
+        (dict(length_penalty=1.0), "no option length_penalty"),
+        (dict(num_beams=2, do_smaple=True), "perhaps do_sample"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=said):
+            sectorch.generate(secured, ids, 2, **options)
+
+
+def test_what_a_models_configuration_asks_of_each_step_is_refused_and_not_left_out():
+    model, (ids, _) = language_model("GPT2"), prompts()
+    model.generation_config.repetition_penalty = 1.3
+    with pytest.raises(ArgumentError, match=r"model.generation_config.repetition_penalty = 1.0 leaves it out"):
+        sectorch.generate(sectorch.secure(model), ids, 1)
+    model.generation_config.repetition_penalty = 1.0
+    assert sectorch.generate(sectorch.secure(model), ids, 1).shape == (2, 6)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from .beams import Beams
 from .generation import Generation
 from .module import SecureModule
+
+OPTIONS = ("do_sample", "temperature", "top_k", "eos_token_id", "pad_token_id", "until_end")
 
 
 def generate(
@@ -48,6 +52,15 @@ def generate(
         ArgumentError: a choice that is none, or a model that generates in another way.
         RangeExceededError: a value left its range; Q has the tokens before it.
     """
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        near = [
+            f"{name} (perhaps {close[0]})" for name in unknown if (close := difflib.get_close_matches(name, OPTIONS))
+        ]
+        raise ArgumentError(
+            f"generate() has no option {', '.join(near or unknown)}; it takes {', '.join(OPTIONS)}, num_beams, "
+            f"attention_mask, generator and streamer"
+        )
     if num_beams != 1:
         beams = Beams(model, max_new_tokens, num_beams, options.pop("eos_token_id", None))
         return beams(input_ids, attention_mask, generator=generator, streamer=streamer, **options)

@@ -121,6 +121,32 @@ def _configured(model: nn.Module, name: str) -> Any:
     return named if named is not None else getattr(getattr(model, "config", None), name, None)
 
 
+_CHANGES_SCORES = {
+    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0), "bad_words_ids": (None, []), "force_words_ids": (None, []),
+    "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}),
+    "forced_bos_token_id": (None,), "forced_eos_token_id": (None,), "min_length": (None, 0),
+    "min_new_tokens": (None, 0), "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
+}  # fmt: skip
+"""What a model's generation_config may ask of each step beside its scores, and the values that change nothing."""
+
+
+def _refuse_configured(model: nn.Module) -> None:
+    """Raise for what the plain model's `generate` would do, and this one does not.
+
+    Raises:
+        ArgumentError: naming it.
+    """
+    config = getattr(model, "generation_config", None)
+    for name, neutral in _CHANGES_SCORES.items():
+        value = getattr(config, name, None)
+        if value not in neutral:
+            raise ArgumentError(
+                f"the model's generation_config has {name}={value!r:.60}, which generate() does not compute on secret "
+                f"scores; model.generation_config.{name} = {neutral[-1]!r} leaves it out"
+            )
+
+
 def texts_of(
     plain: nn.Module,
     max_new_tokens: int,
@@ -140,6 +166,7 @@ def texts_of(
             f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
             f"{type(plain).__name__}; call the secure model in a loop of your own"
         )
+    _refuse_configured(plain)
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
     words = int(config.vocab_size)
