@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import threading
 from queue import Queue
@@ -12,6 +13,7 @@ from queue import Queue
 import numpy as np
 import pytest
 import torch
+from commands import PIPE, Command
 from federation_world import World, each
 from network_world import until
 
@@ -36,6 +38,8 @@ from sectorch.network.federation.start import Start, described
 from sectorch.network.federation.taking import Taking
 from sectorch.network.federation.up import Up
 from sectorch.network.parties.said import reason
+from sectorch.network.parties.stage import PROGRAM as COMMAND
+from sectorch.network.parties.stage import free_port
 from sectorch.network.receipts.audit import audit
 from sectorch.network.receipts.page import page
 
@@ -318,6 +322,15 @@ def announced(parties):
 """
 
 
+HIDING = """
+def hiding(parties):
+    with parties.session(STAR, NAMES) as session:
+        own = {n: sectorch.announced(parties.inputs.get(n), owner=n, session=session) for n in ("A", "S")}
+        a, s = (sectorch.share(own[n], owner=n, session=session, scheme=scheme) for n in ("A", "S"))
+        return {"sum": (a + s).sum().reveal(to="A"), "debug": s.reveal(to="A")}
+"""
+
+
 def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, caplog, tmp_path):
     (world.folder / "work.py").write_text(PROGRAM)
     np.save(world.folder / "A.npy", OWN["alpha"]["A"].numpy())
@@ -390,3 +403,47 @@ def test_a_bound_that_is_none_is_refused(text):
         bounds_of([text], str)
     with pytest.raises(errors.ArgumentError, match="two bounds"):
         bounds_of(["alpha=1", "alpha=2"], str)
+
+
+@pytest.mark.sectorch_long
+def test_processes_that_hide_a_reveal(tmp_path, capsys):
+    """A process each: what is in the consent is in the receipts, and what is beyond a bound does not leave."""
+    (tmp_path / "work.py").write_text(PROGRAM + HIDING)
+    file, processes = tmp_path / "trial" / "federation.toml", {}
+    roles = [f"{name}={role}" for name, role in PARTIES.items()]
+    assert command(["federation", "try", str(tmp_path / "trial"), *roles, "--server", f"localhost:{free_port()}"]) == 0
+    bounds = ["--reveals", *(f"announce:{name}=28" for name in PARTIES), "alpha=1"]
+    for name, role in PARTIES.items():
+        for function in ("program", "hiding"):
+            own = [] if role == "Q" else ["--input", f"{role}={tmp_path}/{role}.npy"]
+            if own:
+                np.save(tmp_path / f"{role}.npy", OWN[name][role].numpy())
+            more = bounds if function == "hiding" else []
+            what = ["federation", "accept", str(file), f"{tmp_path}/work.py:{function}", "--as", name, *own, *more]
+            assert command(what) == 0
+        own_file = tmp_path / "trial" / f"{name}.toml"
+        own_file.write_text(f'[files]\nreceipts = "{name}-receipts"\n' + own_file.read_text())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        for name in ("server", *PARTIES):
+            with (tmp_path / f"{name}.log").open("w") as log:
+                up = [*COMMAND, "up", str(file), "--as", name]
+                processes[name] = Command(up, cwd=tmp_path, stdout=log, stderr=log, env=environment)
+        for function, right in (("program", True), ("hiding", False)):
+            start = ["run", str(file), f"{tmp_path}/work.py:{function}", "--as", "gamma", "--json", "--wait", "240"]
+            starter = processes[function] = Command(
+                [*COMMAND, *start], cwd=tmp_path, stdout=PIPE, stderr=PIPE, env=environment
+            )
+            _, said = starter.communicate(timeout=300)
+            assert (starter.returncode == 0) is right, said
+        for name in PARTIES:
+            processes[name].terminate()
+            processes[name].wait(60)
+        queries = audit(next((tmp_path / "trial" / "beta-receipts").glob("*"))).queries
+        assert [q.outcome for q in queries] == ["done", "RefusedError"]
+        assert "[3] int64" in queries[0].opened[1].what and not any("[3] int64" in o.what for o in queries[1].opened)
+        assert "has not agreed to this" in (tmp_path / "beta.log").read_text()
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()

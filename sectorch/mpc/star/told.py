@@ -86,9 +86,9 @@ def settled(net: Net, name: str, own: torch.Tensor, choose: Callable[..., torch.
     Rounds 2, bytes twice those of `own` for each party but S.
     """
     with _telling(net, name) as others:
-        all_ = [net.own(net.S, own)]
+        all_ = [net.own(net.S, own, name=name)]
         for role, party in others.items():
-            all_.append(net.own(party, own).send(party, net.S, f"from_{role}"))
+            all_.append(net.own(party, own, name=name).send(party, net.S, f"from_{role}"))
         chosen = net.fresh(net.S, _Chosen(choose), *(value.at(net.S) for value in all_))
         for role, party in others.items():
             chosen = chosen.send(net.S, party, f"to_{role}")
