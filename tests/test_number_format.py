@@ -4,6 +4,7 @@ an error says to do about it works."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from sectorch.nn.program import load_program
 from sectorch.tensor import Scheme
 
 
-def net(total: float, bias: float = 0.0) -> nn.Module:
+def net(total: float, bias: float = 0.0) -> Any:
     """The weights of each output of its second layer sum to so much in magnitude."""
-    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    model: Any = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
     with torch.no_grad():
         model[2].weight.div_(model[2].weight.abs().sum(1, keepdim=True)).mul_(total)
         model[2].bias.fill_(bias)
@@ -119,18 +120,18 @@ def test_an_error_names_the_input():
         sectorch.secure(Two().eval())(age=torch.ones(2), income=torch.full((2,), 1e5))
 
 
-def folded() -> tuple[nn.Module, torch.Tensor]:
+def folded() -> tuple[Any, torch.Tensor]:
     """The weights of one output of a layer sum to 1058 once the norm behind it is folded in."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
+    model: Any = nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
     nn.init.normal_(model[0].weight)
     model[1].running_var.fill_(0.003)
     return model.requires_grad_(False), torch.randn(8, 64) * 20
 
 
-def column() -> tuple[nn.Module, torch.Tensor]:
+def column() -> tuple[Any, torch.Tensor]:
     """A column to 4254, and a norm whose factor is 236."""
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
+    model: Any = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
     model[0].running_var.copy_(torch.tensor([1e6, 8e-6]))
     return model.requires_grad_(False), torch.tensor([[4254.0, 0.001], [10.0, 0.002]])
 
@@ -145,7 +146,7 @@ def test_calibration_chooses_a_format_for_values_and_weights(made):
 
 
 def test_calibration_says_that_there_is_no_format():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).eval().requires_grad_(False)
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).eval().requires_grad_(False)
     model[0].weight.fill_(1.0)
     model[1].weight.fill_(1e4)
     x = torch.full((1, 2), 1e4)

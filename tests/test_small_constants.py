@@ -100,3 +100,27 @@ def test_a_guard_hides_no_negative_number(guard):
         else:
             with pytest.raises(errors.RangeExceededError, match="logarithm"):
                 sectorch.secure(model)(x)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: nn.functional.pad(x, (1, 1), value=1e-9), lambda x: x.index_fill(0, torch.tensor([0]), 1e-9)],
+)
+def test_a_number_that_counts_as_zero_is_named_beforehand(write):
+    assert "1e-09 is below the last place" in sectorch.explain(Of(write).eval(), X).problems[0]
+    for kept in (lambda x: x + 1e-9, lambda x: x.clamp(min=1e-9), lambda x: torch.where(x > 0, x, 1e-9)):
+        assert sectorch.explain(Of(kept).eval(), X).problems == []
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "k", "size"),
+    [(256.0, 0.5, 0.0, 256), (1.0, 0.3, 0.0, 5), (1e-4, 0.75, 1e-6, 5), (1e-4, 0.75, 1.0, 5)],
+)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_local_response_norm_of_a_small_k(alpha, beta, k, size, scale):
+    model = nn.LocalResponseNorm(size, alpha, beta, k).eval()
+    x = (torch.rand(2, 8, 3) + 0.25) * scale
+    right = model(x)
+    came = sectorch.secure(model)(x)
+    assert (came - right).abs().max() <= 4e-6 + 1e-4 * right.abs().max()
+    assert torch.equal(came, sectorch.reference(model)(x))

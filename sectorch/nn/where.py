@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -96,7 +96,7 @@ def raise_located(error: SectorchError, place: str) -> NoReturn:
         raise error
     named = type(error)(f"{place}: {error}")
     named.layer = place
-    if isinstance(error, FixedPointRangeError):
+    if isinstance(error, FixedPointRangeError) and isinstance(named, FixedPointRangeError):
         named.needs = error.needs
     raise named from error
 
@@ -108,11 +108,11 @@ _ABOVE_ZERO = (
 
 
 @contextmanager
-def range_advice(program: fx.GraphModule | None) -> Iterator[None]:
+def range_advice(program: Any) -> Iterator[None]:
     """A range error's text names the lines of the program that a guard may mend, or none where there is none such.
 
     Args:
-        program: what was run; None where the module runs operation by operation.
+        program: what was run, a `Trace`; None where the module runs operation by operation.
     """
     try:
         yield

@@ -157,7 +157,7 @@ def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
     return _pairwise(context, x, y, -1)
 
 
-def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
+def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Any:
     backend = context.backend
     for a, b in ((x, y), (y, x)):
         if (bound := small(context, b)) is not None:

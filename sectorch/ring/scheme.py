@@ -153,7 +153,8 @@ class Scheme:
         """The scheme itself if it holds these weights, or one of fewer fraction bits, which has the same activation
         limit or a larger one; None where less than `LEAST_FRAC_BITS` would be left."""
         needs = list(needs)
-        total, summand = (max((need[i] for need in needs), default=0.0) for i in (1, 2))
+        total = max((need.total for need in needs), default=0.0)
+        summand = max((need.summand for need in needs), default=0.0)
         if total <= self.gain and summand < self.activation_limit:
             return self
         room = max(LEAST_GAIN_BITS, math.ceil(math.log2(max(total, 1.0) * 64 / 63)))
