@@ -43,6 +43,7 @@ from .tensors import DimensionError as DimensionError
 from .tensors import DtypeError as DtypeError
 from .tensors import FixedPointRangeError as FixedPointRangeError
 from .tensors import NonFiniteError as NonFiniteError
+from .tensors import PrecisionError as PrecisionError
 from .tensors import ProgramError as ProgramError
 from .tensors import RangeExceededError as RangeExceededError
 from .tensors import SecretAccessError as SecretAccessError
@@ -52,3 +53,4 @@ from .tensors import UnsupportedDeviceError as UnsupportedDeviceError
 from .tensors import UnsupportedOpError as UnsupportedOpError
 from .warned import CaptureWarning as CaptureWarning
 from .warned import LeakyProtocolWarning as LeakyProtocolWarning
+from .warned import PrecisionWarning as PrecisionWarning

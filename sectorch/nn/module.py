@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..choreography import Party
 from ..choreography.ledger import Profile, alone
 from ..choreography.program.nodes import uncollected
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, FixedPointRangeError, SectorchError
+from ..errors import ArgumentError, FixedPointRangeError, PrecisionError, PrecisionWarning, SectorchError
 from ..ring.scheme import NEEDS, Need, reason_of
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
@@ -27,6 +28,7 @@ from .eager import watched
 from .held import as_shared, shown
 from .huggingface import suited
 from .inputs import Inputs
+from .precision import loss
 from .samplewise import same_program
 from .served import Served, ServedTraces
 from .shapes import FEW, Traces, remember
@@ -78,6 +80,7 @@ class SecureModule(Inference):
         dtype: torch.dtype | None = None, like: SecureModule | None = None,
         given: dict[int, Given] | None = None,
         chooses: bool | None = None,
+        strict: bool = False,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
@@ -101,10 +104,12 @@ class SecureModule(Inference):
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces
-        self._chunk = chunk
+        self._chunk, self.strict = chunk, strict
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
         self._checked: dict[Any, Checked] = {}
+        self._precise: set[Any] = set()
+        """The rows whose programs the owner has checked for precision."""
         self._rows: dict[Any, Trace] = {}
         """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
@@ -112,7 +117,7 @@ class SecureModule(Inference):
         if like is None:
             self.__dict__["_dry_weights"] = self.bind(self.traces.session, party)[1]
         else:  # what was worked out on shapes is nobody's
-            shared = ("_dry_weights", "_checked", "_rows", "largest", "_lock")
+            shared = ("_dry_weights", "_checked", "_precise", "_rows", "largest", "_lock")
             self.__dict__.update({name: like.__dict__[name] for name in shared})
         self.ahead = Ahead()
         self._forms: dict[Any, tuple[Inputs, list[str]]] = {}
@@ -124,7 +129,14 @@ class SecureModule(Inference):
     def over(self, module: nn.Module) -> SecureModule:
         """Another module made of this one's plain model, of the same session, answering party and scheme."""
         return SecureModule(
-            module, self.session, self.party, self.named, self._chunk, dtype=self.dtype, given=self._given
+            module,
+            self.session,
+            self.party,
+            self.named,
+            self._chunk,
+            dtype=self.dtype,
+            given=self._given,
+            strict=self.strict,
         )
 
     def extra_repr(self) -> str:
@@ -401,12 +413,48 @@ class SecureModule(Inference):
         with uncollected():
             limited = self._served is not None
             checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
+        if program is not None and self.session.present(self.party) and not self.session.reference:
+            self._check_precision(inputs)
         with self._lock:
             remember(self._checked, key, checked)
             for line in checked.profile.ledger:
                 edge = (line.src.role, line.dst.role)
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return checked
+
+    def _check_precision(self, inputs: Inputs) -> None:
+        """The owner's look at what its weights lose in fixed point, once a program; see `nn/precision.py`.
+
+        Raises:
+            PrecisionError: with `strict`.
+
+        Warns:
+            PrecisionWarning: else.
+        """
+        with self._lock:
+            if inputs.row in self._precise:
+                return
+            self._precise.add(inputs.row)
+        few = inputs.meta() if inputs.rows is None or inputs.rows < FEW else inputs.meta(FEW)
+        try:
+            program = self.program(few)
+            weights = lambda session: self.bind(session, session.answering[0])[1]
+            lost = program and loss(program, weights, self.scheme, few, self.strict)
+        except (
+            Exception
+        ):  # no such batch, numbers beyond an operation's domain, what float64 has not: it cannot be said
+            return
+        if not lost:
+            return
+        said = (
+            f"{lost}. Weights or constants there are small beside the last place, 2^-{self.scheme.frac_bits}: divide "
+            f"the input of that layer by a power of two and multiply its weights by it"
+        )
+        if self.strict:
+            with self._lock:
+                self._precise.discard(inputs.row)  # the next call is refused as well
+            raise PrecisionError(said)
+        warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
 
     def _largest(self, inputs: Inputs) -> int:
         """Bytes of the largest message of `ROWS` rows; none of a model that does not take so many."""

@@ -32,6 +32,7 @@ def secure(
     party: Party | None = None,
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
+    strict: bool = False,
     backend: Literal["shares"] = "shares",
     keys: None = None,
     **old: Any,
@@ -58,6 +59,7 @@ def secure(
     party: Party | None = None,
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
+    strict: bool = False,
     backend: str = "shares",
     keys: Keys | None = None,
     **old: Any,
@@ -79,6 +81,8 @@ def secure(
         chunk: rows per piece of a batch; chosen by memory unless named.
         calibrate: a batch of typical inputs. The fraction bits (at most the scheme's) and, unless it is named, the
             range are chosen from the values it gives; see `sectorch.nn.calibrate`.
+        strict: whether a model that loses digits in fixed point is refused on the first call of a form, by the owner's
+            own check (`PrecisionError`), in place of a warning; the check runs the whole reference then.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
         old: relu, frac_bits, network, range_check, activation_limit, for this release: fields of the scheme.
@@ -92,12 +96,14 @@ def secure(
     Warns:
         LeakyProtocolWarning: for Scheme(relu="privhfl").
         DeprecationWarning: for fields of the scheme as keywords.
+        PrecisionWarning: on the first call of a form, for weights that lose digits in fixed point.
     """
     model = taken(model)
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
         refuse_unused({"scheme": scheme is not None, "chunk": chunk is not None, "calibrate": calibrate is not None})
+        refuse_unused({"strict": strict})
         refuse_unused(dict.fromkeys(old, True))
         from ..ckks import CKKSModule  # SEAL, which shares do without
 
@@ -112,7 +118,7 @@ def secure(
         scheme = calibrated(model, calibrate, scheme)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
-    secured = SecureModule(model, session, party, scheme, chunk)
+    secured = SecureModule(model, session, party, scheme, chunk, strict=strict)
     if scheme.relu == "privhfl":
         warnings.warn(
             "relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same "
