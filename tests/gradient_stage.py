@@ -138,7 +138,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
     def leaf(v: Any) -> Any:
         if not followed(v):
             return v.to(torch.float32) if floats(v) else v
-        shares = sectorch.share(v.to(dtypes[len(secrets)]), session=session, scheme=scheme)
+        shares = sectorch.share(v.detach().to(dtypes[len(secrets)]), session=session, scheme=scheme)
         secrets.append(DifferentiableTensor(shares, requires_grad=True))
         return secrets[-1]
 

@@ -149,7 +149,7 @@ def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party
         if held is not None:
             return held.again(name, x, session, session.answering_party(party), scheme)
         limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
-        return share_tensor(x, session=session, party=party, scheme=scheme, limit=limit, name=name)
+        return share_tensor(x.detach(), session=session, party=party, scheme=scheme, limit=limit, name=name)
 
     return inputs.having([shared(*one) for one in zip(inputs.names, inputs.tensors, inputs.held, strict=True)])
 

@@ -264,6 +264,6 @@ class _Watch:
 
         with torch.no_grad():
             y = compute(*pytree.tree_map(on_meta, args), **pytree.tree_map(on_meta, kwargs))
-        share = lambda v: share_tensor(v, session=session, scheme=self.scheme)
+        share = lambda v: share_tensor(v.detach(), session=session, scheme=self.scheme)
         with alone(Profile()):
             return pytree.tree_map(lambda v: share(v) if isinstance(v, torch.Tensor) else v, y)

@@ -284,7 +284,10 @@ def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
     return x
 
 
-_TRAINED = "a secure model is for inference; sectorch.shared(model) trains on shares"
+_TRAINED = (
+    "a secure model is for inference; sectorch.shared(model) trains on shares, and DifferentiableTensor(x, "
+    "requires_grad=True) is an input to which a gradient comes"
+)
 COMPOSED[T.cuda] = _to_cuda
 
 

@@ -348,11 +348,16 @@ def share_tensor(
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
         ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it;
-            an owner that the session has not; no tensor where its owner is.
+            an owner that the session has not; no tensor where its owner is; one that requires a gradient.
         ShapeError, DtypeError: x is not as was named.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
+    if x is not None and x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "share() takes a tensor that requires no gradient, since none would come to it: share(x.detach()), and for "
+            "the gradient of an input DifferentiableTensor(share(x.detach()), requires_grad=True)"
+        )
     x = _as_named(x, shape, dtype)
     session = session or default_session("cpu" if x.is_meta else x.device)
     if x.device not in (session.device, torch.device("meta")):

@@ -127,8 +127,8 @@ def secret(call: Call, session: Session, which: Which = lambda i: True, dtype: t
 def _shared(plain: torch.Tensor, session: Session) -> Any:
     if plain.is_complex():
         parts = plain.real.contiguous(), plain.imag.contiguous()
-        return torch.complex(*(share_tensor(part, session=session) for part in parts))
-    return share_tensor(plain, session=session)
+        return torch.complex(*(share_tensor(part.detach(), session=session) for part in parts))
+    return share_tensor(plain.detach(), session=session)
 
 
 def copied(leaf: Any) -> Any:

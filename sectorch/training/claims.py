@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
+
 from ..tensor.table import SHARES
 from .tensor import REFUSED
 
@@ -16,11 +19,10 @@ NO_GRADIENT = {
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
     "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
     "logdet": "take torch.linalg.slogdet(x).logabsdet",
-    "max_unpool2d": "F.interpolate and F.conv_transpose2d have one",
     "rrelu": "F.leaky_relu has one",
+    "max_unpool2d": "torch.zeros(n, c, h * w).scatter(2, indices.flatten(2), x.flatten(2)) has one",
     "setitem": "torch.where, torch.cat and torch.index_put write out of place",
     "sinc": "divide torch.sin by its argument, away from zero",
-    "solve": "torch.linalg.inv(A) @ B has one",
     **dict.fromkeys(
         ("adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices"), "call it without return_indices"
     ),
@@ -43,3 +45,9 @@ NOTHING_TO_FOLLOW = frozenset((
 for _name, _text in NO_GRADIENT.items():
     for _key in (*SHARES.rows[_name].keys, *SHARES.rows[_name].in_place):
         REFUSED[_key] = _text
+
+REFUSED |= {
+    F.multilabel_margin_loss: "F.multi_margin_loss and F.multilabel_soft_margin_loss have one",
+    torch.matrix_exp: 'of parametrizations.orthogonal give orthogonal_map="cayley"',
+    torch.linalg.matrix_exp: 'of parametrizations.orthogonal give orthogonal_map="cayley"',
+}

@@ -253,8 +253,9 @@ def sign(context: Context, x: Cell) -> SharedTensor:
     factors = x.kept.get("factors")
     if factors is None:
         return torch.sign(x.content)
-    first, second = map(torch.sign, factors)
-    return first.like(context.backend.multiply(torch.mul, first.shares, second.shares), 0, 1.0)
+    first, second = (context.backend.at_least(v.shares, (0, 1), planes(v, more=1)) for v in factors)
+    signs = context.backend.multiply(torch.mul, first[0] + first[1] - 1, second[0] + second[1] - 1)
+    return x.content.like(signs, 0, 1.0)
 
 
 @row("reciprocal", aten.reciprocal.default)
@@ -474,7 +475,7 @@ def _below_one(context: Context, parts: Parts) -> SharedTensor:
     root, number = parts.below, parts.numbers[0] if parts.numbers else 1.0
     if root is None:
         raise ArgumentError("a quotient has both its parts")
-    bits = root.scale_bits
+    root, bits = at(context, root, state_bits(context)), state_bits(context)
     if isinstance(number, Varying):
         whole = number.whole(context, bits)
         whole = -whole + 2**bits if number.rest else whole

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..choreography import Party
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedOpError
 from ..nn.accept import refuse_scattered
 from ..session import Session
 from ..tensor import Scheme, share_tensor
@@ -31,12 +31,18 @@ def shared(
         session, party, scheme: as of `sectorch.share`.
 
     Raises:
-        ArgumentError: no module, a DataParallel, or one that is shared already.
+        ArgumentError: no module, a DataParallel, or one that is shared already; under `torch.inference_mode`.
+        UnsupportedOpError: a lazy module that has not been run.
         FixedPointRangeError, NonFiniteError, DtypeError: a parameter that cannot be shared; nothing was changed.
     """
     if not isinstance(module, nn.Module):
         raise ArgumentError(f"shared() takes an nn.Module, got a {type(module).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError("a model that is shared under torch.inference_mode() has no gradients; share it outside")
     refuse_scattered(module)
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+            raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
     limit = 2.0 ** parameter_bits(scheme or Scheme())
     made: dict[int, Any] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -263,3 +263,34 @@ FUNCTIONS[F.dropout] = dropout
 FUNCTIONS[torch.dropout] = lambda input, p, train: dropout(input, p, train)
 for _function, _dims in ((F.dropout1d, 1), (F.dropout2d, 2), (F.dropout3d, 3)):
     FUNCTIONS[_function] = _channels_dropped(_dims)
+
+
+def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """v g / |v|, the norms over all dimensions but one."""
+    dims = [d for d in range(v.dim()) if d != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    return v * (g / torch.linalg.vector_norm(v, 2, dims, keepdim=True))
+
+
+FUNCTIONS[torch._weight_norm] = weight_norm
+FUNCTIONS[torch.norm_except_dim] = lambda v, pow=2, dim=0: torch.linalg.vector_norm(
+    v, pow, [d for d in range(v.dim()) if d != dim % v.dim()], keepdim=True
+)
+
+
+def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    """Circular padding by what stands at the other end; torch writes it into slices."""
+    if mode != "circular" or min(pad) < 0:
+        with torch._C.DisableTorchFunctionSubclass():
+            return F.pad(input, pad, mode, value)
+    made = input
+    for k in range(len(pad) // 2):
+        dim, (before, after) = input.dim() - 1 - k, pad[2 * k : 2 * k + 2]
+        size = input.shape[dim]
+        if max(before, after) > size:
+            raise ArgumentError(f"circular padding is at most the size {size}, got {before} and {after}")
+        parts = made.narrow(dim, size - before, before), made, made.narrow(dim, 0, after)
+        made = torch.cat([part for part in parts if part.shape[dim]], dim)
+    return made
+
+
+FUNCTIONS[F.pad] = pad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +13,21 @@ from ..errors import SectorchError
 from ..tensor.table import typed
 from .cells import Cell
 from .tensor import FUNCTIONS, DifferentiableTensor
+
+WALKING: ContextVar[bool] = ContextVar("whether a walk back over shares runs", default=False)
+
+_walked = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]  torch gives no other place
+
+
+def _walk(*args: Any, **kwargs: Any) -> Any:
+    """What a checkpoint computes again while the graph is walked back is computed as it was forward."""
+    if not WALKING.get():
+        return _walked(*args, **kwargs)
+    with torch._C._EnableTorchFunction():
+        return _walked(*args, **kwargs)
+
+
+torch.autograd._engine_run_backward = _walk  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _gradient(given: Any, like: DifferentiableTensor) -> Any:
@@ -33,6 +49,7 @@ def _started(func: Callable, place: int, name: str) -> Callable:
             lifted = lambda v: pytree.tree_map(lambda g: _gradient(g, like), v)
             args = tuple(lifted(v) if i == place else v for i, v in enumerate(args))
             kwargs = {k: lifted(v) if k == name else v for k, v in kwargs.items()}
+        token = WALKING.set(like is not None)
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -40,6 +57,8 @@ def _started(func: Callable, place: int, name: str) -> Callable:
             raise
         except Exception as error:
             raise typed(func, error) from None
+        finally:
+            WALKING.reset(token)
 
     return run
 

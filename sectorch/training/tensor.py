@@ -8,6 +8,7 @@ its reference. An operator without a row raises.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable
@@ -66,6 +67,11 @@ class DifferentiableTensor(SecretTensor):
 
     @staticmethod
     def __new__(cls, content: SharedTensor | Cell, requires_grad: bool = False):
+        if requires_grad and torch.is_inference_mode_enabled():
+            raise ArgumentError(
+                "no gradient comes to a tensor that is made under torch.inference_mode(); make it, or share the model, "
+                "outside of it"
+            )
         cell = content if isinstance(content, Cell) else Cell(content)
         meta, device = cell.shape, cell.context.session.device
         shape, dtype = meta.shape, meta.dtype
@@ -112,6 +118,7 @@ class DifferentiableTensor(SecretTensor):
 
     @classmethod
     def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+        _refuse_transforms()
         if func == _SET_DATA and args[0] is args[1]:  # as a module's .to(device) does where the device is its own
             return None
         if func in SECRETS:
@@ -135,12 +142,43 @@ class DifferentiableTensor(SecretTensor):
         except SectorchError:
             raise
         except Exception as error:
+            if type(error).__module__ == "torch.utils.checkpoint":  # which ends what it computes again so
+                raise
             raise typed(func, error) from None
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         with torch._C._EnableTorchFunction():
+            _refuse_transforms()
             return dispatch(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DifferentiableTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Shares of the same secret in memory of their own, in this process: as averages of a model's weights keep.
+
+        Raises:
+            SecretAccessError: it is no leaf of a graph, or one of a step that is recorded elsewhere.
+        """
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise SecretAccessError("only leaves of a graph can be copied; take x.detach()")
+        with torch.no_grad():
+            made = DifferentiableTensor(self.detach().clone().cell, self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = made
+        return made
+
+
+def _refuse_transforms() -> None:
+    """torch.func maps over a dimension, and takes gradients, by tensors of its own that hold no shares."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedOpError(
+            f"torch.func (vmap, grad, jacrev, functional transforms) does not take tensors that are trained on; call "
+            f"the model on the whole batch, and loss.backward() or torch.autograd.grad for gradients (at {line()})"
+        )
 
 
 def _lifted(leaf: Any) -> Any:
@@ -178,6 +216,20 @@ def _base_of(func: Any) -> Any:
     name, overload = func._schema.name.split("::")[1], func._overloadname
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
     return getattr(packet, overload, None) if packet is not None else None
+
+
+def _drawn(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Numbers of torch's generator, which everybody knows: written into a tensor, or of its shape.
+
+    So a module initialises its parameters anew (`reset_parameters`, `nn.init`), or draws a mask.
+    """
+    name, first = func._schema.name.split("::")[1], args[0]
+    if not isinstance(first, DifferentiableTensor) or any(isinstance(v, DifferentiableTensor) for v in args[1:]):
+        return NotImplemented
+    if not name.endswith(("_like", "_")):
+        return NotImplemented
+    numbers = func(torch.empty(first.shape, dtype=first.dtype), *args[1:], **kwargs)
+    return dispatch(torch.ops.aten.copy_.default, (first, numbers), {}) if name.endswith("_") else numbers
 
 
 def _overload(packet: Any, func: Any, names: tuple[str, ...]) -> Any:
@@ -255,13 +307,16 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         )
     if func._overloadname == "out" or func._overloadname.endswith("_out"):
         return _into(func, args, kwargs)
+    if torch.Tag.nondeterministic_seeded in func.tags and (made := _drawn(func, args, kwargs)) is not NotImplemented:
+        return made
     key = _base_of(func) or func
     target = None if key is func else args[0]
     composed = None if key in GRADIENTS.row_of else WITHOUT_ROW[0](key)
     if composed is None and key not in GRADIENTS.row_of:
         if "_local_scalar_dense" in str(func) or "is_nonzero" in str(func):
             raise SecretAccessError(
-                f"a number was asked of a DifferentiableTensor at {line()}; use .reveal(), and torch.where to choose"
+                f"a number was asked of a DifferentiableTensor at {line()}; use .reveal(), and torch.where to choose; "
+                f"torch.func takes no such tensors, .backward() does"
             )
         raise UnsupportedOpError(f"{GRADIENTS.unsupported(func, args, kwargs)} (at {line()})")
     if target is not None and not isinstance(target, DifferentiableTensor):

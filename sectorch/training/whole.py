@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..tensor.arguments import positional, renamed
 from ..tensor.table import COMPOSED, SHARES
 from .tensor import FUNCTIONS
@@ -37,3 +39,15 @@ for _name in ROWS:
         FUNCTIONS.setdefault(_key, partial(_composed, _key, SHARES.handler[_key]))
 for _key, _composition in COMPOSED.items():
     FUNCTIONS.setdefault(_key, _composition)
+
+
+def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+    """A^-1 B, or B A^-1: the inverse has a gradient."""
+    inverse = torch.linalg.inv(A)
+    vectors = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    if vectors and left:
+        return (inverse @ B.unsqueeze(-1)).squeeze(-1)
+    return inverse @ B if left else B @ inverse
+
+
+FUNCTIONS[torch.linalg.solve] = solve

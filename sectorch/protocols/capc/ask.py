@@ -262,7 +262,7 @@ class Panel:
                     voter.model, Scheme(frac_bits=self.scheme.frac_bits), session=self.session, party=party
                 )
             secured = self._secured[party]
-            logits = secured(share_tensor(queries, session=self.session, party=party, scheme=secured.scheme))
+            logits = secured(share_tensor(queries.detach(), session=self.session, party=party, scheme=secured.scheme))
         if tuple(logits.shape) != (len(queries), self.classes):
             raise FederationError(
                 f"{voter.name}'s model gives {tuple(logits.shape)} for {len(queries)} queries, but {self.classes} "

@@ -86,7 +86,7 @@ def secure_query(
             answers.append([])
             for piece in queries.split(steps.chunk):
                 start = time.perf_counter()
-                shared = share_tensor(piece, session=session, party=party, scheme=secured.scheme)
+                shared = share_tensor(piece.detach(), session=session, party=party, scheme=secured.scheme)
                 shared_at = time.perf_counter()
                 logits = secured(shared)
                 answer = torch.softmax(logits, 1) if normalise else logits
