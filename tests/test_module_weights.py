@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import functools
+import re
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -522,3 +524,40 @@ def test_complex_functions_of_weights_are_computed_by_their_owner(tmp_path):
     with pytest.raises(UnsupportedOpError, match=r"complex.* is not supported; compute with x.real"):
         sectorch.secure(Of(lambda s, x: torch.exp(x * torch.exp(1j * s.w)).real).eval())(X)
     sectorch.network.save_model(model, x, tmp_path / "m.safetensors")
+
+
+def test_code_in_a_package_whose_name_begins_with_torch_has_lines():
+    """torchvision, torchaudio and the like stand beside torch, and are models' own code."""
+    file = f"{Path(torch.__file__).parent}vision/models/made_up.py"
+    source = "def f(s, x):\n    return torch.special.bessel_j0(s.layer(x))\n"
+    space = {"torch": torch}
+    exec(compile(source, file, "exec"), space)
+    with pytest.raises(UnsupportedOpError, match=rf"at {re.escape(file)}:2: "):
+        sectorch.secure(Of(space["f"]).eval())(X)
+    assert any(layer.source == f"{file}:2" for layer in sectorch.explain(Of(space["f"]).eval(), X).layers)
+
+
+def encoder(norm=None, **how):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    return nn.TransformerEncoder(layer, 1, norm, **how).eval()
+
+
+AT_THE_END = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
+WITHIN = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1]]).bool()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("pad", [AT_THE_END, WITHIN, AT_THE_END & False], ids=["at the end", "within", "nowhere"])
+@pytest.mark.parametrize("of", ["secret", "public", "norm", "plain path"])
+def test_an_encoder_gives_at_padded_places_what_torchs_evaluation_gives(pad, of):
+    model = encoder(nn.LayerNorm(8) if of == "norm" else None, enable_nested_tensor=of != "plain path")
+    if of == "norm":
+        nn.init.normal_(model.norm.bias)
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        right = model(x, src_key_padding_mask=pad)
+    came = sectorch.reference(model)(x, src_key_padding_mask=sectorch.public(pad) if of == "public" else pad)
+    assert (came - right).abs().max() < 1e-3
+    if of == "secret":
+        assert torch.equal(came, sectorch.secure(model)(x, src_key_padding_mask=pad))

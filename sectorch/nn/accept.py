@@ -100,7 +100,7 @@ def check_model(model: Any, device: torch.device) -> None:
                 f"torch.view_as_complex(self.{name}) in the forward"
             )
     for name, p in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(p, nn.parameter.UninitializedTensorMixin):
+        if isinstance(p, (nn.UninitializedParameter, nn.UninitializedBuffer)):
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
 
 

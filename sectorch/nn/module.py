@@ -28,6 +28,7 @@ from .eager import watched
 from .held import as_shared, shown
 from .huggingface import suited
 from .inputs import Inputs
+from .padding import zeros_at_padded_places
 from .precision import loss
 from .samplewise import same_program
 from .served import Served, ServedTraces
@@ -100,6 +101,7 @@ class SecureModule(Inference):
             self.dtype = dtype or dtype_of(model)
             plain, self._given = (model, given or {}) if dtype else copied(model)
             suited(plain)
+            zeros_at_padded_places(plain)
             traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain

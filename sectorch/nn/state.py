@@ -64,7 +64,8 @@ def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
             continue
         for kind in (dict, list, tuple, set, frozenset):
             if isinstance(value, kind):  # by the kind's own methods: a class of a package's may have others
-                pending += kind.__iter__(value)
+                found_in: Any = kind.__iter__
+                pending += found_in(value)
                 pending += dict.values(value) if isinstance(value, dict) else ()
         pending.append(getattr(value, "__dict__", None))
 

@@ -29,7 +29,7 @@ from .nodes import op_name
 _TORCH = Path(torch.__file__).parent
 _LAYERS = f"{_TORCH / 'nn' / 'modules'}{os.sep}"
 _CALL = str(_TORCH / "nn" / "modules" / "module.py")
-_OWN = ("capture.py", "eager.py", "written.py")
+_OWN = ("capture.py", "eager.py", "padding.py", "written.py")
 _SKIPPED = (f"{_TORCH}{os.sep}", str(Path(__file__)), *(str(Path(__file__).with_name(name)) for name in _OWN), "<")
 
 

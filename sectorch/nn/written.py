@@ -99,7 +99,7 @@ class Written:
             unset = self._unset.get(id(leaf))
             if unset is None or func in METADATA:
                 continue
-            args = tree[0] if func is not None else ()
+            args: tuple[Any, ...] = tree[0] if func is not None else ()
             target: Any = args[0] if args else None
             known = len(args) > 1 and not any(isinstance(v, SecretTensor) for v in pytree.tree_leaves(args[1]))
             if target is leaf and func in (_T.__setitem__, _T.copy_, _T.fill_, _T.zero_):

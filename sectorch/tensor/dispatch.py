@@ -67,8 +67,10 @@ METADATA = {
 } | {
     _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.__len__, _T.is_floating_point, _T.is_complex,
     _T.is_contiguous, _T.get_device, _T.element_size, _T.is_signed, _T.__hash__, _T.stride, torch.is_floating_point,
-    torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size, torch._has_compatible_shallow_copy_type,
+    torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size,
+    torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
+_SET_DATA = _T.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
     _T.data_ptr, _T.storage, _T.untyped_storage, _T.__contains__, _T.__format__, _T.is_nonzero, _T.equal, _T.allclose,
@@ -115,7 +117,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
-    if func == _T.data.__set__ and isinstance(args[0], PrivateTensor):  # as layer.to(x.device) does
+    if func == _SET_DATA and isinstance(args[0], PrivateTensor):  # as layer.to(x.device) does
         if args[0] is args[1]:
             return None
         raise UnsupportedOpError(

@@ -327,15 +327,15 @@ def _off(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     worst = 0.0
     for y, true in zip(found, exact, strict=True):
         if true.numel():
-            off = float((y.to(true.dtype) - true).abs().double().max())
-            worst = max(worst, off / max(float(true.abs().double().max()), 1e-12) if not math.isnan(off) else math.inf)
+            off = float((y.to(true.dtype).double() - true.double()).abs().max())
+            worst = max(worst, off / max(float(true.double().abs().max()), 1e-12) if not math.isnan(off) else math.inf)
     return worst
 
 
 def _ranges(secured: SecureModule, inputs: Inputs, given: Inputs) -> list[tuple[str, float]]:
     sizes = {
-        name: float(v.abs().double().nan_to_num(nan=math.inf).max())
+        name: float(v.double().abs().nan_to_num(nan=math.inf).max())
         for name, v in values(secured, inputs, given).items()
-        if isinstance(v, torch.Tensor) and v.numel() and not v.dtype.is_complex
+        if isinstance(v, torch.Tensor) and v.numel() and not v.dtype.is_complex and v.dtype != torch.bool
     }
     return sorted(sizes.items(), key=lambda one: -one[1])

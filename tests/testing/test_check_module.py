@@ -151,3 +151,17 @@ def test_a_module_in_training_mode_and_several_inputs():
     assert "training mode" in check_module(nn.Linear(4, 4), X, refuse=False).problem
     model = Own(lambda m, x: m.layer(x["a"]) + x["b"])
     assert check_module(model, sectorch.Inputs({"a": X, "b": sectorch.public(X)})).passed
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x: x * (s.layer(x) > 0),
+        lambda s, x: s.layer(x) > 0,
+        lambda s, x: {"a": s.layer(x) > 0, "b": x.argmax(1)},
+        lambda s, x: s.layer(x)[:0],
+    ],
+)
+def test_results_and_values_that_are_no_floating_point_numbers(forward):
+    report = check_module(Own(forward), X, refuse=False, rows=())
+    assert not report.problem
