@@ -33,8 +33,8 @@ class PrecisionWarning(UserWarning):
 
     Example:
         layer 'head' (Linear) at model.py:12: with 20 fraction bits the result is off by 0.012 of 0.03 on numbers that
-        were drawn. Its weights are small beside the last place, 2^-20: divide the input of that layer by a power of
-        two and multiply its weights by it;
+        were drawn. Weights or constants there are small beside the last place, 2^-20: divide the input of that layer by
+        a power of two and multiply its weights by it;
         secure(model, strict=True) refuses such a model
 
     What to do:

@@ -202,7 +202,7 @@ class SecureModule(Inference):
         if made is not None and self._chooses and self._together and not inputs.in_shares:
             # The same module again, in place: whoever holds it has one that works.
             args = self.plain, self.session, self.party, made, self._chunk
-            SecureModule.__init__(self, *args, dtype=self.dtype, given=self._given, chooses=True)
+            SecureModule.__init__(self, *args, dtype=self.dtype, given=self._given, chooses=True, strict=self.strict)
             self.format_reason = reason_of(needs)
             return
         named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.named.way_out(needs)}")
@@ -442,21 +442,24 @@ class SecureModule(Inference):
             program = self.program(few)
             weights = lambda session: self.bind(session, session.answering[0])[1]
             lost = program and loss(program, weights, self.scheme, few, self.strict)
-        except (
-            Exception
-        ):  # no such batch, numbers beyond an operation's domain, what float64 has not: it cannot be said
+        except Exception:  # no such batch, or numbers beyond an operation's domain: it cannot be said
             return
         if not lost:
             return
-        said = (
-            f"{lost}. Weights or constants there are small beside the last place, 2^-{self.scheme.frac_bits}: divide "
-            f"the input of that layer by a power of two and multiply its weights by it"
-        )
+        place, way = f"2^-{self.scheme.frac_bits}", "by a power of two and multiply its weights by it"
         if self.strict:
             with self._lock:
                 self._precise.discard(inputs.row)  # the next call is refused as well
-            raise PrecisionError(said)
-        warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
+            raise PrecisionError(
+                f"{lost}. Weights or constants there are small beside the last place, {place}: divide the input of "
+                f"that layer {way}"
+            )
+        warnings.warn(
+            f"{lost}. Weights or constants there are small beside the last place, {place}: divide the input of "
+            f"that layer {way}; secure(model, strict=True) refuses such a model",
+            PrecisionWarning,
+            stacklevel=2,
+        )
 
     def _largest(self, inputs: Inputs) -> int:
         """Bytes of the largest message of `ROWS` rows; none of a model that does not take so many."""

@@ -155,17 +155,18 @@ def _first(
     """The first operation of the fixed-point reference that rounding alone does not explain."""
     session = Session(reference=True)
     weights, party = bind(session), session.answering[0]
-    last, found = next(reversed(exact), None), None
+    last = next(reversed(exact), None)
+    found: list[Lost] = []
 
     def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
-        nonlocal found
         y = compute(*args, **kwargs)
         if node in exact and isinstance(y, SharedTensor):
-            decoded = y.shares.to(torch.float64) * 2.0**-y.scale_bits
+            shares: Any = y.shares
+            decoded = shares.to(torch.float64) * 2.0**-y.scale_bits
             size, error = _size(exact[node]), _size(decoded - exact[node])
             if _spoilt(error, size, scheme):
-                found = node, error, size
-        if node is last or found is not None:
+                found.append((node, error, size))
+        if node is last or found:
             raise _Enough
         return y
 
@@ -174,10 +175,10 @@ def _first(
     with suppress(_Enough), session.call(party), torch.no_grad():
         shared = shared_inputs(given, session, scheme, party)
         run(program, weights.of(program), shared.tensors, step=compare)
-    if found is None:
+    if not found:
         return None
-    node, error, _ = found
-    return None if error <= SLACK * _reached(program, given.wide(), scheme, node, exact[node]) else found
+    node, error, _ = found[0]
+    return None if error <= SLACK * _reached(program, given.wide(), scheme, node, exact[node]) else found[0]
 
 
 def _reached(program: Trace, given: Inputs, scheme: Scheme, last: fx.Node, exact: torch.Tensor) -> float:

@@ -100,7 +100,7 @@ def _small(factor: Any) -> bool:
 def _fine(weight: Any, x: Any) -> bool:
     """Whether a private factor of x is taken with 2 f fraction bits: an inverse, which may be small beside a large x,
     and any factor of an input as it was given. Neither depends on what the factor holds."""
-    return isinstance(weight, PrivateTensor) and isinstance(x, SharedTensor) and (weight.inverse or x.given)
+    return isinstance(weight, PrivateTensor) and isinstance(x, SharedTensor) and (weight.is_inverse or x.given)
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,

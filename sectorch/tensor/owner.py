@@ -79,13 +79,13 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
             (made, _), lasting = parent.derived[key], True
     results = _wrapped(context, func, leaves, at, run, outputs, made)
     for result in results:
-        result.lasting, result.inverse = lasting, _inverse(func, leaves, at)
+        result.lasting, result.is_inverse = lasting, _inverse(func, leaves, at)
     return pytree.tree_unflatten(results, out_spec)
 
 
 def _inverse(func: Callable, leaves: list, at: list[int]) -> bool:
     row = ROW_OF.get(func)
-    return (row is not None and row.name in _INVERSES) or any(leaves[i].inverse for i in at)
+    return (row is not None and row.name in _INVERSES) or any(leaves[i].is_inverse for i in at)
 
 
 _INVERSES = ("div", "exp", "pow", "reciprocal", "rsqrt")
@@ -182,8 +182,8 @@ def _changed(context: Context, func: Callable, leaves: list, at: list[int], spec
         run(viewed(value), *rest)
         return value
 
-    whole.inverse = _inverse(func, leaves, at)
-    target.inverse = whole.inverse
+    whole.is_inverse = _inverse(func, leaves, at)
+    target.is_inverse = whole.is_inverse
     rest = [leaves[i].value for i in at[1:]]
     key = None if views else _cache_key(func, leaves, at, spec)
     with context.setup.lock, running(context.setup):

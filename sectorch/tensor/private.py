@@ -32,7 +32,7 @@ class PrivateTensor(SecretTensor):
         copied: whether this is a copy of its own memory.
         stands_for: the plain tensors in whose place a forward reads this one.
         family: of a copy and of everything that shares its memory, one list of them all.
-        inverse: whether it was made by a quotient or a power, and may be small beside what it is multiplied with.
+        is_inverse: whether it was made by a quotient or a power, and may be small beside what it is multiplied with.
         derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
     """
 
@@ -41,7 +41,7 @@ class PrivateTensor(SecretTensor):
     derived: dict[Any, Any]
     lasting: bool
     streamed: bool
-    inverse: bool
+    is_inverse: bool
     origin: tuple[PrivateTensor, Callable] | None
     copied: bool
     family: list[ref] | None
@@ -60,7 +60,7 @@ class PrivateTensor(SecretTensor):
         self.derived = {}
         self.lasting = False
         self.streamed = False
-        self.inverse = False
+        self.is_inverse = False
         self.origin = None
         self.copied = False
         self.family = None
