@@ -101,12 +101,13 @@ class Written:
                 continue
             args: tuple[Any, ...] = tree[0] if func is not None else ()
             target: Any = args[0] if args else None
-            known = len(args) > 1 and not any(isinstance(v, SecretTensor) for v in pytree.tree_leaves(args[1]))
+            index: Any = args[1] if len(args) > 1 else ...
+            known = not any(isinstance(v, SecretTensor) for v in pytree.tree_leaves(index))
             if target is leaf and func in (_T.__setitem__, _T.copy_, _T.fill_, _T.zero_):
                 if func is not _T.__setitem__ or known:
-                    unset[args[1] if func is _T.__setitem__ else ...] = False
+                    unset[index if func is _T.__setitem__ else ...] = False
                 continue
-            read = unset[args[1]] if target is leaf and func is _T.__getitem__ and known else unset
+            read = unset[index] if target is leaf and func is _T.__getitem__ and known else unset
             if bool(read.any()):
                 raise NonFiniteError(
                     f"{'a result' if func is None else spell(func)} holds {int(read.sum())} NaN of a tensor that "
