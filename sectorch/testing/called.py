@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, SectorchError
+from ..ops.registry import REGISTERED
 from ..session import Session
 from ..tensor import Scheme
 from ..tensor.table import row_of
@@ -67,7 +68,7 @@ class Checked:
             for which in self._patterns(call):
                 if self._judged(call, which).kind == kind:
                     self._shown(call, kind, which)
-        if row_of(self.func) is None:
+        if row_of(self.func) is None or self.func in REGISTERED:
             self._reveals_nothing(call)
         for problems in self._problems():
             if next(problems(call), None) is not None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import sectorch
 from sectorch.errors import ArgumentError, ShapeError
 from sectorch.tensor import SharedTensor
-from sectorch.testing import Call, check_op
+from sectorch.testing import Call, ProtocolFault, check_op, check_program
 
 X, Y = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).unbind()
 near = lambda y: 1e-5 * (1 + y.abs())
@@ -189,3 +189,48 @@ def test_errors_are_of_the_kind_that_is_named():
     with pytest.raises(AssertionError, match="is not refused"):
         check_op(ours, [], error=1e-4, errors=[Call(X)])
     assert check_op(torch.erfinv, [X / 9], error=1e-5, refusals=True) == 0
+
+
+def common(a, b):
+    s = torch.cat((a, b)).sort().values
+    return (s[1:] == s[:-1]).sum()
+
+
+def leaking(a, b):
+    top = torch.cat((a, b)).max()
+    if secret(top):
+        top.reveal()  # the leak
+    return common(a, b)
+
+
+IDS = torch.tensor([3, 1, 4, 7]), torch.tensor([1, 5, 9])
+LINE = leaking.__code__.co_firstlineno + 3
+
+
+def test_what_is_revealed_inside_an_operation_is_found():
+    with pytest.raises(
+        AssertionError, match=rf"Q learns a value of shape \(\) computed from .*{LINE}: an operation re"
+    ):
+        check_op(leaking, [Call(*IDS)], error=0, reference=common)
+
+
+def test_a_program_is_held_to_what_it_says_that_it_reveals():
+    assert check_program(common, IDS).looked["reveals"].startswith("0 in common")
+    check_program(leaking, IDS, reveals=[("Q", ())])
+    with pytest.raises(ProtocolFault, match=rf"Q learns a value of shape \(\) computed from input 0, input 1 .*{LINE}"):
+        check_program(leaking, IDS)
+    with pytest.raises(ProtocolFault, match=r"S is to learn a value of shape \(3,\), which is not revealed"):
+        check_program(common, IDS, reveals=[("S", [3])])
+    both = lambda a, b: (common(a, b).reveal(to=["A", "S"]), b[1:].reveal(to="A"), a.sum() + 1.5)
+    with pytest.raises(
+        ProtocolFault, match=r"^reveals: A learns a value of shape \(2,\) that is input 1 itself [^\n]*$"
+    ):
+        check_program(both, IDS, owners=["A", "S"], reveals=[("A", ()), ("S", ())])
+    fractions = lambda x: (x * x).exp().reveal()  # a range is checked: that says nothing of a value
+    check_program(fractions, torch.rand(3), reveals=[("Q", (3,))])
+    check_program(lambda x: x.clamp(0, 1).reveal(to="A"), torch.rand(0, 2), reveals=[("A", (0, 2))])
+    check_program(lambda x: sectorch.aggregate([x]), torch.rand(2), owners=["H"], reveals=[("Q", (2,))])
+    with pytest.raises(ArgumentError, match="a reveal is declared as who learns it"):
+        check_program(common, IDS, reveals=["Q"])
+    with pytest.raises(ArgumentError, match="3 owners are named, of 2 tensors"):
+        check_program(common, IDS, owners=["Q", "A", "S"])
