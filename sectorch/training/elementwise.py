@@ -81,7 +81,7 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 
 
 @row("mul", aten.mul.Tensor, aten.mul.Scalar)
-def mul(context: Context, x: Any, y: Any) -> SharedTensor:
+def mul(context: Context, x: Any, y: Any) -> Any:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
     number = plain_number(y)
     masks = number is not None and beyond(context.scheme, number) is not None
@@ -92,7 +92,8 @@ def mul(context: Context, x: Any, y: Any) -> SharedTensor:
         return coded(context, operand(context, x), y)
     if form is not None and form.kind == "floats":
         return _weighted(context, operand(context, x), y)
-    for value, other in ((x, y), (y, x)):
+    pairs: list[Any] = [(x, y), (y, x)]
+    for value, other in pairs:
         number = other if isinstance(other, Varying) else plain_number(other)
         if number is not None:
             return _multiplied(context, value, number)

@@ -56,10 +56,12 @@ def _secret_put(context: Context, x: Any, index: Any, values: Any, accumulate: b
     """
     start = content(x)
     where = next(v for v in index if v is not None)
-    number = not isinstance(values, Cell) and values.numel() == 1 and not accumulate
-    if number and len(index) == 1 and where.shape.dtype == torch.bool and where.shape.shape == start.shape:
+    if not isinstance(where, Cell) or sum(v is not None for v in index) > 1:
+        raise ArgumentError("writing to places of which some are secret is not supported on shares; use torch.where")
+    number = None if isinstance(values, Cell) or values.numel() != 1 or accumulate else float(values)
+    if number is not None and len(index) == 1 and where.shape.dtype == torch.bool and where.shape.shape == start.shape:
         start = at(context, start, max(start.scale_bits, context.frac_bits))
-        whole, mask = round(float(values) * 2.0**start.scale_bits), where.content.shares
+        whole, mask = round(number * 2.0**start.scale_bits), where.content.shares
         kept = context.backend.multiply(torch.mul, start.shares, -mask + 1)
         filled = context.backend.each(operator.mul, mask, whole)
         bound = None if start.bound is None else max(start.bound, float(abs(whole)))

@@ -156,14 +156,15 @@ class DifferentiableTensor(SecretTensor):
         """Shares of the same secret in memory of their own, in this process: as averages of a model's weights keep.
 
         Raises:
-            SecretAccessError: it is no leaf of a graph, or one of a step that is recorded elsewhere.
+            SecretAccessError: it is no leaf of a graph.
         """
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
             raise SecretAccessError("only leaves of a graph can be copied; take x.detach()")
         with torch.no_grad():
-            made = DifferentiableTensor(self.detach().clone().cell, self.requires_grad)
+            clone: Any = self.detach().clone()
+        made: Any = DifferentiableTensor(clone.cell, self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             made = torch.nn.Parameter(made, self.requires_grad)
         if self.grad is not None:
@@ -174,7 +175,8 @@ class DifferentiableTensor(SecretTensor):
 
 def _refuse_transforms() -> None:
     """torch.func maps over a dimension, and takes gradients, by tensors of its own that hold no shares."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    transforms: Any = torch._C
+    if transforms._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedOpError(
             f"torch.func (vmap, grad, jacrev, functional transforms) does not take tensors that are trained on; call "
             f"the model on the whole batch, and loss.backward() or torch.autograd.grad for gradients (at {line()})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections import defaultdict
 from typing import Any
@@ -198,7 +197,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing():
         torch.linalg.qr(x)
     for taken in (
         lambda: float(x.sum()), lambda: x.detach().numpy(), lambda: x.tolist(), lambda: bool(x.sum() > 0),
-        lambda: x.sum().item(), lambda: copy.deepcopy(x), lambda: torch.save(x, io.BytesIO()),
+        lambda: x.sum().item(), lambda: torch.save(x, io.BytesIO()),
     ):  # fmt: skip
         with pytest.raises(SecretAccessError):
             taken()
