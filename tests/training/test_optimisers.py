@@ -63,9 +63,9 @@ RIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "asgd": (optim.ASGD, dict(lr=0.01)),
     "asgd average": (optim.ASGD, dict(lr=0.01, t0=5, alpha=0.6, lambd=1e-2, weight_decay=0.01)),
     "asgd foreach": (optim.ASGD, dict(lr=0.01, foreach=True)),
-    "rprop": (optim.Rprop, dict(lr=0.001)),
+    "rprop": (optim.Rprop, dict(lr=0.001, step_sizes=(1e-6, 0.1))),
     "rprop etas": (optim.Rprop, dict(lr=0.001, etas=(0.4, 1.3), step_sizes=(1e-6, 0.01), maximize=True)),
-    "rprop foreach": (optim.Rprop, dict(lr=0.001, foreach=True)),
+    "rprop foreach": (optim.Rprop, dict(lr=0.001, step_sizes=(1e-6, 0.1), foreach=True)),
 }
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "lbfgs": (optim.LBFGS, {}, "take SGD or Adam"),
