@@ -636,7 +636,7 @@ def measure(name: str) -> dict:
     return row | {"outcome": "right" if worst < ENOUGH else "wrong", "error": worst}
 
 
-def install(environment: Path) -> None:
+def install(environment: Path, names: list[str]) -> None:
     """The packages without what they want of torch, in an environment that sees the packages of this one."""
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
@@ -647,7 +647,7 @@ def install(environment: Path) -> None:
         text=True,
     ).stdout.strip()
     Path(inside, "zz_outside.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    wanted = [*NEEDED, *sorted({package for package, _ in CASES.values()})]
+    wanted = [*NEEDED, *sorted({CASES[name][0] for name in names})]
     for package in track(wanted, "installing"):
         if subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", package]).returncode:
             print(f"{package} could not be installed", file=sys.stderr)
@@ -707,11 +707,11 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one)))
         return
-    if options.install:
-        install(options.environment)
     unknown = [name for name in options.names if name not in CASES]
     if unknown:
         parser.error(f"no case is called {unknown[0]!r}; there are: {', '.join(CASES)}")
+    if options.install:
+        install(options.environment, options.names or list(CASES))
     rows = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     for name in [] if options.write else track(options.names or list(CASES), "running"):
         rows[name] = row = run(name, options.environment)
