@@ -7,7 +7,7 @@
 
 A case is a function that gives a model of a package and its arguments. Weights are random. A result is right if it
 is within a thousandth of the plain one's largest magnitude in float64. A refusal is any `SectorchError`; its text is
-in the table. A call that leaves its range is asked again with `calibrate=` the same input, which is what the error says.
+in the table. A call that leaves its range is asked again with `calibrate=` the same input, as the error says.
 Seconds are of the processor, on one thread, of `secure` and the first call.
 """
 
