@@ -247,12 +247,13 @@ _NAMES = {"self": "input", "x": "input", "y": "other"}
 
 def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     leaves = pytree.tree_leaves((args, kwargs))
-    has = any(infinite_of(leaf) is not None for leaf in leaves)
+    marks = [mark for leaf in leaves if (mark := infinite_of(leaf)) is not None]
+    has = bool(marks)
     takes = name in PLACED or name in RULES
     if not has and not (takes and any(beyond(context.scheme, leaf) is not None for leaf in leaves)):
         return NotImplemented
     call = Call(context, func, name)
-    result = NotImplemented
+    result: Any = NotImplemented
     if name in RULES:
         result = RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
         if result is NotImplemented:
@@ -265,9 +266,7 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     if not has:
         return NotImplemented
     natural = name in BOUNDED or (name == "to" and _converted(call, args, kwargs) == torch.bool)
-    natural = natural or (
-        name in FROM_BELOW and all(infinite_of(x) is None or infinite_of(x).high is None for x in leaves)
-    )
+    natural = natural or (name in FROM_BELOW and all(mark.high is None for mark in marks))
     if natural:
         return call.without(*args, **kwargs)
     return func(*_numbers(call, args), **_numbers(call, kwargs))
@@ -454,7 +453,7 @@ def swapped(infinite: Infinite) -> Infinite:
 
 @_rule("neg")
 def _neg(call: Call, input: SharedTensor) -> Any:
-    mark = swapped(input.infinite)
+    mark = swapped(input.infinite) if input.infinite else None
     return _labelled(call.without(input), mark)
 
 
@@ -602,7 +601,8 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
     factors = _plain(lambda v: v.detach().cpu().double().reshape(-1), torch.as_tensor(factor))
     factors = factors if call.name == "mul" else 1 / factors
     least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
-    values = [None if v is None else v * one_of(factors) if one_of(factors) == one_of(factors) or math.isinf(v)
+    one: Any = one_of(factors)
+    values = [None if v is None else v * one if one == one or math.isinf(v)
               else math.nan for v in (known.low, known.high)]  # fmt: skip
     sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
     mixed = bool((factors > 0).any()) and bool((factors < 0).any())
@@ -642,7 +642,7 @@ def _times_endless(call: Call, x: SharedTensor, factor: Any) -> Any:
     if mark is None:
         return NotImplemented
     if x.dtype != torch.bool:
-        x = _with_flags(call.context, x, mark.but(unchecked=()), 2.0 ** (x.scale_bits + 1))
+        x = _with_flags(call.context, x, replace(mark, unchecked=()), 2.0 ** (x.scale_bits + 1))
         both = [v for v in (mark.low, mark.high) if v is not None]
         value = abs(both[0]) if len({abs(v) for v in both}) == 1 else math.nan
         mark = replace(mark, low=-value, high=value)
@@ -715,14 +715,14 @@ def _far_answer(name: str, c: torch.Tensor) -> torch.Tensor:
 def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
     if call.name in ("relu", "relu6", "hardtanh") and args and isinstance(args[-1], bool):
         inplace, args = args[-1], args[:-1]
-    low, high = {
+    both: Any = {
         "clamp": lambda: _pair(args, kwargs, "min", "max"), "clamp_min": lambda: (*args, *kwargs.values(), None)[:2],
         "clamp_max": lambda: (None, *args, *kwargs.values())[:2], "relu": lambda: (0.0, None),
         "relu6": lambda: (0.0, 6.0), "hardtanh": lambda: _pair(args, kwargs, "min_val", "max_val", -1.0, 1.0),
     }[call.name]()  # fmt: skip
-    low, high = (b.item() if type(b) is torch.Tensor and not b.dim() and not b.is_meta else b for b in (low, high))
+    low, high = (b.item() if type(b) is torch.Tensor and not b.dim() and not b.is_meta else b for b in both)
     if any(isinstance(b, torch.Tensor) for b in (low, high)):
-        x = input
+        x: Any = input
         if isinstance(x, SharedTensor) and any(isinstance(b, SharedTensor) and b.infinite for b in (low, high)):
             return call.func(*_numbers(call, (input, low, high)))
         as_tensor = lambda b: b if isinstance(b, torch.Tensor) else torch.tensor(b, dtype=input.dtype)
@@ -736,9 +736,9 @@ def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs
             f"{spell(call.func)} with a bound of {bound:g}, {'infinite' if math.isinf(bound) else 'which is'} beyond "
             f"the range of every number: torch.full_like gives what it would"
         )
-    bounds = [None if f else b for f, b in zip(far, (low, high), strict=True)]
+    bounds: Any = [None if f else b for f, b in zip(far, (low, high), strict=True)]
     if mark is None:
-        made = torch.clamp(input, *bounds) if any(b is not None for b in bounds) else torch.clone(input)
+        made: Any = torch.clamp(input, *bounds) if any(b is not None for b in bounds) else torch.clone(input)
         return _stored(call, input, made, inplace)
     values = [
         max(mark.low, low) if far[0] and mark.low is not None else mark.low if bounds[0] is None else None,
@@ -839,7 +839,7 @@ def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tupl
     return func(torch.cat((x, beside), dim), dim, *args, **(kwargs or {})).narrow(dim, 0, x.shape[dim])
 
 
-def _log_softmax(call: Call, input: SharedTensor, dim: int, args: tuple, kwargs: dict) -> Any:
+def _log_softmax(call: Call, input: Any, dim: int, args: tuple, kwargs: dict) -> Any:
     exact = input if input.infinite.exact else _exactly(input)
     mark: Any = exact.infinite
     if mark.high is not None or mark.low is None:
@@ -854,7 +854,8 @@ def _log_softmax(call: Call, input: SharedTensor, dim: int, args: tuple, kwargs:
     size = size_of(call.scheme, made.dtype)
     made = _without(torch.masked_fill, made, there, -size)
     low = mark.low if mark.low <= -KEPT else math.nan
-    return _labelled(made, standing_for(call.scheme, made.dtype, low, None).but(at=mark.at, certain=mark.certain))
+    stands: Any = standing_for(call.scheme, made.dtype, low, None)
+    return _labelled(made, stands.but(at=mark.at, certain=mark.certain))
 
 
 @_rule("logsumexp")
@@ -878,7 +879,7 @@ def _reduced(call: Call, *args: Any, **kwargs: Any) -> Any:
     kind = kwargs.get("reduce", args[4] if len(args) > 4 else None)
     if kind not in ("amax", "amin"):
         return call.func(*_numbers(call, args), **_numbers(call, kwargs)) if _marked(args, kwargs) else NotImplemented
-    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (float, torch.Tensor))]
+    leaves: Any = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (float, torch.Tensor))]
     dtype = next(x.dtype for x in leaves if _is(x))
     put = lambda x: call.put(x, dtype)[1] if isinstance(x, torch.Tensor) and x.is_floating_point() else x
     mark = joined(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))

@@ -336,7 +336,7 @@ def _sends_first(lines: list[Line], here: frozenset[Party]) -> list[Line]:
     return found + [line for line, _ in waiting]
 
 
-def _makes(waiting: Iterable[tuple[Line, int]], needed: set[Slot]) -> bool:
+def _makes(waiting: Iterable[tuple[Line, int]], needed: frozenset[Slot]) -> bool:
     return any(slot in needed for line, _ in waiting for _, slot in line.outputs)
 
 

@@ -298,7 +298,7 @@ class PartySession:
             for channel in self._channels.values():
                 channel.rest()
 
-    def noted(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[None]:
+    def noted(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[object]:
         """The log's line of a query that is asked in the block, and its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
