@@ -137,7 +137,7 @@ def _plain(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _stored(call: Call, target: Any, result: SharedTensor, inplace: bool = False) -> SharedTensor:
+def _stored(call: Call, target: Any, result: Any, inplace: bool = False) -> SharedTensor:
     """The result, written to the first operand by a function that does so."""
     if call.func not in IN_PLACE and not inplace:
         return result
@@ -242,7 +242,7 @@ def _rule(*names: str) -> Callable:
     return register
 
 
-_NAMES = {"self": "input", "x": "input", "y": "other"}
+_NAMES: dict[Any, str] = {"self": "input", "x": "input", "y": "other"}
 
 
 def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
@@ -255,7 +255,8 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     call = Call(context, func, name)
     result: Any = NotImplemented
     if name in RULES:
-        result = RULES[name](call, *args, **{_NAMES.get(key, key): value for key, value in kwargs.items()})
+        named: Any = {_NAMES.get(key, key): value for key, value in kwargs.items()}
+        result = RULES[name](call, *args, **named)
         if result is NotImplemented:
             return result
     elif name in MOVES and not _rounds(call, args, kwargs) and not _adds(call, args, kwargs):
@@ -845,7 +846,7 @@ def _log_softmax(call: Call, input: Any, dim: int, args: tuple, kwargs: dict) ->
     if mark.high is not None or mark.low is None:
         return call.func(_numbers(call, input), dim, *args, **kwargs)
     there = _signs(exact)
-    rows = None if exact.infinite.at is None else exact.infinite.at.all(dim, keepdim=True)
+    rows = None if mark.at is None else mark.at.all(dim, keepdim=True)
     if mark.low != -math.inf and (rows is None or bool(rows.any())):  # a row of one number is as long as any
         most = _without(torch.amax, exact, dim, keepdim=True)
         there = there & (most > -mark.threshold)
