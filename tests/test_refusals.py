@@ -35,6 +35,17 @@ def entries() -> list:
     return [refusals().entry(kind) for kind in refusals().kinds()]
 
 
+@cache
+def constants() -> dict[str, str]:
+    """The texts that modules of the package give a name in capital letters."""
+    found = {}
+    for path in sorted((ROOT / "sectorch").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and type(node.value.value) is str:
+                found |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+    return {name: text for name, text in found.items() if name.isupper()}
+
+
 def pattern(node: ast.expr) -> str:
     """A regular expression of the texts that an expression gives."""
     if isinstance(node, ast.Constant):
@@ -43,6 +54,8 @@ def pattern(node: ast.expr) -> str:
         return "".join(pattern(part) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return pattern(node.left) + pattern(node.right)
+    if isinstance(node, ast.Name):
+        return re.escape(constants()[node.id]) if node.id in constants() else ".*"
     return ".+"
 
 
@@ -58,7 +71,9 @@ def raised() -> dict[str, list[str]]:
                 names = [part.id for part in (node.func, *node.args) if isinstance(part, ast.Name)]
                 for name in (name for name in names if name.endswith(("Error", "Warning"))):
                     found[name].append(pattern(node.args[0]))
-    return {name: [one for one in every if len(re.sub(r"\.\+|\W", "", one)) >= LEAST] for name, every in found.items()}
+    return {
+        name: [one for one in every if len(re.sub(r"\.[+*]|\W", "", one)) >= LEAST] for name, every in found.items()
+    }
 
 
 def test_every_error_says_what_to_do():

@@ -21,7 +21,7 @@ from .check import Verdict, checked
 from .inputs import Inputs
 from .passes import optimise
 from .samplewise import is_samplewise, same_program
-from .state import state_of_layers
+from .state import attributes_of, put_back, state_of_layers
 from .trace import Trace
 
 KEPT_SHAPES = 16
@@ -136,7 +136,7 @@ class Traces:
         first = inputs.row not in seen
         past, self._past = self._past, True
         originals = {name: layer for name, one in self._originals if (layer := one()) is not None}
-        before = state_of_layers(originals)
+        before, held = state_of_layers(originals), attributes_of(originals)
         try:
             bound = self._bound = self._bound or self._bind()
             program, changed = capture(*bound, self._values, inputs)
@@ -152,7 +152,9 @@ class Traces:
                 self._same_again(program, without, inputs)
         except BaseException as error:
             self._bound = None  # the forward may have left something in it
-            if isinstance(error, NotCaptured) and state_of_layers(originals) != before:
+            written = state_of_layers(originals) != before
+            put_back(held)
+            if isinstance(error, NotCaptured) and written:
                 # The copy's memory is not what the model's own would be.
                 self._remembers = (
                     f"{type(self._module).__name__} keeps a memory between calls, and its forward writes into layers "

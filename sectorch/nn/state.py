@@ -45,6 +45,19 @@ def state_of_layers(layers: Mapping[Any, nn.Module]) -> State:
     return State(found, seen)
 
 
+def attributes_of(layers: Mapping[Any, nn.Module]) -> list[tuple[dict, dict]]:
+    """The dicts of some layers' attributes, parameters and buffers, each with a copy of what it holds."""
+    dicts = [d for layer in layers.values() for d in (vars(layer), *vars(layer).values()) if type(d) is dict]
+    return [(d, dict(d)) for d in dicts]
+
+
+def put_back(held: list[tuple[dict, dict]]) -> None:
+    """Give them their content again: a call that was refused leaves nothing in the user's model."""
+    for attributes, before in held:
+        attributes.clear()
+        attributes.update(before)
+
+
 def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
     pending = [value]
     while pending:

@@ -46,12 +46,6 @@ def by_a_weight(m, x):
     return m.layer(x) if m.layer.weight.sum() > 0 else x  # asked
 
 
-def of_another_type(m, x):
-    if type(x) is not torch.Tensor:
-        raise TypeError("plain tensors only")  # refused
-    return m.layer(x)
-
-
 def in_numpy(m, x):
     return torch.from_numpy(m.layer(x).numpy())  # left
 
@@ -66,7 +60,6 @@ def of_large_weights(m, x):
         (after_a_branch, "__bool__", "# the branch"),
         (behind_a_handler, "erfinv", "# tried"),
         (by_a_weight, "__bool__", "# asked"),
-        (of_another_type, "TypeError: plain tensors only", "# refused"),
         (in_numpy, "numpy", "# left"),
         (of_large_weights, "may sum to 504", "# too large"),
     ],
