@@ -310,6 +310,7 @@ MORE: dict[str, Callable] = {
     "histc": lambda m, x: torch.histc(x, 4, -2, 2), "lp_pool1d": lambda m, x: F.lp_pool1d(x, 2.0, 2),
     "lp_pool2d": lambda m, x: F.lp_pool2d(x[None], 2.0, (3, 2), 1), "lp_pool3d": lambda m, x: F.lp_pool3d(
         x.abs()[None, None], 3.0, (1, 3, 2)),
+    "one exponent in a tensor": lambda m, x: (x ** torch.full((2, 1, 1), 3), x.abs() ** torch.tensor(2.0)),
     "max_unpool2d": lambda m, x: F.max_unpool2d(*F.max_pool2d(x[None, None], 2, return_indices=True), 2,
                                                 output_size=(3, 4)),
 }  # fmt: skip

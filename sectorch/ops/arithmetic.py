@@ -207,8 +207,10 @@ def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
         return torch.exp(_exponent(context, exponent, math.log(x)))
     public = isinstance(exponent, torch.Tensor) and not isinstance(exponent, SecretTensor)
+    if public and exponent.numel() and bool((exponent == exponent.flatten()[0]).all()):
+        return torch.pow(x.expand(torch.broadcast_shapes(x.shape, exponent.shape)), exponent.flatten()[0].item())
     if public and bool((exponent == exponent.to(torch.float64).round()).any()):
-        refuse("whole exponents in a tensor", "they are exact for negative bases too: use x ** n with a number")
+        refuse("whole exponents beside others in a tensor", "they are exact for negative bases too: use x ** n with a number")
     if not isinstance(exponent, (int, float)):
         return fractional_power(context, x, exponent)
     if exponent == -1:
