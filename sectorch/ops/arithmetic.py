@@ -210,7 +210,7 @@ def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     if public and exponent.numel() and bool((exponent == exponent.flatten()[0]).all()):
         return torch.pow(x.expand(torch.broadcast_shapes(x.shape, exponent.shape)), exponent.flatten()[0].item())
     if public and bool((exponent == exponent.to(torch.float64).round()).any()):
-        refuse("whole exponents beside others in a tensor", "they are exact for negative bases too: use x ** n with a number")
+        refuse("whole exponents beside others in a tensor", "use x ** n with a number, which takes negative bases too")
     if not isinstance(exponent, (int, float)):
         return fractional_power(context, x, exponent)
     if exponent == -1:
