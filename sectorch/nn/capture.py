@@ -132,6 +132,8 @@ class Recorder(TorchFunctionMode):
                 return func(*args, **kwargs)
             secrets = [args[0]]
         if func in dispatch.METADATA:
+            if func in dispatch.IN_MEMORY and isinstance(args[0], StandIn):
+                args = (args[0].twin, *args[1:])
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for secret in secrets:

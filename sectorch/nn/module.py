@@ -465,7 +465,7 @@ class SecureModule(Inference):
         """Bytes of the largest message of `ROWS` rows; none of a model that does not take so many."""
         try:
             ledger = self._check(inputs.meta(ROWS)).profile.ledger
-        except SectorchError:
+        except Exception:
             return 0
         return max((m.bytes for m in ledger if m.label != "omega_masked"), default=0)
 

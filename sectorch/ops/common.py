@@ -215,6 +215,7 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
     A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
     """
     little = small(context, value)
+    known, bits = x.constant or (0, 0.0), x.scale_bits
     x = x if little is None else finer(context, x)
     scale = x.scale_bits
     if scale == 0 and fractional(value):
@@ -232,6 +233,9 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
     made.whole_bits = min(x.whole_bits, scale) if counted else 0
     if little is not None:
         standing_for(made, sign * little)
+        element, value = known[0] << max(0, scale - bits), known[1] + sign * little
+        if value > 0 and known[1] and scale >= bits:  # a small number beside another
+            made.constant = element + sign * round(little * 2.0**scale), value
     return made
 
 

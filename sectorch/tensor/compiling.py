@@ -90,7 +90,7 @@ class _Kind(type):
         kind = type(args[0])
         if issubclass(kind, SecretTensor):
             return nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
-        return cls if kind is type else kind
+        return cls if kind in (type, _Kind) else kind
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, type)

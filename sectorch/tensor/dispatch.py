@@ -70,6 +70,8 @@ METADATA = {
     torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size,
     torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
+IN_MEMORY = {_T.stride, _T.is_contiguous}
+"""What tells how a tensor lies in memory, which shares do not: as torch's own would."""
 _SET_DATA = _T.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
@@ -111,8 +113,10 @@ def is_operator(func: Callable, args: tuple) -> bool:
 
 def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in METADATA:
+        layout = getattr(args[0], "layout_in_memory", None) if func in IN_MEMORY else None
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            known = None if layout is None else layout.twin
+            return func(*(args if known is None else (known, *args[1:])), **kwargs)
     args, kwargs = of_python(args, kwargs)
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
