@@ -102,6 +102,17 @@ NUMBERS = {
 x_is = torch.tensor(True)
 
 
+class Of(nn.Module):
+    """A forward of a function."""
+
+    def __init__(self, function: Any):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
 def agree(run: Any, *given: torch.Tensor) -> None:
     wanted = [leaf for leaf in pytree.tree_leaves(run(*given)) if isinstance(leaf, torch.Tensor)]
     found = pytree.tree_leaves(run(*map(reference_stage().share, given)))
@@ -113,6 +124,19 @@ def agree(run: Any, *given: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_is_taken_for_a_line_of_one(name: str):
     agree(NUMBERS[name], torch.tensor(3.25))
+
+
+def test_writes_into_a_number():
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y, made = x * 1, torch.zeros(())
+        y.copy_(x * 2)
+        y[()] = y + 1
+        y[...] = y * 2
+        made.copy_(y)
+        return made.fill_(made + x)
+
+    model = Of(write).eval()
+    assert torch.allclose(sectorch.secure(model)(torch.tensor(1.5)), torch.tensor(9.5), atol=1e-4)
 
 
 @pytest.mark.parametrize("dim", [[], (), [1, 0]])

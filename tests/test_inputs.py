@@ -287,8 +287,19 @@ def test_a_model_of_one_batch_size():
         def forward(self, x):
             return torch.relu(x).view(2, 3)
 
-    x = torch.randn(2, 3)
-    assert (sectorch.secure(Fixed().eval())(x) - torch.relu(x)).abs().max() < 1e-5
+    class Says(nn.Module):
+        def forward(self, x):
+            if x.shape[0] != 3:
+                raise ValueError("three rows")
+            return torch.relu(x)
+
+    class Unused(nn.Module):
+        def forward(self, x):
+            (x + 1).view(3, 2).t().reshape(6)
+            return torch.relu(x)
+
+    for model, x in ((Fixed(), torch.randn(2, 3)), (Says(), torch.randn(3, 2)), (Unused(), torch.randn(3, 2))):
+        assert (sectorch.secure(model.eval())(x) - torch.relu(x)).abs().max() < 1e-5
 
 
 def test_arguments_stay_the_callers():

@@ -66,6 +66,18 @@ def chosen(x: Any) -> Any:
     return x * 2 if type(x) is torch.Tensor else x * 0
 
 
+def made_of(kind: type) -> Any:
+    class Made(kind):
+        pass
+
+    return Made
+
+
+def kind_of(kind: type) -> bool:
+    made = made_of(kind)
+    return isinstance(made("Name", (), {}), made) and not issubclass(int, made)
+
+
 TYPES: dict[str, Callable] = {
     "is": lambda m, x: m.layer(x) if type(x) is torch.Tensor else x * 0,
     "equal": lambda m, x: sum(m.layer(v) for v in ([x] if type(x) == torch.Tensor else x)),  # noqa: E721
@@ -79,6 +91,9 @@ TYPES: dict[str, Callable] = {
     "of a weight": lambda m, x: F.linear(x, m.layer.weight) if isinstance(m.layer.weight, nn.Parameter) else x,
     "made of a weight": lambda m, x: x * 2 if type(m.layer.weight.t()) is torch.Tensor else x,
     "not a list": lambda m, x: x * 2 if type(x) is not list and int is int and type(int) is type else x,
+    "of a type": lambda m, x: x * 2 if type(type) is type and isinstance(type, type) else x,
+    "a class of classes": lambda m, x: x * 2 if not isinstance(int, made_of(type)) and kind_of(type) else x,
+    "how it lies": lambda m, x: x * 2 if not x.t().is_contiguous() and x.t().stride() == x.stride()[::-1] else x,
     "other uses": lambda m, x: x * len(type("Made", (), {}).__mro__) if isinstance(int, type) else x,
 }
 

@@ -29,6 +29,8 @@ GUARDS = {
     "masked_fill": lambda x, e: x.masked_fill(x == 0, e),
     "in place": lambda x, e: (x * 1).clamp_(min=e),
     "added in place": lambda x, e: (x * 1).add_(e),
+    "in two halves": lambda x, e: (x + e / 2).add_(e / 2),
+    "less a half": lambda x, e: x + 1.5 * e - e / 2,
     "a view after it": lambda x, e: x.clamp(min=e).unsqueeze(0).flatten(0, 1),
 }
 """x and a guard e against its zeros."""

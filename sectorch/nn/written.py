@@ -92,7 +92,8 @@ class Written:
         return self._stood(tree)
 
     def _stood(self, tree: Any) -> Any:
-        return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree)
+        size = lambda v: isinstance(v, torch.Size)  # which torch tells from other tuples
+        return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree, is_leaf=size)
 
     def _reads(self, tree: Any, func: Callable | None) -> None:
         for leaf in pytree.tree_leaves(tree):

@@ -28,6 +28,7 @@ from ..tensor.infinity import (
     joined,
     of_public,
     one_of,
+    rounded,
     set_rules,
     size_of,
     standing_for,
@@ -38,6 +39,9 @@ from .ranges import fitted, limit_at
 T = torch.Tensor
 KEPT = 2.0**29
 """A public number from here on is what a sum with it is, but for what float32 rounds away."""
+
+KEPT_WIDE = 2.0**58
+"""The same of float64."""
 
 LEAST = 64.0
 """What a stand-in is at least that was scaled: e^-64 is zero."""
@@ -368,6 +372,13 @@ def _is(x: Any) -> bool:
     return isinstance(x, SharedTensor)
 
 
+def _together(*values: Any) -> torch.dtype:
+    """The type of a result of two operands, as torch finds it."""
+    return torch.result_type(*(
+        torch.empty([1] * min(1, v.dim()), dtype=v.dtype) if isinstance(v, torch.Tensor) else v for v in values
+    ))  # fmt: skip
+
+
 def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
     made = dtypes[0]
     for dtype in dtypes[1:]:
@@ -408,7 +419,7 @@ def _cut_off(call: Call, args: tuple, out: SharedTensor) -> None:
 def _where(call: Call, condition: Any, input: Any = None, other: Any = None) -> Any:
     if call.func is T.where:  # x.where(condition, y)
         condition, input = input, condition
-    dtype = _widest([x.dtype if isinstance(x, torch.Tensor) else torch.tensor(x).dtype for x in (input, other)])
+    dtype = _together(input, other)
     (one, x), (two, y) = call.put(input, dtype), call.put(other, dtype)
     made = _without(torch.where, condition, x, y)
     shape = made.shape
@@ -483,8 +494,10 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[call.name]
     terms = [input, other]
     marks: list[Infinite | None] = []
+    dtype = _together(input, other)
+    least = KEPT_WIDE if dtype == torch.float64 else KEPT
     for term in terms:
-        mark = call.put(term, torch.float32)[0]
+        mark = call.put(term, dtype if dtype.is_floating_point else torch.float32)[0]
         marks.append(mark if mark is None or signs[len(marks)] > 0 else swapped(mark))
     low, high = ([m is not None and getattr(m, sign) is not None for m in marks] for sign in ("low", "high"))
     opposite = (low[0] and high[1]) or (high[0] and low[1])
@@ -510,7 +523,7 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
         every = every | at
         moved = moves or marks[1 - k] is not None
         kept = lambda v, moved=moved, double=marks[1 - k] is not None: (
-            v if v is None or math.isinf(v) or not moved or (abs(v) >= KEPT and not double) else math.nan
+            v if v is None or math.isinf(v) or not moved or (abs(v) >= least and not double) else math.nan
         )
         values = [kept(v) for v in (mark.low, mark.high)]
         one_sign = mark.low is None or mark.high is None
@@ -603,7 +616,8 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
     factors = factors if call.name == "mul" else 1 / factors
     least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
     one: Any = one_of(factors)
-    values = [None if v is None else v * one if one == one or math.isinf(v)
+    dtype = _together(input, other)
+    values = [None if v is None else rounded(v * one, dtype) if one == one or math.isinf(v)
               else math.nan for v in (known.low, known.high)]  # fmt: skip
     sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
     mixed = bool((factors > 0).any()) and bool((factors < 0).any())
@@ -668,7 +682,10 @@ def _compared(call: Call, input: Any, other: Any) -> Any:
             *_numbers(call, (input, other)))  # fmt: skip
     name = call.name if _is(input) else {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}.get(call.name, call.name)
     base, mark = COMPARED[name], x.infinite
-    at = torch.as_tensor(c).detach().cpu().double()
+    at = torch.as_tensor(c).detach().cpu()
+    if not at.dim():  # torch takes a number in the type of the tensor beside it
+        at = torch.tensor(c if isinstance(c, (int, float)) else at.item(), dtype=x.dtype if _fractional(x) else None)
+    at = at.double()
     if bool(at.isnan().any()):
         return NotImplemented if mark is None else call.func(*_numbers(call, (input, other)))
     limit = range_limit(call.scheme.frac_bits)

@@ -48,7 +48,7 @@ def _after_a_zero(*parts: torch.Tensor) -> torch.Tensor:
 
 
 def _taken(v: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return v[places.to(v.device)]
+    return v[places.to(v.device).reshape(-1)].reshape(places.shape)  # of one number torch would ask which it is
 
 
 def _of_all(func: Callable) -> Callable:

@@ -93,10 +93,10 @@ class _Kind(type):
         return cls if kind in (type, _Kind) else kind
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, type)
+        return isinstance(instance, type) if cls is _Type else super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: Any) -> bool:
-        return issubclass(subclass, type)
+        return issubclass(subclass, type) if cls is _Type else super().__subclasscheck__(subclass)
 
     def __getitem__(cls, item: Any) -> Any:
         return type[item]
@@ -106,7 +106,16 @@ class _Type(type, metaclass=_Kind):
     """`type`, of which `type(x) is torch.Tensor` holds for a secret tensor."""
 
 
-_NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "sectorch", "numpy", "functorch", "triton"} - {"__main__"}
+_NOT_THE_MODELS = {
+    *sys.stdlib_module_names,
+    "torch",
+    "sectorch",
+    "numpy",
+    "functorch",
+    "triton",
+    "numba",
+    "llvmlite",
+} - {"__main__"}
 """Packages whose code asks for the type of a tensor to hand it on, and not to choose a branch."""
 _modules: tuple[int, list[dict]] = (-1, [])
 _plain_inside = 0
@@ -118,9 +127,13 @@ def _spread() -> None:
     """`_Type` stands for `type` in the modules that there are now, but those of `_NOT_THE_MODELS`."""
     global _modules
     if _modules[0] != len(sys.modules):
-        _modules = len(sys.modules), _modules[1]
+        begun = False
         for name, module in list(sys.modules.items()):
-            _stand(name, getattr(module, "__dict__", None))
+            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                begun = True  # what it makes of `type` while it is imported stays
+            else:
+                _stand(name, getattr(module, "__dict__", None))
+        _modules = -1 if begun else len(sys.modules), _modules[1]
 
 
 def _stand(name: Any, names: Any) -> None:

@@ -137,6 +137,11 @@ def refuse_infinite(x: Any, what: str) -> None:
         )
 
 
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A number as a tensor of this type has it: an infinity where it is too large."""
+    return float(torch.tensor(value, dtype=dtype)) if dtype.is_floating_point else value
+
+
 def standing_for(scheme: Scheme, dtype: torch.dtype, low: float | None, high: float | None) -> Infinite | None:
     """Exact stand-ins in a tensor of this type; None without a sign."""
     size = size_of(scheme, dtype)
@@ -151,11 +156,13 @@ def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite 
     size = size_of(scheme, dtype)
     if not isinstance(value, torch.Tensor):
         number = (size if dtype.is_floating_point else int(size)) * (1 if value > 0 else -1)
-        low, high = (float(value), None) if value < 0 else (None, float(value))
+        stands = rounded(float(value), dtype)
+        low, high = (stands, None) if value < 0 else (None, stands)
         return standing_for(scheme, dtype, low, high), number
     with torch._C.DisableTorchFunction():
         value = value.detach()
-        low, high = one_of(value[found & (value < 0)]), one_of(value[found & (value > 0)])
+        low, high = (one_of(value[found & side]) for side in (value < 0, value > 0))
+        low, high = (None if v is None else rounded(v, dtype) for v in (low, high))
         put = torch.where(found, value.sign() * size, value).to(value.dtype)
     made = standing_for(scheme, dtype, low, high)
     return (None if made is None else replace(made, at=found, certain=True)), put
