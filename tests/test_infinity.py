@@ -200,7 +200,6 @@ WITHHELD: dict[str, Callable] = {
     "root": lambda x, some: torch.where(some, x.abs() + 1, 1e9).sqrt(),
     "over 1e9": lambda x, some: torch.where(some, x, 1e9) / 1e9,
     "layer": lambda x, some: hidden(x, some) @ torch.ones(4, 2),
-    "digits of a wide sum": lambda x, some: (x.double() - 1e9) == -1e9,
     "no number": lambda x, some: hidden(x, some) - hidden(x, some),
     "cross entropy of what is masked": lambda x, some: F.cross_entropy(hidden(x, some), torch.tensor([2, 1, 2])),
 }
