@@ -39,6 +39,8 @@ class Agreement:
     def __init__(self, session: Session):
         self._session: Session = weakref.proxy(session)  # which has this one, and lets go of its secrets at its end
         self._digests: dict[Party, bytes] = {}
+        self.comparing = False
+        """Whether what is sent is compared, and ends the session where it differs."""
 
     def __repr__(self) -> str:
         return "Agreement(...)"
@@ -62,7 +64,11 @@ class Agreement:
         if self._session.apart:
             own = torch.frombuffer(bytearray(self._digests.get(party, bytes(32))), dtype=torch.uint8)
             with self._session.operation(party) as net:
-                compared(net, own, _same)
+                self.comparing = True
+                try:
+                    compared(net, own, _same)
+                finally:
+                    self.comparing = False
 
     def told(self, party: Party, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
         """What `by` has, as all learn it from now on; of a shape and type that all know. See `told.told`."""

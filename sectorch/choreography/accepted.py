@@ -59,6 +59,21 @@ def check_content(value: Any, here: bool) -> None:
         )
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """A tensor whose class has no say in what is computed with it: it could leave out a mask.
+
+    Raises:
+        ArgumentError: its content is where its class says.
+    """
+    kind = type(x)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        if not torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
+            return x.as_subclass(torch.Tensor)
+    raise ArgumentError(f"a {kind.__name__} computes as its class says; give its content as a plain torch.Tensor")
+
+
 def _refusal(what: str, kind: type, value: Any) -> ArgumentError:
     way = kind.made_by  # pyright: ignore[reportAttributeAccessIssue]  `taken_by` looks for it
     if value is None:

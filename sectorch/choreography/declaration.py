@@ -65,14 +65,14 @@ class ProtocolSpec:
 
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_CALLS = f"{_PACKAGE}session.py"
-"""It calls what a program hands it."""
+_CALLS = (f"{_PACKAGE}session.py", f"{_PACKAGE}choreography{os.sep}")
+"""They call what a program hands them."""
 
 
 def in_package(code: Any) -> bool:
     """Whether code is this package's, which keeps to what its protocols say of their masks."""
     file = getattr(code, "co_filename", "")
-    return file.startswith(_PACKAGE) and file != _CALLS
+    return file.startswith(_PACKAGE) and (file == __file__ or not file.startswith(_CALLS))
 
 
 PAYLOADS = (torch.int64, torch.int32, torch.uint8)

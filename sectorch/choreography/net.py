@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
-from .accepted import check_content, check_located
+from .accepted import check_content, check_located, plain
 from .declaration import PAYLOADS, Message, ProtocolSpec, in_package
 from .located import _RUNNING, Located, dependence, running
 from .origins import Origins
@@ -273,6 +273,7 @@ class Net:
         """
         self.cast.check_party(party)
         check_content(value, party in self.runtime.here)
+        value = plain(value) if isinstance(value, torch.Tensor) else value
         brought = Located(value, frozenset((party,)), phase, {}, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)
@@ -338,7 +339,7 @@ class Net:
         if not held:
             contents = [shape_of(content) for content in contents]
         if self.origins is not None:
-            self.origins.taking(values)
+            self.origins.taking(values, number)
         taken = held or sends  # observers hear of messages between others as well
         result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:

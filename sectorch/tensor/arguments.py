@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
+from ..choreography.accepted import plain
 from ..errors import ArgumentError, DtypeError, UnsupportedOpError
 from .secret import SecretTensor
 from .table import spell
@@ -104,11 +105,34 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def of_python(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """numpy's scalars, which torch takes as sizes and numbers, as Python's; complex ones it takes apart."""
-    real = lambda leaf: isinstance(leaf, np.generic) and not isinstance(leaf, np.complexfloating)
-    if not any(map(real, pytree.arg_tree_leaves(*args, **kwargs))):
+    """numpy's scalars, which torch takes as sizes and numbers, as Python's; complex ones it takes apart. Of public
+    tensors and numbers of other classes their content: a class of the program's has no say in what is sent."""
+    leaves = pytree.arg_tree_leaves(*args, **kwargs)
+    if not any(_is_foreign(leaf) for leaf in leaves):
         return args, kwargs
-    return pytree.tree_map(lambda leaf: leaf.item() if real(leaf) else leaf, (args, kwargs))
+    return pytree.tree_map(_as_python, (args, kwargs))
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None)))
+
+
+def _is_foreign(leaf: Any) -> bool:
+    """Whether its own class says what is computed with it."""
+    return type(leaf) not in _PLAIN and (
+        (isinstance(leaf, (int, float, complex, np.generic)) and not isinstance(leaf, np.complexfloating))
+        or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor))
+    )
+
+
+def _as_python(leaf: Any) -> Any:
+    if not _is_foreign(leaf):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        return plain(leaf)
+    if isinstance(leaf, np.generic):
+        return leaf.item()
+    kind = next(kind for kind in (int, float, complex) if isinstance(leaf, kind))
+    return kind.__pos__(leaf)
 
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

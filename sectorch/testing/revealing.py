@@ -75,7 +75,7 @@ class _Noting(LocalRuntime):
             if not where and not code.co_filename.startswith(_SKIPPED):
                 where = f"{code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
-        inputs, same = (self.origins and self.origins.current) or (frozenset(), False)
+        inputs, same, _ = (self.origins and self.origins.current) or (frozenset(), False, b"")
         names = tuple(sorted(name for _, name in inputs))
         self.revealed.append(Revealed(str(line.dst), shape, f"{line.label} of {line.path}", names, same, where))
 

@@ -148,7 +148,10 @@ class PartyRuntime:
         if came != wanted:
             names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")
             wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)
-            raise FrameError(
+            error = FrameError(
                 f"{line.src} sent a frame that does not belong here (wrong {wrong}): expected {line.path}/{line.label} "
                 f"{tuple(line.shape)} in call {line.call}; both sides must run the same version on the same model"
             )
+            # What this party expects may be of a shape that its own input has.
+            vars(error)["told"] = f"{line.src} sent a frame that does not belong here (wrong {wrong}); see its own log"
+            raise error

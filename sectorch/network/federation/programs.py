@@ -213,6 +213,7 @@ class Rehearsed:
         parties: names of those that take part.
         whole: whether the rehearsal came to the program's end. reveals: all that somebody learns as far as it came.
         reads: who reads a result, in words. sessions: that it opened (`reveals.session_key`).
+        digests: of what was computed, that were compared; None where the rehearsal did not come to the end.
         results: their shapes, by name.
         stopped: why it did not come to the end, in words.
         cost: rounds and bytes, all parties.
@@ -224,6 +225,7 @@ class Rehearsed:
     reveals: tuple[Reveal, ...] = ()
     reads: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
+    digests: tuple[str, ...] | None = None
     results: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stopped: str = ""
     cost: Mapping[str, float] | None = None
@@ -266,7 +268,8 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
     whole = not stopped
     return Rehearsed(
         rehearsal.digest() if whole and rehearsal.sessions else "", tuple(sorted(rehearsal.parties)) or everybody,
-        whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions), results, stopped,
+        whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions),
+        tuple(sorted(rehearsal.digests)) if whole else None, results, stopped,
         profile.as_dict() if whole else None,
     )  # fmt: skip
 
@@ -292,6 +295,7 @@ class Rehearsal:
         self.sessions: list[str] = []
         self.reads: list[str] = []
         self.reveals: list[Reveal] = []
+        self.digests = set[str]()
         self._steps, self._messages = hashlib.sha256(), 0
 
     def digest(self) -> str:
@@ -320,9 +324,11 @@ class Rehearsal:
         reveal = Reveal.of(line, label, cast, origins, session)
         self.step(
             label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,
-            line.ours, *([reveal.to, reveal.before] if line.learner is not None else []),
+            line.ours, *([reveal.to, reveal.before, reveal.place] if line.learner is not None else []),
         )  # fmt: skip
-        if line.learner is not None and not compares(line):
+        if compares(line) and session is not None:
+            self.digests |= {digest.hex() for digest in session.agreement._digests.values()}
+        elif line.learner is not None:
             self.reveals.append(reveal)
 
     @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Reveal:
         inputs: that the value was computed from, as pairs of a party and a name; empty where nobody noted it.
         same: whether it is one of these itself.
         before: digest of all that was computed with tensors in the session before (`agreement.py`).
+        place: of the value among them: a digest of the steps that it comes from (`origins.py`).
     """
 
     session: str
@@ -57,6 +59,7 @@ class Reveal:
     inputs: tuple[tuple[str, str], ...] = ()
     same: bool = False
     before: str = ""
+    place: str = ""
 
     @classmethod
     def of(
@@ -64,15 +67,15 @@ class Reveal:
     ) -> Reveal:
         """The reveal that a message is."""
         learner = line.dst if line.learner is None else line.learner
-        inputs, same = (origins and origins.current) or (frozenset(), False)
+        inputs, same, place = (origins and origins.current) or (frozenset(), False, b"")
         named = {party.name: name for party, name in cast.items()}
         shows = line.shows or f"hidden by {line.mask or 'nothing'}"
-        digests = {} if session is None else session.agreement._digests
-        before = " ".join(f"{party.name} {digest.hex()}" for party, digest in sorted(digests.items(), key=str))
+        before = "" if session is None else _computed(session)
         return cls(
             label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
             str(line.dtype).removeprefix("torch."), shows, line.ours,
             tuple(sorted((named.get(party, party), name) for party, name in inputs)), same, before,
+            place.hex(),
         )  # fmt: skip
 
     @property
@@ -156,6 +159,7 @@ class Ledger:
         me: the party's name. agreed: every reveal that the rehearsal has found; None: any, which is only noted.
         bounds: of what is not among them. sessions: that the rehearsal has found, as `session_key` writes them.
         receipt: called before a reveal leaves, with its text and how often it has left at most from now on.
+        digests: of what was computed, that the rehearsal has compared, where it came to the end.
     """
 
     def __init__(
@@ -165,10 +169,12 @@ class Ledger:
         bounds: Iterable[Bound] = (),
         sessions: Collection[str] = (),
         receipt: Callable[[str, str, int], None] = lambda *_: None,
+        digests: Collection[str] | None = None,
     ):
         self._me, self._receipt = me, receipt
         self._left = None if agreed is None else Counter(r for r in agreed if r.src == me)
         self._bounds, self._sessions = {(b.protocol, b.to): b.elements for b in bounds}, frozenset(sessions)
+        self._digests = None if digests is None or agreed is None else frozenset((*digests, bytes(32).hex()))
         self._over = ""
         self._lock = threading.Lock()
         self.ends: Callable[[RefusedError], None] = lambda _: None
@@ -193,10 +199,18 @@ class Ledger:
         origins = None if session is None else origins_of(session)
 
         def guard(line: Sent, value: torch.Tensor) -> None:
-            if not (compares(line) and session is not None and _digest_of(value, session)):
+            if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
                 self._take(Reveal.of(line, label, cast, origins, session))
 
         runtime.guard = guard
+
+    def _compared(self, digest: bytes, session: Session) -> bool:
+        """Whether others may have it: it was in the rehearsal, or is one of a comparison that ends the run at all
+        where they have another."""
+        agreement = session.agreement
+        if self._digests is not None:
+            return digest.hex() in self._digests
+        return agreement.comparing and digest in {bytes(32), *agreement._digests.values()}
 
     def _take(self, reveal: Reveal) -> None:
         with self._lock:
@@ -233,10 +247,17 @@ class Ledger:
 
 def origins_of(session: Session) -> Origins:
     """From now on the session notes whose inputs its values were computed from."""
-    session.origins = Origins()
+    weak = weakref.ref(session)
+    session.origins = Origins(lambda: b"" if (found := weak()) is None else _computed(found).encode())
     for net in session._setup.values():
         net.origins = session.origins
     return session.origins
+
+
+def _computed(session: Session) -> str:
+    """All that was computed in a session until now, as a digest for each of its answering parties."""
+    digests = session.agreement._digests
+    return " ".join(f"{party.name} {digest.hex()}" for party, digest in sorted(digests.items(), key=str))
 
 
 def session_key(label: str, agreed: str, cast: Mapping[Party, str]) -> str:
@@ -247,8 +268,3 @@ def session_key(label: str, agreed: str, cast: Mapping[Party, str]) -> str:
 def compares(line: Header) -> bool:
     """Whether a message is of the kind that `Agreement.compare` sends: a digest of public values."""
     return line.path == "agree" and line.shape == DIGEST and line.ours
-
-
-def _digest_of(value: torch.Tensor, session: Session) -> bool:
-    """Whether it is one that the session's agreement has itself."""
-    return bytes(value.tolist()) in {bytes(32), *session.agreement._digests.values()}
