@@ -201,7 +201,10 @@ def runs(world, program, bounds=(), label="run"):
     file = read(world.path)
     found = rehearse(program, file)
     written = bounds_of(bounds, lambda name: file.named(name).name)
-    ledgers = {name: Ledger(name, found.reveals, written, found.sessions, digests=found.digests) for name in PARTIES}
+    ledgers = {
+        name: Ledger(name, found.reveals, written, found.sessions, digests=found.digests, messages=found.messages)
+        for name in PARTIES
+    }
 
     def work(name):
         with world.party(name) as party:

@@ -63,7 +63,7 @@ class PartyRuntime:
         self._alive = alive
         self.keys = PairKeys(session)
         self.guard: Callable[[Sent, torch.Tensor], None] | None = None
-        """Called before a message of this party's leaves by which somebody learns a value; raises where it must not."""
+        """Called before a message of this party's leaves; raises where it must not."""
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
 
@@ -108,7 +108,7 @@ class PartyRuntime:
             observer.computed(path, owners, phase, seconds)
 
     def _send(self, line: Sent, value: torch.Tensor, later: bool = False) -> None:
-        if self.guard is not None and line.learner is not None:
+        if self.guard is not None:
             self.guard(line, value)
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)

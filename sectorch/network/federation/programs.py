@@ -38,7 +38,7 @@ from ...federated.parties import Names, star
 from ...session import Session
 from ..code import FUNCTION
 from .file import Federated
-from .reveals import Reveal, compares, origins_of, session_key, texts
+from .reveals import Reveal, compares, message_key, origins_of, session_key, texts
 from .star import roles_of, star_of
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -213,7 +213,8 @@ class Rehearsed:
         parties: names of those that take part.
         whole: whether the rehearsal came to the program's end. reveals: all that somebody learns as far as it came.
         reads: who reads a result, in words. sessions: that it opened (`reveals.session_key`).
-        digests: of what was computed, that were compared; None where the rehearsal did not come to the end.
+        digests: of what was computed, that were compared. messages: of any kind (`reveals.message_key`). Both None where
+            the rehearsal did not come to the end.
         results: their shapes, by name.
         stopped: why it did not come to the end, in words.
         cost: rounds and bytes, all parties.
@@ -226,6 +227,7 @@ class Rehearsed:
     reads: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     digests: tuple[str, ...] | None = None
+    messages: tuple[str, ...] | None = None
     results: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stopped: str = ""
     cost: Mapping[str, float] | None = None
@@ -269,7 +271,8 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
     return Rehearsed(
         rehearsal.digest() if whole and rehearsal.sessions else "", tuple(sorted(rehearsal.parties)) or everybody,
         whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions),
-        tuple(sorted(rehearsal.digests)) if whole else None, results, stopped,
+        tuple(sorted(rehearsal.digests)) if whole else None, tuple(sorted(rehearsal.headers)) if whole else None,
+        results, stopped,
         profile.as_dict() if whole else None,
     )  # fmt: skip
 
@@ -296,6 +299,7 @@ class Rehearsal:
         self.reads: list[str] = []
         self.reveals: list[Reveal] = []
         self.digests = set[str]()
+        self.headers = set[str]()
         self._steps, self._messages = hashlib.sha256(), 0
 
     def digest(self) -> str:
@@ -321,6 +325,7 @@ class Rehearsal:
         self._messages += 1
         if self._messages > LONGEST:
             raise _TooLong
+        self.headers.add(message_key(line, label, cast))
         reveal = Reveal.of(line, label, cast, origins, session)
         self.step(
             label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,

@@ -159,7 +159,8 @@ class Ledger:
         me: the party's name. agreed: every reveal that the rehearsal has found; None: any, which is only noted.
         bounds: of what is not among them. sessions: that the rehearsal has found, as `session_key` writes them.
         receipt: called before a reveal leaves, with its text and how often it has left at most from now on.
-        digests: of what was computed, that the rehearsal has compared, where it came to the end.
+        digests: of what was computed, that the rehearsal has compared. messages: of any kind that it has sent
+            (`message_key`). Both None where it did not come to the end.
     """
 
     def __init__(
@@ -170,11 +171,13 @@ class Ledger:
         sessions: Collection[str] = (),
         receipt: Callable[[str, str, int], None] = lambda *_: None,
         digests: Collection[str] | None = None,
+        messages: Collection[str] | None = None,
     ):
         self._me, self._receipt = me, receipt
         self._left = None if agreed is None else Counter(r for r in agreed if r.src == me)
         self._bounds, self._sessions = {(b.protocol, b.to): b.elements for b in bounds}, frozenset(sessions)
         self._digests = None if digests is None or agreed is None else frozenset((*digests, bytes(32).hex()))
+        self._messages = None if messages is None or agreed is None else frozenset(messages)
         self._over = ""
         self._lock = threading.Lock()
         self.ends: Callable[[RefusedError], None] = lambda _: None
@@ -199,6 +202,11 @@ class Ledger:
         origins = None if session is None else origins_of(session)
 
         def guard(line: Sent, value: torch.Tensor) -> None:
+            if self._messages is not None and message_key(line, label, cast) not in self._messages:
+                what = f"{line.label!r:.60} {list(line.shape)} of {line.protocol!r:.60}, session {label!r:.60}"
+                raise self._refusal(readable(f"the message {what}, which its rehearsal did not send", LONG))
+            if line.learner is None:
+                return
             if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
                 self._take(Reveal.of(line, label, cast, origins, session))
 
@@ -263,6 +271,12 @@ def _computed(session: Session) -> str:
 def session_key(label: str, agreed: str, cast: Mapping[Party, str]) -> str:
     """A session, as all parties name it."""
     return json.dumps([label, agreed, sorted((p.role, p.name, name) for p, name in cast.items())])
+
+
+def message_key(line: Header, label: str, cast: Mapping[Party, str]) -> str:
+    """What others see of a message but its content."""
+    said = label, line.path, line.label, cast[line.src], cast[line.dst], list(line.shape), str(line.dtype)
+    return json.dumps(said)
 
 
 def compares(line: Header) -> bool:

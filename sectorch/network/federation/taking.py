@@ -70,7 +70,7 @@ class Run:
             return Ledger(me, None, receipt=self._opens)
         found = rehearsed(source, self._file)
         self._results = found.results
-        return Ledger(me, found.reveals, accepted.reveals, found.sessions, self._opens, found.digests)
+        return Ledger(me, found.reveals, accepted.reveals, found.sessions, self._opens, found.digests, found.messages)
 
     def _opens(self, what: str, to: str, most: int) -> None:
         """A value is about to leave: nothing does without a receipt, where they are kept."""
