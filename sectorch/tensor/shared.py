@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend import MAX_SHIFT, Backend, Value
 from ..choreography import Party, Phase, leaf
+from ..choreography.accepted import plain
 from ..choreography.located import compute
 from ..default import default_session
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
@@ -358,7 +359,7 @@ def share_tensor(
             "share() takes a tensor that requires no gradient, since none would come to it: share(x.detach()), and for "
             "the gradient of an input DifferentiableTensor(share(x.detach()), requires_grad=True)"
         )
-    x = _as_named(x, shape, dtype)
+    x = _as_named(plain(x) if isinstance(x, torch.Tensor) else x, shape, dtype)
     session = session or default_session("cpu" if x.is_meta else x.device)
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")

@@ -21,12 +21,13 @@ import sectorch
 from sectorch import errors
 from sectorch.choreography import Message, protocol
 from sectorch.choreography.declaration import PROTOCOLS, ProtocolSpec
-from sectorch.choreography.ledger import Observer, alone
+from sectorch.choreography.ledger import Observer, Transcript, alone
 from sectorch.choreography.roles import STAR
 from sectorch.ckks.module import ask
 from sectorch.cli.main import run as command
 from sectorch.garbled.sealing import deliver
 from sectorch.mpc.star.share import reveal_to_A
+from sectorch.mpc.star.streamed import mask_streamed
 from sectorch.mpc.star.told import compared
 from sectorch.network.federation.file import read
 from sectorch.network.federation.own import credentials, read_own
@@ -172,6 +173,28 @@ def by_comparing(parties, session, s):
         compared(net, own, lambda other, mine, came: mine)
 
 
+class Shown:
+    """A number that its mask does nothing to; callable, as what encodes it."""
+
+    shape, dtype = torch.Size((3,)), torch.int64
+
+    def __init__(self, x=None):
+        self.x = x
+
+    def __call__(self, x):
+        return Shown(x)
+
+    def __add__(self, _):
+        return self.x
+
+
+def by_a_step_of_ours(parties, session, s):
+    """A protocol of the package that the package itself calls, in a step that it was handed."""
+    with session.call() as net:
+        own = net.own(net.A, OWN["alpha"]["A"].long() if parties.present("A") else torch.zeros(3, dtype=torch.int64))
+        net.fresh(net.A, functools.partial(mask_streamed, net, own), net.fresh(net.A, lambda x: Shown(), own))
+
+
 SHOWN = {
     "own protocol": (by_own_protocol, "alpha is sent .* code of the program, which says: 'hidden by a mask of k_SA'"),
     "declaring": (by_declaring, "alpha is sent .* code of the program"),
@@ -182,6 +205,7 @@ SHOWN = {
     "trace of ours": (by_trace_of_ours, r"alpha (learns|is sent) \[3\] int64"),
     "telling": (by_telling, r"alpha learns \[3\] int64 .* 'settings' of beta"),
     "encryption": (by_encryption, "beta is sent .* code of the program"),
+    "step of ours": (by_a_step_of_ours, "beta is sent .*'omega_masked' of .* code of the program"),
     "relay": (by_a_garbled_relay, r"gamma learns \[3\] int64 \('to_Q' of 'garbled_relay'"),
 }
 
@@ -224,7 +248,42 @@ def test_what_was_agreed_to_runs_and_the_ledger_has_it(world):
     assert any("the input 'x' of beta" in line and line.endswith("3 times") for line in often(ledgers["beta"].sent))
 
 
+def by_comparing_what_it_has_noted(parties, session, s):
+    """The digest is the session's own, of few numbers; nobody looks whether the others have it too."""
+    with session.call() as net:
+        session.agreement.note(net.A, IDS[0].item() if parties.present("S") else 0.0)
+        digest = torch.frombuffer(bytearray(session.agreement._digests[net.A]), dtype=torch.uint8)
+        compared(net, digest, lambda other, mine, came: mine)
+
+
+def of_other_rows(parties, session, s):
+    rows = [s[0], s[1], s[2]]
+    rows[int(IDS[0]) % 3 if session.runtime.here else 0].reveal(to="A")
+
+
+def of_the_other_choice(parties, session, s):
+    first, second = (torch.where(torch.tensor(3 * [one]), s, s * 2) for one in (True, False))
+    (second if session.runtime.here else first).reveal(to="A")
+
+
+def of_the_other_product(parties, session, s):
+    products = (s + 1) * s, (s + 2) * s
+    products[bool(session.runtime.here)].sum().reveal(to="A")
+
+
+def of_shares_that_were_changed(parties, session, s):
+    x, y = s * 2, s * 3
+    if session.runtime.here:
+        x.shares, y.shares = y.shares, x.shares
+    x.reveal(to="A")
+
+
 HIDDEN = {
+    "compared note": by_comparing_what_it_has_noted,
+    "other rows": of_other_rows,
+    "other choice": of_the_other_choice,
+    "other product": of_the_other_product,
+    "changed shares": of_shares_that_were_changed,
     "when somebody is here": when_somebody_is_here,
     "in the place of another": in_the_place_of_another,
     "comparing": by_comparing,
@@ -263,6 +322,52 @@ def check_refused(results, ledgers):
     assert own and isinstance(results["beta"], errors.SectorchError)
     assert not any("[3]" in text or "the input" in text for text in ledgers["beta"].sent)
     assert all("see its own log" in reason(error, "'beta'") and "811" not in reason(error, "'beta'") for error in own)
+
+
+def masked_shape(parties):
+    """What Q deals is not waited for: others see its size."""
+    with parties.session(STAR, NAMES) as session:
+        s = shares(parties, session)[1]
+        shape = (811 if parties.present("Q") else 3,)
+        sectorch.share(torch.zeros(shape), owner="Q", session=session, scheme=SCHEME, shape=shape)
+        s.sum().reveal(to="A")
+
+
+def test_a_shape_of_a_masked_message_tells_nothing(world):
+    results, _, _ = runs(world, masked_shape)
+    assert "has not agreed to this" in str(results["gamma"]) and "[811]" in str(results["gamma"])
+    assert all(isinstance(e, errors.SectorchError) and "811" not in str(e) for n, e in results.items() if n != "gamma")
+    assert "811" not in reason(results["gamma"], "'gamma'")
+
+
+class Unmasked(torch.Tensor):
+    """Computes as it likes: a mask is not subtracted from it."""
+
+    @classmethod
+    def __torch_function__(cls, f, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            found = f(*args, **(kwargs or {}))
+            if f.__name__ in ("sub", "__sub__", "add", "__add__", "rsub", "__rsub__"):
+                found = next(a for a in args if isinstance(a, cls)).clone()
+            return found.as_subclass(cls) if isinstance(found, torch.Tensor) else found
+
+
+class Dispatched(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, f, types, args=(), kwargs=None):
+        return f(*args, **(kwargs or {}))
+
+
+def test_a_class_of_tensors_has_no_say_in_what_is_sent():
+    session, plain = sectorch.Session(), torch.tensor([811.0, 245.0, 377.0])
+    with Transcript() as seen:
+        x = sectorch.share(plain.as_subclass(Unmasked), session=session)
+        y = sectorch.share(plain, session=session) * torch.ones(3).as_subclass(Unmasked)
+        assert ((x * y).reveal() - plain**2).abs().max() < 0.5
+    ring = sectorch.ring.encode(plain, 20)
+    assert not any(torch.isin(found.long(), ring).any() for line, found in seen.lines if line.learner is None)
+    with pytest.raises(errors.ArgumentError, match=r"plain torch\.Tensor"):
+        sectorch.share(plain.as_subclass(Dispatched), session=session)
 
 
 def announcing(leak):

@@ -9,10 +9,14 @@ import torch
 import torch.nn.functional as F
 
 import sectorch
+from sectorch.choreography import Message, protocol
+from sectorch.choreography.declaration import PROTOCOLS
 from sectorch.errors import ArgumentError, ShapeError
+from sectorch.mpc.star.told import told
 from sectorch.tensor import SharedTensor
 from sectorch.testing import Call, ProtocolFault, check_op, check_program
 
+KEPT = PROTOCOLS["guard"]
 X, Y = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).unbind()
 near = lambda y: 1e-5 * (1 + y.abs())
 
@@ -203,6 +207,18 @@ def leaking(a, b):
     return common(a, b)
 
 
+def by_a_guard_of_its_own(a):
+    with a.session.operation(a.party) as net:
+        told(net, "guard", net.S, a.shares.S._value)
+        own_guard(net, a.shares.S)
+
+
+@protocol("guard", "a name of the package's", [Message("key", "S", "Q", "nothing")])
+def own_guard(net, x):
+    return x.send(net.S, net.Q, "key")
+
+
+PROTOCOLS["guard"] = KEPT
 IDS = torch.tensor([3, 1, 4, 7]), torch.tensor([1, 5, 9])
 LINE = leaking.__code__.co_firstlineno + 3
 
@@ -230,6 +246,8 @@ def test_a_program_is_held_to_what_it_says_that_it_reveals():
     check_program(fractions, torch.rand(3), reveals=[("Q", (3,))])
     check_program(lambda x: x.clamp(0, 1).reveal(to="A"), torch.rand(0, 2), reveals=[("A", (0, 2))])
     check_program(lambda x: sectorch.aggregate([x]), torch.rand(2), owners=["H"], reveals=[("Q", (2,))])
+    with pytest.raises(ProtocolFault, match=r"(?s)A learns a value .*to_A of guard.*Q learns a value .*key of guard"):
+        check_program(by_a_guard_of_its_own, IDS[:1])
     with pytest.raises(ArgumentError, match="a reveal is declared as who learns it"):
         check_program(common, IDS, reveals=["Q"])
     with pytest.raises(ArgumentError, match="3 owners are named, of 2 tensors"):

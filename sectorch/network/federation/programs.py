@@ -213,8 +213,8 @@ class Rehearsed:
         parties: names of those that take part.
         whole: whether the rehearsal came to the program's end. reveals: all that somebody learns as far as it came.
         reads: who reads a result, in words. sessions: that it opened (`reveals.session_key`).
-        digests: of what was computed, that were compared. messages: of any kind (`reveals.message_key`). Both None where
-            the rehearsal did not come to the end.
+        digests: of what was computed, that were compared. messages: of any kind (`reveals.message_key`). Both None
+            where the rehearsal did not come to the end.
         results: their shapes, by name.
         stopped: why it did not come to the end, in words.
         cost: rounds and bytes, all parties.
