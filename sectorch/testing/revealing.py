@@ -138,8 +138,8 @@ def check_program(
         ArgumentError: more owners than tensors, or what declares no reveal.
         SectorchError: what f itself is refused.
 
-    What depends on a value that was revealed is looked at for these inputs alone: give inputs of each kind. A session of
-    f's own is not looked at: what f shares there is no input. All halves are in this process: f must not read them.
+    What depends on a value that was revealed is looked at for these inputs alone: give inputs of each kind. A session
+    of f's own is not looked at: what f shares there is no input. All halves are in this process; f must not read them.
     """
     start, call = time.monotonic(), Call.of(inputs)
     if len(owners) > len(call.tensors):
