@@ -278,7 +278,7 @@ class Net:
         if self.tracing is not None:
             self.tracing.brought(brought, name)
         if self.origins is not None:
-            self.origins.brought(brought, party, name)
+            self.origins.brought(brought, party, name, self.call)
         return brought
 
     def read(self, value: Located, party: Party) -> Any:
@@ -339,7 +339,7 @@ class Net:
         if not held:
             contents = [shape_of(content) for content in contents]
         if self.origins is not None:
-            self.origins.taking(values, number)
+            self.origins.taking(values, call, number)
         taken = held or sends  # observers hear of messages between others as well
         result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:

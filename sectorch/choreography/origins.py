@@ -34,15 +34,15 @@ class Origins:
         self.current: tuple[frozenset[tuple[str, str]], bool, bytes] | None = None
         self._computed = computed
 
-    def brought(self, value: Any, party: Party, name: str) -> None:
+    def brought(self, value: Any, party: Party, name: str, call: int = 0) -> None:
         """A party brings an input in."""
-        value._origin = frozenset({(party.name, name)}), True, self._place(f"{party.name} {name}")
+        value._origin = frozenset({(party.name, name)}), True, self._place(f"{call} {party.name} {name}")
 
-    def taking(self, values: Iterable[Any], number: int = 0) -> None:
-        """A step is about to be taken on these, the one of this number in its call."""
+    def taking(self, values: Iterable[Any], call: int = 0, number: int = 0) -> None:
+        """A step is about to be taken on these, the one of this number in the call of that."""
         known = [origin for value in values if (origin := getattr(value, "_origin", None)) is not None]
         inputs = frozenset[tuple[str, str]]().union(*(inputs for inputs, *_ in known))
-        place = self._place(str(number), *(place for *_, place in known))
+        place = self._place(f"{call} {number}", *(place for *_, place in known))
         self.current = inputs, all(same for inputs, same, _ in known if inputs), place
 
     def taken(self, step: Any, results: Iterable[Any]) -> None:

@@ -22,7 +22,7 @@ from sectorch import errors
 from sectorch.choreography import Message, protocol
 from sectorch.choreography.declaration import PROTOCOLS, ProtocolSpec
 from sectorch.choreography.ledger import Observer, Transcript, alone
-from sectorch.choreography.roles import STAR
+from sectorch.choreography.roles import STAR, Roles
 from sectorch.ckks.module import ask
 from sectorch.cli.main import run as command
 from sectorch.garbled.sealing import deliver
@@ -236,6 +236,40 @@ def runs(world, program, bounds=(), label="run"):
             return program(Taking(run))
 
     return each(PARTIES, work), ledgers, found
+
+
+PAIR = Roles("A S", edges="A-S", streams="A-S")
+
+
+@protocol("statistics", "a claim", [Message("sum", "S", "A", "nothing", "the sum")], roles=PAIR)
+def told_sum(net, x):
+    return x.send(net.S, net.A, "sum")
+
+
+PROTOCOLS.pop("statistics")
+
+
+def among_two(other):
+    def program(parties):
+        if parties.present("Q"):
+            return {}
+        with parties.session(PAIR) as session:
+            sums = []
+            for i in range(2):
+                with session.call() as net:
+                    ids = net.own(net.S, IDS.long() if parties.present("S") else torch.zeros(3, dtype=torch.int64))
+                    sums.append(ids.sum() * i)
+            with session.call() as net:
+                return {"sum": net.read(told_sum(net, sums[other and bool(session.runtime.here)]), net.A)}
+
+    return program
+
+
+def test_roles_of_its_own(world):
+    results, ledgers, found = runs(world, among_two(False))
+    assert found.whole and results["alpha"]["sum"] == 0 and "the sum" in ledgers["beta"].text, results
+    results, ledgers, _ = runs(world, among_two(True))
+    assert "has not agreed to this" in str(results["beta"]) and ledgers["beta"].text == "nothing"
 
 
 def test_what_was_agreed_to_runs_and_the_ledger_has_it(world):

@@ -221,7 +221,7 @@ class Federation:
         parties = {Party(name, role): name for role, name in single.items()}
         with self._runtime(roles, parties, label, agreed) as runtime:
             session = Session(roles=roles, names=single, runtime=runtime)
-            self._watch(runtime, label, parties)
+            self._watch(runtime, label, parties, session)
             yield session
 
     @contextmanager
