@@ -131,7 +131,7 @@ def _as_python(leaf: Any) -> Any:
         return plain(leaf)
     if isinstance(leaf, np.generic):
         return leaf.item()
-    kind = next(kind for kind in (int, float, complex) if isinstance(leaf, kind))
+    kind: Any = next(kind for kind in (int, float, complex) if isinstance(leaf, kind))
     return kind.__pos__(leaf)
 
 
