@@ -269,9 +269,25 @@ def numbers_over_minus_infinity(_module, _x, y):
     return out.softmax(1), rows.softmax(1)
 
 
+def of_the_shape_of_another(_module, _x, y):
+    other = y.clone()
+    column, same = y[:, -1:], y.view_as(other)
+    wide = y[0].expand_as(other)
+    column.mul_(2)
+    y[1].zero_()
+    return y, same, wide
+
+
+def copied_by_a_conversion(_module, _x, y):
+    kept = y.to(torch.float32, copy=True)
+    y[0] = 0.0
+    kept[1] = 1.0
+    return y, kept
+
+
 VIEWS = (sliced, added_to_a_view, base_and_views, through_several_views, by_data, by_positions, parts, expanded_before,
-         scanned, by_keyword, minus_infinity_in_a_view, minus_infinity_beside_a_view,
-         numbers_over_minus_infinity)  # fmt: skip
+         scanned, by_keyword, minus_infinity_in_a_view, minus_infinity_beside_a_view, numbers_over_minus_infinity,
+         of_the_shape_of_another, copied_by_a_conversion)  # fmt: skip
 
 
 @by_turns(body=VIEWS, alone=[False, True])
@@ -285,6 +301,13 @@ def copied_or_not(_module, _x, y):
     return y, turned
 
 
+def mixed_views(_module, _x, y):
+    column = y[:, -1:]
+    mesh = torch.meshgrid(y[0], y[1], indexing="ij")
+    column.mul_(2)
+    return mesh
+
+
 def overlapping_itself(_module, _x, y):
     y[:1].expand(3, 4).add_(1)
     return y
@@ -293,7 +316,7 @@ def overlapping_itself(_module, _x, y):
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_write_that_torch_refuses_or_that_hangs_on_strides(alone: bool):
     """torch writes into no memory twice; operation by operation nobody knows whether `contiguous` makes a copy."""
-    for body in (overlapping_itself, *((copied_or_not,) if alone else ())):
+    for body in (overlapping_itself, *((copied_or_not, mixed_views) if alone else ())):
         plain, x = made(body, alone)
         with pytest.raises(SectorchError, match=r"out of place|more than one element"):
             sectorch.secure(plain)(x)

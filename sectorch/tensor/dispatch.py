@@ -195,6 +195,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         through = [(x, _of_this_memory(func, x)) for x in written]
         gives_argument = ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT
         perhaps_copied = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None
+        perhaps_copied = perhaps_copied or (func is _T.to and bool(kwargs.get("copy")))
         returned = secrets if gives_argument and not perhaps_copied else written
         wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
     except BaseException:
@@ -455,17 +456,29 @@ def _replace(target: Any, result: Any) -> Any:
     return target
 
 
+_OF_SHAPES = {_T.view_as, _T.expand_as, _T.reshape_as}
+"""Views that take the shape of another tensor."""
+
+
 def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     """The results of a view share the memory of its argument; what a handler makes on its way, nobody else has."""
     if DEPTH.get():
         return
     source: Any = args[0] if args else None
     results = list(result) if isinstance(result, (list, tuple)) else [result]
+    if func in _OF_SHAPES:
+        args, kwargs = (
+            (source, *(to_meta(x, False) for x in args[1:])),
+            {k: to_meta(x, False) for k, x in kwargs.items()},
+        )
     given = pytree.tree_leaves((args[1:], kwargs))
     known = all(isinstance(x, SharedTensor) for x in (source, *results))
     if not known or any(isinstance(x, SecretTensor) for x in given):
         for leaf in _parts((args, result)):
-            leaf.aliased = True
+            members = [] if leaf.layout_in_memory is None else leaf.layout_in_memory.members
+            for member in (leaf, *(one() for one in members)):
+                if member is not None:
+                    member.aliased = True
         return
     layout = layout_of(source)
     for at, made in enumerate(results):
