@@ -75,6 +75,51 @@ def in_package(code: Any) -> bool:
     return file.startswith(_PACKAGE) and (file == __file__ or not file.startswith(_CALLS))
 
 
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.Size, int, float, bool, str, bytes, type(None)))
+_OURS = frozenset(("sectorch", "torch", "numpy", "cryptography")) | sys.stdlib_module_names
+
+
+def _foreign(value: Any, depth: int = 4) -> bool:
+    """Whether an argument of a protocol computes by other code than this package's and torch's, which its messages
+    may not hide: a function, or an object with operators of its own, also within others."""
+    kind = type(value)
+    if kind in _PLAIN or (depth == 0 and kind.__module__.startswith("sectorch.")):
+        return False
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_foreign(v, depth) for v in value)
+    if isinstance(value, dict):
+        return any(_foreign(v, depth) for v in value.values())
+    if isinstance(value, functools.partial):
+        return any(_foreign(v, depth) for v in (value.func, value.args, value.keywords))
+    if (code := getattr(value, "__code__", None)) is not None:
+        inside = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
+        ours = code.co_filename.startswith((_PACKAGE, _TORCH))
+        return not ours or (depth > 0 and any(callable(v) and _foreign(v, depth - 1) for v in inside))
+    named = value if isinstance(value, type) else kind
+    if named.__module__.split(".")[0] not in _OURS:
+        return True
+    if isinstance(value, type) or not named.__module__.startswith("sectorch.") or hasattr(value, "runtime"):
+        return False
+    slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]
+    held = [v for name in slots if (v := _held(value, name)) is not None]
+    return any(_foreign(v, depth - 1) for v in (*held, *getattr(value, "__dict__", {}).values()))
+
+
+def _held(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
 PAYLOADS = (torch.int64, torch.int32, torch.uint8)
 """The types of tensors that messages carry, in the order of their numbers in a frame."""
 
@@ -95,6 +140,7 @@ class Declaring(Protocol):
     """What a protocol needs of the call that it runs in (`choreography.Net`)."""
 
     lock: RLock
+    origins: Any
 
     def declared(self, spec: ProtocolSpec) -> Declared: ...
 
@@ -128,6 +174,8 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
             check_arguments(name, takes(), args, kwargs)
             called = ours and in_package(sys._getframe(1).f_code)
             with net.lock, net.declared(spec) as entered:
+                if net.origins is not None and called:
+                    called = not any(map(_foreign, (*args, *kwargs.values())))
                 entered.ours &= called
                 return f(net, *args, **kwargs)
 

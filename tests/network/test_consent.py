@@ -195,7 +195,21 @@ def by_a_step_of_ours(parties, session, s):
         net.fresh(net.A, functools.partial(mask_streamed, net, own), net.fresh(net.A, lambda x: Shown(), own))
 
 
+def by_a_streamed_weight(parties, session, s):
+    """The package calls its own protocol, with a function of the program's that leaves nothing to mask."""
+    with session.operation(s.party) as net:
+        own = net.own(net.A, OWN["alpha"]["A"].long() if parties.present("A") else torch.zeros(3, dtype=torch.int64))
+        s.backend.streamed(own, Shown())
+
+
+def by_halves_without_masks(parties, session, s):
+    with session.operation(s.party):
+        s.backend.square(s.backend.each(Shown(), s.shares))
+
+
 SHOWN = {
+    "streamed": (by_a_streamed_weight, "beta is sent .*'omega_masked' of .* code of the program"),
+    "halves": (by_halves_without_masks, "alpha is sent .* code of the program"),
     "own protocol": (by_own_protocol, "alpha is sent .* code of the program, which says: 'hidden by a mask of k_SA'"),
     "declaring": (by_declaring, "alpha is sent .* code of the program"),
     "no observer": (with_no_observer, r"alpha learns \[3\] int64 .* the input 'x' of beta"),
