@@ -132,10 +132,9 @@ def small(context: Context, value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         if is_secret(value) or value.is_meta or not value.is_floating_point() or not value.numel():
             return None
+        value = value.detach()
         first = float(value.flatten()[0])
-        if not 0 < abs(first) < 2.0 ** (8 - context.frac_bits) or not bool((value == first).all()):
-            return None
-        return first
+        return first if 0 < abs(first) < 2.0 ** (8 - context.frac_bits) and bool((value == first).all()) else None
     return value if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits) else None
 
 

@@ -22,7 +22,7 @@ from ..errors import UnsupportedOpError
 from .secret import SecretTensor
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _inside = 0
 _before: list[bool] = []
 

@@ -354,7 +354,7 @@ def share_tensor(
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
-    if x is not None and x.requires_grad and torch.is_grad_enabled():
+    if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
             "share() takes a tensor that requires no gradient, since none would come to it: share(x.detach()), and for "
             "the gradient of an input DifferentiableTensor(share(x.detach()), requires_grad=True)"

@@ -123,8 +123,8 @@ def _steps(patch: pytest.MonkeyPatch) -> None:
 
 def _sessions(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     """A session's name comes from its label, in a simulation and among parties apart alike."""
-    for kind, names in ((Simulation, ("session", "runtime")), (Federation, ("runtime",))):
-        for name in names:
+    for kind in (Simulation, Federation):
+        for name in ("session", "runtime"):
             patch.setattr(kind, name, _labelled(getattr(kind, name)))
     local, apart = LocalRuntime.__init__, PartyRuntime.__init__
 

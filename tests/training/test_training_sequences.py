@@ -122,12 +122,11 @@ def test_what_has_no_gradient_names_the_way_out():
     x = DifferentiableTensor(sectorch.share(torch.eye(3), session=session), requires_grad=True)
     for f, way in (
         (torch.sinc, "divide torch.sin"),
-        (lambda v: torch.linalg.solve(v, v), r"torch.linalg.inv\(A\) @ B"),
         (torch.fft.rfft, "complex results are not followed"),
         (torch.linalg.cholesky, "torch.linalg.slogdet"),
     ):
         with pytest.raises(UnsupportedOpError, match=rf"has no gradient on shares: .*{way}.*test_training_sequences"):
             f(x)
     assert torch.equal(torch.sinc(x.detach()).reveal(), torch.sinc(torch.eye(3)).round(decimals=5))
-    with pytest.raises(UnsupportedOpError, match=r"aten.digamma|prims.digamma.*as_shared\(\) takes what needs none"):
+    with pytest.raises(UnsupportedOpError, match=r"torch.digamma.*as_shared\(\) takes what needs none"):
         torch.digamma(x)
