@@ -38,7 +38,7 @@ ENVIRONMENT = HERE.parent / ".venv-packages"
 NEEDED = [
     "einops", "einops-exts", "axial-positional-embedding", "product-key-memory", "hyper-connections", "jaxtyping",
     "wadler-lindig", "beartype", "loguru", "delu", "PyWavelets", "ema-pytorch", "accelerate", "assoc-scan",
-    "torch-einops-utils", "colt5-attention", "typeguard", "einx", "frozendict", "discrete-continuous-embed-readout",
+    "torch-einops-utils", "colt5-attention", "typeguard",
 ]  # fmt: skip
 """What the packages import beside torch, numpy and scipy."""
 ENOUGH = 1e-3
@@ -408,14 +408,6 @@ def _():
     from rtdl_num_embeddings import PeriodicEmbeddings
 
     return PeriodicEmbeddings(4, 8, lite=False), (randn(3, 4),)
-
-
-@case("TabTransformer", "tab-transformer-pytorch")
-def _():
-    from tab_transformer_pytorch import TabTransformer
-
-    net = TabTransformer(categories=(4, 3, 5), num_continuous=4, dim=16, dim_out=1, depth=1, heads=2)
-    return net, (torch.tensor([[1, 2, 4], [3, 0, 0]]), randn(2, 4))
 
 
 @case("CRF log likelihood", "pytorch-crf")
