@@ -144,10 +144,15 @@ def _stand(name: Any, names: Any) -> None:
 
 
 def _importing(*args: Any, **kwargs: Any) -> Any:
-    made = _import(*args, **kwargs)
-    with _LOCK:
-        if _plain_inside:
-            _spread()
+    depth = _here.imports = getattr(_here, "imports", 0) + 1
+    try:
+        made = _import(*args, **kwargs)
+    finally:
+        _here.imports = depth - 1
+    if depth == 1:  # a package imports thousands of modules, and all are looked through at its end
+        with _LOCK:
+            if _plain_inside:
+                _spread()
     return made
 
 
