@@ -49,6 +49,7 @@ BENCHMARKS: dict[str, str] = {
     "generation-apart": "generation.py processes --layers 1 --prompt 4 --tokens 3 --json {work}/figures.json",
     "timm": "timm_table.py --only test_resnet --json {work}/figures.json",
     "packages": "packages.py sparsemax --install --environment {work}/environment --out {work}/figures.json",
+    "first-call": "first_call.py mlp --json {work}/figures.json",
     "real-size": "real_size.py vit-s --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
