@@ -5,8 +5,8 @@
     python benchmarks/first_call.py resnet18 --strict     # the look at every operation
 
 Seconds are of the processor, on one thread, all parties in one process; "look" is the part of the first call that the
-owner's look at the precision of its weights takes. GB is the largest memory of the process, with the plain model in float32. Weights
-are random.
+owner's look at the precision of its weights takes. GB is the largest memory of the process, with the plain
+model in float32. Weights are random.
 """
 
 from __future__ import annotations

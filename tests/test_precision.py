@@ -102,3 +102,26 @@ def test_a_pass_that_spoils_weights_is_found(monkeypatch):
         sectorch.secure(model)(x)
     monkeypatch.undo()
     sectorch.secure(model, strict=True)(x)
+
+
+class Drawing(nn.Module):
+    def forward(self, x):
+        return x * 2 + torch.rand(())
+
+
+def test_strict_refuses_what_cannot_be_looked_at(monkeypatch):
+    """A module that runs operation by operation, and a look that fails; without strict both run."""
+    x = torch.rand(2, 3)
+    with pytest.raises(PrecisionError, match="operation by operation"):
+        sectorch.secure(Drawing().eval(), strict=True)(x)
+
+    def failing(*_):
+        raise IndexError("of the inside")
+
+    monkeypatch.setattr("sectorch.nn.module.loss", failing)
+    model = nn.Linear(3, 2).eval()
+    strict = sectorch.secure(model, strict=True)
+    for _ in range(2):
+        with pytest.raises(PrecisionError, match=r"\(IndexError\); leave out strict=True"):
+            strict(x)
+    assert (sectorch.secure(model)(x) - model(x)).abs().max() < 1e-4

@@ -415,7 +415,8 @@ class SecureModule(Inference):
         with uncollected():
             limited = self._served is not None
             checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
-        if program is not None and self.session.present(self.party) and not self.session.reference:
+        looks = program is not None or self.strict
+        if looks and self.session.present(self.party) and not self.session.reference:
             self._check_precision(inputs)
         with self._lock:
             remember(self._checked, key, checked)
@@ -428,7 +429,7 @@ class SecureModule(Inference):
         """The owner's look at what its weights lose in fixed point, once a program; see `nn/precision.py`.
 
         Raises:
-            PrecisionError: with `strict`.
+            PrecisionError: with `strict`; also where it cannot be looked at.
 
         Warns:
             PrecisionWarning: else.
@@ -440,10 +441,20 @@ class SecureModule(Inference):
         few = inputs.meta() if inputs.rows is None or inputs.rows < FEW else inputs.meta(FEW)
         try:
             program = self.program(few)
+            if program is None and self.strict:
+                raise ArgumentError("the module runs operation by operation")
             weights = lambda session: self.bind(session, session.answering[0])[1]
             lost = program and loss(program, weights, self.scheme, few, self.strict)
-        except Exception:  # no such batch, or numbers beyond an operation's domain: it cannot be said
-            return
+        except Exception as error:  # no such batch, or numbers beyond an operation's domain: it cannot be said
+            if not self.strict:
+                return
+            with self._lock:
+                self._precise.discard(inputs.row)
+            why = str(error) if isinstance(error, SectorchError) else type(error).__name__
+            raise PrecisionError(
+                f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
+                f"strict=True, and compare sectorch.reference(model)(x) with model(x)"
+            ) from None
         if not lost:
             return
         place, way = f"2^-{self.scheme.frac_bits}", "by a power of two and multiply its weights by it"
