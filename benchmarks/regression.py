@@ -96,7 +96,7 @@ def fitted(kind: str, given: argparse.Namespace) -> list[dict[str, Any]]:
                 ]
                 labels = sectorch.share(torch.from_numpy(y), session=session, owner="S", limit=8.0)
                 estimator.fit(torch.cat(parts, axis), labels)
-            estimator.reveal()
+            estimator = estimator.revealed()
             seconds = time.perf_counter() - began
             w, b = estimator.coef_.ravel(), float(estimator.intercept_[0])
             best, offset = np.ravel(plain.coef_), float(np.ravel(plain.intercept_)[0])

@@ -18,6 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = (
     "starting",
     "errors",
+    "deprecation",
     "extras",
     "files",
     "shown",

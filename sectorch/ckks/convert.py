@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from ..errors import ArgumentError, UnsupportedOpError
 from ..mpc.star.shares import Shares
 from ..mpc.star.truncate import truncate
 from ..ring import products
+from ..ring.scheme import scheme_of
 from ..session import Session
 from ..tensor import Scheme, SharedTensor
 from ..tensor.infinity import refuse_infinite
@@ -119,7 +121,7 @@ def to_shares(
     *,
     session: Session | None = None,
     party: Party | None = None,
-    scheme: Scheme | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     value_bits: int | None = None,
     security_bits: int = 30,
 ) -> SharedTensor:
@@ -141,7 +143,7 @@ def to_shares(
         KeyMismatchError: the secret key of another set.
         UnsupportedOpError: a scheme with verified=True.
     """
-    session, scheme = session or default_session(), scheme or Scheme()
+    session, scheme = session or default_session(), scheme_of("to_shares", scheme)
     _check_trusting(scheme)
     if secret.identity != e.keys.identity:
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
+from ..deprecation import renamed, renamed_attribute
 from ..errors import ArgumentError, SectorchError, ShapeError
 from ..mpc.star.share import at_server
 from ..ops.shuffle import shuffle
@@ -47,30 +48,56 @@ class PrivateGradients:
         model: of `sectorch.shared`, whose trainable parameters are weights and biases of linear layers that take
             [rows, features]. The rest of it may be anything that computes each row from that row alone. The first
             `backward` of a shape tries on random plain numbers whether model and loss do.
-        clip: the norm C that a row's gradient is clipped to.
-        noise: the standard deviation of each party's noise, as a multiple of C.
-        rows: how many rows there are. batch: how many of them a step takes, in secret.
+        max_grad_norm: the norm C that a row's gradient is clipped to.
+        noise_multiplier: the standard deviation of each party's noise, as a multiple of C.
+        rows: how many rows there are.
+        batch_size: how many of them a step takes, in secret.
         budget: is charged before each step.
 
     What is not noised: whether a value left the number format's range (`RangeExceededError`). Inputs beyond 16 and
     backpropagated outputs beyond 8 are cut for the gradient.
 
     Raises:
-        ArgumentError: trainable parameters other than those, or none; clip too small for the number format.
-        PrivacyError: noise or sizes out of range.
+        ArgumentError: trainable parameters other than those, or none; max_grad_norm too small for the number format.
+        PrivacyError: noise_multiplier or sizes out of range.
     """
 
+    @renamed(clip="max_grad_norm", noise="noise_multiplier", batch="batch_size")
     def __init__(
-        self, model: nn.Module, *, clip: float, noise: float, rows: int, batch: int, budget: Budget | None = None
+        self,
+        model: nn.Module,
+        *,
+        max_grad_norm: float,
+        noise_multiplier: float,
+        rows: int,
+        batch_size: int,
+        budget: Budget | None = None,
     ):
-        self.model, self.clip, self.noise, self.rows, self.batch = model, float(clip), float(noise), rows, batch
+        self.model, self.rows, self.batch_size = model, rows, batch_size
+        self.max_grad_norm, self.noise_multiplier = float(max_grad_norm), float(noise_multiplier)
         self.budget, self.steps = budget, 0
         self._tried: Any = None
         self._fits(_parameters(_trainable(model)))
-        if not 0 < self.noise * self.clip * 2.0**GRID_BITS <= 2.0**40:
-            raise PrivacyError(f"noise is above 0 and at most {2.0 ** (40 - GRID_BITS) / self.clip:g}, got {noise}")
-        self.curve = sampled_curve(lambda order: 2 * order / self.noise**2, batch, rows)
+        if not 0 < self._deviation * 2.0**GRID_BITS <= 2.0**40:
+            most = 2.0 ** (40 - GRID_BITS) / self.max_grad_norm
+            raise PrivacyError(f"noise_multiplier is above 0 and at most {most:g}, got {noise_multiplier}")
+        self.curve = sampled_curve(lambda order: 2 * order / self.noise_multiplier**2, batch_size, rows)
         """RDP of a step over `ORDERS`: a replaced row moves the sum by 2 C."""
+
+    clip = renamed_attribute("clip", "max_grad_norm")
+    noise = renamed_attribute("noise", "noise_multiplier")
+    batch = renamed_attribute("batch", "batch_size")
+
+    def __repr__(self) -> str:
+        return (
+            f"PrivateGradients(max_grad_norm={self.max_grad_norm:g}, noise_multiplier={self.noise_multiplier:g}, "
+            f"rows={self.rows}, batch_size={self.batch_size}, steps={self.steps}, budget={self.budget!r})"
+        )
+
+    @property
+    def _deviation(self) -> float:
+        """The standard deviation of each party's noise."""
+        return self.noise_multiplier * self.max_grad_norm
 
     def epsilon(self, delta: float) -> float:
         """Of the steps so far, for neighbours that differ in one row's content."""
@@ -85,7 +112,7 @@ class PrivateGradients:
         if not tensors or any(len(x.shape) < 1 or x.shape[0] != self.rows for x in tensors):
             raise ShapeError(f"a sample is of {self.rows} rows, got {[tuple(x.shape) for x in tensors]}")
         found = shuffle(*tensors)
-        return tuple(x[: self.batch] for x in (found if isinstance(found, tuple) else (found,)))
+        return tuple(x[: self.batch_size] for x in (found if isinstance(found, tuple) else (found,)))
 
     def backward(self, loss: Callable, x: Any, y: Any) -> None:
         """Set each parameter's `grad` to the mean of clipped gradients with noise, for a batch of `sample`.
@@ -96,14 +123,14 @@ class PrivateGradients:
         Raises:
             ShapeError: not a batch. BudgetExhaustedError: nothing was computed.
         """
-        if any(v.dim() < 1 or v.shape[0] != self.batch for v in (x, y)):
-            raise ShapeError(f"a batch is of {self.batch} rows, got {tuple(x.shape)} and {tuple(y.shape)}")
+        if any(v.dim() < 1 or v.shape[0] != self.batch_size for v in (x, y)):
+            raise ShapeError(f"a batch is of {self.batch_size} rows, got {tuple(x.shape)} and {tuple(y.shape)}")
         layers = _trainable(self.model)
         if self.budget is not None:
             self.budget.check(self.curve)
         self._try(layers, loss, x, y)
         before = _secret_buffers(self.model)
-        with _recorded(layers, self.batch) as runs:
+        with _recorded(layers, self.batch_size) as runs:
             total = loss(self.model(x), y, reduction="sum")
         if not isinstance(total, DifferentiableTensor) or total.dim() != 0:
             raise ArgumentError(f"the loss of shared rows is one shared number, got a {type(total).__name__}")
@@ -127,11 +154,11 @@ class PrivateGradients:
         context = Context(first.session, first.party, first.scheme)
         with first.session.operation(first.party) as net:
             before = len(net.raised)
-            sums = clipped_sums(context, uses, parameters, self.clip)
-            most = (self.batch * self.clip + 40 * self.noise * self.clip) * 2.0**GRID_BITS
-            noisy = [[v if v is None else noised(context, v, self.noise * self.clip) for v in pair] for pair in sums]
+            sums = clipped_sums(context, uses, parameters, self.max_grad_norm)
+            most = (self.batch_size * self.max_grad_norm + 40 * self._deviation) * 2.0**GRID_BITS
+            noisy = [[v if v is None else noised(context, v, self._deviation) for v in pair] for pair in sums]
             means = [
-                [v if v is None else times(context, v.bounded(most), 1 / self.batch, GRID_BITS) for v in pair]
+                [v if v is None else times(context, v.bounded(most), 1 / self.batch_size, GRID_BITS) for v in pair]
                 for pair in noisy
             ]
             flags = dict.fromkeys((*(f for use in uses for v in (use.inputs, use.outputs) for f in v.flags),
@@ -147,10 +174,11 @@ class PrivateGradients:
 
     def _fits(self, parameters: list[Uses]) -> None:
         least = 2 * margin(parameters)
-        if not least < self.clip < 2.0**15 / max(1, self.batch) or largest(parameters) > 2.0**40:
+        if not least < self.max_grad_norm < 2.0**15 / max(1, self.batch_size) or largest(parameters) > 2.0**40:
             raise ArgumentError(
-                f"clip is above {least:.2g} for these layers and below {2**15 / max(1, self.batch):g} for "
-                f"{self.batch} rows, got {self.clip:g}; fewer features, and fewer uses of a layer, lower the first"
+                f"max_grad_norm is above {least:.2g} for these layers and below {2**15 / max(1, self.batch_size):g} "
+                f"for {self.batch_size} rows, got {self.max_grad_norm:g}; fewer features, and fewer uses of a layer, "
+                f"lower the first"
             )
 
     def _try(self, layers: list[nn.Linear], loss: Callable, x: Any, y: Any) -> None:
@@ -159,12 +187,12 @@ class PrivateGradients:
         Nothing is tried again for the same shapes, modules and loss.
         """
         key = tuple(x.shape), tuple(y.shape), loss, layers, [module.training for module in self.model.modules()]
-        if key == self._tried or self.batch < 2:
+        if key == self._tried or self.batch_size < 2:
             return
         with torch.random.fork_rng(devices=()), torch.no_grad():
             for seed in range(TRIES):
                 torch.manual_seed(seed)
-                chosen = torch.arange(self.batch) % 2 == seed if seed < 2 else torch.rand(self.batch) < 0.5
+                chosen = torch.arange(self.batch_size) % 2 == seed if seed < 2 else torch.rand(self.batch_size) < 0.5
                 try:
                     parts = _on_plain_numbers(self.model, layers, loss, x, y, chosen)
                 except SectorchError:

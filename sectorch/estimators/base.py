@@ -3,6 +3,7 @@ until they are revealed."""
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..deprecation import deprecate
 from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, SectorchError, ShapeError
 from ..ring import encode
 from ..session import Session
@@ -26,28 +28,48 @@ from .optional import BaseEstimator
 class SharedEstimator(BaseEstimator):
     """A scikit-learn estimator of data in shares.
 
-    Fitted on SharedTensors, its attributes are SharedTensors, which nobody knows, and so is what it predicts; `reveal`
-    makes it an ordinary estimator for whoever is named. Plain arrays are computed with as on shares, by the reference
-    of the protocols (`Session(reference=True)`): the same numbers, of what is no secret.
+    Fitted on SharedTensors, its attributes are SharedTensors, which nobody knows, and so is what it predicts;
+    `revealed` gives an ordinary estimator to whoever is named. Plain arrays are computed with as on shares, by the
+    reference of the protocols (`Session(reference=True)`): the same numbers, of what is no secret. What is predicted
+    has the same shape and dtype on arrays and on shares.
     """
 
     _fitted: tuple[str, ...] = ()
     """The attributes that a fit on shares makes secret."""
 
-    def reveal(self, to: Any = None) -> Any:
-        """The fit, learned by Q, or by the parties named (`SharedTensor.reveal`), in place; gives the estimator.
+    def revealed(self, to: Any = None) -> Any:
+        """An estimator of the same fit in plain, which Q learns, or the parties named (`SharedTensor.reveal`).
+
+        This estimator stays as it is.
 
         Raises:
-            FitError: there is none; nobody learned anything else.
+            FitError: there is no fit; nobody learned anything else.
         """
+        made = copy.copy(self)
+        made._learn(to)
+        return made
+
+    def reveal(self, to: Any = None) -> Any:
+        """The old form of `revealed`, for this release: changes this estimator, and gives it.
+
+        Raises:
+            FitError: as of `revealed`.
+
+        Warns:
+            DeprecationWarning: always.
+        """
+        deprecate("estimator.reveal(), which changes the estimator,", "estimator = estimator.revealed()")
+        self._learn(to)
+        return self
+
+    def _learn(self, to: Any = None) -> None:
+        """Put the revealed fit in the place of the one in shares."""
         try:
-            for name in self._fitted:
-                value = getattr(self, name, None)
-                if isinstance(value, SharedTensor):
-                    setattr(self, name, value.reveal(to).numpy().astype(np.float64))
+            secrets = {name: getattr(self, name, None) for name in self._fitted}
+            learned = {name: wide(v).reveal(to).numpy() for name, v in secrets.items() if isinstance(v, SharedTensor)}
         except RangeExceededError:
             raise FitError(self._reason()) from None
-        return self
+        vars(self).update({name: value.astype(np.float64) for name, value in learned.items()})
 
     def _reason(self) -> str:
         return (
@@ -72,6 +94,11 @@ def real(x: SharedTensor) -> SharedTensor:
     """The same for float32, whatever it was shared as."""
     refuse_infinite(x, "an estimator")
     return x.like(x.shares, bound=x.bound, dtype=torch.float32)
+
+
+def wide(x: SharedTensor) -> SharedTensor:
+    """The same for float64, which holds every fixed-point number: the dtype of results on plain arrays."""
+    return x.like(x.shares, bound=x.bound, dtype=torch.float64)
 
 
 def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:

@@ -34,8 +34,8 @@ class KMeans(ClusterMixin, SharedEstimator):
         random_state: of the numbers, known to all, by which the first centres are drawn. Which rows they hit is secret.
 
     Attributes:
-        cluster_centers_: [k, d], a SharedTensor until `reveal`. A cluster without rows keeps its centre.
-        labels_: [n]; in shares after a fit on shares, also after `reveal`: reveal them by themselves if need be.
+        cluster_centers_: [k, d], a SharedTensor after a fit on shares. A cluster without rows keeps its centre.
+        labels_: [n]; in shares after a fit on shares, also those of `revealed()`: reveal them by themselves if need be.
 
     Nobody learns anything in a fit. Each iteration: n k distances (one round), k - 1 comparisons and k d quotients
     (error 4e-6 + 2e-6 of the result). Distances are those of rows that were centred and brought to mean square 1 in
@@ -53,7 +53,7 @@ class KMeans(ClusterMixin, SharedEstimator):
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FitError: plain data that left the range; on shares `reveal` raises it.
+            FitError: plain data that left the range; on shares `revealed` raises it.
         """
         if secret(X):
             self._fit_shared(X)
@@ -61,7 +61,7 @@ class KMeans(ClusterMixin, SharedEstimator):
         X = validate_data(self, X, dtype=np.float64)
         session = Session(reference=True)
         self._fit_shared(plain_shared(session, X, "X"))
-        self.reveal()
+        self._learn()
         self.labels_ = self._nearest(X)
         return self
 

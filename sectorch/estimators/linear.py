@@ -11,14 +11,19 @@ import torch
 from ..errors import ArgumentError
 from ..session import Session
 from ..tensor import SharedTensor
-from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared
+from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared, wide
 from .descent import INNER, minimised
 from .losses import Logistic, Squares
 from .optional import ClassifierMixin, RegressorMixin, check_classification_targets, check_is_fitted, validate_data
 from .standard import coefficients, columns, inner
 
-KINDS = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float32}
-"""Of classes in shares, by the kind of a numpy dtype."""
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype | None:
+    """torch's dtype of that name; None where it has none."""
+    try:
+        return torch.from_numpy(np.zeros(1, dtype)).dtype
+    except TypeError:
+        return None
 
 
 class _Linear(SharedEstimator):
@@ -59,7 +64,7 @@ class _Linear(SharedEstimator):
     def _fit_plain(self, x: np.ndarray, y: np.ndarray) -> None:
         session = Session(reference=True)
         self._fit_shared(plain_shared(session, x, "X"), plain_shared(session, y, "y"))
-        self.reveal()
+        self._learn()
 
     def _scores(self, x: Any) -> Any:
         """x w + b [n]; in shares if x or the fit is."""
@@ -76,7 +81,7 @@ class _Linear(SharedEstimator):
         b = beside(one, self.intercept_, "intercept_")
         with fitting(x, w, b) as (context, made):
             scores = inner(context, x, w) + b
-            made.append(scores)
+            made.append(scores := wide(scores))
         return scores
 
     def _plain(self, x: Any, y: Any, way: str) -> None:
@@ -103,7 +108,7 @@ class Ridge(RegressorMixin, _Linear):
             curvature and y in units of its limit.
 
     Attributes:
-        coef_, intercept_: [d] and [1]; SharedTensors after a fit on shares, until `reveal`.
+        coef_, intercept_: [d] and [1]; SharedTensors after a fit on shares.
 
     Nobody learns anything in a fit. Error: docs/estimators.md.
     """
@@ -121,7 +126,7 @@ class Ridge(RegressorMixin, _Linear):
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FitError: plain data without a fit; on shares `reveal` raises it.
+            FitError: plain data without a fit; on shares `revealed` raises it.
         """
         if secret(X) or secret(y):
             self._fit_shared(X, y)
@@ -131,7 +136,7 @@ class Ridge(RegressorMixin, _Linear):
         return self
 
     def predict(self, X: Any) -> Any:
-        """X w + b [n]: in shares if X or the fit is."""
+        """X w + b [n], float64: in shares if X or the fit is."""
         return self._scores(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -164,7 +169,8 @@ class LogisticRegression(ClassifierMixin, _Linear):
             curvature.
 
     Attributes:
-        classes_: [0, 1] after a fit on shares. coef_, intercept_: [1, d] and [1]; SharedTensors until `reveal`.
+        classes_: the two labels; 0 and 1 of y's dtype after a fit on shares.
+        coef_, intercept_: [1, d] and [1]; SharedTensors after a fit on shares.
 
     Nobody learns anything in a fit. Labels in shares are 0 and 1, and both have to occur: that is checked in secret.
     Error: docs/estimators.md.
@@ -190,11 +196,12 @@ class LogisticRegression(ClassifierMixin, _Linear):
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FitError: plain data without a fit; on shares `reveal` raises it.
+            FitError: plain data without a fit; on shares `revealed` raises it.
         """
         if secret(X) or secret(y):
             self._fit_shared(X, y)
-            self.classes_, self.coef_ = np.array([0, 1]), self.coef_.reshape(1, -1)
+            labels = np.array([0, 1], dtype=torch.empty(0, dtype=shared(y).dtype).numpy().dtype)
+            self.classes_, self.coef_ = labels, self.coef_.reshape(1, -1)
             return self
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -209,11 +216,11 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """X w + b [n]: in shares if X or the fit is."""
+        """X w + b [n], float64: in shares if X or the fit is."""
         return self._scores(X)
 
     def predict_proba(self, X: Any) -> Any:
-        """[n, 2], of the classes; in shares if X or the fit is."""
+        """[n, 2], float64, of the classes; in shares if X or the fit is."""
         scores = self._scores(X)
         if isinstance(scores, SharedTensor):
             positive = torch.sigmoid(scores)
@@ -222,7 +229,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return np.stack((1 - positive, positive), 1)
 
     def predict(self, X: Any) -> Any:
-        """The classes [n]; in shares if X or the fit is.
+        """The classes [n], in the dtype of `classes_`; in shares if X or the fit is.
 
         Raises:
             ArgumentError: in shares, of classes that are no numbers.
@@ -230,7 +237,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
         scores = self._scores(X)
         if not isinstance(scores, SharedTensor):
             return self.classes_[(scores > 0).astype(int)]
-        kind = KINDS.get(self.classes_.dtype.kind)
+        kind = _torch_dtype(self.classes_.dtype)
         if kind is None:
             raise ArgumentError(
                 f"shares are of numbers, and the classes are of {self.classes_.dtype}; decision_function(X) > 0 tells "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -90,7 +90,9 @@ class Connection:
         """Names of the models that can be asked."""
         return await self._beside(self._known().models)
 
-    async def model(self, name: str, scheme: Scheme | None = None, *, version: str | None = None) -> Model:
+    async def model(
+        self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None
+    ) -> Model:
         """The model of that name; see `sectorch.network.Connection.model`."""
         there = self._known()
         return Model(await self._beside(lambda: there.model(name, scheme, version=version)), self._beside)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from ..choreography.ledger import Profile, alone
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
-from ..ring.scheme import LEAST_FRAC_BITS, Need, named_scheme, reason_of
+from ..ring.scheme import LEAST_FRAC_BITS, Need, reason_of, scheme_fields, scheme_of
 from ..session import Session
 from ..tensor import Scheme
 from .accept import copied, dtype_of
@@ -29,7 +29,12 @@ MARGIN_BITS = 3
 """Values may exceed those of the calibration batch by this factor, as a power of two."""
 
 
-def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | str | None = None, **old: Any) -> Scheme:
+@scheme_fields
+def calibrate(
+    model: nn.Module,
+    batch: torch.Tensor | Inputs | Mapping[str, Any] | Sequence[Any],
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
+) -> Scheme:
     """The scheme with the most fraction bits, up to its own, that holds all values of a plain run with a margin, and
     the model's weights.
 
@@ -37,12 +42,18 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
     `RangeExceededError`: calibrate on data like that of the queries. Without range checks it is taken for granted,
     comparisons look at no plane above, and such an input gives a wrong result. A limit that the scheme names stays.
 
+    Args:
+        model: as in `secure`.
+        batch: typical inputs, as the model is called with them: a tensor, `Inputs(...)` of several, or the dict or list
+            that is its only argument.
+        scheme: as in `secure`; its `frac_bits` are the most that are chosen.
+
     Raises:
         FixedPointRangeError: naming the layer whose values cannot fit, or with it the weight that leaves no room.
         ArgumentError: the module runs operation by operation, since it changes from call to call.
         SectorchError: the forward asks for what cannot be computed on secrets.
     """
-    scheme = named_scheme("calibrate", scheme, old)
+    scheme = scheme_of("calibrate", scheme)
     if isinstance(batch, Iterator | torch.utils.data.DataLoader):
         raise ArgumentError(
             f"calibration takes one batch, as the model is called with it, got {type(batch).__name__}: "

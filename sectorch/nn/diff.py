@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..ring.scheme import named_scheme
+from ..ring.scheme import scheme_fields, scheme_of
 from ..shown import Shown
 from ..tensor import Scheme, SharedTensor
 from .check import original, plain
@@ -68,13 +68,13 @@ class Difference(Shown):
         yield Text("no layer diverges" if first is None else f"the first layer that diverges: {first.name}")
 
 
+@scheme_fields
 def diff(
     model: nn.Module,
     x: torch.Tensor | Inputs,
-    scheme: Scheme | str | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     tolerance: float = 1e-3,
-    **old: Any,
 ) -> Difference:
     """Run plain and secure side by side and compare every layer: for development, since every value is revealed.
 
@@ -84,9 +84,8 @@ def diff(
     Args:
         scheme: that of `secure`, for a plain module.
         tolerance: of the largest magnitude of the layer's plain output.
-        old: the scheme's fields as keywords, for this release.
     """
-    secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("diff", scheme, old))
+    secured = model if isinstance(model, SecureModule) else secure(model, scheme_of("diff", scheme))
     inputs = Inputs.of(x)
     secured.choose_format(inputs)
     given = inputs.wide()

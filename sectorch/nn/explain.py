@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import RenderableType
@@ -19,7 +19,7 @@ from ..choreography import Phase
 from ..choreography.ledger import Profile, alone
 from ..errors import SecretAccessError, SectorchError, UnsupportedOpError
 from ..plots import Plot
-from ..ring.scheme import named_scheme
+from ..ring.scheme import scheme_fields, scheme_of
 from ..session import Session
 from ..shown import Shown
 from ..tensor import Scheme, SharedTensor, share_tensor
@@ -135,18 +135,20 @@ class Explanation(Shown):
         yield from (Text(f"not supported: {problem}", style="red") for problem in self.problems)
 
 
-def explain(model: nn.Module, x: torch.Tensor | Inputs, scheme: Scheme | str | None = None, **old: Any) -> Explanation:
+@scheme_fields
+def explain(
+    model: nn.Module, x: torch.Tensor | Inputs, scheme: Scheme | Literal["lan", "wan"] | None = None
+) -> Explanation:
     """What `secure(model)(x)` will send, layer by layer, without sharing anything.
 
     Args:
         model: a plain module in evaluation mode, or a secure one.
         x: a tensor, or `Inputs(...)` of several; only form, shapes and dtypes are used.
         scheme: that of `secure`, for a plain module.
-        old: its fields as keywords, for this release.
 
     A batch that is run in pieces is listed by its first piece, and counted whole.
     """
-    secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("explain", scheme, old))
+    secured = model if isinstance(model, SecureModule) else secure(model, scheme_of("explain", scheme))
     inputs = Inputs.of(x).meta()
     with suppress(SectorchError):  # which a row says, or a call
         secured.choose_format(inputs)

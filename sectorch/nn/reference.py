@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
 import torch
 from torch import nn
 
-from ..ring.scheme import named_scheme
+from ..ring.scheme import scheme_fields, scheme_of
 from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of
 from .calibrate import calibrate as calibrated
 from .exported import taken
+from .inputs import Inputs
 from .module import SecureModule
 
 
+@scheme_fields
 def reference(
     model: nn.Module | torch.export.ExportedProgram,
-    scheme: Scheme | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
-    calibrate: torch.Tensor | None = None,
+    calibrate: torch.Tensor | Inputs | Mapping[str, Any] | Sequence[Any] | None = None,
     chunk: int | None = None,
 ) -> SecureModule:
     """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
@@ -40,7 +45,7 @@ def reference(
         ArgumentError: no Scheme. SectorchError: what `secure` raises.
     """
     model = taken(model)
-    scheme = named_scheme("reference", scheme, {})
+    scheme = scheme_of("reference", scheme)
     if calibrate is not None:
         check_model(model, device_of(model))
         scheme = calibrated(model, calibrate, scheme)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 from ..choreography import Party
 from ..default import default_session
 from ..errors import ArgumentError, LeakyProtocolWarning
-from ..ring.scheme import named_scheme
+from ..ring.scheme import scheme_fields, scheme_of
 from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of, refuse_unused
 from .calibrate import calibrate as calibrated
 from .exported import taken
+from .inputs import Inputs
 from .module import SecureModule
 
 if TYPE_CHECKING:
@@ -26,16 +28,15 @@ if TYPE_CHECKING:
 @overload
 def secure(
     model: nn.Module | torch.export.ExportedProgram,
-    scheme: Scheme | str | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     session: Session | None = None,
     party: Party | None = None,
     chunk: int | None = None,
-    calibrate: torch.Tensor | None = None,
+    calibrate: torch.Tensor | Inputs | Mapping[str, Any] | Sequence[Any] | None = None,
     strict: bool = False,
     backend: Literal["shares"] = "shares",
     keys: None = None,
-    **old: Any,
 ) -> SecureModule: ...
 
 
@@ -51,18 +52,18 @@ def secure(
 ) -> CKKSModule: ...
 
 
+@scheme_fields
 def secure(
     model: nn.Module | torch.export.ExportedProgram,
-    scheme: Scheme | str | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     session: Session | None = None,
     party: Party | None = None,
     chunk: int | None = None,
-    calibrate: torch.Tensor | None = None,
+    calibrate: torch.Tensor | Inputs | Mapping[str, Any] | Sequence[Any] | None = None,
     strict: bool = False,
     backend: str = "shares",
     keys: Keys | None = None,
-    **old: Any,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
@@ -71,7 +72,8 @@ def secure(
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
             or a CUDA device, where the session then computes as well; or what torch.export.export made of one.
-        scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`); exact ReLU, fewest bytes
+        scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`), or the network, "lan" or
+            "wan", which stands for `Scheme(network=...)`; exact ReLU, fewest bytes
             and checked ranges unless named. Where it names no format, that is 20 fraction bits and activations below
             4096; or 16 to 19 bits, as many as the weights allow, from the first call on (`explain` says which, and
             why). All parties learn it.
@@ -79,13 +81,13 @@ def secure(
             this process.
         party: the answering party of the session that owns the model; the first unless named.
         chunk: rows per piece of a batch; chosen by memory unless named.
-        calibrate: a batch of typical inputs. The fraction bits (at most the scheme's) and, unless it is named, the
-            range are chosen from the values it gives; see `sectorch.nn.calibrate`.
+        calibrate: a batch of typical inputs, as the model is called with it: a tensor, `Inputs(...)` of several, or the
+            dict or list that is its only argument. The fraction bits (at most the scheme's) and, unless it is named,
+            the range are chosen from the values it gives; see `sectorch.nn.calibrate`.
         strict: whether a model that loses digits in fixed point is refused on the first call of a form, by the owner's
             own check (`PrecisionError`), in place of a warning; the check runs the whole reference then.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
-        old: relu, frac_bits, network, range_check, activation_limit, for this release: fields of the scheme.
 
     Raises:
         TrainingModeError: the model is not in evaluation mode.
@@ -104,11 +106,10 @@ def secure(
     if backend == "ckks":
         refuse_unused({"scheme": scheme is not None, "chunk": chunk is not None, "calibrate": calibrate is not None})
         refuse_unused({"strict": strict})
-        refuse_unused(dict.fromkeys(old, True))
         from ..ckks import CKKSModule  # SEAL, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
-    scheme = named_scheme("secure", scheme, old)
+    scheme = scheme_of("secure", scheme)
     session = session or default_session(device_of(model))
     party = session.answering_party(party)
     if keys is not None:
@@ -124,6 +125,6 @@ def secure(
             "relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same "
             "thing often enough, its value); relu='exact' shows nothing and sends fewer bytes",
             LeakyProtocolWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return secured

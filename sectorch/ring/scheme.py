@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 
+from ..deprecation import deprecate
 from ..errors import ArgumentError, FixedPointRangeError
 from .words import FRAC_BITS, reaches
 
@@ -56,44 +58,40 @@ class Scheme:
     Where neither `frac_bits` nor `limit_bits` is named (20 and none), a secure module whose weights 20 fraction bits do
     not hold beside activations below 4096 takes fewer fraction bits, 16 at least. All parties learn that.
 
+    Args:
+        frac_bits: fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f.
+        relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
+            activation. Only `relu` itself changes: maxima and clamps stay exact. Every activation below the limit is
+            right, as with "exact", and a check beside each ReLU sees to that.
+        network: "lan" (fewest bytes) or "wan" (fewest rounds): with "wan" ReLU, max-pooling and truncation take half
+            the rounds, and the offline phase sends some five times as many bytes for them; up to 1,024 elements are
+            compared by function secret sharing. Both give the same results; `explain` estimates the seconds of both.
+        range_check: check, securely, that activations stay below the limit: where one does not, Q gets
+            `RangeExceededError` and no result, and A and S learn nothing. Without it model and inputs are trusted: a
+            value beyond the range gives a wrong result without an error, which also depends on the parties' masks.
+        limit_bits: inputs and activations stay below 2^limit_bits in magnitude, which is public; 12 with 20 fraction
+            bits unless named, which leaves the weights of one output a sum of 2^9 (`gain`), as A checks. Without range
+            checks a limit that is named is taken for granted: comparisons look at no plane above it.
+        audited: of how many calls that Q promises to deal one is used: A and S draw which, and A recomputes the others
+            before. A Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has
+            signed. 1: Q is trusted to deal as it should. See docs/audited.md.
+        verified: Q proves to A and S what it deals, before anything that depends on it is shown to Q: a Q that deals
+            falsely is found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling
+            and truncation in the lan protocols; anything else is refused. With range checks Q's input is checked as
+            activations are, whatever Q shares. See docs/verified.md.
+
     Raises:
         ArgumentError: a field that is out of its range, or fields that leave no room for products.
         TypeError: a field that there is none of, with the nearest.
     """
 
     frac_bits: int = FRAC_BITS
-    """Fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f."""
     relu: str = "exact"
-    """"exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every activation.
-    Only `relu` itself changes: maxima and clamps stay exact. Every activation below the limit is right, as with
-    "exact", and a check beside each ReLU sees to that."""
     network: str = "lan"
-    """"lan" (fewest bytes) or "wan" (fewest rounds): with "wan" ReLU, max-pooling and truncation take half the rounds,
-    and the offline phase sends some five times as many bytes for them; up to 1,024 elements are compared by function
-    secret sharing. Both give the same results; `explain` estimates the seconds of both."""
     range_check: bool = True
-    """Check, securely, that activations stay below the limit: where one does not, Q gets `RangeExceededError` and no
-    result, and A and S learn nothing. Without it model and inputs are trusted: a value beyond the range gives a wrong
-    result without an error, which also depends on the parties' masks."""
     limit_bits: int | None = None
-    """Inputs and activations stay below 2^limit_bits in magnitude, which is public; 12 with 20 fraction bits unless
-    named, which leaves the weights of one output a sum of 2^9 (`gain`), as A checks. Without range checks a limit that
-    is named is taken for granted: comparisons look at no plane above it."""
     audited: int = 1
-    """Of how many calls that Q promises to deal one is used: A and S draw which, and A recomputes the others before. A
-    Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has signed. 1: Q is
-    trusted to deal as it should. See docs/audited.md."""
     verified: bool = False
-    """Q proves to A and S what it deals, before anything that depends on it is shown to Q: a Q that deals falsely is
-    found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling and truncation in
-    the lan protocols; anything else is refused. With range checks Q's input is checked as activations are, whatever Q
-    shares. See docs/verified.md."""
-
-    def __new__(cls, *_: Any, **named: Any) -> Scheme:
-        for name in named:
-            if name not in cls.__dataclass_fields__:
-                raise TypeError(misnamed("Scheme", name))
-        return super().__new__(cls)
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -200,42 +198,89 @@ def misnamed(call: str, name: str) -> str:
     return f"{call}() got an unexpected keyword argument '{name}'{way}"
 
 
-OLD_KEYWORDS = ("relu", "frac_bits", "network", "range_check", "activation_limit")
+def _with_nearest_field(made: Callable[..., None]) -> Callable[..., None]:
+    """Scheme's `__init__`, which names the nearest field where a keyword is misspelt; its signature is the fields'."""
+    made.__annotations__ = get_type_hints(made)  # types in place of their names, for whoever asks for the signature
+
+    @functools.wraps(made)
+    def init(self: Scheme, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in Scheme.__dataclass_fields__:
+                raise TypeError(misnamed("Scheme", name))
+        made(self, *args, **kwargs)
+
+    return init
 
 
-def named_scheme(call: str, scheme: Scheme | str | None, old: dict[str, Any]) -> Scheme:
-    """The scheme that a call names: the default one, a Scheme, or, for this release, its fields as keywords.
+Scheme.__init__ = _with_nearest_field(Scheme.__init__)
 
-    Args:
-        call: the function's name.
-        scheme: its argument of that name; a string is the `relu` of old.
-        old: its other keywords.
+
+def scheme_of(call: str, scheme: Scheme | str | None) -> Scheme:
+    """The scheme that a call names: the default one, a Scheme, or that of a network.
 
     Raises:
-        ArgumentError: no Scheme; one and old keywords beside it.
+        ArgumentError: neither.
+    """
+    if isinstance(scheme, Scheme):
+        return scheme
+    if scheme is None:
+        return Scheme()
+    if not isinstance(scheme, str):
+        raise ArgumentError(f"{call}() takes a Scheme, got a {type(scheme).__name__}; write Scheme(frac_bits=...)")
+    if scheme not in NETWORKS:
+        raise ArgumentError(f"{call}() takes a Scheme, or a network: {' or '.join(NETWORKS)}; got {scheme!r}")
+    return Scheme(network=scheme)
+
+
+OLD_KEYWORDS = ("relu", "frac_bits", "network", "range_check", "activation_limit")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def scheme_fields(f: F) -> F:
+    """Let a function with a parameter `scheme` take what 0.1 took in its place, with a warning.
+
+    That is fields of the scheme as keywords, and the ReLU as a string. The signature does not show them.
+
+    Raises (by the function that is made):
+        ArgumentError: a Scheme and old keywords beside it.
         TypeError: a keyword that never was.
 
-    Warns:
-        DeprecationWarning: for old keywords, with what to write instead.
+    Warns (by the function that is made):
+        DeprecationWarning: with what to write instead.
     """
+    call, names = f.__name__, list(inspect.signature(f).parameters)
+    place = names.index("scheme")
+
+    @functools.wraps(f)
+    def taking(*args: Any, **kwargs: Any) -> Any:
+        old = {name: kwargs.pop(name) for name in list(kwargs) if name not in names}
+        scheme = args[place] if len(args) > place else kwargs.get("scheme")
+        if not old and not (isinstance(scheme, str) and scheme in RELU_MODES):
+            return f(*args, **kwargs)
+        if kwargs.get("backend") == "ckks":
+            raise ArgumentError(f"{', '.join(old) or 'scheme'}: of shares, and not used by backend='ckks'")
+        made = _of_old_form(call, scheme, old)
+        if len(args) > place:
+            return f(*args[:place], made, *args[place + 1 :], **kwargs)
+        return f(*args, **kwargs | {"scheme": made})
+
+    return taking  # pyright: ignore[reportReturnType]
+
+
+def _of_old_form(call: str, scheme: Any, old: dict[str, Any]) -> Scheme:
     for name in old:
         if name not in OLD_KEYWORDS:
             raise TypeError(misnamed(call, name))
-    if isinstance(scheme, str):
-        scheme, old = None, {"relu": scheme, **old}
-    if not isinstance(scheme, Scheme | None):
-        raise ArgumentError(f"{call}() takes a Scheme, got a {type(scheme).__name__}; write Scheme(frac_bits=...)")
-    if not old:
-        return scheme or Scheme()
     fields = {name: value for name, value in old.items() if name != "activation_limit"}
     if old.get("activation_limit") is not None:
         fields["limit_bits"] = limit_bits_of(old["activation_limit"])
-    said = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    wrote = [f"{name}=" for name in old]
+    if isinstance(scheme, str) and scheme in RELU_MODES and "relu" not in old:
+        scheme, fields, wrote = None, {"relu": scheme, **fields}, [repr(scheme), *wrote]
     if scheme is not None:
         raise ArgumentError(f"{call}() was given a Scheme and {', '.join(old)} beside it; name them in the Scheme")
-    warnings.warn(
-        f"{call}(..., {', '.join(old)}=) is {call}(..., Scheme({said})) now", DeprecationWarning, stacklevel=3
-    )
+    named = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    deprecate(f"{call}(..., {', '.join(wrote)})", f"{call}(..., Scheme({named}))", stacklevel=4)
     return Scheme(**fields)
 
 

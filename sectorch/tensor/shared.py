@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +17,7 @@ from ..default import default_session
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
 from ..ring import check_encodable, decode, encode, range_limit, reaches
 from ..ring.scheme import Scheme as Scheme
+from ..ring.scheme import scheme_of
 from ..session import Session
 from ..shown import Facts
 from .infinity import Infinite, exactly
@@ -321,7 +322,7 @@ def share_tensor(
     *,
     session: Session | None = None,
     party: Party | None = None,
-    scheme: Scheme | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     limit: float | None = None,
     name: str = "x",
     owner: Any = None,
@@ -338,7 +339,7 @@ def share_tensor(
         shape, dtype: what x has at its owner, where that is known to all: another one is refused. float32 unless named.
         session: where; the process's default session on x's device if none is named.
         party: which answering party of the session; the first if none is named.
-        scheme: the number representation; 20 fraction bits if none is named.
+        scheme: the number representation, or the network, "lan" or "wan"; 20 fraction bits if none is named.
         limit: what the caller has found x to be below in magnitude, for all x that may ever come here: it is public.
         name: of x in a program that is traced.
 
@@ -363,7 +364,7 @@ def share_tensor(
     session = session or default_session("cpu" if x.is_meta else x.device)
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
-    scheme = scheme or Scheme()
+    scheme = scheme_of("share", scheme)
     party = session.answering_party(party)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import RenderableType
@@ -28,7 +28,7 @@ from ..nn.inputs import Inputs
 from ..nn.module import SecureModule
 from ..nn.reference import reference
 from ..nn.secure import secure
-from ..ring.scheme import named_scheme
+from ..ring.scheme import scheme_fields, scheme_of
 from ..session import Session
 from ..shown import Shown
 from ..tensor import Scheme
@@ -131,11 +131,12 @@ class ModuleReport(Shown):
         return self.table(140)
 
 
+@scheme_fields
 def check_module(
     model: nn.Module,
     example: torch.Tensor | Inputs,
     *,
-    scheme: Scheme | str | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
     tolerance: float = 1e-3,
     run: bool = True,
     rows: tuple[int, ...] = (1, 64),
@@ -166,7 +167,7 @@ def check_module(
         raise ArgumentError(f"check_module takes an nn.Module, got a {type(model).__name__}")
     if not tolerance > 0 or not megabytes > 0:
         raise ArgumentError(f"tolerance and megabytes are above 0, got {tolerance} and {megabytes}")
-    scheme, inputs = named_scheme("check_module", scheme, {}), Inputs.of(example)
+    scheme, inputs = scheme_of("check_module", scheme), Inputs.of(example)
     report = ModuleReport(type(model).__name__, _described(inputs), tolerance)
     plain = _plain(model, inputs)
     secured = _said_before(model, inputs, scheme, rows, report)

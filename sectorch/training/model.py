@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from ..choreography import Party
 from ..errors import ArgumentError, UnsupportedOpError
 from ..nn.accept import refuse_scattered
+from ..ring.scheme import scheme_of
 from ..session import Session
 from ..tensor import Scheme, share_tensor
 from ..tensor.compiling import as_plain
@@ -20,7 +21,7 @@ from .tensor import DifferentiableTensor
 
 def shared(
     module: nn.Module, *, owner: Any = "Q", session: Session | None = None, party: Party | None = None,
-    scheme: Scheme | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
 ) -> nn.Module:  # fmt: skip
     """The module with parameters and buffers in shares, to be trained as any other; it is changed itself.
 
@@ -43,7 +44,8 @@ def shared(
     for name, p in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
             raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
-    limit = 2.0 ** parameter_bits(scheme or Scheme())
+    scheme = scheme_of("shared", scheme)
+    limit = 2.0 ** parameter_bits(scheme)
     made: dict[int, Any] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, DifferentiableTensor):

@@ -231,7 +231,7 @@ def test_a_step_is_that_of_clipped_gradients_and_shows_nothing(reference: bool):
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     plain.load_state_dict({k: v.reveal() for k, v in model.state_dict().items()})
     x, y, clip = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 1, 0, 1, 0]), 0.6
-    private = PrivateGradients(model, clip=clip, noise=2.0**-22, rows=6, batch=6)
+    private = PrivateGradients(model, max_grad_norm=clip, noise_multiplier=2.0**-22, rows=6, batch_size=6)
     with sectorch.profile() as seen, session.call():
         rows, labels = private.sample(sectorch.share(x, session=session, limit=8.0), sectorch.share(y, session=session))
         private.backward(F.cross_entropy, rows, labels)
@@ -252,7 +252,12 @@ def test_a_step_is_that_of_clipped_gradients_and_shows_nothing(reference: bool):
 def test_what_is_spent_and_what_is_refused():
     session = Session(reference=True)
     budget = Budget(3.0, 1e-5)
-    private = PrivateGradients(tiny(session), clip=1.0, noise=4.0, rows=200, batch=8, budget=budget)
+    private = PrivateGradients(
+        tiny(session), max_grad_norm=1.0, noise_multiplier=4.0, rows=200, batch_size=8, budget=budget
+    )
+    assert repr(private) == (
+        f"PrivateGradients(max_grad_norm=1, noise_multiplier=4, rows=200, batch_size=8, steps=0, budget={budget!r})"
+    )
     x = sectorch.share(torch.randn(200, 3), session=session, limit=8.0)
     y = sectorch.share(torch.randint(0, 2, (200,)), session=session)
     private.backward(F.cross_entropy, *private.sample(x, y))
@@ -267,9 +272,9 @@ def test_what_is_spent_and_what_is_refused():
         private.sample(x[:9])
     with pytest.raises(ShapeError, match="a batch is of 8 rows"):
         private.backward(F.cross_entropy, x, y)
-    with pytest.raises(ArgumentError, match="clip is above"):
-        PrivateGradients(tiny(session), clip=1e-9, noise=1.0, rows=9, batch=3)
-    with pytest.raises(PrivacyError, match="noise is above 0"):
-        PrivateGradients(tiny(session), clip=1.0, noise=0.0, rows=9, batch=3)
+    with pytest.raises(ArgumentError, match="max_grad_norm is above"):
+        PrivateGradients(tiny(session), max_grad_norm=1e-9, noise_multiplier=1.0, rows=9, batch_size=3)
+    with pytest.raises(PrivacyError, match="noise_multiplier is above 0"):
+        PrivateGradients(tiny(session), max_grad_norm=1.0, noise_multiplier=0.0, rows=9, batch_size=3)
     with pytest.raises(ArgumentError, match="of a shared model with linear layers"):
-        PrivateGradients(nn.Sequential(nn.Linear(3, 2)), clip=1.0, noise=1.0, rows=9, batch=3)
+        PrivateGradients(nn.Sequential(nn.Linear(3, 2)), max_grad_norm=1.0, noise_multiplier=1.0, rows=9, batch_size=3)

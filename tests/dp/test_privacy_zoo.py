@@ -146,7 +146,9 @@ def private(plain: nn.Module, clip: float, noise: float, count: int = ROWS, loss
     """The shared model after a step, with its gradients."""
     session = Session(reference=True)
     model = sectorch.shared(copy.deepcopy(plain), session=session)
-    steps = PrivateGradients(model, clip=clip, noise=noise, rows=count, batch=count, budget=Budget(1e30, 1e-5))
+    steps = PrivateGradients(
+        model, max_grad_norm=clip, noise_multiplier=noise, rows=count, batch_size=count, budget=Budget(1e30, 1e-5)
+    )
     x, y = (
         sectorch.share(v, session=session, **more) for v, more in zip(rows(count), ({"limit": 8.0}, {}), strict=True)
     )
@@ -196,7 +198,7 @@ def test_noise_is_in_each_entry_once_and_in_no_other():
     model[1].bias.requires_grad_(False)
     session = Session(reference=True)
     shared = sectorch.shared(model, session=session)
-    steps = PrivateGradients(shared, clip=0.5, noise=64.0, rows=2, batch=2)
+    steps = PrivateGradients(shared, max_grad_norm=0.5, noise_multiplier=64.0, rows=2, batch_size=2)
     steps.backward(F.mse_loss, *(sectorch.share(torch.rand(2, 40), session=session, limit=1.0) for _ in range(2)))
     assert shared[1].bias.grad is None and shared[1].weight.grad is shared[0].weight.grad
     drawn = shared[0].weight.grad.reveal() * 2 / (0.5 * 64)
@@ -301,7 +303,7 @@ def test_a_loss_is_a_sum_over_rows():
 def test_nothing_is_spent_or_changed_where_a_step_is_refused():
     session, budget = Session(reference=True), Budget(5.0, 1e-5)
     model = sectorch.shared(Own(lambda self, x: self.a(x) - x.mean(0), a=nn.Linear(4, 4)), session=session)
-    steps = PrivateGradients(model, clip=1.0, noise=9.0, rows=6, batch=6, budget=budget)
+    steps = PrivateGradients(model, max_grad_norm=1.0, noise_multiplier=9.0, rows=6, batch_size=6, budget=budget)
     x, y = (sectorch.share(v, session=session) for v in rows())
     state = torch.random.get_rng_state()
     with pytest.raises(ArgumentError, match=MIXES):
@@ -317,7 +319,7 @@ def test_nothing_is_spent_or_changed_where_a_step_is_refused():
 def test_what_is_frozen_stays_and_what_is_freed_moves():
     session = Session(reference=True)
     model = sectorch.shared(frozen("0.", of=tied), session=session)
-    steps = PrivateGradients(model, clip=1.0, noise=1.0, rows=6, batch=6)
+    steps = PrivateGradients(model, max_grad_norm=1.0, noise_multiplier=1.0, rows=6, batch_size=6)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
     x, y = (sectorch.share(v, session=session) for v in rows())
     for still in (True, False):

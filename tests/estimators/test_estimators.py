@@ -102,7 +102,7 @@ def test_logistic_regression_is_scikit_learns_or_none(drawn: tuple, C: float):
     session, tol = Session(reference=True), 1e-4
     fit = LogisticRegression(C=C, tol=tol).fit(shares(session, x), shares(session, y, None))
     try:
-        fit.reveal()
+        fit = fit.revealed()
     except FitError:
         assert C == 100.0, "only where next to nothing is penalised is it hard to come near"
         return
@@ -133,7 +133,7 @@ def test_least_squares_are_scikit_learns(drawn: tuple, alpha: float, collected: 
     y = coded(y.clip(-31, 31))
     session, tol, unit = Session(reference=True), 1e-5, 32.0
     estimator = Ridge(alpha, tol=tol) if alpha else LinearRegression(tol=tol)
-    fit = estimator.fit(shares(session, x), shares(session, y, unit)).reveal()
+    fit = estimator.fit(shares(session, x), shares(session, y, unit)).revealed()
     w, b = fit.coef_, float(fit.intercept_[0])
     scale, N = scales(x, 1.0, alpha)
     found, _ = gradient(x, y, w, b, alpha, False, N)
@@ -165,7 +165,7 @@ def test_a_fit_shows_nothing_and_is_that_of_the_reference():
         assert "(1, 3)" in repr(fit.coef_) and "SharedTensor" in repr(fit.coef_)
         labels, probability = fit.predict(joined).reveal(), fit.predict_proba(joined).reveal()
         with sectorch.profile() as seen:
-            fit.reveal(to="A")
+            fit = fit.revealed(to="A")
         shown = {line.dst.role for line in seen.ledger if line.shows and line.protocol != "guard"}
         assert reference or shown <= {"A", "Q"}
         assert np.array_equal(fit.predict(x), labels.numpy()) and labels.dtype == torch.int64
@@ -192,7 +192,7 @@ def test_there_is_no_fit_of_unkind_data_on_shares(name: str):
     session = Session(reference=True)
     fit = LogisticRegression().fit(shares(session, x, 2.0**14), shares(session, y, None))
     with pytest.raises(FitError, match="there is no LogisticRegression of this data: a value left the range, the lab"):
-        fit.reveal()
+        fit.revealed()
 
 
 def test_steps_that_are_too_few_are_no_fit():
@@ -248,7 +248,7 @@ def test_columns_far_from_zero_are_as_those_around_zero(mean: float, deviation: 
         fit = kind().fit(given, shares(session, y, None))
         ask = "predict_proba" if kind is LogisticRegression else "predict"
         found = getattr(fit, ask)(given).reveal().numpy()
-        fit.reveal()
+        fit = fit.revealed()
         wanted = getattr(best, ask)(x - mean)
         again = getattr(fit, ask)(given).reveal().numpy()
         # A coefficient errs by half a unit at least, which a mean multiplies; and tol is of y's limit.
@@ -269,7 +269,7 @@ def test_k_means_of_any_place_and_size_within_the_range(mean: float, deviation: 
     labels = fit.labels_.reveal()
     assert torch.equal(labels, wanted.labels_.reveal()) and torch.equal(labels, fit.predict(given).reveal())
     assert torch.equal(labels, fit.predict(x).reveal())
-    fit.reveal()
+    fit = fit.revealed()
     means = np.stack([x[labels.numpy() == k].mean(0) for k in range(3)])
     assert np.abs(fit.cluster_centers_ - means).max() < 1e-5 + 4e-6 * np.abs(x).max()
     assert torch.equal(labels, fit.predict(given).reveal()) and np.array_equal(labels, fit.predict(x))
@@ -279,8 +279,8 @@ def test_where_there_are_no_clusters_the_way_out_is_one():
     x = np.random.default_rng(7).normal(size=(30, 2)) * 3000
     session = Session(reference=True)
     with pytest.raises(FitError, match=r"is not below the activation limit .* divide all columns"):
-        KMeans(2, random_state=0).fit(shares(session, x, 2.0**14)).reveal()
-    assert KMeans(2, random_state=0).fit(shares(session, x / 4, None)).reveal().cluster_centers_.shape == (2, 2)
+        KMeans(2, random_state=0).fit(shares(session, x, 2.0**14)).revealed()
+    assert KMeans(2, random_state=0).fit(shares(session, x / 4, None)).revealed().cluster_centers_.shape == (2, 2)
     fit = KMeans(2, random_state=0).fit(shares(session, x / 4, None))
     with pytest.raises(FixedPointRangeError, match="X has to be below 4096 in magnitude"):
         fit.predict(x)
@@ -300,6 +300,55 @@ def test_classes_in_shares_are_those_of_the_fit():
     for secret in ((rows, code), (x, shares(rows.session, code))):
         with pytest.raises(ArgumentError, match=r"score\(\) takes plain data and a fit that is revealed"):
             fit.score(*secret)
+
+
+KINDS = ("bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64")
+
+
+def test_what_is_predicted_has_one_shape_and_dtype_on_arrays_and_on_shares():
+    """Of a fit on arrays and of one on shares, before and after the fit is revealed."""
+    rng = np.random.default_rng(9)
+    x = coded(rng.normal(size=(20, 2)).clip(-3, 3))
+    session = Session(reference=True)
+    rows = shares(session, x)
+
+    def same(one: Any, other: Any) -> None:
+        other = other.reveal().numpy() if isinstance(other, sectorch.SharedTensor) else other
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+    for kind in KINDS:
+        y = (x[:, 0] > 0).astype(kind)
+        for labels in (y, y[:, None]) if kind == "int32" else (y,):
+            on_arrays = LogisticRegression(max_iter=3, tol=0.5).fit(x, y)
+            on_shares = LogisticRegression(max_iter=3, tol=0.5).fit(rows, shares(session, labels, None))
+            learned = on_shares.revealed()
+            assert on_arrays.classes_.dtype == on_shares.classes_.dtype == np.dtype(kind)
+            for ask in ("predict", "predict_proba", "decision_function"):
+                wanted = getattr(on_arrays, ask)(x)
+                for fit, where in ((on_arrays, rows), (on_shares, x), (on_shares, rows), (learned, x), (learned, rows)):
+                    same(wanted, getattr(fit, ask)(where))
+    for made, y in ((Ridge(tol=1e-2), x[:, 1]), (LinearRegression(tol=1e-2), x[:, 1]), (KMeans(2), None)):
+        wanted = made.fit(x, y).predict(x)
+        on_shares = made.fit(rows, None if y is None else shares(session, y, None))
+        for fit, where in ((on_shares, x), (on_shares, rows), (on_shares.revealed(), rows)):
+            same(wanted, fit.predict(where))
+
+
+def test_a_fit_that_is_revealed_is_another_object():
+    x = coded(np.random.default_rng(10).normal(size=(20, 2)).clip(-3, 3))
+    session = Session(reference=True)
+    fit = Ridge(tol=1e-2).fit(shares(session, x), shares(session, x[:, 1], None))
+    learned = fit.revealed()
+    assert isinstance(fit.coef_, sectorch.SharedTensor) and isinstance(learned.coef_, np.ndarray)
+    assert learned is not fit and learned.get_params() == fit.get_params()
+    assert np.array_equal(learned.coef_, fit.revealed(to="A").coef_)
+    none = Ridge().fit(shares(session, x + 5000, 2.0**14), shares(session, x[:, 1], None))
+    before = dict(vars(none))
+    with pytest.raises(FitError):
+        none.revealed()
+    with pytest.raises(FitError), pytest.warns(DeprecationWarning, match=r"estimator = estimator.revealed\(\)"):
+        none.reveal()
+    assert vars(none) == before, "a failed call changes nothing"
 
 
 def test_data_that_is_not_all_in_shares_of_one_session_is_refused():
@@ -340,7 +389,7 @@ def test_k_means_is_lloyds_iteration():
             fit = KMeans(3, max_iter=3, random_state=0).fit(shares(session, x))
         assert not [line for line in seen.ledger if line.shows]
         labels = fit.labels_.reveal().numpy()
-        fit.reveal(to="S")
+        fit = fit.revealed(to="S")
         assert np.array_equal(labels, fit.predict(x)) and np.array_equal(
             fit.predict(shares(session, x)).reveal(), labels
         )

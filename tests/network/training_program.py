@@ -127,7 +127,9 @@ def private(parties: Parties, noise: float = 2.0**-40) -> dict[str, torch.Tensor
             for i, p in enumerate(model.parameters()):
                 p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.shape) + 0.1 * i)
         budget = Budget(1e30, 1e-5)
-        gradients = PrivateGradients(model, clip=0.6, noise=noise, rows=3 * ROWS, batch=3 * ROWS, budget=budget)
+        gradients = PrivateGradients(
+            model, max_grad_norm=0.6, noise_multiplier=noise, rows=3 * ROWS, batch_size=3 * ROWS, budget=budget
+        )
         optimiser = torch.optim.SGD(model.parameters(), 0.1)
         with session.call():
             x, y = gradients.sample(rows[:, :4], rows[:, 4:])

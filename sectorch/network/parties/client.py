@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ... import errors
 from ...errors import (
@@ -21,7 +21,7 @@ from ...errors import (
     PeerLostError,
     SectorchError,
 )
-from ...ring.scheme import Scheme, named_scheme
+from ...ring.scheme import Scheme, scheme_fields, scheme_of
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
 from ..names import model_name, readable, worker_of
@@ -229,47 +229,46 @@ class Connection:
             raise FrameError("the server's reply lacks the models' names")
         return [model_name(name, "a model's name in the server's list", FrameError) for name in listed]
 
+    @scheme_fields
     def model(
         self,
         name: str,
-        scheme: Scheme | None = None,
+        scheme: Scheme | Literal["lan", "wan"] | None = None,
         *,
         version: str | None = None,
-        **old: Any,
     ) -> RemoteModel:
         """The model of the answering party of that name.
 
         Args:
             scheme: see `sectorch.secure`; exact ReLU. A and S learn it.
             version: ask this one only (`RemoteModel.version`); any one unless named, and a change is a warning.
-            old: its fields as keywords, for this release.
 
         Raises:
             ArgumentError: what is no name, or no number format.
             RefusedError: A does not answer without range checks, or has another version.
             UnknownModelError: it is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _answerable(named_scheme("model", scheme, old)), version)
+        model = RemoteModel(self, name, _answerable(scheme_of("model", scheme)), version)
         self._asked.add(model)
         return model
 
+    @scheme_fields
     def aggregate(
         self,
         names: list[str],
-        scheme: Scheme | None = None,
-        **old: Any,
+        scheme: Scheme | Literal["lan", "wan"] | None = None,
     ) -> RemoteGroup:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
 
         Args:
-            scheme, old: see `model`; of every one of them.
+            scheme: see `model`; of every one of them.
 
         Raises:
             ArgumentError, RefusedError: as from `model`; dealing that is to be audited.
             UnknownModelError: one is not connected.
             ShapeError: they take different kinds of input.
         """
-        scheme = _answerable(named_scheme("aggregate", scheme, old))
+        scheme = _answerable(scheme_of("aggregate", scheme))
         scheme.check_trusting()
         return RemoteGroup(self, names, scheme)
 

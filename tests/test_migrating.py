@@ -1,0 +1,179 @@
+"""Old forms of the API: each that docs/migrating.md lists with a warning works, warns once, and does as the new one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sectorch
+from sectorch import Scheme, dp, errors
+from sectorch.estimators import Ridge
+
+ROOT = Path(sectorch.__file__).parent.parent
+ROW = re.compile(r"^\| (.+?) \| (.+?) \| warns \|$", re.MULTILINE)
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+
+
+def scheme_of_call(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = f(net(), *args, **kwargs)
+    return made.scheme, made(X)
+
+
+def old_module() -> Any:
+    from sectorch.privacy import Budget
+
+    return Budget
+
+
+def fit_on_shares() -> Any:
+    session = sectorch.Session(reference=True)
+    x, y = (sectorch.share(v, session=session) for v in (X.repeat(2, 1), torch.arange(4.0)))
+    return Ridge(max_iter=3, tol=0.5).fit(x, y)
+
+
+PRIVATE = {"clip": "max_grad_norm", "noise": "noise_multiplier", "batch": "batch_size"}
+
+
+def private_gradients(**old: Any) -> Any:
+    given = {"max_grad_norm": 2.0, "noise_multiplier": 4.0, "batch_size": 3}
+    for name in old:
+        del given[PRIVATE[name]]
+    model = sectorch.shared(nn.Sequential(nn.Linear(3, 2)), session=sectorch.Session(reference=True))
+    return dp.PrivateGradients(model, rows=9, **given, **old)
+
+
+CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
+    '`secure(model, frac_bits=16, network="wan")`, and `relu=`': [
+        (
+            lambda: scheme_of_call(sectorch.secure, frac_bits=16, network="wan"),
+            lambda: scheme_of_call(sectorch.secure, Scheme(frac_bits=16, network="wan")),
+        ),
+        (
+            lambda: scheme_of_call(sectorch.secure, activation_limit=1024),
+            lambda: scheme_of_call(sectorch.secure, Scheme(limit_bits=10)),
+        ),
+        (
+            lambda: str(sectorch.explain(net(), X, network="wan")),
+            lambda: str(sectorch.explain(net(), X, Scheme(network="wan"))),
+        ),
+        (
+            lambda: str(sectorch.diff(net(), X, range_check=False)),
+            lambda: str(sectorch.diff(net(), X, Scheme(range_check=False))),
+        ),
+    ],
+    '`secure(model, "privhfl")`': [
+        (
+            lambda: scheme_of_call(sectorch.secure, "privhfl"),
+            lambda: scheme_of_call(sectorch.secure, Scheme(relu="privhfl")),
+        ),
+        (
+            lambda: scheme_of_call(sectorch.reference, "exact"),
+            lambda: scheme_of_call(sectorch.reference, Scheme(relu="exact")),
+        ),
+    ],
+    "`estimator.reveal()`, which changed the estimator": [
+        (lambda: fit_on_shares().reveal().coef_, lambda: fit_on_shares().revealed().coef_),
+    ],
+    "`PrivateGradients(clip=, noise=, batch=)`, and the attributes": [
+        *(
+            (lambda old=old: repr(private_gradients(**old)), lambda: repr(private_gradients()))
+            for old in ({"clip": 2.0}, {"noise": 4.0}, {"batch": 3})
+        ),
+        *(
+            (lambda old=old: getattr(private_gradients(), old), lambda new=new: getattr(private_gradients(), new))
+            for old, new in PRIVATE.items()
+        ),
+    ],
+    "`from sectorch.privacy import ...`": [(old_module, lambda: dp.Budget)],
+}
+"""By the first column: old and new, each as what can be compared."""
+
+ELSEWHERE = {"`--require-pin`": "tests/network/test_network_processes.py"}
+"""Rows whose old form is an option of a command that needs processes, and the test that has it."""
+
+
+def rows() -> list[str]:
+    return [old for old, _ in ROW.findall((ROOT / "docs/migrating.md").read_text(encoding="utf-8"))]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(np.all(one == other))
+
+
+def test_each_old_form_that_is_listed_has_a_case():
+    assert sorted(rows()) == sorted([*CASES, *ELSEWHERE])
+    for row, file in ELSEWHERE.items():
+        assert row.strip("`") in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", CASES)
+@pytest.mark.filterwarnings("ignore::sectorch.errors.LeakyProtocolWarning")
+def test_old_forms_warn_once_and_do_what_the_new_ones_do(row: str):
+    for old, new in CASES[row]:
+        expected = new()  # warnings are errors here
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DeprecationWarning)
+            found = old()
+        assert [w.category for w in caught] == [DeprecationWarning], [str(w.message) for w in caught]
+        assert " is " in str(caught[0].message), "the warning spells the new form"
+        assert caught[0].filename == __file__, "the warning points at the user's line"
+        assert same(found, expected), row
+
+
+def test_a_scheme_shows_its_fields():
+    signature = inspect.signature(Scheme)
+    assert {name: p.annotation for name, p in signature.parameters.items()} == {
+        "frac_bits": int, "relu": str, "network": str, "range_check": bool, "limit_bits": int | None, "audited": int,
+        "verified": bool,
+    }  # fmt: skip
+    assert all(p.default == getattr(Scheme(), name) for name, p in signature.parameters.items())
+    assert all(f"        {name}: " in (Scheme.__doc__ or "") for name in signature.parameters)
+    with pytest.raises(TypeError, match=r"keyword argument 'fracbits'; did you mean Scheme\(frac_bits=...\)"):
+        Scheme(fracbits=3)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_network_by_its_name_is_a_scheme():
+    model, wan = net(), Scheme(network="wan")
+    session = sectorch.Session()
+    assert sectorch.secure(model, "wan").scheme == wan and sectorch.secure(model, scheme="lan").scheme == Scheme()
+    assert sectorch.reference(model, "wan").scheme == wan
+    assert sectorch.share(X, scheme="wan", session=session).scheme == wan
+    assert sectorch.shared(net(), scheme="wan", session=session)[0].weight.as_shared().scheme == wan
+    assert str(sectorch.explain(model, X, "wan")) == str(sectorch.explain(model, X, wan))
+    assert str(sectorch.diff(model, X, "wan")) == str(sectorch.diff(model, X, wan))
+    assert sectorch.secure(model, "wan", calibrate=X).scheme.network == "wan"
+    for wrong in ("wlan", "", "WAN"):
+        for call in (sectorch.secure, sectorch.reference, lambda m, s: sectorch.share(X, scheme=s)):
+            with pytest.raises(errors.ArgumentError, match="a network: lan or wan; got"):
+                call(model, wrong)  # pyright: ignore[reportArgumentType]
+
+
+SIGNATURES = [
+    sectorch.secure, sectorch.explain, sectorch.diff, sectorch.reference, sectorch.share, sectorch.shared,
+    sectorch.generate, sectorch.program, sectorch.testing.check_module, sectorch.network.Connection.model,
+    sectorch.network.Connection.aggregate,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", SIGNATURES, ids=lambda f: f.__qualname__)
+def test_public_signatures_name_what_they_take(f: Callable[..., Any]):
+    kinds = {p.kind for p in inspect.signature(f).parameters.values()}
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
