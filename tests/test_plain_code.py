@@ -150,6 +150,20 @@ def test_modules_that_are_imported_on_the_way_and_that_nobody_imports():
         sys.modules.pop("late_module_of_a_test", None)
 
 
+def test_a_module_that_takes_the_place_of_another_is_looked_through(monkeypatch: pytest.MonkeyPatch):
+    secret = sectorch.share(X)
+    for _ in range(3):
+        module = types.ModuleType("replaced_module_of_a_test")
+        exec("def kind(x):\n    return type(x)", module.__dict__)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        for _ in range(2):
+            with as_plain():
+                assert module.kind(secret) is torch.Tensor
+            assert "type" not in vars(module)
+            assert module.kind(secret) is sectorch.SharedTensor
+        del module
+
+
 def test_threads_leave_nothing_behind():
     failures: list[Exception] = []
 

@@ -4,6 +4,7 @@ tensors are torch's own."""
 from __future__ import annotations
 
 import builtins
+import operator
 import sys
 import threading
 from collections.abc import Iterator
@@ -117,7 +118,13 @@ _NOT_THE_MODELS = {
     "llvmlite",
 } - {"__main__"}
 """Packages whose code asks for the type of a tensor to hand it on, and not to choose a branch."""
-_modules: tuple[int, list[dict]] = (-1, [])
+_looked: list[Any] = []
+"""The modules that there were when all were looked through."""
+_theirs: list[dict] = []
+"""The names of those of them that are the model's, as far as can be known."""
+_spread_to = -1
+_changed: list[dict] = []
+"""The names among which `_Type` stands now, and how many modules there were when it was put there."""
 _plain_inside = 0
 _validates = True
 _import = builtins.__import__
@@ -125,22 +132,31 @@ _import = builtins.__import__
 
 def _spread() -> None:
     """`_Type` stands for `type` in the modules that there are now, but those of `_NOT_THE_MODELS`."""
-    global _modules
-    if _modules[0] != len(sys.modules):
-        begun = False
+    global _spread_to, _looked
+    if _spread_to == len(sys.modules):
+        return
+    modules, begun = list(sys.modules.values()), False
+    if len(modules) != len(_looked) or not all(map(operator.is_, modules, _looked)):
+        _theirs.clear()
         for name, module in list(sys.modules.items()):
             if getattr(getattr(module, "__spec__", None), "_initializing", False):
                 begun = True  # what it makes of `type` while it is imported stays
-            else:
-                _stand(name, getattr(module, "__dict__", None))
-        _modules = -1 if begun else len(sys.modules), _modules[1]
+            elif _is_theirs(name) and isinstance(names := getattr(module, "__dict__", None), dict):
+                _theirs.append(names)
+        _looked = [] if begun else modules
+    for names in _theirs:
+        _stand(names)
+    _spread_to = -1 if begun else len(modules)
 
 
-def _stand(name: Any, names: Any) -> None:
-    ours = isinstance(name, str) and name.partition(".")[0] in _NOT_THE_MODELS
-    if not ours and isinstance(names, dict) and "type" not in names:
+def _is_theirs(name: Any) -> bool:
+    return not isinstance(name, str) or name.partition(".")[0] not in _NOT_THE_MODELS
+
+
+def _stand(names: dict) -> None:
+    if "type" not in names:
         names["type"] = _Type
-        _modules[1].append(names)
+        _changed.append(names)
 
 
 def _importing(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +216,7 @@ def as_plain(module: nn.Module | None = None) -> Iterator[None]:
     Args:
         module: whose forwards run inside.
     """
-    global _plain_inside, _validates, _modules, _import
+    global _plain_inside, _validates, _spread_to, _import
     with _LOCK:
         if not _plain_inside:
             SecretTensor.passes_as = torch.Tensor
@@ -211,7 +227,8 @@ def as_plain(module: nn.Module | None = None) -> Iterator[None]:
         _spread()
         for layer in module.modules() if module is not None else ():  # of a class that no imported module holds
             names = getattr(type(layer).forward, "__globals__", None)
-            _stand((names or {}).get("__name__"), names)
+            if isinstance(names, dict) and _is_theirs(names.get("__name__")):
+                _stand(names)
     _here.depth = getattr(_here, "depth", 0) + 1
     try:
         yield
@@ -225,7 +242,8 @@ def as_plain(module: nn.Module | None = None) -> Iterator[None]:
                 Distribution._validate_args = _validates
                 if builtins.__import__ is _importing:
                     builtins.__import__ = _import
-                for names in _modules[1]:
+                for names in _changed:
                     if names.get("type") is _Type:
                         del names["type"]
-                _modules = -1, []
+                _changed.clear()
+                _spread_to = -1
