@@ -141,9 +141,9 @@ def remainder(options: argparse.Namespace) -> list[dict]:
                 how = Settings(inference="simulated", queries=count, seed=seed, local=training, control="no-noise")
                 gains.append(100 * CaPC(*made, how, local=options.out / "remainder").run().mean("gain"))
             samples = len(made[0][0].images) + count
-            print(f"batches of {training.batch}, {samples} samples, {samples % training.batch} in the last: "
+            print(f"batches of {training.batch_size}, {samples} samples, {samples % training.batch_size} in the last: "
                   f"{verdict(gains)}", flush=True)  # fmt: skip
-            rows.append(dict(batch=training.batch, samples=samples, last=samples % training.batch, gains=gains))
+            rows.append(dict(batch=training.batch_size, samples=samples, last=samples % training.batch, gains=gains))
     return rows
 
 

@@ -120,7 +120,7 @@ def gains(o: argparse.Namespace) -> list[dict]:
     preset = PRESETS[o.data]
     how, samples = preset.retraining.lasting(o.epochs), o.samples or preset.samples
     # The private data query has few rows, and so few steps an epoch: this many more epochs give it those of mixup.
-    times = -(-(samples + q) // how.batch) // -(-2 * samples // how.batch)
+    times = -(-(samples + q) // how.batch_size) // -(-2 * samples // how.batch_size)
     longer = how.lasting(times * how.epochs)
     rows = [
         Row(f"{q} mixup queries", PAPER["gains"]["mixup"], {}, dict(queries=q)),

@@ -58,3 +58,23 @@ def renamed_attribute(old: str, new: str) -> Any:
         return getattr(self, new)
 
     return property(read, doc=f"The old name of `{new}`, for this release.")
+
+
+C = TypeVar("C", bound=type)
+
+
+def renamed_fields(**names: str) -> Callable[[C], C]:
+    """Let a dataclass take and give its fields by their old names too.
+
+    Args:
+        names: old name=new name. The class keeps them as `renamed_fields`.
+    """
+
+    def decorator(cls: C) -> C:
+        cls.__init__ = renamed(**names)(cls.__init__)
+        for old, new in names.items():
+            setattr(cls, old, renamed_attribute(old, new))
+        cls.renamed_fields = names  # pyright: ignore[reportAttributeAccessIssue]
+        return cls
+
+    return decorator

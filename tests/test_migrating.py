@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import Scheme, dp, errors
+from sectorch import Scheme, dp, errors, federated
 from sectorch.estimators import Ridge
+from sectorch.protocols import secsv
 
 ROOT = Path(sectorch.__file__).parent.parent
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| warns \|$", re.MULTILINE)
@@ -54,6 +55,26 @@ def private_gradients(**old: Any) -> Any:
         del given[PRIVATE[name]]
     model = sectorch.shared(nn.Sequential(nn.Linear(3, 2)), session=sectorch.Session(reference=True))
     return dp.PrivateGradients(model, rows=9, **given, **old)
+
+
+TRAINING = {
+    "optimiser": ("optimizer", "sgd"),
+    "batch": ("batch_size", 7),
+    "decay": ("gamma", 0.5),
+    "smoothing": ("label_smoothing", 0.1),
+    "clip": ("max_norm", 2.0),
+}
+
+
+def fields_of(kind: Any, names: dict[str, tuple[str, Any]]) -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
+    """A dataclass made with each old name, and read by it."""
+    made = [
+        (lambda old=old, value=value: kind(**{old: value}), lambda new=new, value=value: kind(**{new: value}))
+        for old, (new, value) in names.items()
+    ]
+    return made + [
+        (lambda old=old: getattr(kind(), old), lambda new=new: getattr(kind(), new)) for old, (new, _) in names.items()
+    ]
 
 
 CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
@@ -98,11 +119,23 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
             for old, new in PRIVATE.items()
         ),
     ],
+    "`sectorch.federated.Training(optimiser=, batch=, decay=, smoothing=, clip=)`, and the attributes": [
+        *fields_of(federated.Training, TRAINING),
+        (lambda: federated.Training().but(batch=7), lambda: federated.Training().but(batch_size=7)),
+    ],
+    "`sectorch.protocols.secsv.Training(batch=, decay=)`, and the attributes": fields_of(
+        secsv.Training, {"batch": ("batch_size", 7), "decay": ("weight_decay", 0.5)}
+    ),
     "`from sectorch.privacy import ...`": [(old_module, lambda: dp.Budget)],
 }
 """By the first column: old and new, each as what can be compared."""
 
-ELSEWHERE = {"`--require-pin`": "tests/network/test_network_processes.py"}
+ELSEWHERE = {
+    "`--local-optimiser`, `--local-batch`, `--local-smoothing`, and those of `--retraining-`": (
+        "tests/federated/test_federated_options.py"
+    ),
+    "`--require-pin`": "tests/network/test_network_processes.py",
+}
 """Rows whose old form is an option of a command that needs processes, and the test that has it."""
 
 
@@ -121,7 +154,7 @@ def same(one: Any, other: Any) -> bool:
 def test_each_old_form_that_is_listed_has_a_case():
     assert sorted(rows()) == sorted([*CASES, *ELSEWHERE])
     for row, file in ELSEWHERE.items():
-        assert row.strip("`") in (ROOT / file).read_text(encoding="utf-8")
+        assert row.split("`")[1] in (ROOT / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("row", CASES)
@@ -164,6 +197,12 @@ def test_a_network_by_its_name_is_a_scheme():
         for call in (sectorch.secure, sectorch.reference, lambda m, s: sectorch.share(X, scheme=s)):
             with pytest.raises(errors.ArgumentError, match="a network: lan or wan; got"):
                 call(model, wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_old_name_beside_the_new_one_is_refused():
+    with pytest.raises(TypeError, match=r"Training\(\) got both 'batch_size' and its old name 'batch'"):
+        federated.Training(batch=3, batch_size=4)  # pyright: ignore[reportCallIssue]
+    assert "batch:" not in str(inspect.signature(federated.Training)) and "batch=" not in repr(federated.Training())
 
 
 SIGNATURES = [

@@ -114,6 +114,16 @@ class Parser(argparse.ArgumentParser):
         self.takes_json("results.json")
 
 
+class OldOption(argparse.Action):
+    """An option by its old name, for one release: says on standard error what its name, `const`, is now."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        print(f"{option_string} is {self.const} now and will be removed", file=sys.stderr)
+        setattr(namespace, self.dest, values)
+
+
 def number(kind: type, allows: Callable[[Any], bool], limits: str) -> Callable[[str], Any]:
     """A `type` of an option: numbers of a kind that `allows` is true of. An error names the option and `limits`."""
 

@@ -53,7 +53,7 @@ def grouped(tasks: Sequence[Task], how: Training) -> list[list[Task]]:
     """Tasks that are trained together: those of one architecture, where nothing in it changes or draws as it runs."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:
-        together = isinstance(task.model, nn.Module) and _batchable(task.model) and how.optimiser == "adam"
+        together = isinstance(task.model, nn.Module) and _batchable(task.model) and how.optimizer == "adam"
         groups.setdefault(str(task.model) if together else f"alone/{task.name}", []).append(task)
     return list(groups.values())
 
@@ -61,7 +61,7 @@ def grouped(tasks: Sequence[Task], how: Training) -> list[list[Task]]:
 def train_group(group: Sequence[Task], how: Training, seed: int) -> dict[str, Any]:
     """One of `grouped`, trained. What it is seeded with are the names in the group, so a part of it is another."""
     first = group[0]
-    if isinstance(first.model, nn.Module) and _batchable(first.model) and how.optimiser == "adam":
+    if isinstance(first.model, nn.Module) and _batchable(first.model) and how.optimizer == "adam":
         return _together(group, how, generator(seed, "batches", *(task.name for task in group)))
     return {task.name: _alone(task, how, derive(seed, task.name, "train")) for task in group}
 
@@ -123,11 +123,11 @@ def _together(tasks: Sequence[Task], how: Training, draw: torch.Generator) -> di
     rows = torch.arange(len(tasks))[:, None]
     beyond = torch.arange(most)[None] >= sizes[:, None]
     for epoch in range(how.epochs):
-        rate = how.lr * how.decay ** sum(epoch >= milestone for milestone in how.milestones)
+        rate = how.lr * how.gamma ** sum(epoch >= milestone for milestone in how.milestones)
         # Each model has an order of its own; padding comes last and does not count.
         order = torch.rand(len(tasks), most, generator=draw).masked_fill(beyond, 2.0).argsort(1)
-        for start in range(0, most, how.batch):
-            chosen = order[:, start : start + how.batch]
+        for start in range(0, most, how.batch_size):
+            chosen = order[:, start : start + how.batch_size]
             used = (~beyond.gather(1, chosen)).float()
             found = gradients(weights, images[rows, chosen], labels[rows, chosen], used)
             adam.step(found, rate, used.sum(1) >= 2)

@@ -15,9 +15,10 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from ..cli.command import number
+from ..cli.command import OldOption, number
+from ..deprecation import deprecate
 from .errors import FederationError
 
 S = TypeVar("S", bound="Options")
@@ -78,6 +79,9 @@ class Options:
         FederationError: when made with a value that a field does not allow.
     """
 
+    renamed_fields: ClassVar[dict[str, str]] = {}
+    """Old names of fields, for this release."""
+
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         own = [(n, v.metadata["option"]) for n, v in vars(cls).items() if isinstance(v, dataclasses.Field)]
@@ -94,6 +98,10 @@ class Options:
 
     def but(self: S, **changes: Any) -> S:
         """The same settings with others in some places."""
+        for old, new in self.renamed_fields.items():
+            if old in changes:
+                deprecate(f"but({old}=)", f"but({new}=)")
+                changes[new] = changes.pop(old)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
 
     def as_dict(self) -> dict[str, Any]:
@@ -165,6 +173,10 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Options], prefix: str
         parser.add_argument(
             *flags, type=read, choices=o.among, metavar=metavar, help=about.replace("%", "%%"), **many, **common
         )
+        for old in (old for old, new in cls.renamed_fields.items() if new == name):
+            flag = f"--{prefix}{old.replace('_', '-')}"
+            known_by: dict[str, Any] = dict(type=read, choices=o.among, help=argparse.SUPPRESS, **many, **common)
+            parser.add_argument(flag, action=OldOption, const=flags[0], **known_by)
 
 
 def chosen(options: argparse.Namespace, base: S, prefix: str = "") -> S:

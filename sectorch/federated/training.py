@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data.seeds import generator
+from ..deprecation import renamed_fields
 from ..nn.watched import calls_of
 from .errors import FederationError
 from .options import Options, option
 
-OPTIMISERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam")
 Extra = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Places of a batch and the logits on it -> what is added to its loss."""
 
 
+@renamed_fields(optimiser="optimizer", batch="batch_size", decay="gamma", smoothing="label_smoothing", clip="max_norm")
 @dataclass(frozen=True)
 class Training(Options):
     """How a model is trained.
@@ -30,15 +32,15 @@ class Training(Options):
     A last batch of a single sample is left out: batch normalisation cannot use it.
     """
 
-    optimiser: str = option("adam", "its rule", among=OPTIMISERS)
+    optimizer: str = option("adam", "its rule", among=OPTIMIZERS)
     lr: float = option(1e-3, "learning rate", above=0, below=math.inf)
-    batch: int = option(32, "samples of a step", least=2)
+    batch_size: int = option(32, "samples of a step", least=2)
     epochs: int = option(50, "how often all samples are seen", least=0)
     milestones: tuple[int, ...] = option((), "epochs after which the learning rate falls", least=0, hidden=True)
-    decay: float = option(0.1, "what it is multiplied by there", above=0, most=1, hidden=True)
+    gamma: float = option(0.1, "what it is multiplied by there", above=0, most=1, hidden=True)
     momentum: float = option(0.0, "of sgd", least=0, below=1, hidden=True)
-    smoothing: float = option(0.0, "of hard labels, spread over all classes", least=0, below=1)
-    clip: float | None = option(None, "the largest norm of a step's gradient", above=0, hidden=True)
+    label_smoothing: float = option(0.0, "of hard labels, spread over all classes", least=0, below=1)
+    max_norm: float | None = option(None, "the largest norm of a step's gradient", above=0, hidden=True)
 
     def lasting(self, epochs: int | None) -> Training:
         """The same over another number of epochs, with the milestones at the same fractions; None is this one."""
@@ -57,7 +59,7 @@ def train(
     tick: Callable[[], None] = lambda: None,
     *,
     extra: Extra | None = None,
-    optimiser: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """Cross-entropy training in place; leaves the model in evaluation mode.
 
@@ -68,30 +70,30 @@ def train(
             machine and number of threads.
         tick: called after every epoch.
         extra: what is added to a batch's mean cross entropy.
-        optimiser: one that goes on from an earlier training; a new one of `how` unless given.
+        optimizer: one that goes on from an earlier training; a new one of `how` unless given.
     """
     if targets.dim() == 1:
-        loss_of = functools.partial(F.cross_entropy, label_smoothing=how.smoothing)
+        loss_of = functools.partial(F.cross_entropy, label_smoothing=how.label_smoothing)
     else:
         targets = targets.to(images.dtype)
         loss_of = lambda logits, wanted: -(wanted * logits.log_softmax(1)).sum(1).mean()
-    optimiser = optimiser or optimiser_of(model, how)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(how.milestones), how.decay)
+    optimizer = optimizer or optimizer_of(model, how)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(how.milestones), how.gamma)
     order = generator(seed, "batches")
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for _ in range(how.epochs):
-            for batch in torch.randperm(len(images), generator=order).split(how.batch):
+            for batch in torch.randperm(len(images), generator=order).split(how.batch_size):
                 if len(batch) < 2:
                     continue
-                optimiser.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=True)
                 logits = model(images[batch])
                 loss = loss_of(logits, targets[batch])
                 (loss if extra is None else loss + extra(batch, logits)).backward()
-                if how.clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), how.clip)
-                optimiser.step()
+                if how.max_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), how.max_norm)
+                optimizer.step()
             schedule.step()
             tick()
     model.eval()
@@ -99,18 +101,18 @@ def train(
 
 def seconds_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, how: Training, steps: int = 3) -> float:
     """What such training would take on this machine, from a few of its steps on a copy."""
-    some = images[: how.batch * steps]
-    used = math.ceil(len(some) / how.batch)
+    some = images[: how.batch_size * steps]
+    used = math.ceil(len(some) / how.batch_size)
     tried = copy.deepcopy(model)
-    train(tried, some[: how.batch], labels[: how.batch], replace(how, epochs=1, milestones=()), 0)
+    train(tried, some[: how.batch_size], labels[: how.batch_size], replace(how, epochs=1, milestones=()), 0)
     start = time.perf_counter()
     train(tried, some, labels[: len(some)], replace(how, epochs=1, milestones=()), 0)
-    return (time.perf_counter() - start) / used * math.ceil(len(images) / how.batch) * how.epochs
+    return (time.perf_counter() - start) / used * math.ceil(len(images) / how.batch_size) * how.epochs
 
 
-def optimiser_of(model: nn.Module, how: Training) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, how: Training) -> torch.optim.Optimizer:
     """What `train` takes steps with."""
-    if how.optimiser == "adam":
+    if how.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), how.lr)
     return torch.optim.SGD(model.parameters(), how.lr, momentum=how.momentum)
 

@@ -75,7 +75,7 @@ def test_groups_are_those_that_nothing_keeps_apart():
         ["p3"],
         ["p6"],
     ]
-    assert len(grouped(tasks, replace(how, optimiser="sgd"))) == 6
+    assert len(grouped(tasks, replace(how, optimizer="sgd"))) == 6
     assert seconds_of_all(tasks, how) > 0
 
 

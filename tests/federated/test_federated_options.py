@@ -91,6 +91,23 @@ def test_several_values_are_a_sweep():
     assert chosen(options, Some()).rounds == 1 and chosen(options, Some()).parts == (0.1, 0.2)
 
 
+def test_an_option_by_its_old_name_is_the_new_one_and_says_so(capsys: pytest.CaptureFixture[str]):
+    new = ("--local-optimizer", "sgd", "--local-batch-size", "7", "--local-label-smoothing", "0.1")
+    expected = parsed(*new)
+    assert expected.local.optimizer == "sgd" and capsys.readouterr().err == ""
+    assert parsed("--local-optimiser", "sgd", "--local-batch", "7", "--local-smoothing", "0.1") == expected
+    assert capsys.readouterr().err.splitlines() == [
+        f"--local-{old} is --local-{name} now and will be removed"
+        for old, name in (("optimiser", "optimizer"), ("batch", "batch-size"), ("smoothing", "label-smoothing"))
+    ]
+    for wrong in (("--local-batch", "1"), ("--local-optimiser", "lion")):
+        with pytest.raises(SystemExit):
+            parsed(*wrong)
+    parser = argparse.ArgumentParser()
+    add_options(parser, Some)
+    assert "optimiser" not in parser.format_help()
+
+
 def test_training_keeps_its_milestones_in_proportion():
     how = Training("adam", 2e-3, 64, 50, (25, 40))
     assert how.lasting(None) is how and how.lasting(10).milestones == (5, 8) and how.lasting(1).milestones == (1, 1)

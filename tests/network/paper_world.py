@@ -54,7 +54,7 @@ PAPERS = {
         beside=("privhfl_turn", "privhfl_told"),
     ),
     "capc": Paper(
-        "capc --parties 4 --querying 2 --pool 6 --queries 4 --epsilon 60 --argmax shares --local-optimiser sgd "
+        "capc --parties 4 --querying 2 --pool 6 --queries 4 --epsilon 60 --argmax shares --local-optimizer sgd "
         "--local-lr 0.1 --local-epochs 2",
         {"hub": "S", **{name: f"p{i + 1}" for i, name in enumerate((*CLIENTS, "east"))}},
         beside=("capc_turn", "capc_told", "capc_affords", "capc_afforded"),

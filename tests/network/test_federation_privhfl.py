@@ -18,7 +18,7 @@ from sectorch.network.federation.party import Federation
 from sectorch.protocols.privhfl import PrivHFL, Settings, federation
 
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}
-SHORT = Training(epochs=2, batch=16)
+SHORT = Training(epochs=2, batch_size=16)
 QUICK = Settings(queries=12, iterations=2, local=SHORT, retraining=SHORT)
 
 

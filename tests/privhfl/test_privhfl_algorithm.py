@@ -120,7 +120,9 @@ def test_every_control_takes_as_many_optimiser_steps_as_the_queries(monkeypatch)
 
         monkeypatch.setattr(torch.optim.Adam, "step", step)
         PrivHFL(clients, test, classes, replace(QUICK, secure=False, iterations=2, control=control)).run()
-    expected = 2 * sum(QUICK.retraining.epochs * -(-(len(c.images) + 24) // QUICK.retraining.batch) for c in clients)
+    expected = 2 * sum(
+        QUICK.retraining.epochs * -(-(len(c.images) + 24) // QUICK.retraining.batch_size) for c in clients
+    )
     assert steps == dict.fromkeys((None, *CONTROLS), expected)
 
 

@@ -146,12 +146,12 @@ def test_settings(options, text):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(optimiser="lion"), "no optimiser 'lion'; there are sgd, adam"),
-        (dict(batch=1), "batch must be at least 2, got 1"),
+        (dict(optimizer="lion"), "no optimizer 'lion'; there are sgd, adam"),
+        (dict(batch_size=1), "batch_size must be at least 2, got 1"),
         (dict(epochs=-1), "epochs must be at least 0, got -1"),
         (dict(lr=0.0), "lr must be above 0 and below inf, got 0.0"),
     ],
 )
 def test_training(options, text):
     with pytest.raises(FederationError, match=text):
-        Training(**{"optimiser": "sgd", "lr": 0.1, "batch": 10, "epochs": 1, **options})
+        Training(**{"optimizer": "sgd", "lr": 0.1, "batch_size": 10, "epochs": 1, **options})

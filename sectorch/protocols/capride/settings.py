@@ -15,7 +15,7 @@ from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.options import Options, option
 from ...federated.participants import Participant, Samples, check_federation
-from ...federated.training import OPTIMISERS, Training
+from ...federated.training import OPTIMIZERS, Training
 from ...nn.fhe import folded
 from .directions import features_and_logits, head_of
 from .errors import ModelError
@@ -60,7 +60,7 @@ class Settings(Options):
     warmup: int = option(10, "epochs of local training before the first round (paper: 25)", least=0)
     epochs: int = option(4, "of local training in a round", least=1)
     batch: int = option(32, "of local training", least=2)
-    optimiser: str = option("adam", "of local training; sgd has the paper's momentum of 0.9", among=OPTIMISERS)
+    optimiser: str = option("adam", "of local training; sgd has the paper's momentum of 0.9", among=OPTIMIZERS)
     rate: float = option(1e-2, "of local training; gradients are clipped to norm 1", above=0, below=INFINITY)
     milestones: tuple[int, ...] = option(
         (), "rounds from which the rate is a tenth of what it was (paper: 50, 75)", least=1, hidden=True
@@ -131,7 +131,13 @@ class Settings(Options):
     def local(self) -> Training:
         """Training on a party's own machine."""
         return Training(
-            self.optimiser, self.rate, self.batch, self.epochs, momentum=0.9, smoothing=self.smoothing, clip=1.0
+            self.optimiser,
+            self.rate,
+            self.batch,
+            self.epochs,
+            momentum=0.9,
+            label_smoothing=self.smoothing,
+            max_norm=1.0,
         )
 
     def rate_in(self, round_: int) -> float:

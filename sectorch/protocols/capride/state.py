@@ -6,7 +6,7 @@ import copy
 
 from torch import nn
 
-from ...federated.training import optimiser_of
+from ...federated.training import optimizer_of
 from .settings import Party, Settings
 
 
@@ -16,7 +16,7 @@ class State:
     def __init__(self, party: Party, how: Settings):
         kept = [party.model] if party.large is None else [party.model, party.large]
         self.models = [copy.deepcopy(model).eval() for model in kept]
-        self.steps = [optimiser_of(model, how.local) for model in self.models]
+        self.steps = [optimizer_of(model, how.local) for model in self.models]
 
     def tensors(self) -> list:
         return [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]

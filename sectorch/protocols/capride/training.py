@@ -31,7 +31,7 @@ def train_party(
     tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Cross entropy (Eq. 3, as a mean) and `extra`, in place, going on with the party's own optimiser."""
-    train(model, party.images, party.labels, how, seed, tick, extra=extra, optimiser=steps)
+    train(model, party.images, party.labels, how, seed, tick, extra=extra, optimizer=steps)
 
 
 def _scale(how: Settings) -> float:

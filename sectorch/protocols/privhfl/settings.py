@@ -201,10 +201,10 @@ def _check_client(client: Participant, how: Settings) -> None:
             f"{client.name} has samples of class {int(own[0])} only and would learn to answer nothing else; give it "
             f"another class (a larger alpha or classes_each, or another seed of the partition)"
         )
-    if n < how.local.batch:
+    if n < how.local.batch_size:
         raise FederationError(
-            f"{client.name} has {n} samples, fewer than one batch of {how.local.batch}; give it more, or lower the "
-            f"local batch"
+            f"{client.name} has {n} samples, fewer than one batch of {how.local.batch_size}; give it more, or lower "
+            f"the local batch size"
         )
     queries, pool = how.budget(n)
     if queries > pool:

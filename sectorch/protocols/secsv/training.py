@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...data.seeds import derive, generator
+from ...deprecation import renamed_fields
 from ...errors import FixedPointRangeError
 from .errors import FederationError
 
@@ -22,18 +23,19 @@ AVERAGED_BITS = 30
 """Fraction bits of the models that are averaged."""
 
 
+@renamed_fields(batch="batch_size", decay="weight_decay")
 @dataclass(frozen=True)
 class Training:
-    """Local training in each round: epochs, batch, Adam's rate, and a weight decay that keeps weights small."""
+    """Local training in each round: epochs, batch size, Adam's rate, and a weight decay that keeps weights small."""
 
     epochs: int = 1
-    batch: int = 32
+    batch_size: int = 32
     lr: float = 1e-2
-    decay: float = 1e-4
+    weight_decay: float = 1e-4
 
     def __post_init__(self):
-        if self.epochs < 1 or self.batch < 1 or not self.lr > 0:
-            raise FederationError(f"training needs positive epochs, batch and rate, got {self}")
+        if self.epochs < 1 or self.batch_size < 1 or not self.lr > 0:
+            raise FederationError(f"training needs positive epochs, batch_size and lr, got {self}")
 
 
 RATES = {"logistic": 1e-2, "cnn": 3e-3, "dnn": 5e-3, "rnn": 1e-2}
@@ -102,10 +104,10 @@ def local_model(model: nn.Module, start: State, x, y, how: Training, seed: int) 
     net = copy.deepcopy(model)
     net.load_state_dict(start)
     net.train()
-    optimiser = torch.optim.Adam(net.parameters(), how.lr, weight_decay=how.decay)
+    optimiser = torch.optim.Adam(net.parameters(), how.lr, weight_decay=how.weight_decay)
     order = generator(seed, "batches")
     for _ in range(how.epochs):
-        for part in torch.randperm(len(y), generator=order).split(how.batch):
+        for part in torch.randperm(len(y), generator=order).split(how.batch_size):
             optimiser.zero_grad(set_to_none=True)
             F.cross_entropy(net(x[part]), y[part]).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
