@@ -18,6 +18,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.mpc.star import seed as seeding
 from sectorch.network import Server, answer, connect
 from sectorch.network.identity.identity import context
+from sectorch.network.messages import Serve, form
 from sectorch.network.parties.registry import Registry
 from sectorch.network.wire.link import Link
 from sectorch.session import S
@@ -77,9 +78,15 @@ def told(monkeypatch, change) -> None:
     tell = Link.tell
 
     def telling(self, request, *session):
-        tell(self, change(dict(request)) if request.get("do") == "serve" else request, *session)
+        tell(self, change(form(request)) if isinstance(request, Serve) else request, *session)
 
     monkeypatch.setattr(Link, "tell", telling)
+
+
+def otherwise(request: dict, change: dict) -> dict:
+    """A request to serve with other places, or another number format."""
+    places = {"place", "of"} & change.keys()
+    return request | (change if places else {"scheme": request["scheme"] | change})
 
 
 def shown(monkeypatch, change) -> None:
@@ -142,7 +149,7 @@ def test_another_number_format_or_group_for_a_than_q_asked_for_is_refused_by_bot
     trio, small_model, monkeypatch, sent, ended, change
 ):
     with monkeypatch.context() as patch:
-        told(patch, lambda request: request | change)
+        told(patch, lambda request: otherwise(request, change))
         with pytest.raises(errors.KeyAgreementError, match="number formats"):
             trio.connection.model("hospital-b")
         assert until(lambda: ended, 30) and ended == [errors.KeyAgreementError]
@@ -161,7 +168,7 @@ def test_a_notices_by_itself_and_sends_nothing_after_it(trio, monkeypatch, sent,
         return inner(session, role, bare, *keys)
 
     monkeypatch.setattr(seeding, "_statement", careless)
-    told(monkeypatch, lambda request: request | change)
+    told(monkeypatch, lambda request: otherwise(request, change))
     remote = None
     with pytest.raises(errors.SectorchError):
         remote = trio.connection.model("hospital-b")
@@ -199,7 +206,7 @@ def alone(request: dict) -> dict:
 
 
 def second_in_another_format(request: dict) -> dict:
-    return request | ({"frac_bits": 16} if request["place"] == 1 else {})
+    return otherwise(request, {"frac_bits": 16} if request["place"] == 1 else {})
 
 
 @pytest.mark.parametrize("change", [larger, alone, second_in_another_format])

@@ -18,6 +18,7 @@ from sectorch.choreography.run.frames import Kind, unpack
 from sectorch.network.federation import party as parties
 from sectorch.network.federation.circles import circle, said
 from sectorch.network.federation.meetings import Meetings
+from sectorch.network.messages import Meet, Unmeet
 from sectorch.network.wire import background
 from sectorch.network.wire.link import Link
 
@@ -62,14 +63,15 @@ class Rooms:
         return self.links[-1]
 
     def meet(self, link: Link, label: str, *names: str, alone: bool = True) -> list[str]:
-        asked = {"label": label, "digest": "1", "parties": list(names), "time": time.time(), "alone": alone}
-        return self.meetings.meet(link, asked)["missing"]
+        asked = Meet(label=label, digest="1", parties=list(names), time=time.time(), alone=alone)
+        return self.meetings.meet(link, asked).missing
 
 
 def heard(link: Link) -> list[str]:
     """What a party was refused."""
     came = [frame for frame in unpack(link.outbox.take() or b"") if frame.kind == Kind.CONTROL]
-    return [text for frame in came if (text := json.loads(bytes(frame.payload)).get("refused"))]
+    said = [json.loads(bytes(frame.payload)) for frame in came]
+    return [message["text"] for message in said if message["do"] == "refused"]
 
 
 def test_all_that_wait_in_a_circle_are_refused_and_may_come_again():
@@ -102,7 +104,7 @@ def test_one_that_stopped_waiting_and_waits_again_is_as_it_says_last():
     rooms = Rooms()
     a, b = map(rooms.link, "ab")
     rooms.meet(a, "first", "a", "b")
-    rooms.meetings.unmeet(a, {"label": "first", "parties": ["a", "b"]})
+    rooms.meetings.unmeet(a, Unmeet(label="first", parties=["a", "b"]))
     rooms.meet(a, "first", "a", "b", alone=False)
     rooms.meet(b, "second", "a", "b")
     assert not heard(a) and not heard(b)

@@ -94,15 +94,15 @@ def test_nobody_meets_in_anothers_name(world):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"parties": ["north"]}, "2 to"),
+        ({"parties": ["north"]}, "parties: expected `array` of length >= 2"),
         ({"parties": ["north", "north"]}, "different names"),
         ({"parties": ["north", "a b"]}, "letters"),
-        ({"parties": "north"}, "2 to"),
+        ({"parties": "north"}, "parties: expected `array`, got `str`"),
         ({"label": 3}, "label"),
         ({"label": "x" * 201}, "label"),
         ({"digest": None}, "digest"),
-        ({"time": "now"}, "say the time"),
-        ({"time": float("nan")}, "say the time"),
+        ({"time": "now"}, "time: expected `float`"),
+        ({"time": float("nan")}, "time: expected `float`"),
     ],
 )
 def test_requests_that_are_none(world, changed, message):

@@ -11,6 +11,7 @@ from network_world import until
 
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, unpack
+from sectorch.network import messages
 from sectorch.network.federation.file import read
 from sectorch.network.federation.meetings import Meetings
 from sectorch.network.federation.secured import Relayed
@@ -95,8 +96,11 @@ def test_a_frame_larger_than_a_part_is_not_handed_on():
         links._hand_on(Frame(Kind.ABORT, RUN, payload=bytes(2 << 20)), link(), ready())
 
 
-def asked(**more) -> dict:
-    return {"label": "x", "digest": "1", "parties": ["north", "south"], "time": time.time(), **more}
+def asked(**more) -> messages.Meet:
+    return messages.read(
+        messages.Meet,
+        {"do": "meet", "label": "x", "digest": "1", "parties": ["north", "south"], "time": time.time(), **more},
+    )
 
 
 def test_one_that_takes_nothing_holds_up_no_meeting():
@@ -142,7 +146,7 @@ def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("said", [10**400, True, -1e13], ids=["huge", "bool", "ancient"])
 def test_a_time_that_is_none(said):
-    with pytest.raises(errors.FrameError, match="say the time"):
+    with pytest.raises(errors.FrameError, match="time: "):
         Meetings().meet(link(), asked(time=said))
 
 
@@ -153,7 +157,7 @@ def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
     def work(name: str):
         with world.party(name) as federation:
             if name == "north":
-                federation.connection.ask(asked(do="meet", label="y", digest=federation.file.digest))
+                federation.connection.ask(asked(label="y", digest=federation.file.digest), messages.Missing)
                 assert until(lambda: not world.server._meetings._waiting, 30)
                 try:
                     return until(lambda: len(world.server._meetings) == 0, 10)

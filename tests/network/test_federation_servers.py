@@ -13,6 +13,7 @@ from sectorch import errors
 from sectorch.choreography import Message, Roles, protocol
 from sectorch.federated.parties import Simulation
 from sectorch.network.federation.meetings import Meetings
+from sectorch.network.messages import Begins
 
 PARTIES = {"hub": "P", "helper": "X", "north": "H", "south": "K"}
 PAIR = Roles("L R", edges="L-R")
@@ -76,7 +77,7 @@ def test_a_server_that_begins_a_session_of_another_one_is_not_heard(world):
     with world.party("north") as north:
         for parties in (["hub", "north"], ["nobody", "north"], []):
             with pytest.raises(errors.FrameError, match="at another one, or of nobody"):
-                north._serve("helper", {"label": "x", "parties": parties, "meeting": "00" * 16})
+                north._serve("helper", Begins(label="x", parties=parties, meeting="00" * 16))
 
 
 def test_a_server_that_went_is_dialled_again_by_the_next_session(world):

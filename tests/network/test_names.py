@@ -20,6 +20,7 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.network import Credentials, Pins, answer, connect
+from sectorch.network.messages import Serve, form, read
 from sectorch.network.names import name_of, readable
 from sectorch.network.parties.server import Server
 from sectorch.network.wire.channel import error_of
@@ -49,6 +50,9 @@ NO_NAMES = [
     ["alice"],
     {"a": 1},
 ]
+
+TEXTS = [name for name in NO_NAMES if isinstance(name, str)]
+"""What is no text at all is refused by a message's declared type: `test_messages.py`."""
 
 
 @pytest.fixture
@@ -165,7 +169,7 @@ class Careless(Credentials):
 # In requests, and in what the server relays.
 
 
-@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
+@pytest.mark.parametrize("name", TEXTS, ids=ascii)
 def test_a_client_that_names_what_is_no_name_is_refused_by_the_server(star, name):
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
@@ -197,7 +201,7 @@ def test_what_is_no_name_does_not_leave_its_user(star, name, small_model):
 def test_a_server_that_relays_what_is_no_name_is_refused_by_the_answering_party(trio, monkeypatch, caplog):
     """And neither its pins nor its log are written to by it."""
     caplog.set_level(logging.INFO)
-    for number, name in enumerate(NO_NAMES):
+    for number, name in enumerate(TEXTS):
         pins = trio.folder / f"pins-{number}"
         trio.party._pins = Pins(pins, first_use=True)
         said = refused_when_relayed(trio, monkeypatch, name)
@@ -213,7 +217,7 @@ def refused_when_relayed(trio, monkeypatch, name: str) -> str:
     tell = Link.tell
 
     def relayed(self, request, *session):
-        tell(self, {**request, "for": name} if request.get("do") == "serve" else request, *session)
+        tell(self, {**form(request), "for": name} if isinstance(request, Serve) else request, *session)
 
     with monkeypatch.context() as patch:
         patch.setattr(Link, "tell", relayed)
@@ -228,9 +232,11 @@ def refused_when_relayed(trio, monkeypatch, name: str) -> str:
 def test_a_server_that_lists_what_is_no_name_is_refused_by_the_client(star, listed):
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
-        connection.ask = lambda request: {"models": listed}
+        connection.ask = lambda request, kind: read(kind, {"models": listed}, "reply")
         if listed == [TWO_PARTS]:
             assert connection.models() == listed
             return
-        with pytest.raises(errors.FrameError, match=r"a model's name in the server's list|lacks the models' names"):
+        with pytest.raises(
+            errors.FrameError, match=r"a model's name in the server's list|a reply of no form .*: models"
+        ):
             connection.models()

@@ -149,7 +149,7 @@ def test_requests_that_are_answered_are_not():
     for _ in range(50):
         for frame in links.unpack(pack(Frame(Kind.CONTROL, SESSION, payload=payload))):
             link._route(frame)
-        assert channel.request() == {"do": "predict"}
+        assert channel.request(dict) == {"do": "predict"}
 
 
 def test_a_sender_waits_in_the_middle_of_a_message_until_the_receiver_is_ready():

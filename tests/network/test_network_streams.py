@@ -17,6 +17,7 @@ from network_world import Trio, until
 from sectorch import errors
 from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack
 from sectorch.network import Server
+from sectorch.network.messages import ListModels, Models
 from sectorch.network.wire import outbox as outboxes
 from sectorch.network.wire import stream as streams
 from sectorch.network.wire.dial import dial
@@ -221,7 +222,7 @@ def test_who_waits_for_a_reply_hears_at_once_that_the_link_failed(pki, small_mod
 
     def ask() -> None:
         try:
-            connection.ask({"do": "models"}, 60.0)
+            connection.ask(ListModels(), Models, 60.0)
         except errors.PeerLostError as error:
             found.append(str(error))
 

@@ -18,6 +18,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Store, answer
 from sectorch.network.commands.ask import query
 from sectorch.network.federation.policy import _accepted
+from sectorch.network.messages import NumberFormat, form, read
 from sectorch.network.parties.admission import Admission
 from sectorch.network.parties.said import scheme_in, scheme_of
 from sectorch.ring.scheme import Scheme
@@ -312,13 +313,13 @@ def test_options_that_do_not_go_together_are_one_line(tmp_path, capsys, options,
 
 def test_a_request_without_the_word_is_one_without_a_proof():
     """As a client of before sends it."""
-    request = scheme_in(VERIFIED)
-    assert scheme_of(request) == VERIFIED
-    del request["verified"]
-    assert scheme_of(request) == Scheme()
+    said = form(scheme_in(VERIFIED))
+    assert scheme_of(read(NumberFormat, said)) == VERIFIED
+    del said["verified"]
+    assert scheme_of(read(NumberFormat, said)) == Scheme()
     for wrong in ("yes", 1, None):
-        with pytest.raises(errors.FrameError):
-            scheme_of({**request, "verified": wrong})
+        with pytest.raises(errors.FrameError, match="verified: expected `bool`"):
+            read(NumberFormat, {**said, "verified": wrong})
 
 
 def test_what_an_operator_asks_for_is_one_thing():

@@ -27,6 +27,7 @@ from sectorch.cli.main import run
 from sectorch.network import log
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.log import JsonFormatter, Watcher, begin, step, watch, write
+from sectorch.network.messages import Predict
 from sectorch.network.observe import manage
 from sectorch.network.observe.manage import MOST, Management, health
 from sectorch.network.observe.metrics import GAUGES, NAMES, Metrics
@@ -311,8 +312,8 @@ def test_nothing_is_carried_unless_traces_are_on(trio):
         before = Channel.tell
         patch.setattr(f"{channel}.tell", lambda self, request: (told.append(request), before(self, request))[1])
         trio.connection.model("hospital-b")(X)
-    assert any(request.get("do") == "predict" for request in told)
-    assert not any("trace" in request for request in told)
+    asked = [message for message in told if isinstance(message, Predict)]
+    assert asked and all(message.trace is None for message in asked)
 
 
 # Logs.

@@ -31,6 +31,7 @@ from sectorch.network.federation.programs import source_of
 from sectorch.network.federation.proposals import Proposal, opened, proposal_of, signed
 from sectorch.network.federation.start import Start, described
 from sectorch.network.federation.up import Up
+from sectorch.network.messages import Delivered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 PROGRAM = """
@@ -270,15 +271,15 @@ def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
     ]
     for note, why in made_up:
         caplog.clear()
-        party._take({"note": note, "from": "right"})
+        party._take(Delivered(note=note, sender="right"))
         assert until(lambda why=why: why in caplog.text, 30), why
     caplog.clear()
-    party._take({"note": true, "from": "third"})
+    party._take(Delivered(note=true, sender="third"))
     assert until(lambda: "came from another" in caplog.text, 30)
-    party._take({"note": true, "from": "right"})
+    party._take(Delivered(note=true, sender="right"))
     assert until(lambda: party._agreed, 30) and not world.results("left"), "a yes alone runs nothing"
-    party._take({"note": signed("begin", {**begin, "proposal": "0" * 64}, right), "from": "right"})
-    party._take({"note": signed("begin", {**begin, "by": "third"}, third), "from": "third"})
+    party._take(Delivered(note=signed("begin", {**begin, "proposal": "0" * 64}, right), sender="right"))
+    party._take(Delivered(note=signed("begin", {**begin, "by": "third"}, third), sender="third"))
     assert until(lambda: caplog.text.count("has not proposed") == 2, 30) and party._agreed
     assert not world.results("left")
 
@@ -356,7 +357,7 @@ def test_a_flood_of_notes_is_dropped_and_the_next_is_read(world, monkeypatch):
     left = world.up("left")
     world.up("right")
     for _ in range(2 * ups.NOTES):
-        left._take({"note": "nothing", "from": "third"})
+        left._take(Delivered(note="nothing", sender="third"))
     assert until(lambda: left._notes.empty(), 30)
     assert world.start()["left"]["outcome"] == "done"
 

@@ -22,6 +22,7 @@ from sectorch import errors
 from sectorch.network import Server, Store, connect
 from sectorch.network.commands import workers
 from sectorch.network.commands.everywhere import Everywhere, addresses
+from sectorch.network.messages import form, read
 from sectorch.network.names import worker_of
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.client import Connection
@@ -51,13 +52,13 @@ def test_clients_are_spread():
     ],
 )  # fmt: skip
 def test_a_server_that_says_it_is_at_no_place_is_refused(said):
-    with pytest.raises(errors.FrameError, match="which of its workers"):
-        Place.read(said)
+    with pytest.raises(errors.FrameError, match="a reply of no form"):
+        read(Place, said, "reply")
 
 
 def test_a_server_of_an_earlier_version_is_the_only_one():
-    assert Place.read({}) == Place() and Place().label == ""
-    assert Place.read(Place(1, 3, "s1").said()) == Place(1, 3, "s1")
+    assert read(Place, {}) == Place() and Place().label == ""
+    assert read(Place, form(Place(1, 3, "s1"))) == Place(1, 3, "s1")
 
 
 @pytest.mark.parametrize("named", ["", ",", "a:1,a:1", ",".join(f"a:{i}" for i in range(65))])

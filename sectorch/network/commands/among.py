@@ -14,6 +14,7 @@ from ...errors import AbortedError, ArgumentError
 from ..federation.file import read
 from ..federation.party import Federation
 from ..federation.start import Start, described
+from ..messages import Delivered
 from .options import tell
 
 
@@ -33,7 +34,7 @@ def start(options: argparse.Namespace, screen: Console) -> None:
             "--input, --out and --federation are for a party that runs the program itself; a party that is up takes "
             "its inputs from what it accepted, and keeps what it learns among its results"
         )
-    notes: Queue[dict] = Queue()
+    notes: Queue[Delivered] = Queue()
     federated = read(path)
     by = federated.member(options.name).name
     proposal = described(federated, by, program[0], arguments, options.among, options.job)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ...errors import ArgumentError, PeerLostError, SectorchError
+from ..messages import Done
 from ..parties.client import Connection
 from ..parties.said import reason
 from ..wire.background import begin
@@ -122,7 +123,7 @@ class Meeting:
     def done(self) -> None:
         """This party has done its part."""
         try:
-            self._connection.ask({"do": "done", "meeting": self.run.hex()})
+            self._connection.ask(Done(meeting=self.run.hex()))
         finally:
             self.close()
 

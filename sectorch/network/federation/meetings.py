@@ -26,14 +26,25 @@ from ...errors import (
     SectorchError,
 )
 from ..log import write
+from ..messages import (
+    Begins,
+    Done,
+    IsUp,
+    Meet,
+    Missing,
+    Note,
+    Refused,
+    Reply,
+    Request,
+    Unmeet,
+    WhoIsUp,
+)
 from ..names import name_of, readable
 from ..wire.link import Link
 from .circles import Key, circle, said
 from .notes import Notes, check_clock
 
 log = logging.getLogger("sectorch.server")
-PARTIES = 128
-"""Parties of one session at most."""
 WAITING_EACH, MEETINGS_EACH = 64, 256
 """What one party may wait for, and take part in, at once."""
 
@@ -78,12 +89,23 @@ class Meetings:
     def __len__(self) -> int:
         return len(self._running)
 
-    @property
-    def requests(self) -> dict[str, Callable[[Link, dict], dict]]:
-        """What a client may ask of a federation's, by its name in a request."""
-        return {"meet": self.meet, "unmeet": self.unmeet, "done": self.done, **self.notes.requests}
+    def answer(self, link: Link, request: Request) -> Reply:
+        """What a client asks of a federation's. Raises SectorchError."""
+        if isinstance(request, Meet):
+            return self.meet(link, request)
+        if isinstance(request, Unmeet):
+            return self.unmeet(link, request)
+        if isinstance(request, Done):
+            return self.done(link, request)
+        if isinstance(request, IsUp):
+            return self.notes.up(link, request)
+        if isinstance(request, WhoIsUp):
+            return self.notes.who(request)
+        if isinstance(request, Note):
+            return self.notes.note(link, request)
+        raise FrameError(f"no server answers '{request.do}'")
 
-    def meet(self, link: Link, request: dict) -> dict:
+    def meet(self, link: Link, request: Meet) -> Missing:
         """A party asks to meet others; who is still missing is the reply.
 
         Raises:
@@ -91,10 +113,10 @@ class Meetings:
             RefusedError: another one waits for them with another program; or its clock is far off.
             BusyError: it waits for them already, or for too many.
         """
-        label, digest, names = _asked(request)
+        label, digest, names = request.label, request.digest, _names(request)
         if link.peer not in names:
             raise IdentityError(f"the certificate is for '{link.peer}', which is not among {', '.join(names)}")
-        check_clock(link.peer, request.get("time"))
+        check_clock(link.peer, request.time)
         with self._lock:
             self._forget_lost()
             found = self._waiting.get((label, names))
@@ -105,14 +127,14 @@ class Meetings:
                 running, missing = self._join(link, label, names, found or _Gathering(digest))
                 if missing:
                     alone = self._waiting[label, names].alone
-                    (alone.add if request.get("alone") is True else alone.discard)(link.peer)
+                    (alone.add if request.alone else alone.discard)(link.peer)
         if running is not None:
             self._begin(running)
         elif missing:
             self.look()
         elif not missing and found is not None:
             self._dissolve(found, label, names, link.peer)
-        return {"missing": missing}
+        return Missing(missing=missing)
 
     def _join(
         self, link: Link, label: str, names: tuple[str, ...], gathering: _Gathering
@@ -135,25 +157,24 @@ class Meetings:
         self._running[running.run] = running
         return running, []
 
-    def unmeet(self, link: Link, request: dict) -> dict:
+    def unmeet(self, link: Link, request: Unmeet) -> Reply:
         """A party does not wait any more."""
-        label, _, names = _asked({**request, "digest": ""})
         with self._lock:
-            gathering = self._waiting.get((label, names))
+            gathering = self._waiting.get((request.label, _names(request)))
             if gathering is not None and gathering.links.get(link.peer) is link:
                 del gathering.links[link.peer]
             self._forget_lost()
-        return {}
+        return Reply()
 
-    def done(self, link: Link, request: dict) -> dict:
+    def done(self, link: Link, request: Done) -> Reply:
         """A party has done its part of a session: it may leave without the others' session ending."""
         with self._lock:
-            running = self._running.get(_run_of(request))
+            running = self._running.get(bytes.fromhex(request.meeting))
             if running is not None and running.links.get(link.peer) is link:
                 running.over.add(link.peer)
                 if running.over == set(running.links):
                     self._end(running)
-        return {}
+        return Reply()
 
     def look(self) -> None:
         """Whether parties wait in a circle, which has to be looked for when one begins to wait, or a connection ends.
@@ -205,7 +226,7 @@ class Meetings:
             for other, there in running.links.items():
                 if other != name:
                     link.forward(wire_of(running.run, name, other), there, told)
-        begin = {"do": "serve", "meeting": running.run.hex(), "label": running.label, "parties": names}
+        begin = Begins(meeting=running.run.hex(), label=running.label, parties=names)
         for name, link in running.links.items():
             try:
                 control = link.open(running.run)
@@ -253,24 +274,13 @@ class Meetings:
 
 
 def _refuse(link: Link, key: Key, error: NetworkError) -> None:
-    said = {"refused": str(error), "error": type(error).__name__}
+    label, parties = key
     with suppress(SectorchError):
-        link.tell({"do": "serve", "label": key[0], "parties": key[1], **said}, urgent=True)
+        link.tell(Refused(label=label, parties=list(parties), error=type(error).__name__, text=str(error)), urgent=True)
 
 
-def _asked(request: dict) -> tuple[str, str, tuple[str, ...]]:
-    label, digest, parties = (request.get(key) for key in ("label", "digest", "parties"))
-    texts = isinstance(label, str) and len(label) <= 200 and isinstance(digest, str) and len(digest) <= 64
-    if not texts or not isinstance(parties, list) or not 2 <= len(parties) <= PARTIES:
-        raise FrameError(f"parties meet under a label with a digest, 2 to {PARTIES} of them")
-    names = tuple(sorted(name_of(name, "a party's name in a request", FrameError) for name in parties))
+def _names(request: Meet | Unmeet) -> tuple[str, ...]:
+    names = tuple(sorted(name_of(name, "a party's name in a request", FrameError) for name in request.parties))
     if len(set(names)) < len(names):
         raise FrameError("parties that meet have different names")
-    return str(label), str(digest), names
-
-
-def _run_of(request: dict) -> bytes:
-    try:
-        return bytes.fromhex(str(request.get("meeting")))
-    except ValueError:
-        raise FrameError("a request that names no session") from None
+    return names

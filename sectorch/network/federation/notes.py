@@ -10,16 +10,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from ...errors import BusyError, FrameError, PeerLostError, RefusedError, SectorchError
+from ..messages import AreUp, Delivered, IsUp, Note, Reply, WhoIsUp
 from ..names import NAME, name_of
 from ..wire.link import Link
 
-LATEST = 1e12
-"""Seconds since 1970 beyond which a number is no time."""
 CLOCKS = 300.0
 """Seconds by which a party's clock may differ from the server's: certificates and logs go by clocks."""
 LONGEST = 64 << 10
@@ -37,23 +34,17 @@ class Notes:
         self._lock = threading.Lock()
         self._there: dict[Place, tuple[Link, str]] = {}
 
-    @property
-    def requests(self) -> dict[str, Callable[[Link, dict], dict]]:
-        """What a client may ask, by its name in a request."""
-        return {"up": self.up, "who": self.who, "note": self.note}
-
-    def up(self, link: Link, request: dict) -> dict:
+    def up(self, link: Link, request: IsUp) -> Reply:
         """From now on this connection takes notes for its party.
 
         Raises:
             FrameError: a tag that is none. BusyError: another process of that name is up, or too many wait.
             RefusedError: its clock is far off.
         """
-        check_clock(link.peer, request.get("time"))
-        tag = request.get("tag", "")
-        if not isinstance(tag, str) or (tag and not NAME.fullmatch(tag)):
+        check_clock(link.peer, request.time)
+        if request.tag and not NAME.fullmatch(request.tag):
             raise FrameError("a tag that is none")
-        place = link.peer, tag
+        place = link.peer, request.tag
         with self._lock:
             self._there = {p: (there, token) for p, (there, token) in self._there.items() if there.closed is None}
             known = self._there.get(place)
@@ -62,14 +53,11 @@ class Notes:
             if sum(name == link.peer for name, _ in self._there) > TAGS_EACH:
                 raise BusyError(f"{TAGS_EACH} connections of '{link.peer}' wait for replies already")
             self._there[place] = link, os.urandom(8).hex()
-        return {}
+        return Reply()
 
-    def who(self, _: Link, request: dict) -> dict:
+    def who(self, request: WhoIsUp) -> AreUp:
         """Which of the parties are up, each with a word that changes when it comes again."""
-        names = request.get("parties")
-        if not isinstance(names, list) or len(names) > 256:
-            raise FrameError("who is up is asked of a list of names")
-        return {"up": {name: token for name in map(str, names) if (token := self.token(name))}}
+        return AreUp(up={name: token for name in request.parties if (token := self.token(name))})
 
     def token(self, name: str) -> str:
         """Of a party that is up here; empty where it is not."""
@@ -77,34 +65,32 @@ class Notes:
             link, token = self._there.get((name, ""), (None, ""))
         return token if link is not None and link.closed is None else ""
 
-    def note(self, link: Link, request: dict) -> dict:
+    def note(self, link: Link, request: Note) -> Reply:
         """Hand a note on.
 
         Raises:
             FrameError: it is none. PeerLostError: whom it is for is not there.
         """
         self.deliver(link.peer, request)
-        return {}
+        return Reply()
 
-    def deliver(self, sender: str, request: dict) -> None:
+    def deliver(self, sender: str, request: Note) -> None:
         """Hand a note on to one that is here; see `note`."""
-        to, tag, note = request.get("to"), request.get("tag", ""), request.get("note")
-        name = name_of(to, "the name of the party that a note is for", FrameError)
-        if not isinstance(note, dict) or not isinstance(tag, str) or len(json.dumps(note)) > LONGEST:
+        tag = request.tag
+        name = name_of(request.to, "the name of the party that a note is for", FrameError)
+        if len(json.dumps(request.note)) > LONGEST:
             raise FrameError(f"a note is an object of at most {LONGEST} bytes")
         with self._lock:
             there, _ = self._there.get((name, tag), (None, ""))
         if there is not None and there.closed is None:
             with suppress(SectorchError):  # then it is lost
-                there.tell({"do": "serve", "note": note, "from": sender})
+                there.tell(Delivered(note=request.note, sender=sender))
                 return
         raise PeerLostError(f"'{name}' is not up" if not tag else f"'{name}' does not wait for that reply any more")
 
 
-def check_clock(name: str, said: Any) -> None:
-    """Whether a party's clock is near this one's; see `CLOCKS`. Raises FrameError, RefusedError."""
-    if type(said) not in (int, float) or not abs(said) < LATEST:
-        raise FrameError("a request to meet that does not say the time")
+def check_clock(name: str, said: float) -> None:
+    """Whether a party's clock is near this one's; see `CLOCKS`. Raises RefusedError."""
     apart = abs(said - time.time())
     if apart > CLOCKS:
         raise RefusedError(

@@ -22,10 +22,10 @@ from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, DeadlockError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
+from ..messages import Begins, Delivered, Meet, Message, Missing, Refused, Unmeet
 from ..names import readable
 from ..parties.client import Connection
 from ..parties.remote import RemoteSession
-from ..parties.said import session_of
 from ..wire.background import alone
 from .circles import Key
 from .file import Federated, read
@@ -69,7 +69,7 @@ class Federation:
         *,
         patience: float = 5.0,
         wait: float | None = 600.0,
-        on_note: Callable[[dict], None] | None = None,
+        on_note: Callable[[Delivered], None] | None = None,
         needs: Sequence[str] = (),
     ):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
@@ -307,41 +307,37 @@ class Federation:
         self._called.expect(key)
         self._awaited.add(key)
         try:
-            request = {
-                "do": "meet", "label": label, "digest": digest.hex(), "parties": names, "time": time.time(),
-                "alone": alone(),
-            }  # fmt: skip
-            missing = connection.ask(request).get("missing")
+            request = Meet(label=label, digest=digest.hex(), parties=list(names), time=time.time(), alone=alone())
+            missing = connection.ask(request, Missing).missing
             if missing:
-                log.info("'%s' waits for %s", self.name, ", ".join(map(str, missing)))
+                log.info("'%s' waits for %s", self.name, ", ".join(missing))
             return self._called.wait(key, connection, self._wait, self._open)
         except BaseException:
             self._called.forget(key)
             with suppress(SectorchError):
-                connection.link.tell({"do": "unmeet", "label": label, "parties": names})
+                connection.link.tell(Unmeet(label=label, parties=list(names)))
             raise
         finally:
             self._awaited.discard(key)
 
-    def _serve(self, server: str, request: dict) -> None:
+    def _serve(self, server: str, request: Message) -> None:
         """A session begins there; in the thread that reads the connection, so that no frame is missed."""
-        if "note" in request:
+        if isinstance(request, Delivered):
             if self._on_note is not None:
                 self._on_note(request)
             return
-        parties = request.get("parties")
-        if not isinstance(parties, list):
-            raise FrameError("the server begins a session of nobody")
-        key, connection = (str(request.get("label")), tuple(map(str, parties))), self._connections.get(server)
+        if not isinstance(request, Begins | Refused):
+            raise FrameError(f"the server says '{request.do}' to a party of a federation, who answers no queries here")
+        key, connection = (request.label, tuple(request.parties)), self._connections.get(server)
         known = {member.name for member in self.file.members}
         here = self.name in key[1] and known.issuperset(key[1]) and self.file.meets_at(key[1]) == server
         if connection is None or not here:
             raise FrameError("the server begins a session that is at another one, or of nobody")
-        if "refused" in request:
-            kind = DeadlockError if request.get("error") == DeadlockError.__name__ else RefusedError
-            self._called.refuse(key, kind(readable(str(request["refused"]))))
+        if isinstance(request, Refused):
+            kind = DeadlockError if request.error == DeadlockError.__name__ else RefusedError
+            self._called.refuse(key, kind(readable(request.text)))
             return
-        run = session_of({"session": request.get("meeting")})
+        run = bytes.fromhex(request.meeting)
         if not self._called.came(key, lambda: Meeting(connection, run, key[1], self._called.wake)):
             connection.link.refuse(run, "PeerLostError: it does not wait any more")
 

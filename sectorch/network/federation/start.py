@@ -10,6 +10,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from ...errors import ArgumentError, IdentityError, PeerLostError, RefusedError, SectorchError
+from ..messages import AreUp, Delivered, IsUp, Note, WhoIsUp
 from ..names import readable
 from ..wire.channel import again
 from .file import Federated
@@ -75,7 +76,7 @@ class Start:
 
     federation: Federation
     proposal: Proposal
-    notes: Queue[dict]
+    notes: Queue[Delivered]
     say: Callable[[str], None] = lambda _: None
 
     def run(self, wait: float = 60.0) -> dict[str, dict[str, Any]]:
@@ -89,7 +90,7 @@ class Start:
         """
         proposal, link = self.proposal, self.federation.connection
         self._refused: set[str] = set()
-        link.ask({"do": "up", "tag": proposal.nonce, "time": time.time()})
+        link.ask(IsUp(tag=proposal.nonce, time=time.time()))
         self._await(wait)
         begun = False
         try:
@@ -111,8 +112,7 @@ class Start:
             raise
 
     def _up(self) -> dict[str, str]:
-        found = self.federation.connection.ask({"do": "who", "parties": list(self.proposal.parties)}).get("up")
-        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+        return self.federation.connection.ask(WhoIsUp(parties=list(self.proposal.parties)), AreUp).up
 
     def _await(self, seconds: float) -> None:
         """Until all are up, and then until the proposal's time begins."""
@@ -132,7 +132,7 @@ class Start:
     def _tell(self, kind: str, to: str, said: Mapping[str, Any]) -> None:
         body = {**said, "by": self.federation.name, "federation": self.federation.file.digest}
         note = signed(kind, body, self.federation.connection.identity)
-        self.federation.connection.ask({"do": "note", "to": to, "note": note})
+        self.federation.connection.ask(Note(to=to, note=note))
 
     def _heard(self, kind: str, seconds: float) -> dict[str, Any] | None:
         """The next note of that kind about this run, by one of its parties; None if none came in time."""
@@ -147,7 +147,7 @@ class Start:
                     return None
                 continue
             try:
-                body = opened(request.get("note"), self.federation.file)
+                body = opened(request.note, self.federation.file)
             except (IdentityError, SectorchError) as error:
                 self.say(f"a note that is not right: {error}")
                 continue

@@ -33,6 +33,7 @@ from ...errors import (
 )
 from ..identity.certificates import Credentials
 from ..log import write
+from ..messages import Delivered, IsUp, Note
 from ..names import readable
 from ..parties.said import in_full, join, reason
 from ..receipts.receipts import Receipts
@@ -74,7 +75,7 @@ class Up:
         self.receipts = None if kept is None else Receipts(kept, credentials, "P")
         self._seen, self._counts = _earlier(self.results)
         self._turns = Turns(own.limits.runs)
-        self._notes: Queue[dict | None] = Queue(NOTES)
+        self._notes: Queue[Delivered | None] = Queue(NOTES)
         self._agreed: dict[str, tuple[Agreed, float]] = {}
         self._runs: dict[str, Run] = {}
         self._threads: list[threading.Thread] = []
@@ -95,7 +96,7 @@ class Up:
                 with Federation(
                     self.path, self.name, self.own.folder, wait=self.own.limits.wait_seconds, on_note=self._take
                 ) as federation:
-                    federation.connection.ask({"do": "up", "time": time.time()})
+                    federation.connection.ask(IsUp(time=time.time()))
                     self._federation, told = federation, ""
                     say(f"'{self.name}' is up at {federation.address}; Ctrl-C stops")
                     federation.connection.ended.wait()
@@ -138,7 +139,7 @@ class Up:
         """What is watched."""
         return self._turns.figures()
 
-    def _take(self, request: dict) -> None:
+    def _take(self, request: Delivered) -> None:
         """In the thread that reads the connection."""
         try:
             self._notes.put_nowait(request)
@@ -147,10 +148,10 @@ class Up:
 
     def _read(self) -> None:
         while (request := self._notes.get()) is not None:
-            sender = readable(str(request.get("from")), 64)
+            sender = readable(request.sender, 64)
             try:
-                body = opened(request.get("note"), self.file)
-                if body["by"] != request.get("from"):
+                body = opened(request.note, self.file)
+                if body["by"] != request.sender:
                     raise IdentityError(f"a note of '{body['by']}' that came from another")
                 self._heard(body)
             except SectorchError as error:
@@ -251,7 +252,7 @@ class Up:
         body = {"by": self.name, "federation": self.file.digest, "run": run, **said}
         note = signed(kind, body, federation.connection.identity)
         with suppress(SectorchError):
-            federation.connection.link.tell({"do": "note", "to": to, "tag": run, "note": note})
+            federation.connection.link.tell(Note(to=to, tag=run, note=note))
 
 
 def _earlier(results: Path) -> tuple[set[str], Counter[str]]:

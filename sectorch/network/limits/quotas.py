@@ -13,19 +13,18 @@ away, or gave it up, is paid for.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import ArgumentError, QuotaError
 from ..log import write
+from ..messages import Prepare, Query
 from ..wire.channel import Channel
 from .file import Limits, read
 from .usage import Charge, Usage
 
 log = logging.getLogger("sectorch.limits")
-_QUERY = re.compile(r"[0-9a-f]{32}")
 
 
 class Quotas:
@@ -66,7 +65,7 @@ class Quotas:
 
     @contextmanager
     def query(
-        self, asked: dict, rows: int | None, client: str, key: str, models: Sequence[str],
+        self, asked: Query, rows: int | None, client: str, key: str, models: Sequence[str],
         channels: Sequence[Channel], others: Sequence[Channel],
     ) -> Iterator[None]:  # fmt: skip
         """A query is served in the block.
@@ -78,13 +77,11 @@ class Quotas:
         Raises:
             QuotaError: it is not served. QuotaFileError: it is not served, or may not count as served.
         """
-        what, named = asked.get("do"), str(asked.get("query", ""))
-        counts = {} if what == "prepare" else {"queries": 1, "rows": max(1, rows or 0)}
-        name = named if _QUERY.fullmatch(named) else ""
-        charge = Charge(client, key, tuple(models), counts, name if counts else "")
+        counts = {} if isinstance(asked, Prepare) else {"queries": 1, "rows": max(1, rows or 0)}
+        charge = Charge(client, key, tuple(models), counts, asked.query if counts else "")
         everywhere = {*channels, *others}
         before, sent = _carried(channels), _sent(everywhere)
-        self._charge(charge, str(what)[:40])
+        self._charge(charge, asked.do)
         again = True
         try:
             yield

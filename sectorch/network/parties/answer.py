@@ -25,6 +25,7 @@ from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context, read_identity
 from ..limits.quotas import Quotas
 from ..log import write
+from ..messages import Aggregate, Close, Kept, Message, Predict, Query, Ready, Register, Serve, ToFollow, Void
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
@@ -37,7 +38,7 @@ from .client import Connection, no_identity
 from .joint import Joining, Joint
 from .offers import Offer, Offers
 from .remote import Part
-from .said import in_full, join, reason, scheme_of, session_of
+from .said import in_full, join, reason, scheme_of
 from .session import PartySession
 
 log = logging.getLogger("sectorch.answer")
@@ -145,8 +146,10 @@ class Answering:
 
     def _registered(self, offer: Offer) -> set[str]:
         """Tell the server of a model; the sessions of which it has material."""
-        request = {"do": "register", "name": offer.name, "description": offer.description, "edition": offer.edition}
-        return set(self.connection.ask({**request, "keeper": self._keeper, "made": offer.made})["sessions"])
+        request = Register(
+            name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made
+        )
+        return set(self.connection.ask(request, Kept).sessions)
 
     def offer(self, description: dict, weights: dict[str, torch.Tensor], model: str = "") -> bool:
         """Answer with this model from now on, in place of the one of that name, if there is one; whether it is another.
@@ -221,7 +224,7 @@ class Answering:
         """The server drops its half of what had to go here; Q hears of it when it comes back for it."""
         for one in self._everywhere:
             with suppress(NetworkError):
-                one.connection.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+                one.connection.link.tell(Void(sessions=[shelf.session.hex()]))
 
     def _hang_up(self) -> None:
         if self._connection is not None:
@@ -247,14 +250,15 @@ class Answering:
         self.connection.ended.wait()
         raise again(self.connection.link.closed or PeerLostError("the connection ended"))
 
-    def _serve(self, request: dict) -> None:
+    def _serve(self, request: Message) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
-        if request.get("do") == "void":
+        if isinstance(request, Void):
             for shelf in self.store.shelves():
-                if shelf.session.hex() in (request.get("sessions") or ()):
+                if shelf.session.hex() in request.sessions:
                     shelf.drop()
+        if not isinstance(request, Serve):
             return
-        channel = self.connection.link.open(session_of(request))
+        channel = self.connection.link.open(bytes.fromhex(request.session))
         full = self.connection.link.sessions > SESSIONS
         if full or self._turns.closed:
             many = "this answering party has as many sessions as it takes on; ask again later"
@@ -265,28 +269,28 @@ class Answering:
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
-    def _session(self, channel: Channel, request: dict) -> None:
+    def _session(self, channel: Channel, request: Serve) -> None:
         said, session, party = "that session is over", channel.session, None
         try:
-            if request.get("resume") is not None:
-                session = session_of({"session": request["resume"]})
-            offer = self._offers.find(request.get("model"), request.get("edition"))
+            if request.resume is not None:
+                session = bytes.fromhex(request.resume)
+            offer = self._offers.find(request.model, request.edition)
             self._offers.rest(channel, offer)
             party = self._party(session, channel, request, offer)
             self._admission.check_key(party.who["client"], party.who["key"])
             if self._quotas is not None:
                 who = party.who
                 self._quotas.session(who["client"], who["key"], [who["model"]])
-            while (asked := channel.request()).get("do") != "close":
+            while not isinstance(asked := channel.request(ToFollow), Close):
                 self._offers.begin(channel, offer)
                 join = self._joins(party, asked)
-                with self._turns.turn(str(request.get("for")), channel.beat):
+                with self._turns.turn(request.client, channel.beat):
                     who = party.who["client"], party.who["key"], party.who["model"]
                     with self._admission.asking(*who, channel.beat), self._charged(party, channel, asked):
                         stored = party.follow(asked, join)
                 if stored is not None:
                     channel.tell(stored)
-                self.answered += asked.get("do") in ("predict", "aggregate")
+                self.answered += isinstance(asked, Predict | Aggregate)
                 self._offers.rest(channel, offer)
         except Exception as error:
             said = reason(error, f"'{self.connection.name}'")
@@ -294,7 +298,7 @@ class Answering:
                 self._admission.ended(error, party.who)
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
             own = error if isinstance(error, IdentityError) else in_full(error)
-            write(log, "session ended", client=readable(str(request.get("for")), LONGEST), why=own)
+            write(log, "session ended", client=readable(request.client, LONGEST), why=own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:
@@ -303,25 +307,26 @@ class Answering:
             channel.abort(said)
             if party is not None:
                 party.close()
-            if not request.get("lasting"):
+            if not request.lasting:
                 self.store.forget(session)
 
-    def _charged(self, party: PartySession, channel: Channel, asked: dict) -> AbstractContextManager[None]:
+    def _charged(self, party: PartySession, channel: Channel, asked: Query) -> AbstractContextManager[None]:
         if self._quotas is None:
             return nullcontext()
         rows, who = party.asked(asked).rows, party.who
         return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
-    def _joins(self, party: PartySession, asked: dict) -> Callable[[Taking], None] | None:
+    def _joins(self, party: PartySession, asked: Query) -> Callable[[Taking], None] | None:
         """How a call is taken that S takes with others; None of any other."""
-        if asked.get("joint") is None or party.joinable(asked) is None:
+        if not isinstance(asked, Predict) or asked.joint is None or party.joinable(asked) is None:
             return None
-        return lambda taking: self._joint.take(Joining(taking), asked)
+        joint, calls = asked.joint, asked.calls
+        return lambda taking: self._joint.take(Joining(taking), joint, calls)
 
-    def _party(self, session: bytes, channel: Channel, request: dict, offer: Offer) -> PartySession:
-        client, scheme = _client(request), scheme_of(request)
-        place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
-        if type(place) is not int or type(of) is not int or not 0 <= place < of:
+    def _party(self, session: bytes, channel: Channel, request: Serve, offer: Offer) -> PartySession:
+        client = name_of(request.client, "the name of a client that the server relays", FrameError)
+        scheme, place, of, resume = scheme_of(request.scheme), request.place, request.of, request.resume
+        if not place < of:
             raise MaterialError("a place among the answering parties that does not exist")
         self._admission.check(self.connection.name, scheme, of)
         names = {"Q": client, "A": offer.name}
@@ -336,15 +341,11 @@ class Answering:
             identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void
             self.store.shelf(session, None)
             shelf = self.store.shelf(session, binding())
-            shelf.keep(request.get("calls"))
-            channel.tell({"do": "ready", "calls": list(shelf.calls())})
+            shelf.keep(request.calls)
+            channel.tell(Ready(calls=list(shelf.calls())))
         model = {"model": offer.name, "version": offer.version}
         return PartySession(
             A, session, {S: channel}, [Part(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
             facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs,
         )  # fmt: skip
-
-
-def _client(request: dict) -> str:
-    return name_of(request.get("for"), "the name of a client that the server relays", FrameError)

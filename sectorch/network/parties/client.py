@@ -8,9 +8,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ... import errors
 from ...errors import (
@@ -24,6 +24,7 @@ from ...errors import (
 from ...ring.scheme import Scheme, scheme_fields, scheme_of
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
+from ..messages import Failure, Hello, ListModels, Message, Models, Reply, ToClient, form, read
 from ..names import model_name, readable, worker_of
 from ..receipts.receipts import Receipts
 from ..store.store import Store
@@ -36,6 +37,7 @@ from .query import RemoteModel
 from .said import load
 
 log = logging.getLogger("sectorch.client")
+R = TypeVar("R", bound=Reply)
 REACHING = 10.0
 """Seconds to dial until the right one of a server's workers answers."""
 CLOSING = 3.0
@@ -46,7 +48,7 @@ class Connection:
     """A client's connection to the server. Use as a context manager, or `close` it.
 
     Args:
-        on_serve: called with a request to take part in a session; an answering party gives one.
+        on_serve: called with what the server says unasked (`messages.ToClient`); an answering party gives one.
         pins: the answering parties that are known; the file in the user's settings unless given.
         store: where this client's part of prepared material is kept; a temporary one unless given. It is closed
             with the connection.
@@ -64,7 +66,7 @@ class Connection:
         self,
         address: str,
         credentials: Credentials,
-        on_serve: Callable[[dict], None] | None = None,
+        on_serve: Callable[[Any], None] | None = None,
         patience: float = 5.0,
         *,
         pins: Pins | None = None,
@@ -122,7 +124,7 @@ class Connection:
         self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
-            self.place = Place.read(self._ask(link, {"do": "hello"}, patience))
+            self.place = self._ask(link, Hello(), Place, patience)
         except NetworkError as error:
             self._hang_up()
             raise refusal(address, error) from None
@@ -177,22 +179,25 @@ class Connection:
         with self._arrived:
             self._arrived.notify_all()
 
-    def ask(self, request: dict, patience: float = 30.0) -> dict:
+    def ask(self, request: Message | Mapping[str, Any], kind: type[R] = Reply, patience: float = 30.0) -> R:
         """Send a request that belongs to no session and wait for the reply; dial again first where the server was lost.
 
+        Args:
+            kind: declared type of the reply.
+
         Raises:
-            SectorchError: what the server names, as its type here.
+            SectorchError: what the server names, as its type here. FrameError: the reply is of another type.
             PeerLostError: no answer came, or nobody answers there.
             IdentityError: a certificate was refused.
         """
-        return self._ask(self.there(), request, patience)
+        return self._ask(self.there(), request, kind, patience)
 
-    def _ask(self, link: Link, request: dict, patience: float) -> dict:
+    def _ask(self, link: Link, request: Message | Mapping[str, Any], kind: type[R], patience: float) -> R:
         number = next(self._numbers)
         with self._arrived:
             self._replies[number] = None
         try:
-            link.tell({**request, "number": number})
+            link.tell({**form(request), "number": number})
             with self._arrived:
                 self._arrived.wait_for(lambda: self._replies[number] or link.closed, patience)
                 reply = self._replies[number]
@@ -202,11 +207,13 @@ class Connection:
         if reply is None:
             closed = link.closed
             raise again(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
-        if "error" in reply:
-            kind = getattr(errors, str(reply["error"]), None)
-            known = kind if isinstance(kind, type) and issubclass(kind, SectorchError) else NetworkError
-            raise relayed(known, readable(str(reply.get("text"))))
-        return reply
+        said = {name: value for name, value in reply.items() if name not in ("do", "number")}
+        if "error" in said:
+            failure = read(Failure, said, "reply")
+            error = getattr(errors, failure.error, None)
+            known = error if isinstance(error, type) and issubclass(error, SectorchError) else NetworkError
+            raise relayed(known, readable(failure.text))
+        return read(kind, said, "reply")
 
     def _request(self, link: Link, request: dict) -> None:
         number = request.get("number")
@@ -215,8 +222,8 @@ class Connection:
                 if type(number) is int and number in self._replies:
                     self._replies[number] = request
                     self._arrived.notify_all()
-        elif request.get("do") in ("serve", "void") and self._on_serve is not None:
-            self._on_serve(request)
+        elif self._on_serve is not None:
+            self._on_serve(read(ToClient, request))
 
     def models(self) -> list[str]:
         """Names of the models that can be asked.
@@ -224,9 +231,7 @@ class Connection:
         Raises:
             FrameError: the server lists what is no name.
         """
-        listed = self.ask({"do": "models"}).get("models")
-        if not isinstance(listed, list):
-            raise FrameError("the server's reply lacks the models' names")
+        listed = self.ask(ListModels(), Models).models
         return [model_name(name, "a model's name in the server's list", FrameError) for name in listed]
 
     @scheme_fields

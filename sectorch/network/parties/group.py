@@ -10,6 +10,7 @@ import torch
 from ...errors import ArgumentError, RangeExceededError
 from ...nn.calls import called
 from ...tensor import Scheme
+from ..messages import Aggregate, Close
 from ..names import model_name
 from .opened import Asker, Opened, check_values, open_session, run
 from .unanswered import Unanswered
@@ -52,7 +53,7 @@ class RemoteGroup:
                 try:
                     with self._unanswered.name(piece) as query:
                         work = lambda piece=piece: opened.party.aggregate(piece)
-                        sums.append(run(opened, "aggregate", piece, work, query=query))
+                        sums.append(run(opened, Aggregate, piece, work, query=query))
                 except RangeExceededError as error:
                     beyond = error  # all pieces are asked for, so that nobody learns of it
                 except BaseException:
@@ -65,7 +66,7 @@ class RemoteGroup:
     def close(self) -> None:
         """End the session."""
         if self._opened is not None:
-            self._opened.channel.tell({"do": "close"})
+            self._opened.channel.tell(Close())
             self._opened.channel.close()
             self._opened.party.close()
             self._opened = None

@@ -22,12 +22,11 @@ from ...choreography.program.part import Part, part_of
 from ...choreography.program.together import Taking, take_together
 from ...choreography.program.trace import Program
 from ...choreography.steps import Move
-from ...errors import FrameError, SectorchError
+from ...errors import SectorchError
 from ...session import Session
+from ..messages import JOINED
 from ..wire.turns import TICK, Turns
 
-MOST = 16
-"""Calls that are taken together."""
 LARGEST = 4 << 20
 """Bytes that a client may send in a call which is taken with others: in larger ones arithmetic is what takes time."""
 AHEAD = 128 << 20
@@ -41,11 +40,11 @@ class Joining:
     """A call of a session that may be taken with others'.
 
     Attributes:
-        begin: called when it is: with what the answering party is to be told, which are the others.
+        begin: called when it is, with the name of the group and how many calls it has, which the answering party hears.
     """
 
     taking: Taking
-    begin: Callable[[dict], None] = lambda others: None
+    begin: Callable[[str, int], None] = lambda joint, calls: None
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -160,18 +159,18 @@ class Gathering:
             if joining not in waiting:
                 return []
             waiting.remove(joining)
-            group = [joining, *waiting[: MOST - 1]]
-            del waiting[: MOST - 1]
+            group = [joining, *waiting[: JOINED - 1]]
+            del waiting[: JOINED - 1]
             if not waiting:
                 del self._waiting[joining.part]
         self._turns.wake()
         return group
 
     def _run(self, group: list[Joining]) -> None:
-        others = {"joint": os.urandom(8).hex(), "calls": len(group)}
+        joint = os.urandom(8).hex()
         for one in group:
             try:
-                one.begin(others)
+                one.begin(joint, len(group))
             except SectorchError as error:
                 one.taking.error = error
                 one.done.set()
@@ -200,15 +199,12 @@ class Joint:
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, Part], list[Joining]] = {}
 
-    def take(self, joining: Joining, request: dict) -> None:
-        """Take a call with those that S names in the same way, as far as they are here in time.
+    def take(self, joining: Joining, name: str, count: int) -> None:
+        """Take a call with those that S names in the same way, `count` with this one, as far as they are here in time.
 
         Raises:
-            FrameError: a request that does not name them. SectorchError: what ended the call.
+            SectorchError: what ended the call.
         """
-        name, count = request.get("joint"), request.get("calls")
-        if not isinstance(name, str) or len(name) > 64 or type(count) is not int or not 0 < count <= MOST:
-            raise FrameError("a request that does not say with which calls it is taken")
         key = name, joining.part
         with self._changed:
             group = self._waiting.setdefault(key, [])

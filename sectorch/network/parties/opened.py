@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from ...errors import FrameError, MaterialError, RangeExceededError
 from ...nn.inputs import Inputs
@@ -16,6 +18,7 @@ from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import carried
+from ..messages import Message, Offer, Open, Parts, Query, Ready, Reply
 from ..names import model_name
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
@@ -26,6 +29,8 @@ from .place import Place
 from .remote import Part
 from .said import reason, scheme_in
 from .session import PartySession
+
+R = TypeVar("R", bound=Reply)
 
 
 @dataclass
@@ -54,7 +59,7 @@ class Asker(Protocol):
 
     def there(self) -> Link: ...
 
-    def ask(self, request: dict, patience: float = 30.0) -> dict: ...
+    def ask(self, request: Message, kind: type[R], patience: float = 30.0) -> R: ...
 
 
 def open_session(
@@ -71,34 +76,29 @@ def open_session(
         model_name(name, "a model's name")
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
-    request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
-    request["lasting"] = connection.store.lasting
-    if only is not None:
-        request["version"] = only
-    if shelf is not None:
-        request |= {"resume": session.hex(), "calls": list(shelf.calls())}
+    request = Open(
+        session=wire.hex(), models=names, scheme=scheme_in(scheme), lasting=connection.store.lasting, version=only,
+        resume=None if shelf is None else session.hex(), calls=[] if shelf is None else list(shelf.calls()),
+    )  # fmt: skip
     channel = connection.there().open(wire)
     try:
-        replied = connection.ask(request).get("parts")
-        if not isinstance(replied, list) or len(replied) != len(names) or not all(map(_is_part, replied)):
+        replied = connection.ask(request, Parts).parts
+        if len(replied) != len(names):
             raise FrameError("the server's reply lacks the models' descriptions")
         binding = {
-            "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
-            "edition": replied[0].get("edition"), "scheme": repr(scheme), "authority": connection.authority,
+            "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].description),
+            "edition": replied[0].edition, "scheme": repr(scheme), "authority": connection.authority,
             **({"replica": connection.place.label} if connection.place.label else {}),
         }  # fmt: skip
         if shelf is not None:
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
-            ready = channel.request(channel.deadline.silence)
-            if ready.get("do") != "ready" or not isinstance(ready.get("calls"), list):
-                raise FrameError("the server does not say whether the material is there")
-            shelf.keep(ready["calls"])  # a piece that another party has lost is void here too
+            ready = channel.request(Ready, channel.deadline.silence)
+            shelf.keep(ready.calls)  # a piece that another party has lost is void here too
         parts = [
-            Part(part.get("description"), _other(connection, part, scheme, names, place))
-            for place, part in enumerate(replied)
+            Part(part.description, _other(connection, part, scheme, names, place)) for place, part in enumerate(replied)
         ]
-        versions = ",".join(version(part["description"], part["edition"]) for part in replied)
+        versions = ",".join(version(part.description, part.edition) for part in replied)
         facts = {"client": connection.name, "model": ",".join(names), "version": versions}
         party = PartySession(
             Q, session, {S: channel}, parts, scheme,
@@ -112,22 +112,18 @@ def open_session(
     return Opened(session, channel, party, binding, versions)
 
 
-def _is_part(part: object) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("description"), dict) and isinstance(part.get("edition"), str)
-
-
-def _other(connection: Asker, part: dict, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
+def _other(connection: Asker, part: Offer, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
     """Who Q and the answering party of this place are to each other, for the model that S says it has."""
-    agreed = context(part["description"], part["edition"], scheme, place, len(names))
+    agreed = context(part.description, part.edition, scheme, place, len(names))
     both = {"Q": connection.name, "A": names[place]}
     return PinnedIdentities(both, connection.identity, agreed, connection.pins)
 
 
-def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+def run(opened: Opened, kind: type[Query], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
     """Ask for something in a session and take part; where that fails, the session is given up at all parties.
 
     Args:
-        what: is asked for. inputs: of the call. more: entries of the request.
+        kind: of what is asked for. inputs: of the call. more: entries of the request.
 
     Raises:
         RangeExceededError: the session goes on, and the others learn nothing of it.
@@ -136,9 +132,10 @@ def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **mo
         number, rows = opened.party.served.find(inputs)
         result, beyond = None, None
         try:
-            with opened.party.noted(what, inputs):
+            asked = kind(program=number, rows=rows, **more)
+            with opened.party.noted(asked.do, inputs):
                 opened.channel.begin()
-                opened.channel.tell({"do": what, "program": number, "rows": rows, **more, **carried()})
+                opened.channel.tell(replace(asked, **carried()))
                 opened.party.expect(inputs)
                 result = work()
         except RangeExceededError as error:

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from ...errors import BusyError, FrameError
+from msgspec import Meta
+
+from ...errors import BusyError
+from ..messages import Reply
 from ..names import NAME, worker_of
 
 MOST = 64
 
 
-@dataclass(frozen=True)
-class Place:
-    """A process that serves.
+class Place(Reply, frozen=True):
+    """A process that serves, as it says to whoever dials.
 
     Attributes:
         worker, workers: which of how many behind its port.
         replica: the name of all of these together, if they have one.
     """
 
-    worker: int = 0
-    workers: int = 1
-    replica: str = ""
+    worker: Annotated[int, Meta(ge=0, lt=MOST)] = 0
+    workers: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    replica: Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z")] = ""
+
+    def __post_init__(self) -> None:
+        if self.worker >= self.workers:
+            raise ValueError(f"worker {self.worker} of {self.workers}")
 
     @property
     def label(self) -> str:
         """By which material is known that was prepared here; empty where there is one server only."""
         return f"{self.replica}.{self.worker}of{self.workers}" if self.replica or self.workers > 1 else ""
-
-    def said(self) -> dict[str, Any]:
-        """What a client is told, who reads it by `read`."""
-        return {"worker": self.worker, "workers": self.workers, "replica": self.replica}
-
-    @classmethod
-    def read(cls, said: dict) -> Place:
-        """What a server says.
-
-        Raises:
-            FrameError: that is no place.
-        """
-        worker, workers, replica = said.get("worker", 0), said.get("workers", 1), said.get("replica", "")
-        numbers = type(worker) is int and type(workers) is int and 0 <= worker < workers <= MOST
-        if not numbers or not isinstance(replica, str) or (replica and not NAME.fullmatch(replica)):
-            raise FrameError("the server does not say which of its workers it is")
-        return cls(worker, workers, replica)
 
     def check(self, client: str) -> None:
         """Raise BusyError where a client is another worker's."""

@@ -13,7 +13,6 @@ import torch
 
 from ...errors import (
     ArgumentError,
-    FrameError,
     MaterialError,
     RangeExceededError,
     RefusedError,
@@ -28,6 +27,7 @@ from ...nn.inputs import Inputs
 from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ..log import write
+from ..messages import AllStored, Close, Predict, Prepare, Query
 from ..store.shelf import Shelf
 from .opened import Asker, Opened, check_values, chosen, open_session, run
 from .texts import RemoteTexts
@@ -101,7 +101,7 @@ class RemoteModel:
         opened, calls, then = self._prepared_for(inputs)
         opened = opened or self._fresh()
         work = lambda: opened.party.predict(inputs, calls, then)
-        return self._run(opened, "predict", inputs, work, use=calls, then=then, query=query)
+        return self._run(opened, Predict, inputs, work, use=calls, then=then, query=query)
 
     def generate(
         self,
@@ -146,7 +146,7 @@ class RemoteModel:
             opened = opened or self._fresh()
             after = opened.party.stayed
             work = lambda: opened.party.predict(inputs, calls)
-            return self._run(opened, "predict", inputs, work, use=calls, then=[], after=after)
+            return self._run(opened, Predict, inputs, work, use=calls, after=after)
 
     def _going_on(self, inputs: Inputs, given: list[SharedTensor]) -> tuple[Opened, list[int]]:
         """The session in which these tensors stayed, and a prepared call of it."""
@@ -182,7 +182,7 @@ class RemoteModel:
             with self._lock:
                 self._forget_lost()
                 opened = self._fresh()
-                reply = self._run(opened, "prepare", inputs, lambda: self._prepare(opened, inputs))
+                reply = self._run(opened, Prepare, inputs, lambda: self._prepare(opened, inputs))
             if progress is not None:
                 progress()
             if left and reply < left:
@@ -196,15 +196,13 @@ class RemoteModel:
         kept = opened.party.prepare(inputs)
         shelf = self.connection.store.shelf(opened.name, opened.binding)
         try:
-            reply = opened.channel.request(opened.channel.deadline.silence)
-            if reply.get("do") != "stored" or type(reply.get("more")) is not int:
-                raise FrameError("the server does not say whether the material is stored")
+            reply = opened.channel.request(AllStored, opened.channel.deadline.silence)
         except BaseException:
             gone = {call for call, _, _ in kept}
             shelf.keep([call for call in shelf.calls() if call not in gone])
             raise
         size = sum(size for _, _, size in kept)
-        return min(reply["more"], (shelf.store.budget - shelf.store.used) // max(1, size))
+        return min(reply.more, (shelf.store.budget - shelf.store.used) // max(1, size))
 
     def prepared(self) -> dict[tuple, int]:
         """Inputs for which material is at hand, and how many calls it serves. A large batch is several calls.
@@ -237,7 +235,7 @@ class RemoteModel:
 
     def _end(self, opened: Opened) -> None:
         with suppress(SectorchError):
-            opened.channel.tell({"do": "close"})
+            opened.channel.tell(Close())
         self._forget(opened)
         opened.channel.close()
 
@@ -323,10 +321,10 @@ class RemoteModel:
             self._forget(opened)
             opened.channel.close()
 
-    def _run(self, opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+    def _run(self, opened: Opened, kind: type[Query], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
         self._asking = opened
         try:
-            return run(opened, what, inputs, work, **more)
+            return run(opened, kind, inputs, work, **more)
         except RangeExceededError:
             raise
         except BaseException:

@@ -23,6 +23,7 @@ from ...errors import (
     StoreFullError,
 )
 from ...tensor import Scheme
+from ..messages import NumberFormat, form
 
 UNFIT = (
     "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
@@ -33,44 +34,21 @@ ENDING = 5.0
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
-def scheme_in(scheme: Scheme) -> dict:
+def scheme_in(scheme: Scheme) -> NumberFormat:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "network", "limit_bits", "range_check", "audited", "verified")
-    return {name: getattr(scheme, name) for name in kept}
+    return NumberFormat(**{name: getattr(scheme, name) for name in NumberFormat.__struct_fields__})
 
 
-def scheme_of(request: dict) -> Scheme:
+def scheme_of(said: NumberFormat) -> Scheme:
     """The number representation that Q asks for.
 
     Raises:
         FrameError: not one that exists.
     """
     try:
-        frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
-        check, audited = request.get("range_check", True), request.get("audited", 1)
-        network, verified = str(request.get("network", "lan")), request.get("verified", False)
-        if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
-            raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", network, check, limit_bits, audited, verified)
-    except NetworkError:
-        raise
+        return Scheme(relu="exact", **form(said))
     except SectorchError as error:
         raise FrameError(str(error)) from None
-
-
-def session_of(message: dict) -> bytes:
-    """The session that a request or reply names.
-
-    Raises:
-        FrameError: none.
-    """
-    try:
-        session = bytes.fromhex(str(message.get("session")))
-    except ValueError:
-        session = b""
-    if len(session) != 16:
-        raise FrameError("a message that names no session")
-    return session
 
 
 def join(threads: list[threading.Thread]) -> None:

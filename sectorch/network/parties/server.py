@@ -7,6 +7,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ...choreography import Party
 from ...errors import (
     BusyError,
@@ -24,6 +26,24 @@ from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
 from ..limits.quotas import Quotas
 from ..log import write
+from ..messages import (
+    Failure,
+    Hello,
+    Kept,
+    ListModels,
+    Models,
+    Offer,
+    Open,
+    Parts,
+    Register,
+    Reply,
+    Request,
+    Serve,
+    ToServer,
+    Void,
+    form,
+    read,
+)
 from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
@@ -35,7 +55,7 @@ from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .place import Place
 from .registry import Offered, Registry, current
-from .said import join, load, reason, scheme_in, scheme_of, session_of
+from .said import join, load, reason, scheme_of
 from .serving import IDLE, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
@@ -45,7 +65,6 @@ SESSIONS, SESSIONS_EACH = 128, 32
 """Sessions that may be open at once: of all clients together, and of one."""
 WEIGHT_MEMORY = 2 << 30
 """Bytes of masked weights that open sessions may hold together."""
-MOST_MODELS = 64
 
 
 class Server:
@@ -181,68 +200,60 @@ class Server:
 
     def _request(self, link: Link, request: dict) -> None:
         """A request that belongs to no session, from a client whose certificate says `link.peer`."""
-        what, number = request.get("do"), request.get("number")
         try:
-            if what == "register":
-                answer = self._register(link, request)
-            elif what == "models":
-                answer = {"models": self.models()}
-            elif what == "open":
-                answer = self._open(link, request)
-            elif what in self._meetings.requests:
-                self._place.check_first()
-                answer = self._meetings.requests[str(what)](link, request)
-            elif what == "void":
-                answer = self._void(link, request)
-            elif what == "hello":
-                answer = self._place.said()
-            else:
-                answer = {"error": "FrameError", "text": "an unknown request"}
+            answer = self._answer(link, read(ToServer, request, "request"))
         except SectorchError as error:
-            answer = {"error": type(error).__name__, "text": str(error)}
-        link.tell({"do": "reply", "number": number, **answer})
+            answer = Failure(error=type(error).__name__, text=str(error))
+        link.tell({"do": "reply", "number": request.get("number"), **form(answer)})
 
-    def _register(self, link: Link, request: dict) -> dict:
-        name = model_name(request.get("name"), "an answering party's name", IdentityError)
-        edition, keeper, made = str(request.get("edition"))[:64], request.get("keeper", ""), request.get("made", 0)
-        if not isinstance(keeper, str) or len(keeper) > 64 or type(made) is not int:
-            raise FrameError("a registration that does not say which store it has, or when its model was made")
+    def _answer(self, link: Link, request: Request) -> Reply:
+        if isinstance(request, Register):
+            return self._register(link, request)
+        if isinstance(request, ListModels):
+            return Models(models=self.models())
+        if isinstance(request, Open):
+            return self._open(link, request)
+        if isinstance(request, Void):
+            return self._void(link, request)
+        if isinstance(request, Hello):
+            return self._place
+        self._place.check_first()
+        return self._meetings.answer(link, request)
+
+    def _register(self, link: Link, request: Register) -> Kept:
+        name = model_name(request.name, "an answering party's name", IdentityError)
         if party_of(name) != link.peer:
-            text = f"the certificate is for '{link.peer}' and cannot answer as '{name}'"
-            return {"error": "IdentityError", "text": text}
-        given = request.get("description")
-        description = given if isinstance(given, dict) else {}
-        load_program(description)
-        offered = Offered(description, edition, keeper, link, made)
+            raise IdentityError(f"the certificate is for '{link.peer}' and cannot answer as '{name}'")
+        load_program(request.description)
+        offered = Offered(request.description, request.edition, request.keeper, link, request.made)
         for replaced in self._registry.add(name, offered):
             replaced.close(PeerLostError(f"'{name}' was started again"))
         for shelf in self.store.shelves(model=name):
-            own = shelf.binding.get("keeper", "") in (keeper, "")
+            own = shelf.binding.get("keeper", "") in (request.keeper, "")
             if own and any(shelf.binding[k] != v for k, v in current(offered).items()):
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
         write(log, "answers", model=name, version=offered.version)
-        return {"sessions": [shelf.session.hex() for shelf in self.store.shelves(model=name)]}
+        return Kept(sessions=[shelf.session.hex() for shelf in self.store.shelves(model=name)])
 
-    def _open(self, link: Link, request: dict) -> dict:
+    def _open(self, link: Link, request: Open) -> Parts:
         if self._turns.closed:
             raise BusyError(self._turns.closed)
         self._place.check(link.peer)
-        asked, resume = request.get("models"), request.get("resume")
-        if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
-            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
-        names = [model_name(name, "a model's name in a request", FrameError) for name in asked]
+        names = [model_name(name, "a model's name in a request", FrameError) for name in request.models]
         if len(set(map(party_of, names))) < len(names):
-            raise FrameError(f"a session has 1 to {MOST_MODELS} models of different parties")
-        scheme, keeper = scheme_of(request), None
+            raise FrameError("a session has models of different parties")
+        scheme, keeper = scheme_of(request.scheme), None
+        resume = None if request.resume is None else bytes.fromhex(request.resume)
         if resume is not None:
-            keeper = self.store.shelf(session_of({"session": resume})).binding.get("keeper")
-        models = [self._registry.find(name, request.get("version"), keeper) for name in names]
+            keeper = self.store.shelf(resume).binding.get("keeper")
+        models = [self._registry.find(name, request.version, keeper) for name in names]
         # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
-        wire = session_of(request)
+        wire = bytes.fromhex(request.session)
         if wire in self._sessions or self.store.holds(wire):
             raise FrameError("that session is or was open; sessions are named afresh")
-        session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
+        if resume is not None:
+            request = replace(request, calls=self._kept(link, resume, request, models[0], scheme))
         if link.peer in map(party_of, names):
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
         if self._quotas is not None:
@@ -255,23 +266,23 @@ class Server:
             for party, model in zip(answering, models, strict=True):
                 channels[party] = model.link.open(wire)
             self._tie(list(channels.values()))
-            shared = {k: request[k] for k in ("resume", "calls", "lasting") if k in request} | scheme_in(scheme)
             for place, (party, model) in enumerate(zip(answering, models, strict=True)):
-                serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
-                channels[party].link.tell({**serve, "model": names[place], "edition": model.edition, **shared})
+                channels[party].link.tell(Serve(
+                    session=request.session, client=link.peer, place=place, of=len(models), model=names[place],
+                    edition=model.edition, scheme=request.scheme, lasting=request.lasting, resume=request.resume,
+                    calls=request.calls,
+                ))  # fmt: skip
         except BaseException as error:
             part(channels, reason(error, "the server"))
             with self._lock:
                 self._sessions.pop(wire, None)
             raise
-        told = Told(session, link.peer, link.certificate, names, list(models), scheme, request)
+        told = Told(resume or wire, link.peer, link.certificate, names, list(models), scheme, request)
         run = (told, channels)
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        return {
-            "parts": [{"description": model.description, "edition": model.edition} for model in models],
-        }
+        return Parts(parts=[Offer(model.description, model.edition) for model in models])
 
     def _tie(self, channels: list[Channel]) -> None:
         """What one party says of the session's end is heard while S waits for another one, or for its turn."""
@@ -293,30 +304,26 @@ class Server:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
             self._sessions[wire] = client, weight_bytes
 
-    def _kept(self, link: Link, request: dict, name: str, model: Offered, scheme: Scheme) -> bytes:
-        """The session whose material Q wants to use, if it is its own, of this model, and still here."""
-        session = session_of({"session": request.get("resume")})
+    def _kept(self, link: Link, session: bytes, request: Open, model: Offered, scheme: Scheme) -> list[int]:
+        """The calls of the material that Q wants to use, if it is its own, of this model, and still here."""
         shelf = self.store.shelf(session)
-        if shelf.binding != binding(link.peer, name, model, scheme):
+        if shelf.binding != binding(link.peer, request.models[0], model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
-        shelf.keep(request.get("calls"))
-        request["calls"] = list(shelf.calls())
-        return session
+        shelf.keep(request.calls)
+        return list(shelf.calls())
 
     def _evicted(self, shelf: Shelf) -> None:
         """The answering party drops its half of what had to go here; Q hears of it when it comes back for it."""
         with suppress(SectorchError):
             model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
-            model.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+            model.link.tell(Void(sessions=[shelf.session.hex()]))
 
-    def _void(self, link: Link, request: dict) -> dict:
+    def _void(self, link: Link, request: Void) -> Reply:
         """An answering party has no half any more of these sessions' material."""
-        sessions = request.get("sessions")
-        gone = sessions if isinstance(sessions, list) else []
         for shelf in self.store.shelves():
-            if shelf.session.hex() in gone and party_of(shelf.binding["model"]) == link.peer:
+            if shelf.session.hex() in request.sessions and party_of(shelf.binding["model"]) == link.peer:
                 shelf.drop()
-        return {}
+        return Reply()
 
     def _serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         try:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...choreography import Party
 from ...choreography.program.part import part_of
 from ...choreography.program.together import Taking
@@ -18,6 +20,7 @@ from ...session import Q, S
 from ...tensor import Scheme
 from ..limits.quotas import Quotas
 from ..log import write
+from ..messages import AllStored, Close, Open, Query, Ready, Stored, ToFollow
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
@@ -54,7 +57,7 @@ class Told:
     Attributes:
         session: its name, by which its material is known. client: who asks. certificate: its fingerprint.
         names, models: of the answering parties, in their order.
-        request: Q's.
+        request: Q's, in which `calls` are those for which this party has material.
     """
 
     session: bytes
@@ -63,7 +66,7 @@ class Told:
     names: list[str]
     models: Sequence[Model]
     scheme: Scheme
-    request: dict[str, Any]
+    request: Open
 
     @property
     def facts(self) -> dict[str, str]:
@@ -101,7 +104,7 @@ class Serving:
     def serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         """One session."""
         request, session = told.request, told.session
-        fresh, said, party = request.get("resume") is None, "that session is over", None
+        fresh, said, party = request.resume is None, "that session is over", None
         try:
             identities = Identities({"Q": told.client, "A": ""})
             bound, facts = binding(told.client, told.names[0], told.models[0], told.scheme), told.facts
@@ -112,7 +115,7 @@ class Serving:
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)
-            while (asked := self._next(told, party, channels[Q])).get("do") != "close":
+            while not isinstance(asked := self._next(told, party, channels[Q]), Close):
                 with self._charged(told, party, channels, asked):
                     self._ask(party, told.client, channels, asked)
             for channel in answering(channels):
@@ -130,10 +133,10 @@ class Serving:
             part(channels, said)
             if party is not None:
                 party.close()
-            if not request.get("lasting"):
+            if not request.lasting:
                 self._store.forget(session)
 
-    def _next(self, told: Told, party: PartySession, channel: Channel) -> dict:
+    def _next(self, told: Told, party: PartySession, channel: Channel) -> Query | Close:
         """What is asked next.
 
         Raises:
@@ -142,9 +145,9 @@ class Serving:
         """
         while True:
             try:
-                return channel.request(self._idle)
+                return channel.request(ToFollow, self._idle)
             except PeerLostError:
-                held = not told.request.get("lasting") and any(map(len, self._store.shelves(client=told.client)))
+                held = not told.request.lasting and any(map(len, self._store.shelves(client=told.client)))
                 if channel.ended:
                     raise
                 if not (held or party.staying):
@@ -152,7 +155,7 @@ class Serving:
                         f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
                     ) from None
 
-    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: dict) -> None:
+    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: Query) -> None:
         """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
         program = party.joinable(asked)
         part = None if program is None else part_of(program, frozenset({S}))
@@ -162,9 +165,9 @@ class Serving:
                 self._call(party, channels, asked)
             return
 
-        def begin(others: dict) -> None:
+        def begin(joint: str, calls: int) -> None:
             for channel in answering(channels):
-                channel.tell({**asked, **others})
+                channel.tell(replace(asked, joint=joint, calls=calls))
 
         def join(taking: Taking) -> None:
             taking.receive()
@@ -175,17 +178,16 @@ class Serving:
         finally:
             self._gathering.leave(room)
 
-    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
+    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: Query) -> None:
         for channel in answering(channels):
             channel.tell(asked)
         stored = party.follow(asked)
         if stored is not None:
-            theirs = [channel.request(channel.deadline.silence) for channel in answering(channels)]
-            rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
-            channels[Q].tell({**stored, "more": min(rooms)})
+            theirs = [channel.request(Stored, channel.deadline.silence) for channel in answering(channels)]
+            channels[Q].tell(AllStored(more=min(each.room // max(1, each.bytes) for each in (stored, *theirs))))
 
     def _charged(
-        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: dict
+        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: Query
     ) -> AbstractContextManager[None]:
         """What is asked is charged, before the answering parties hear of it."""
         if self._quotas is None:
@@ -198,11 +200,11 @@ class Serving:
         try:
             shelf = self._store.shelf(session)
             for channel in answering(channels):
-                shelf.keep(channel.request(channel.deadline.silence).get("calls"))
+                shelf.keep(channel.request(Ready, channel.deadline.silence).calls)
         except MaterialError:
             self._store.forget(session)
             raise
-        channels[Q].tell({"do": "ready", "calls": list(shelf.calls())})
+        channels[Q].tell(Ready(calls=list(shelf.calls())))
 
 
 def answering(channels: dict[Party, Channel]) -> list[Channel]:

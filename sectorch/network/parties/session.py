@@ -35,6 +35,7 @@ from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned, query, step
+from ..messages import Aggregate, Predict, Prepare, Query, Stored
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
 from ..wire.channel import Channel
@@ -238,13 +239,13 @@ class PartySession:
         """Who asks what: the facts of each query."""
         return self._facts()
 
-    def joinable(self, request: dict) -> Program | None:
+    def joinable(self, request: Query) -> Program | None:
         """The program of a call that may be taken with those of other sessions; None of any other request.
 
         It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared; and Q is
         told nothing on the way.
         """
-        if request.get("do") != "predict" or request.get("use") or request.get("after") is not None:
+        if not isinstance(request, Predict) or request.use or request.after is not None:
             return None
         if not self.fresh or self.grouped or self.scheme.audited != 1 or self.scheme.verified:
             return None
@@ -266,10 +267,10 @@ class PartySession:
 
     def follow(
         self,
-        request: dict,
+        request: Query,
         join: Callable[[Taking], None] | None = None,
         rooms: Mapping[Party, int] | None = None,
-    ) -> dict | None:
+    ) -> Stored | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
 
         Args:
@@ -277,23 +278,19 @@ class PartySession:
             rooms: as of `expect`; those parties' messages are received before the call is taken.
 
         Raises:
-            FrameError: a request that this version does not know, or of an impossible size.
+            FrameError: a request that this session has no answer to, or of an impossible size.
         """
-        what, use, then = request.get("do"), request.get("use", []), request.get("then", [])
         inputs = self.asked(request)
-        if request.get("after", self.stayed) != self.stayed:
+        if isinstance(request, Predict) and request.after not in (None, self.stayed):
             raise FrameError("a request that goes on from another call than the last one")
-        for calls in (use, then):
-            if not isinstance(calls, list) or not all(type(n) is int and 0 <= n < 1 << 32 for n in calls):
-                raise FrameError("a request that does not name its prepared calls by number")
         for channel in self._channels.values():
             channel.begin()
         try:
-            with self.noted(str(what)[:40], inputs, request.get("trace")):
+            with self.noted(request.do, inputs, request.trace):
                 self.expect(inputs, rooms)
                 if join is not None:
                     return self._joined(inputs, frozenset(rooms or ()), join)
-                return self._take_part(str(what), inputs, use, then)
+                return self._take_part(request, inputs)
         finally:
             for channel in self._channels.values():
                 channel.rest()
@@ -305,31 +302,28 @@ class PartySession:
         known = learned(what, self._of, inputs.in_shares)
         return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
-    def asked(self, request: dict) -> Inputs:
+    def asked(self, request: Query) -> Inputs:
         """The inputs that a request is for, without content."""
-        number, rows = request.get("program"), request.get("rows")
-        if not all(type(n) is int and 0 <= n < MAX_ELEMENTS for n in (number, rows)):
-            raise FrameError("a request that does not say for which program and how many rows it is")
         try:
-            inputs = self.served.inputs((int(number or 0), int(rows or 0)))
+            inputs = self.served.inputs((request.program, request.rows))
         except ShapeError as error:
             raise FrameError(f"a request that the model has no program for: {error}") from None
         if any(math.prod(shape) > MAX_ELEMENTS for shape in inputs.shapes):
             raise FrameError(f"a request for inputs of more than {MAX_ELEMENTS} elements")
         return inputs
 
-    def _take_part(self, what: str, inputs: Inputs, use: list[int], then: list[int]) -> dict | None:
-        if what == "predict" and not self.grouped:
-            self.predict(inputs, use, then)
-        elif what == "aggregate" and self.grouped:
+    def _take_part(self, request: Query, inputs: Inputs) -> Stored | None:
+        if isinstance(request, Predict) and not self.grouped:
+            self.predict(inputs, request.use, request.then)
+        elif isinstance(request, Aggregate) and self.grouped:
             self.aggregate(inputs)
-        elif what == "prepare" and self.fresh and not self.grouped:
+        elif isinstance(request, Prepare) and self.fresh and not self.grouped:
             kept = self.prepare(inputs)
             shelf = self._shelf()
             room = shelf.store.room(shelf.binding.get("client"))
-            return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": room}
+            return Stored(bytes=sum(size for _, _, size in kept), room=room)
         else:
-            raise FrameError(f"an unknown request {what[:40]!r}")
+            raise FrameError(f"a session that has no answer to '{request.do}'")
         return None
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from ... import errors
 from ...choreography.run.frames import PART_BYTES, Frame, Kind, pack
@@ -25,9 +25,11 @@ from ...errors import (
     PeerLostError,
     SectorchError,
 )
+from .. import messages
 from ..names import readable
 from .deadline import Deadline
 
+T = TypeVar("T")
 WINDOW = 16 << 20
 """Bytes of unused messages beyond which no further one is begun."""
 CREDIT = 4 << 20
@@ -84,7 +86,7 @@ class Peer(Protocol):
 
     def send(self, data: bytes, urgent: bool = False) -> None: ...
 
-    def tell(self, request: dict, session: bytes = ...) -> None: ...
+    def tell(self, message: messages.Message | Mapping[str, Any], session: bytes = ...) -> None: ...
 
     def refuse(self, session: bytes, reason: str) -> None: ...
 
@@ -165,7 +167,9 @@ class Channel:
     def _asked(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
         if len(frame.payload) > REQUEST_BYTES:
             raise FrameError(f"{self.link.peer} sends a request of {len(frame.payload)} bytes; at most {REQUEST_BYTES}")
-        if read(frame).get("do") == "go":
+        asked = read(frame)
+        if asked.get("do") == "go":
+            messages.read(messages.Go, asked)
             self._ready += 1
         elif len(self._requests) >= REQUESTS or self._request_bytes + len(frame.payload) > REQUEST_BYTES:
             raise FrameError(f"{self.link.peer} sends more requests than are answered")
@@ -197,7 +201,7 @@ class Channel:
         largest = min(largest, LARGEST)
         most = WINDOW + largest + (largest // PART_BYTES + 2) * (FRAME + FRAME)
         self._room = most if room is None else max(IDLE, min(room, most))
-        self.tell({"do": "go"})
+        self.tell(messages.Go())
 
     def rest(self) -> None:
         """The call is over."""
@@ -244,13 +248,21 @@ class Channel:
         """Whether the session was ended, by anybody, or the connection was lost."""
         return self._failure is not None
 
-    def request(self, silence: float | None = None) -> dict:
-        """The next request of this session; without `silence` it may be long in coming."""
+    @overload
+    def request(self, kind: type[T], silence: float | None = None) -> T: ...
+    @overload
+    def request(self, kind: Any, silence: float | None = None) -> Any: ...
+    def request(self, kind: Any, silence: float | None = None) -> Any:
+        """The next message of this session, of a declared type; without `silence` it may be long in coming.
+
+        Raises:
+            FrameError: what came is of another type.
+        """
         with self._changed:
             self._wait(lambda: self._requests, silence)
             request = self._requests.popleft()
             self._request_bytes -= len(request)
-        return json.loads(request)
+        return messages.read(kind, json.loads(request))
 
     # What goes.
 
@@ -304,9 +316,9 @@ class Channel:
     def _too_early(self) -> bool:
         return self._ready < self._begun and self._sent >= self._ready_at
 
-    def tell(self, request: dict) -> None:
-        """Send a request of this session."""
-        self.link.tell(request, self.session)
+    def tell(self, message: messages.Message | Mapping[str, Any]) -> None:
+        """Send a message of this session."""
+        self.link.tell(message, self.session)
 
     def begin(self) -> None:
         """A call begins: only `AHEAD` bytes of it are sent until the peer has said that it is ready (`expect`)."""

@@ -1,0 +1,379 @@
+"""What the parties' processes say to each other beside the messages of protocols, as declared types.
+
+A message goes as a JSON object whose entry `do` names its type. What came is read by `read`, which refuses other types,
+unknown entries and values out of bounds, so that the code behind it works with values that are right by themselves. Of
+what only the receiver can judge (who may say it, whether it belongs here) the receiver's code decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, overload
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import FrameError
+from .names import readable
+
+JOINED = 16
+"""Calls that are taken together at most."""
+PARTIES = 128
+"""Parties of one session of a federation at most."""
+Run = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+"""The name of a session, in hexadecimal digits."""
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Call = Annotated[int, Meta(ge=0, lt=1 << 32)]
+"""The number of a call of a session."""
+Size = Annotated[int, Meta(ge=0, lt=1 << 28)]
+"""Number of a program, or of rows."""
+Time = Annotated[float, Meta(gt=-1e12, lt=1e12)]
+"""Seconds since 1970."""
+Calls = Annotated[list[Call], Meta(max_length=1 << 20)]
+Parties = Annotated[list[str], Meta(max_length=256)]
+Sessions = Annotated[list[str], Meta(max_length=1 << 20)]
+
+
+class Message(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, tag_field="do"
+):
+    """What one process says to another."""
+
+    @property
+    def do(self) -> str:
+        """The name of its type, as it goes."""
+        return str(self.__struct_config__.tag)
+
+
+class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a `Scheme` that all parties of a session have in common."""
+
+    frac_bits: Count = 20
+    network: str = "lan"
+    limit_bits: Count | None = None
+    range_check: bool = True
+    audited: Count = 1
+    verified: bool = False
+
+
+# What a client says to the server outside sessions; the server replies to each with the same number.
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """What the server replies to."""
+
+    number: Count | None = None
+
+
+class Hello(Request, frozen=True, tag="hello"):
+    """Which of the server's processes is this? Its reply is a `Place`."""
+
+
+class ListModels(Request, frozen=True, tag="models"):
+    """Which models can be asked?"""
+
+
+class Register(Request, frozen=True, kw_only=True, tag="register"):
+    """An answering party has a model.
+
+    Attributes:
+        edition: its name for the weights. keeper: of a replica, the name of its store.
+        made: when the model was made, by the party's clock.
+    """
+
+    name: str
+    description: dict[str, Any]
+    edition: Annotated[str, Meta(max_length=64)]
+    keeper: Annotated[str, Meta(max_length=64)] = ""
+    made: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+
+
+class Open(Request, frozen=True, kw_only=True, tag="open"):
+    """A client opens a session.
+
+    Attributes:
+        version: only with this one of the model; with any where it is None.
+        lasting: whether the client keeps prepared material beyond its connection.
+        resume: the session whose material is taken up. calls: those of it that the client still has.
+    """
+
+    session: Run
+    models: Annotated[list[str], Meta(min_length=1, max_length=64)]
+    scheme: NumberFormat = NumberFormat()
+    lasting: bool = False
+    version: str | None = None
+    resume: Run | None = None
+    calls: Calls = []
+
+
+class Void(Request, frozen=True, kw_only=True, tag="void"):
+    """The sender has no material of these sessions any more; between an answering party and the server, both ways."""
+
+    sessions: Sessions
+
+
+class IsUp(Request, frozen=True, kw_only=True, tag="up"):
+    """From now on this connection takes notes: for the party's process that is up, or for whoever waits under a tag."""
+
+    time: Time
+    tag: str = ""
+
+
+class WhoIsUp(Request, frozen=True, kw_only=True, tag="who"):
+    """Which of these parties are up?"""
+
+    parties: Parties
+
+
+class Note(Request, frozen=True, kw_only=True, tag="note"):
+    """A signed note for another party; see `federation/proposals.py`."""
+
+    to: str
+    note: dict[str, Any]
+    tag: str = ""
+
+
+class Meet(Request, frozen=True, kw_only=True, tag="meet"):
+    """A party waits for the others of a session.
+
+    Attributes:
+        digest: of what it is about to do. alone: whether it does nothing else meanwhile.
+    """
+
+    label: Annotated[str, Meta(max_length=200)]
+    digest: Annotated[str, Meta(max_length=64)]
+    parties: Annotated[list[str], Meta(min_length=2, max_length=PARTIES)]
+    time: Time
+    alone: bool = False
+
+
+class Unmeet(Request, frozen=True, kw_only=True, tag="unmeet"):
+    """A party does not wait any more."""
+
+    label: Annotated[str, Meta(max_length=200)]
+    parties: Annotated[list[str], Meta(min_length=2, max_length=PARTIES)]
+
+
+class Done(Request, frozen=True, kw_only=True, tag="done"):
+    """A party has done its part of a session."""
+
+    meeting: Run
+
+
+ToServer = Hello | ListModels | Register | Open | Void | IsUp | WhoIsUp | Note | Meet | Unmeet | Done
+
+
+# What the server replies, beside `do` and `number`.
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A reply without content."""
+
+
+class Failure(Reply, frozen=True):
+    """What ended a request: the name of its type in `sectorch.errors`, and its text."""
+
+    error: str
+    text: str
+
+
+class Models(Reply, frozen=True):
+    """The names of the models that can be asked."""
+
+    models: list[str]
+
+
+class Kept(Reply, frozen=True):
+    """The sessions of which the server has material of a model that was registered."""
+
+    sessions: Sessions
+
+
+class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of a session that was opened."""
+
+    description: dict[str, Any]
+    edition: str
+
+
+class Parts(Reply, frozen=True):
+    """The models of a session that was opened."""
+
+    parts: list[Offer]
+
+
+class Missing(Reply, frozen=True):
+    """The parties for which a session waits still."""
+
+    missing: Parties
+
+
+class AreUp(Reply, frozen=True):
+    """The parties that are up, each with a word that changes when it comes again."""
+
+    up: dict[str, str]
+
+
+# What the server says to a client outside sessions, unasked.
+
+
+class Serve(Message, frozen=True, kw_only=True, tag="serve"):
+    """An answering party takes part in a session.
+
+    Attributes:
+        client: who opened it. place, of: which of how many answering parties this is.
+        lasting, resume, calls: as of `Open`.
+    """
+
+    session: Run
+    client: str = msgspec.field(name="for")
+    place: Count
+    of: Count
+    model: str
+    edition: str
+    scheme: NumberFormat
+    lasting: bool = False
+    resume: Run | None = None
+    calls: Calls = []
+
+
+class Begins(Message, frozen=True, kw_only=True, tag="begins"):
+    """All parties of a session that was waited for are there."""
+
+    meeting: Run
+    label: str
+    parties: Parties
+
+
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """A session that was waited for does not come about: the kind of error, and why."""
+
+    label: str
+    parties: Parties
+    error: str
+    text: str
+
+
+class Delivered(Message, frozen=True, kw_only=True, tag="delivered"):
+    """A note of another party's."""
+
+    note: dict[str, Any]
+    sender: str = msgspec.field(name="from")
+
+
+ToClient = Serve | Void | Begins | Refused | Delivered
+
+
+# What is said in a session.
+
+
+class Go(Message, frozen=True, tag="go"):
+    """There is room for what the peer sends in a call."""
+
+
+class Query(Message, frozen=True, kw_only=True):
+    """What Q asks for.
+
+    Attributes:
+        program, rows: the kind of the call (`nn.served.Kind`).
+        trace: the W3C trace context that it belongs to, where there is one.
+        query: Q's own name for it, by which it may ask again; empty where it may not.
+    """
+
+    program: Size
+    rows: Size
+    trace: Annotated[str, Meta(max_length=128)] | None = None
+    query: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
+
+
+class Predict(Query, frozen=True, kw_only=True, tag="predict"):
+    """A result of the model.
+
+    Attributes:
+        use: prepared calls. then: those that the next batch will use.
+        after: how many calls left something in shares, where this one takes what the last of them left.
+        joint, calls: the name of a group of calls that are taken together, and how many they are; S says so to A.
+    """
+
+    use: Calls = []
+    then: Calls = []
+    after: Count | None = None
+    joint: Annotated[str, Meta(max_length=64)] | None = None
+    calls: Annotated[int, Meta(ge=1, le=JOINED)] = 1
+
+
+class Aggregate(Query, frozen=True, kw_only=True, tag="aggregate"):
+    """The sum of several models' results."""
+
+
+class Prepare(Query, frozen=True, kw_only=True, tag="prepare"):
+    """Offline material of a later call."""
+
+
+class Close(Message, frozen=True, tag="close"):
+    """The session is over."""
+
+
+ToFollow = Predict | Aggregate | Prepare | Close
+
+
+class Ready(Message, frozen=True, kw_only=True, tag="ready"):
+    """The calls of a session that was taken up for which the sender has material."""
+
+    calls: Calls
+
+
+class Stored(Message, frozen=True, kw_only=True, tag="stored"):
+    """Material of one call was stored: its bytes, and bytes for which there is room."""
+
+    bytes: Count
+    room: Count
+
+
+class AllStored(Message, frozen=True, kw_only=True, tag="all-stored"):
+    """All have stored the material of a call, and have room for so many more."""
+
+    more: Count
+
+
+T = TypeVar("T")
+
+
+@overload
+def read(kind: type[T], came: object, kinds: str = ...) -> T: ...
+@overload
+def read(kind: Any, came: object, kinds: str = ...) -> Any: ...
+def read(kind: Any, came: object, kinds: str = "message") -> Any:
+    """What came, as a value of its declared type.
+
+    Args:
+        kind: a declared type, or a union of several. kinds: what it is, in a word, for the error.
+
+    Raises:
+        FrameError: it is not of that type; the text names the entry, and not what stands in it.
+    """
+    try:
+        return msgspec.convert(came, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        what = came.get("do") if isinstance(came, Mapping) else None
+        named = f" '{readable(what, 20)}'" if isinstance(what, str) else ""
+        raise FrameError(
+            f"a {kinds}{named} of no form that this version knows: {_said(error)}; both sides must run the same "
+            f"version of sectorch"
+        ) from None
+
+
+def _said(error: Exception) -> str:
+    """Which entry is wrong, and what was expected there; never the value that came."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "it is not Unicode, or nested too deeply"
+    text, _, at = str(error).partition(" - at ")
+    if text.startswith("Invalid value"):
+        return "its type is not known"
+    entry = at.strip("`").removeprefix("$").removeprefix(".")
+    return readable(f"{entry}: {text[:1].lower()}{text[1:]}" if entry else text[:1].lower() + text[1:], 160)
+
+
+def form(message: Mapping[str, Any] | msgspec.Struct) -> dict[str, Any]:
+    """A message as the JSON object that goes over the network."""
+    return dict(message) if isinstance(message, Mapping) else msgspec.to_builtins(message)
