@@ -69,16 +69,20 @@ def test_an_entry_of_another_kind_is_refused_by_its_name_or_is_another_right_val
     """What is read has in each entry a value of its declared type, whatever came."""
     kind, good = type(message), form(message)
     with pytest.raises(errors.FrameError, match="unknown field"):
-        read(kind, {**good, "more": 1})
+        read(kind, {**good, "one more": 1})
     for name in good.keys() - {"do"}:
         for wrong in WRONG:
             try:
                 found = read(kind, {**good, name: wrong})
             except errors.FrameError as refused:
-                assert name in str(refused) and "same version" in str(refused)
+                assert name in str(refused) or "not Unicode" in str(refused)
+                assert "same version" in str(refused)
             else:
-                assert json.dumps(form(found)) == json.dumps(form(read(kind, form(found)))), (name, wrong)
-                assert type(wrong) in (str, list, dict, type(None), float), (name, wrong)
+                held = form(found).get(name)
+                assert held is None or held == wrong and (type(held) is type(wrong) or type(held) is float), (
+                    name,
+                    wrong,
+                )
     for field in msgspec.structs.fields(kind):
         if field.required:
             with pytest.raises(errors.FrameError, match=f"missing required field `{field.encode_name}`"):

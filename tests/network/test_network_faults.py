@@ -255,7 +255,8 @@ class Posing:
         return self.links[-1]
 
     def _request(self, link: Link, request: dict) -> None:
-        link.tell({"do": "reply", "number": request.get("number"), "sessions": []})
+        said = {"register": {"sessions": []}, "meet": {"missing": []}}.get(request["do"], {})
+        link.tell({"do": "reply", "number": request.get("number"), **said})
 
     def stop(self) -> None:
         for link in self.links:
