@@ -79,7 +79,7 @@ def test_an_entry_of_another_kind_is_refused_by_its_name_or_is_another_right_val
                 assert "same version" in str(refused)
             else:
                 held = form(found).get(name)
-                assert held is None or held == wrong and (type(held) is type(wrong) or type(held) is float), (
+                assert held is None or (held == wrong and (type(held) is type(wrong) or type(held) is float)), (
                     name,
                     wrong,
                 )
