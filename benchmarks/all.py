@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, str] = {
     "processes": "processes.py --only mlp LSTM BertModel --json {work}/figures.json",
     "training": "training.py --model cnn --seeds 1 --epochs 1 --steps 3 --secure",
     "regression": "regression.py --rows 500 --columns 10 --json {work}/figures.json",
-    "generation": "generation.py gpt2 --layers 1 --prompt 4 --tokens 3 --ahead 1 --json {work}/figures.json",
+    "generation": "generation.py gpt2 --layers 1 --prompt 4 --tokens 3 --prepare 1 --json {work}/figures.json",
     "generation-apart": "generation.py processes --layers 1 --prompt 4 --tokens 3 --json {work}/figures.json",
     "timm": "timm_table.py --only test_resnet --json {work}/figures.json",
     "packages": "packages.py sparsemax --install --environment {work}/environment --out {work}/figures.json",

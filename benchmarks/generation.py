@@ -2,11 +2,11 @@
 
     python benchmarks/generation.py families               # every causal model of huggingface_models.py, small
     python benchmarks/generation.py gpt2                    # GPT-2 small, 32 tokens after a prompt of 64
-    python benchmarks/generation.py gpt2 --layers 2 --prompt 8 --tokens 4 --ahead 2
+    python benchmarks/generation.py gpt2 --layers 2 --prompt 8 --tokens 4 --prepare 2
     python benchmarks/generation.py processes               # the same, S and A as processes of their own, over TLS
 
 `families` generates 8 tokens of two texts, one padded, and holds them to the plain model's own `generate`. `gpt2` has
-random weights of trained size; the steps of which material was prepared ahead (--ahead) show what is left online.
+random weights of trained size; the steps of which material was prepared (--prepare) show what is left online.
 Results: benchmarks/results/generation.json; docs/your-model.md shows them, run docs/generate.py after it.
 """
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--ahead", type=int, default=0, help="how many steps of a second text are prepared ahead")
+    parser.add_argument("--prepare", type=int, default=0, help="how many steps of a second text are prepared")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -160,7 +160,7 @@ def main() -> None:
     console, rows = Console(), json.loads(options.json.read_text()) if options.json.exists() else {}
     if options.what != "families":
         measure = gpt2 if options.what == "gpt2" else processes
-        row = rows[options.what] = measure(options.layers, options.prompt, options.tokens, options.ahead)
+        row = rows[options.what] = measure(options.layers, options.prompt, options.tokens, options.prepare)
         console.print_json(json.dumps(row))
     else:
         causal = [name for name, c in CASES.items() if c.kind == "decoder" and "public" not in name]

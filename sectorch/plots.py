@@ -25,6 +25,8 @@ def require() -> Any:
     return Figure, FigureCanvasAgg
 
 
+SIZE = (6, 4)
+"""Of a figure, in inches."""
 Series = Mapping[Any, float | Sequence[float]]
 """Place on the axis -> a value, or several, which are drawn as their mean and their range."""
 
@@ -56,6 +58,31 @@ class Plot:
         """For JSON."""
         return asdict(self)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw into matplotlib's Axes, and give them.
+
+        Args:
+            ax: where; those of a new figure of `matplotlib.pyplot` unless given, which a notebook shows.
+
+        Raises:
+            PlotError: matplotlib is not installed.
+        """
+        if ax is None:
+            with needed("a plot", "matplotlib", PlotError):
+                from matplotlib import pyplot
+            _, ax = pyplot.subplots(figsize=SIZE, layout="constrained")
+        (self._bars if self.kind == "bars" else self._lines)(ax)
+        for label, height in self.levels.items():
+            ax.axhline(height, linestyle="--", color="grey", label=label)
+        if self.log:
+            ax.set_xscale("log")
+        ax.set_xlabel(self.across)
+        ax.set_ylabel(self.up)
+        ax.grid(alpha=0.3)
+        if ax.get_legend_handles_labels()[1]:
+            ax.legend()
+        return ax
+
     def draw(self, folder: str | Path) -> Path:
         """NAME.png in a folder.
 
@@ -74,19 +101,9 @@ class Plot:
 
     def _figure(self) -> Any:
         figure_of, canvas = require()
-        figure = figure_of(figsize=(6, 4), layout="constrained")
+        figure = figure_of(figsize=SIZE, layout="constrained")
         canvas(figure)
-        axes = figure.add_subplot()
-        (self._bars if self.kind == "bars" else self._lines)(axes)
-        for label, height in self.levels.items():
-            axes.axhline(height, linestyle="--", color="grey", label=label)
-        if self.log:
-            axes.set_xscale("log")
-        axes.set_xlabel(self.across)
-        axes.set_ylabel(self.up)
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend()
+        self.plot(figure.add_subplot())
         return figure
 
     def _lines(self, axes: Any) -> None:

@@ -126,6 +126,12 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.protocols.secsv.Training(batch=, decay=)`, and the attributes": fields_of(
         secsv.Training, {"batch": ("batch_size", 7), "decay": ("weight_decay", 0.5)}
     ),
+    '`explain(...).seconds("LAN")["ahead"]`': [
+        (
+            lambda: sectorch.explain(net(), X).seconds("LAN")["ahead"],
+            lambda: sectorch.explain(net(), X).seconds("LAN")["offline"],
+        )
+    ],
     "`from sectorch.privacy import ...`": [(old_module, lambda: dp.Budget)],
 }
 """By the first column: old and new, each as what can be compared."""

@@ -63,8 +63,23 @@ def test_layers_names_are_words():
 
 
 def test_a_plot_of_what_layers_send():
-    plot = sectorch.explain(MODEL, X).plot()
+    plot = sectorch.explain(MODEL, X).as_plot()
     assert plot._repr_png_().startswith(b"\x89PNG")
-    sent = sum(plot.series["online"].values()) + sum(plot.series["ahead"].values())
+    sent = sum(plot.series["online"].values()) + sum(plot.series["offline"].values())
     seen = sectorch.explain(MODEL, X)
     assert sent == pytest.approx((seen.online_bytes + seen.offline_bytes) / 1e3)
+
+
+def test_a_plot_is_drawn_into_axes():
+    """Into those that are given, and else into those of a new figure."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    _, axes = pyplot.subplots(2)
+    found = sectorch.explain(MODEL, X)
+    assert found.plot(axes[1]) is axes[1] and found.plot(ax=axes[0]) is axes[0]
+    made = found.plot()
+    assert made not in axes and made.figure is not axes[0].figure
+    for one in (*axes, made):
+        assert (one.get_xlabel(), one.get_ylabel()) == ("layer", "kB sent")
+        assert [text.get_text() for text in one.get_legend().get_texts()] == ["offline", "online"]
+    pyplot.close("all")

@@ -247,9 +247,9 @@ class Profile(Shown, Cost):
     def shown(self) -> Iterator[RenderableType]:
         """The totals and all three tables."""
         yield (
-            f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, ahead {self.offline_seconds:.3f}), "
+            f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, offline {self.offline_seconds:.3f}), "
             f"{self.rounds} online rounds, {self.bytes / 1e6:.2f} MB "
-            f"(online {self.online_bytes / 1e6:.2f}, ahead {self.offline_bytes / 1e6:.2f}, "
+            f"(online {self.online_bytes / 1e6:.2f}, offline {self.offline_bytes / 1e6:.2f}, "
             f"of it once a session {self.setup_bytes / 1e6:.2f})"
         )
         yield from (self.edges(), self.protocols(), self.learned())

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -73,8 +74,19 @@ class Study:
             "runs": {c: {str(s): h for s, h in found.items()} for c, found in self.found.items()},
         }
 
-    def plot(self) -> Plot:
-        """The last number of the headlines in each condition, with its range over seeds."""
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the last number of the headlines in each condition, with its range over seeds, and give the Axes.
+
+        Args:
+            ax: matplotlib's Axes to draw into; those of a new figure unless given.
+
+        Raises:
+            PlotError: matplotlib is not installed.
+        """
+        return self.as_plot().plot(ax)
+
+    def as_plot(self) -> Plot:
+        """What `plot` draws, as data."""
         name = self.names[-1]
         points = {c: [self.factor * v for v in self.values(c, name)] for c in self.found}
         try:
@@ -90,7 +102,7 @@ class Study:
         paths[0].write_text(json.dumps(self.as_dict(), indent=2) + "\n")
         rows = [{"condition": c, "seed": s, **h} for c, found in self.found.items() for s, h in found.items()]
         write_csv(paths[1], rows)
-        return [*paths, *([self.plot().draw(folder)] if drawn else [])]
+        return [*paths, *([self.as_plot().draw(folder)] if drawn else [])]
 
 
 def verdict(differences: Sequence[float]) -> str:

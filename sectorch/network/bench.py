@@ -28,7 +28,7 @@ console = Console(stderr=True)
 
 @dataclass
 class Figures:
-    """Medians of one net and batch: a query with everything, its part ahead alone, and its online part alone."""
+    """Medians of one net and batch: a query with everything, its offline part alone, and its online part alone."""
 
     net: str
     batch: int
@@ -64,13 +64,13 @@ def measure(model: RemoteModel, x: torch.Tensor, repeats: int) -> dict:
     with Profile() as first:
         result = model(x)
     whole = [_timed(lambda: model(x)) for _ in range(repeats)]
-    ahead = [_timed(lambda: model.prepare(tuple(x.shape))) for _ in range(repeats + 1)]
+    prepared = [_timed(lambda: model.prepare(tuple(x.shape))) for _ in range(repeats + 1)]
     online = [_timed(lambda: model(x)) for _ in range(repeats + 1)]
-    seconds = [statistics.median(second for second, _ in found) for found in (whole, ahead, online)]
-    profile, offline, prepared = (found[-1][1] for found in (whole, ahead, online))
+    seconds = [statistics.median(second for second, _ in found) for found in (whole, prepared, online)]
+    profile, offline, later = (found[-1][1] for found in (whole, prepared, online))
     return dict(
         seconds=seconds[0], offline_seconds=seconds[1], online_seconds=seconds[2], rounds=profile.rounds,
-        offline_bytes=offline.bytes, online_bytes=prepared.bytes, weights_bytes=first.setup_bytes, result=result,
+        offline_bytes=offline.bytes, online_bytes=later.bytes, weights_bytes=first.setup_bytes, result=result,
         bytes=profile.bytes,
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def table(rows: list[Figures], about: dict) -> Table:
     """Figures for people."""
     title = f"Three processes, {about['round_trip_ms']:g} ms round trip, {about['mbit']:g} Mbit/s each way"
     shown = Table(title=title)
-    for column in ("net", "batch", "s", "s ahead", "s online", "rounds", "MB ahead", "MB online", "error"):
+    for column in ("net", "batch", "s", "s offline", "s online", "rounds", "MB offline", "MB online", "error"):
         shown.add_column(column, justify="left" if column == "net" else "right")
     for row in rows:
         shown.add_row(

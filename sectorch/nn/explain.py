@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
 from ..choreography.ledger import Profile, alone
+from ..deprecation import deprecate
 from ..errors import SecretAccessError, SectorchError, UnsupportedOpError
 from ..plots import Plot
 from ..ring.scheme import scheme_fields, scheme_of
@@ -58,6 +59,16 @@ class Layer:
     rounds: int = 0
 
 
+class _Seconds(dict[str, float]):
+    """Seconds by phase, which give "offline" by its old name "ahead" too, for this release."""
+
+    def __missing__(self, key: str) -> float:
+        if key != "ahead":
+            raise KeyError(key)
+        deprecate('seconds(...)["ahead"]', 'seconds(...)["offline"]')
+        return self["offline"]
+
+
 @dataclass
 class Explanation(Shown):
     """What `explain` found.
@@ -86,13 +97,13 @@ class Explanation(Shown):
         raise AttributeError(name)
 
     def seconds(self, network: str) -> dict[str, float]:
-        """Seconds that the messages take on a network of `NETWORKS`, computation not counted.
+        """Seconds that the messages take on a network of `NETWORKS`, computation not counted: "offline" and "online".
 
         Each client has a link of that rate to S, and the busier link counts.
         """
         rate, latency = NETWORKS[network]
-        out = {}
-        for name, phases in (("ahead", (Phase.SETUP, Phase.OFFLINE)), ("online", (Phase.ONLINE,))):
+        out = _Seconds()
+        for name, phases in (("offline", (Phase.SETUP, Phase.OFFLINE)), ("online", (Phase.ONLINE,))):
             busiest = max(sum(self.profile.bytes_between(c, "S", p) for p in phases) for c in ("Q", "A"))
             out[name] = busiest / rate + latency * sum(self.profile.rounds_of(p) for p in phases)
         return out
@@ -100,20 +111,33 @@ class Explanation(Shown):
     def __str__(self) -> str:
         return self.table(150)
 
-    def plot(self) -> Plot:
-        """What each layer sends, ahead of the query and online."""
+    def plot(self, ax: Any = None) -> Any:
+        """Draw what each layer sends, offline and online, into matplotlib's Axes, and give them.
+
+        Args:
+            ax: where; those of a new figure unless given.
+
+        Raises:
+            PlotError: matplotlib is not installed.
+        """
+        return self.as_plot().plot(ax)
+
+    def as_plot(self) -> Plot:
+        """What `plot` draws, as data."""
         sent = {
             f"{layer.name}\n{layer.kind}".strip(): (layer.profile.offline_bytes / 1e3, layer.profile.online_bytes / 1e3)
             for layer in self.layers
         }
-        series = {when: {name: sizes[i] for name, sizes in sent.items()} for i, when in enumerate(("ahead", "online"))}
+        series = {
+            when: {name: sizes[i] for name, sizes in sent.items()} for i, when in enumerate(("offline", "online"))
+        }
         return Plot("cost", "layer", "kB sent", series, kind="bars")
 
     def shown(self) -> Iterator[RenderableType]:
         """A row for each layer, the totals, and what is not supported."""
         table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
-        for column in ("layer", "what", "result", "ahead kB", "online kB", "rounds", "line"):
-            numeric = column in ("ahead kB", "online kB", "rounds")
+        for column in ("layer", "what", "result", "offline kB", "online kB", "rounds", "line"):
+            numeric = column in ("offline kB", "online kB", "rounds")
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for layer in self.layers:
             p = layer.profile
@@ -125,13 +149,13 @@ class Explanation(Shown):
         yield table
         p = self.profile
         yield (
-            f"{p.rounds} online rounds; {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB ahead "
+            f"{p.rounds} online rounds; {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB offline "
             f"({p.setup_bytes / 1e6:.2f} of it once a session)"
         )
         yield Text(self.number_format)
         for network in NETWORKS:
             s = self.seconds(network)
-            yield f"messages on a {network}: {s['online']:.2f} s online, {s['ahead']:.2f} s ahead"
+            yield f"messages on a {network}: {s['online']:.2f} s online, {s['offline']:.2f} s offline"
         yield from (Text(f"not supported: {problem}", style="red") for problem in self.problems)
 
 

@@ -113,7 +113,7 @@ class ModuleReport(Shown):
         if self.explained is not None:
             p = self.explained
             yield (
-                f"cost: {p.rounds} rounds, {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB ahead"
+                f"cost: {p.rounds} rounds, {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB offline"
             )
         yield from (f"Q learns {what}" for what in self.learned)
         if self.ranges:

@@ -143,7 +143,7 @@ def test_a_study_compares_the_same_seeds(tmp_path: Path):
         "1": {"before": 0.6, "after": 0.8}
     }
     assert len((tmp_path / "study.csv").read_text().splitlines()) == 8
-    assert list(study.plot().series["after"]) == [10.0, 20.0, 30.0]
+    assert list(study.as_plot().series["after"]) == [10.0, 20.0, 30.0]
     console = Console(width=200, record=True)
     console.print(study.table())
     text = console.export_text()
@@ -152,10 +152,14 @@ def test_a_study_compares_the_same_seeds(tmp_path: Path):
 
 def test_plots_are_drawn_from_data(tmp_path: Path):
     pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
     for kind in ("lines", "bars", "points"):
         plot = Plot(kind, "x", "y", {"a": {1: 2.0, 2: [3.0, 4.0]}, "b": {1: 1.0}}, kind=kind, levels={"limit": 2.0})
         assert plot.draw(tmp_path).read_bytes().startswith(b"\x89PNG")
         assert json.loads(json.dumps(plot.as_dict()))["series"]["a"]["2"] == [3.0, 4.0]
+        axes = plot.plot(Figure().add_subplot())
+        assert axes.get_xlabel() == "x" and axes.get_ylabel() == "y"
 
 
 # Workers -------------------------------------------------------------------------------------------------------------

@@ -92,10 +92,8 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     else:
         _show(learned, options.name, screen)
         screen.print(cost.learned())
-        said = (
-            f"{cost.rounds} rounds online, {cost.online_bytes} bytes online and {cost.offline_bytes} ahead, all parties"
-        )
-        screen.print(f"{cost.seconds:.1f} s; {said}", highlight=False)
+        sent = f"{cost.online_bytes} bytes online and {cost.offline_bytes} offline, all parties"
+        screen.print(f"{cost.seconds:.1f} s; {cost.rounds} rounds online, {sent}", highlight=False)
 
 
 def _inputs(given: list[str]) -> dict[str, torch.Tensor]:

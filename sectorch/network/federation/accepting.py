@@ -107,8 +107,8 @@ def _program(options: argparse.Namespace, federated: Federated, own: Own, starte
         *(f"  within {bound}, elements that may be learned at most; enforced while it runs" for bound in bounds),
     ]
     if found.cost is not None:
-        rounds, online, ahead = (int(found.cost[k]) for k in ("rounds", "online_bytes", "offline_bytes"))
-        words.append(f"  {rounds} rounds online, {online} bytes online and {ahead} ahead, all parties")
+        rounds, online, offline = (int(found.cost[k]) for k in ("rounds", "online_bytes", "offline_bytes"))
+        words.append(f"  {rounds} rounds online, {online} bytes online and {offline} offline, all parties")
     words += [f"  uses   {path} as {called}" for called, path in inputs.items()]
     return table, facts, "\n".join(words)
 
