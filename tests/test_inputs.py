@@ -178,6 +178,34 @@ def test_the_tools_take_the_same_call():
     assert "left_y" in code
 
 
+class Attends(nn.Module):
+    def forward(self, input_ids, attention_mask, /, scores, *others, Bias=None):
+        total = input_ids * attention_mask + scores["first"] + sum(others)
+        return total if Bias is None else total + Bias
+
+
+def test_tensors_by_place_have_the_names_of_the_parameters():
+    model, x = Attends().eval(), torch.randn(2, 3)
+    args = x, x + 1, {"first": x + 2}, x + 3, x + 4
+    names = ["input_ids", "attention_mask", "scores_first", "x3", "x4", "bias"]
+    call = Inputs(*args, Bias=x + 5)
+    secured = sectorch.secure(model, session=Session())
+    assert secured.inputs_of(call).names == names
+    assert secured.inputs_of(secured.inputs_of(call)).form == secured.inputs_of(call).form
+    code = sectorch.program(model, call).party("Q").code
+    assert all(f'"{name}"' in code or f"'{name}'" in code for name in names)
+    assert secured.preprocess(call) > 0
+    assert [name for name, _ in next(iter(secured.prepared()))] == names
+    with sectorch.profile() as seen:
+        found = secured(*args, Bias=x + 5)
+    assert seen.offline_bytes == 0 and torch.equal(found, sectorch.reference(model)(call))
+    assert secured.inputs_of(x).names == ["x"], "a single tensor alone"
+    assert secured.inputs_of(Inputs(x, x, {"first": x})).names == ["input_ids"], "one tensor has one name"
+    with pytest.raises(sectorch.errors.SectorchError, match="the input 'attention_mask'"):
+        secured(x, torch.full((2, 3), torch.nan), {"first": x})
+    assert sectorch.diff(model, call).first is None and sectorch.explain(model, call).supported
+
+
 def test_shared_tensors_among_the_arguments():
     """Inputs of several owners come as shares; then so does the result."""
     session = Session()

@@ -86,7 +86,7 @@ def diff(
         tolerance: of the largest magnitude of the layer's plain output.
     """
     secured = model if isinstance(model, SecureModule) else secure(model, scheme_of("diff", scheme))
-    inputs = Inputs.of(x)
+    inputs = secured.inputs_of(x)
     secured.choose_format(inputs)
     given = inputs.wide()
     program = secured.program(inputs)

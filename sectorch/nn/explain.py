@@ -173,7 +173,7 @@ def explain(
     A batch that is run in pieces is listed by its first piece, and counted whole.
     """
     secured = model if isinstance(model, SecureModule) else secure(model, scheme_of("explain", scheme))
-    inputs = Inputs.of(x).meta()
+    inputs = secured.inputs_of(x).meta()
     with suppress(SectorchError):  # which a row says, or a call
         secured.choose_format(inputs)
     scheme = secured.scheme

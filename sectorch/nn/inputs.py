@@ -109,7 +109,8 @@ class Secret:
 class Inputs:
     """One call's arguments: `Inputs(x)`, `Inputs(input_ids=ids, attention_mask=sectorch.public(mask))`.
 
-    `secure_model(*args, **kwargs)` makes it of what it is given. `explain`, `diff`, `calibrate`, `program` and
+    `secure_model(*args, **kwargs)` makes it of what it is given, and gives tensors by place the names of the forward's
+    parameters. `explain`, `diff`, `calibrate`, `program` and
     `preprocess`, which have arguments of their own, take it in the place of a tensor.
 
     Args:
@@ -169,6 +170,29 @@ class Inputs:
     def called_with(cls, args: tuple, kwargs: dict[str, Any]) -> Inputs:
         """These arguments, or the `Inputs` that are the only one of them."""
         return args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Inputs) else cls(*args, **kwargs)
+
+    def named_by(self, forward: Any) -> Inputs:
+        """The same call, where tensors that are given by place have the names of the forward's parameters.
+
+        A single tensor and nothing else stays "x". So do arguments of a forward without a signature, and what its
+        `*args` take.
+        """
+        args = pytree.tree_unflatten(list(self.form.leaves), self.form.spec)[0]
+        if self.single or not args:
+            return self
+        try:
+            parameters = list(inspect.signature(forward).parameters.values())
+        except (TypeError, ValueError):
+            return self
+        by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names: dict[str, str] = {}
+        for leaf, name in zip(self.form.leaves, _names(self.form.spec, list(self.form.leaves), by_place), strict=True):
+            if isinstance(leaf, Secret):
+                names.setdefault(leaf.name, name)
+        swap = lambda leaf: dataclasses.replace(leaf, name=names[leaf.name]) if isinstance(leaf, Secret) else leaf
+        made = self.having(self.tensors)
+        made.form = dataclasses.replace(self.form, leaves=tuple(map(swap, self.form.leaves)))
+        return made
 
     def having(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """The same form with other tensors."""
@@ -371,12 +395,19 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _names(spec: Any, leaves: list[Any]) -> list[str]:
-    """A name for each leaf that is an identifier: of its keyword, of its place."""
+def _names(spec: Any, leaves: list[Any], by_place: Sequence[str] = ()) -> list[str]:
+    """A name for each leaf that is an identifier: of its keyword, of its place.
+
+    Args:
+        by_place: the names of the parameters that take the positional arguments, as far as they are known.
+    """
     paths = [path for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(leaves, spec))[0]]
     names: list[str] = []
     for path in paths:
         steps = [str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", "")))) for step in path[1:]]
+        place = getattr(path[1], "idx", None)  # of a keyword argument this is None
+        if place is not None and place < len(by_place):
+            steps[0] = by_place[place]
         name = re.sub(r"\W+", "_", "_".join(steps)).strip("_").lower()
         if not name[:1].isalpha():
             name = f"x{name.removeprefix('0')}"

@@ -154,16 +154,24 @@ class SecureModule(Inference):
             bound, own = bind(self.plain, session, party, self.scheme, self.dtype, self._given)
         return bound, Weights(own, session, party, self.scheme, self.dtype)
 
+    def inputs_of(self, x: Any) -> Inputs:
+        """A call of this module: tensors that are given by place have the names of the forward's parameters.
+
+        A served program has the names that its description brings.
+        """
+        inputs = Inputs.of(x)
+        return inputs if self._served is not None else inputs.named_by(self.plain.forward)
+
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The program for inputs of this form, shape and dtype; None where the module runs operation by operation."""
-        return self.traces.of(Inputs.of(x).meta().asked())
+        return self.traces.of(self.inputs_of(x).meta().asked())
 
     def recorded(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The same before the graph passes."""
-        return self.traces.recorded(Inputs.of(x).meta().asked())
+        return self.traces.recorded(self.inputs_of(x).meta().asked())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = Inputs.called_with(args, kwargs)
+        inputs = self.inputs_of(Inputs.called_with(args, kwargs))
         while True:
             try:
                 return self._called(inputs)
@@ -178,7 +186,7 @@ class SecureModule(Inference):
         Raises:
             FixedPointRangeError: no format holds them.
         """
-        inputs = Inputs.of(x).meta()
+        inputs = self.inputs_of(x).meta()
         while self._chooses and self._together and self.program(inputs) is not None:
             try:
                 return self.check_weights(inputs)
@@ -260,7 +268,7 @@ class SecureModule(Inference):
         """
         with self._lock:
             asked = list(reversed(self._asked.values()))
-        inputs = self._as_before(later(asked, batch_size, sample_shape, dtype, self.dtype))
+        inputs = self._as_before(self.inputs_of(later(asked, batch_size, sample_shape, dtype, self.dtype)))
         self.choose_format(inputs)
         self._ensure(inputs)
         check_ahead(inputs, self.traces.alone, self.named.verified)
@@ -298,7 +306,7 @@ class SecureModule(Inference):
             ArgumentError: the module runs operation by operation, and may do something else in each call; or a
                 handler's function is not the same in every call.
         """
-        return self._check(Inputs.of(x).meta()).choreography
+        return self._check(self.inputs_of(x).meta()).choreography
 
     def check_weights(self, x: torch.Tensor | Inputs) -> None:
         """The owner's checks of its weights for inputs of this shape, before anything of a call is sent.
@@ -306,7 +314,7 @@ class SecureModule(Inference):
         Raises:
             FixedPointRangeError: at the owner, naming the weight.
         """
-        inputs = Inputs.of(x)
+        inputs = self.inputs_of(x)
         with placed():
             self.session.check(self.choreography(inputs), self._brought(inputs))
 
@@ -337,7 +345,7 @@ class SecureModule(Inference):
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""
         self.named.check_trusting()
-        return self._shared(Inputs.of(x)).known()
+        return self._shared(self.inputs_of(x)).known()
 
     def _shared(self, inputs: Inputs) -> Inputs:
         return shared_inputs(inputs, self.session, self.scheme, self.party)
@@ -354,7 +362,7 @@ class SecureModule(Inference):
         It is what a call with a SharedTensor among the arguments does. A result of many fraction bits is rounded to
         the scheme's, as `reveal` does, and held to the activation limit.
         """
-        inputs = Inputs.called_with(args, kwargs)
+        inputs = self.inputs_of(Inputs.called_with(args, kwargs))
         return self(inputs if inputs.in_shares else inputs.staying())
 
     def _staying(self, inputs: Inputs) -> Any:
@@ -405,7 +413,7 @@ class SecureModule(Inference):
 
     def _check(self, x: torch.Tensor | Inputs) -> Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
-        inputs = Inputs.of(x)
+        inputs = self.inputs_of(x)
         key = inputs.key
         with self._lock:
             if key in self._checked:
@@ -494,7 +502,7 @@ class SecureModule(Inference):
         Raises:
             ArgumentError: `chunk` was named and the rows of this batch meet, or it cannot be seen that they do not.
         """
-        inputs = Inputs.of(x)
+        inputs = self.inputs_of(x)
         if inputs.in_shares:
             return (inputs,)
         rows = inputs.rows or max((shape[0] for shape in inputs.shapes if shape), default=1)
