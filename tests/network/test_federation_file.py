@@ -11,7 +11,7 @@ import pytest
 
 from sectorch import errors
 from sectorch.cli.main import run
-from sectorch.network.federation.file import parse, text, toml
+from sectorch.network.federation.file import parse, read, text
 from sectorch.network.federation.own import credentials, read_own, server_credentials
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import fingerprint_of
@@ -33,7 +33,7 @@ def test_a_file_says_all_and_its_text_says_the_same(tmp_path):
     written = tmp_path / "x.toml"
     written.write_text(text(federated))
 
-    assert parse(toml(written, "the file")) == federated
+    assert read(written) == federated
     assert federated.servers == {"cloud": "cloud.example:7100"} and federated.home("north") == "cloud"
     federated.check_edge("north", "south")
     with pytest.raises(errors.ArgumentError, match="no edge between 'north' and 'east'"):

@@ -332,4 +332,4 @@ def test_what_an_operator_asks_for_is_one_thing():
     assert _accepted({**said, "verified": True}, None, federated).verified is True
     assert _accepted(said, None, federated).verified is False
     with pytest.raises(errors.ArgumentError, match="true or false"):
-        _accepted({"model": "lenet", "clients": [], "verified": 2}, None, None)
+        _accepted({**said, "verified": 2}, None, None)

@@ -259,7 +259,7 @@ WRONG = {
     "a name that is none": ('[clients."a b"]\n', "a table in .clients. is 1 to 64 letters"),
     "a model that is none": ('[models."a/"]\n', "after the /, is 1 to 64 letters"),
     "a day of a model": ("[models.a]\nrows_a_day = 1\n", r"\[models.a\] has no 'rows_a_day'; it has queries_in_all"),
-    "no table": ("default = 3\n", r"\[default\] is a table, got 3"),
+    "no table": ("default = 3\n", "default in the file is a table, got 3"),
     "itself": ('usage = "l.toml"\n', "usage names this file itself"),
 }
 

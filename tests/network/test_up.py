@@ -369,10 +369,10 @@ def test_a_flood_of_notes_is_dropped_and_the_next_is_read(world, monkeypatch):
         ("[limits]\nruns = 0", "runs in \\[limits\\] is a whole number above 0"),
         ("[files]\nresults = 3", "results in \\[files\\] is a path"),
         ("[[accept]]\nprogram = 3", "names one of program, paper, model"),
-        ('[[accept]]\nprogram = "a.py:f"\nsource = "x"', "are of 64 digits"),
+        ('[[accept]]\nprogram = "a.py:f"\nsource = "x"', "source in an .* is of 64 digits"),
         ('[[accept]]\npaper = "nothing"', "there is no paper"),
         ('[[accept]]\nmodel = "m"\nclients = ["nobody"]', "has no party 'nobody'"),
-        ('accept = "x"', "accept is a list of tables"),
+        ('accept = "x"', "accept in a party's own file is a list of tables"),
     ],
 )
 def test_an_own_file_that_is_not_right_is_a_line(world, text, why):

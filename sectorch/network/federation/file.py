@@ -27,20 +27,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ArgumentError
 from ..identity.identity import PRINT
 from ..names import name_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports] # the same, before Python 3.11
+from ..tables import Entries, in_file, read_table, read_toml, short
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
@@ -150,49 +148,56 @@ def read(path: str | Path) -> Federated:
         ArgumentError: it is not there, or not one; in one line, with what is wrong in it.
     """
     try:
-        return parse(toml(Path(path), "the federation file"))
+        return parse(read_toml(Path(path), "the federation file", "a federation"))
     except ArgumentError as error:
         raise in_file(error, Path(path)) from None
 
 
-def toml(path: Path, what: str) -> dict[str, Any]:
-    """What a file of TOML says. Raises ArgumentError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"cannot read {what} {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ArgumentError(f"{path} is not TOML of a federation: it is nested too deeply") from None
-    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
-        twice = "; a party's name, and each key, stands there once" if "Cannot" in str(error) else ""
-        raise ArgumentError(f"{path} is not TOML: {error}{twice}") from None
+class _File(msgspec.Struct, frozen=True):
+    federation: Entries
+    parties: Entries
 
 
-def in_file(error: ArgumentError, path: Path) -> ArgumentError:
-    """The error with the file's name, once."""
-    return error if str(path) in str(error) else ArgumentError(f"{path}: {error}")
+class _Head(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(description="a text")] = ""
+    server: Annotated[str, Meta(description="HOST:PORT")] = ""
+    largest_message_mb: Annotated[int, Meta(ge=1, le=4096, description="a whole number from 1 to 4096")] = MESSAGE >> 20
+    edges: Annotated[
+        list[Annotated[list[str], Meta(min_length=2, max_length=2)]] | None,
+        Meta(description='a list of pairs of names, as [["north", "south"]]'),
+    ] = None
 
 
-def parse(said: Mapping[str, Any]) -> Federated:
+class _Party(msgspec.Struct, frozen=True):
+    role: Annotated[str, Meta(description="a name as in Roles('A B')")] = ""
+    identity: Annotated[
+        str,
+        Meta(
+            pattern=rf"\A{PRINT.pattern}\Z",
+            description="SHA256: and 43 characters, as `sectorch keys show` prints",
+        ),
+    ] = ""
+    address: Annotated[str | None, Meta(description="HOST:PORT")] = None
+    server: Annotated[str, Meta(description="the name of a server")] = ""
+
+
+def parse(said: object) -> Federated:
     """The same of what TOML says. Raises ArgumentError."""
-    only(said, ("federation", "parties"), "the file")
-    head, parties = table(said, "federation"), table(said, "parties")
-    only(head, ("name", "server", "largest_message_mb", "edges"), "[federation]")
-    largest = head.get("largest_message_mb", MESSAGE >> 20)
-    if type(largest) is not int or not 1 <= largest <= 4096:
-        raise ArgumentError(f"largest_message_mb is a whole number from 1 to 4096, got {short(largest)}")
-    members = [_member(name, table(parties, name, "parties.")) for name in parties]
+    file = read_table(_File, said, "the file")
+    head = read_table(_Head, file.federation, "[federation]")
+    members = [_member(name, table) for name, table in file.parties.items()]
     if len(members) < 2:
         raise ArgumentError("a federation has at least two parties, each with a table [parties.NAME]")
     _different(members)
-    name = name_of(head.get("name"), "the name in [federation]")
-    server = "" if "server" not in head and any(m.address for m in members) else address_of(head.get("server"))
-    found = Federated(name, server, tuple(sorted(members, key=lambda member: member.name)), largest << 20)
+    name = name_of(head.name, "the name in [federation]")
+    server = "" if not head.server and any(m.address for m in members) else address_of(head.server)
+    largest = head.largest_message_mb << 20
+    found = Federated(name, server, tuple(sorted(members, key=lambda member: member.name)), largest)
     for member in found.members:
         if member.server and member.server not in found.servers:
             known = ", ".join(found.servers)
             raise ArgumentError(f"'{member.name}' dials the server {short(member.server)}; there are {known}")
-    return replace(found, edges=_edges(head["edges"], found)) if "edges" in head else found
+    return found if head.edges is None else replace(found, edges=_edges(head.edges, found))
 
 
 def _different(members: list[Member]) -> None:
@@ -214,21 +219,19 @@ def _different(members: list[Member]) -> None:
             )
 
 
-def address_of(said: object) -> str:
+def address_of(said: str) -> str:
     """HOST:PORT. Raises ArgumentError."""
-    if not isinstance(said, str) or not _ADDRESS.fullmatch(said) or not 0 < int(said.rsplit(":", 1)[1]) < 65536:
+    if not _ADDRESS.fullmatch(said) or not 0 < int(said.rsplit(":", 1)[1]) < 65536:
         raise ArgumentError(
             f'server = "HOST:PORT" is missing in [federation], or address = "HOST:PORT" of a party that is a server, '
-            f"got {short(said)}"
+            f"got {short(said or None)}"
         )
     return said
 
 
-def _edges(said: object, federated: Federated) -> tuple[tuple[str, str], ...]:
+def _edges(said: list[list[str]], federated: Federated) -> tuple[tuple[str, str], ...]:
     found = set()
-    for entry in said if isinstance(said, list) else [said]:
-        if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(name, str) for name in entry):
-            raise ArgumentError(f'edges is a list of pairs of names, as [["north", "south"]], got {short(entry)}')
+    for entry in said:
         pair = tuple(sorted(federated.member(name).name for name in entry))
         if pair[0] == pair[1]:
             raise ArgumentError(f"an edge goes from '{pair[0]}' to itself")
@@ -252,40 +255,16 @@ def text(federated: Federated) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _member(name: str, said: Mapping[str, Any]) -> Member:
+def _member(name: str, said: object) -> Member:
     where = f"[parties.{name_of(name, 'the name of a table in [parties]')}]"
-    only(said, ("role", "identity", "address", "server"), where)
-    role, identity = said.get("role", ""), said.get("identity")
-    if not isinstance(role, str) or (role and not role.isidentifier()):
-        raise ArgumentError(f"role in {where} is a name as in Roles('A B'), got {short(role)}")
-    address = address_of(said["address"]) if "address" in said else ""
-    server = said.get("server", "")
-    if not isinstance(server, str) or (address and server):
+    own = read_table(_Party, said, where)
+    if own.role and not own.role.isidentifier():
+        raise ArgumentError(f"role in {where} is a name as in Roles('A B'), got {short(own.role)}")
+    address = "" if own.address is None else address_of(own.address)
+    if address and own.server:
         raise ArgumentError(f"server in {where} is the name of a server, and a party with an address has none")
-    if identity is None and address and not role:
-        identity = ""  # a server that is in no program
-    elif not isinstance(identity, str) or not PRINT.fullmatch(identity):
+    if not own.identity and (own.role or not address):  # without both it is a server that is in no program
         raise ArgumentError(
-            f"identity in {where} is SHA256: and 43 characters, as `sectorch keys show` prints, got {short(identity)}"
+            f"identity in {where} is SHA256: and 43 characters, as `sectorch keys show` prints, and is missing"
         )
-    return Member(name, role, identity, address, server)
-
-
-def table(said: Mapping[str, Any], name: str, before: str = "") -> Mapping[str, Any]:
-    """The table of that name. Raises ArgumentError."""
-    found = said.get(name)
-    if not isinstance(found, Mapping):
-        raise ArgumentError(f"a table [{before}{name}] is missing")
-    return found
-
-
-def only(said: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Raises ArgumentError: there is a key that is not known."""
-    strange = sorted(set(said) - set(known))
-    if strange:
-        raise ArgumentError(f"{where} has no {short(strange[0])}; it has {', '.join(known)}")
-
-
-def short(value: object) -> str:
-    """What came, for a message."""
-    return ascii(value)[:60] if value is not None else "nothing"
+    return Member(name, own.role, own.identity, address, own.server)

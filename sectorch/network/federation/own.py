@@ -24,7 +24,10 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ...cli.command import writable
 from ...errors import ArgumentError, IdentityError
@@ -33,14 +36,18 @@ from ..identity.identity import fingerprint_of
 from ..identity.ready import ready
 from ..names import name_of
 from ..store.store import BUDGET
-from .file import Federated, address_of, in_file, only, short, table, toml
+from ..tables import Entries, in_file, read_table, read_toml
+from .file import Federated, address_of
 
 _WRITTEN = ("results", "receipts", "log", "store")
-FILES = ("folder", "results", "receipts", "log", "store", "store_key", "data")
 
 
-@dataclass(frozen=True)
-class Limits:
+_Whole = Annotated[int, Meta(gt=0, lt=10**9, description="a whole number above 0")]
+_Above = Annotated[float, Meta(gt=0, lt=1e9, description="a number above 0")]
+_Path = Annotated[str, Meta(min_length=1, description="a path")]
+
+
+class Limits(msgspec.Struct, frozen=True):
     """What a party bounds.
 
     Args:
@@ -51,14 +58,14 @@ class Limits:
         calls: of a server, at once. call_seconds: that a party may hold up a server's call.
     """
 
-    runs: int = 2
-    run_seconds: float = 86400.0
-    wait_seconds: float = 60.0
-    patience_seconds: float = 60.0
-    drain_seconds: float = 30.0
-    store_gb: float = BUDGET / 1e9
-    calls: int = 2
-    call_seconds: float = 600.0
+    runs: _Whole = 2
+    run_seconds: _Above = 86400.0
+    wait_seconds: _Above = 60.0
+    patience_seconds: _Above = 60.0
+    drain_seconds: _Above = 30.0
+    store_gb: _Above = BUDGET / 1e9
+    calls: _Whole = 2
+    call_seconds: _Above = 600.0
 
 
 @dataclass(frozen=True)
@@ -129,40 +136,40 @@ def read_own(federation: str | Path, name: str, folder: str | Path | None = None
     if os.name == "posix" and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise IdentityError(f"others can write {path}, and so say what '{name}' accepts: chmod go-w {path}")
     try:
-        own = _parse(path, toml(path, "the party's own file"))
+        own = _parse(path, read_toml(path, "the party's own file", "a party"))
     except ArgumentError as error:
         raise in_file(error, path) from None
     return own if folder is None else Own(path, Path(folder), own.files, own.limits, own.listen, own.accept)
 
 
-def _parse(path: Path, said: Mapping[str, Any]) -> Own:
-    only(said, ("files", "limits", "server", "accept"), "a party's own file")
-    files = {}
-    for key, value in _optional(said, "files", FILES).items():
-        if not isinstance(value, str) or not value:
-            raise ArgumentError(f"{key} in [files] is a path, got {short(value)}")
-        files[key] = path.parent / value
-    limits = {}
-    for key, value in _optional(said, "limits", tuple(Limits.__dataclass_fields__)).items():
-        kind = int if key in ("runs", "calls") else float
-        if type(value) not in (int, kind) or not 0 < value < 1e9:
-            words = "whole number" if kind is int else "number"
-            raise ArgumentError(f"{key} in [limits] is a {words} above 0, got {short(value)}")
-        limits[key] = kind(value)
-    server = _optional(said, "server", ("listen",))
-    accept = said.get("accept", [])
-    if not isinstance(accept, list) or not all(isinstance(entry, Mapping) for entry in accept):
-        raise ArgumentError("accept is a list of tables, each under [[accept]]")
-    return Own(
-        path, files.pop("folder", path.parent), files, Limits(**limits),
-        address_of(server["listen"]) if server else "", tuple(accept),
-    )  # fmt: skip
+class _Files(msgspec.Struct, frozen=True, omit_defaults=True):
+    folder: _Path = ""
+    results: _Path = ""
+    receipts: _Path = ""
+    log: _Path = ""
+    store: _Path = ""
+    store_key: _Path = ""
+    data: _Path = ""
 
 
-def _optional(said: Mapping[str, Any], name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
-    found = table(said, name) if name in said else {}
-    only(found, known, f"[{name}]")
-    return found
+class _Server(msgspec.Struct, frozen=True):
+    listen: Annotated[str, Meta(description="HOST:PORT")]
+
+
+class _File(msgspec.Struct, frozen=True):
+    files: Entries = {}
+    limits: Entries = {}
+    server: Entries = {}
+    accept: Annotated[list[dict[str, Any]], Meta(description="a list of tables, each under [[accept]]")] = []
+
+
+def _parse(path: Path, said: object) -> Own:
+    file = read_table(_File, said, "a party's own file")
+    files = msgspec.to_builtins(read_table(_Files, file.files, "[files]"))
+    paths = {key: path.parent / value for key, value in files.items()}
+    listen = address_of(read_table(_Server, file.server, "[server]").listen) if file.server else ""
+    limits = read_table(Limits, file.limits, "[limits]")
+    return Own(path, paths.pop("folder", path.parent), paths, limits, listen, tuple(file.accept))
 
 
 def credentials(federated: Federated, name: str, folder: Path) -> Credentials:

@@ -24,32 +24,68 @@ clients = ["alice", "bob"]
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from ...errors import ArgumentError, RefusedError
 from ...ring.scheme import MOST_AUDITED
 from ..commands import arrays
-from .file import Federated, in_file, only, short
+from ..tables import Flag, Names, in_file, read_table, short
+from .file import Federated
 from .own import Own
 from .papers import command_of, own_words, settings_digest, settings_of
 from .programs import Rehearsed, Source, rehearsed, source_of
 from .proposals import Proposal
 from .reveals import Bound, bounds_of
 
-_HASH = re.compile("[0-9a-f]{64}")
-_COMMON = ("parties", "from", "runs")
-_KEYS = {
-    "program": ("program", "source", "traced", "reveals", "inputs", *_COMMON),
-    "paper": ("paper", "settings", "most", "own", *_COMMON),
-    "model": ("model", "clients", "unchecked", "audited", "verified"),
-}
+_HASH = "of 64 digits; `sectorch federation accept` writes it"
+_Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description=_HASH)]
+_Traced = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z", description=_HASH)]
+_Text = Annotated[str, Meta(description="a text")]
+_Runs = Annotated[int, Meta(ge=0, description="a whole number")]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    model: _Text
+    clients: Names
+    unchecked: Flag = False
+    audited: Annotated[int, Meta(ge=1, le=MOST_AUDITED, description=f"1 to {MOST_AUDITED} calls")] = 1
+    verified: Flag = False
+
+
+class _Program(msgspec.Struct, frozen=True):
+    program: _Text
+    source: _Digest
+    parties: Names
+    starters: Names = msgspec.field(name="from")
+    traced: _Traced = ""
+    reveals: Annotated[list[str], Meta(description='bounds, as ["reveal:alpha=1"]')] = []
+    inputs: Annotated[dict[str, str], Meta(description='files by name, as { H1 = "a.npy" }')] = {}
+    runs: _Runs = 0
+
+
+class _Paper(msgspec.Struct, frozen=True):
+    paper: _Text
+    settings: _Digest
+    parties: Names
+    starters: Names = msgspec.field(name="from")
+    most: Annotated[
+        dict[str, int | float], Meta(description="numbers by the name of a setting, as { rounds = 20 }")
+    ] = {}
+    own: Annotated[
+        dict[str, str | int | float], Meta(description='values by the name of a setting, as { budgets = "mine" }')
+    ] = {}
+    runs: _Runs = 0
+
+
+_KINDS = {"program": _Program, "paper": _Paper, "model": _Model}
 
 
 @dataclass(frozen=True)
@@ -237,57 +273,26 @@ def tensor_in(path: Path, name: str) -> torch.Tensor:
 
 
 def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accepted:
-    kinds = [kind for kind in _KEYS if kind in said]
+    kinds = [kind for kind in _KINDS if kind in said]
     if len(kinds) != 1 or not isinstance(said[kinds[0]], str):
-        raise ArgumentError(f"a table [[accept]] names one of {', '.join(_KEYS)}, got {', '.join(said) or 'nothing'}")
-    kind = kinds[0]
-    only(said, _KEYS[kind], f"an [[accept]] of a {kind}")
-    what = said[kind]
-    if kind == "model":
-        unchecked = said.get("unchecked", False)
-        if type(unchecked) is not bool:
-            raise ArgumentError(f"unchecked in [[accept]] is true or false, got {short(unchecked)}")
-        audited = said.get("audited", 1)
-        if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
-            raise ArgumentError(f"audited in [[accept]] is 1 to {MOST_AUDITED} calls, got {short(audited)}")
-        verified = said.get("verified", False)
-        if type(verified) is not bool:
-            raise ArgumentError(f"verified in [[accept]] is true or false, got {short(verified)}")
-        clients = _names(said, "clients", federated)
-        return Accepted(kind, what, starters=clients, unchecked=unchecked, audited=audited, verified=verified)
+        raise ArgumentError(f"a table [[accept]] names one of {', '.join(_KINDS)}, got {', '.join(said) or 'nothing'}")
+    (kind,) = kinds
     if kind == "paper":
-        command_of(what)
-    digest, traced = said.get("source" if kind == "program" else "settings"), said.get("traced", "")
-    if not isinstance(digest, str) or not _HASH.fullmatch(digest) or (traced and not _HASH.fullmatch(str(traced))):
-        raise ArgumentError(
-            f"the digests of {short(what)} in [[accept]] are of 64 digits; `federation accept` writes them"
+        command_of(said[kind])
+    entry = read_table(_KINDS[kind], said, f"an [[accept]] of a {kind}")
+    names = lambda given: tuple(federated.member(name).name for name in given)
+    if isinstance(entry, _Model):
+        bounds = {"unchecked": entry.unchecked, "audited": entry.audited, "verified": entry.verified}
+        return Accepted(kind, entry.model, starters=names(entry.clients), **bounds)
+    parties, starters, runs = names(entry.parties), names(entry.starters), entry.runs
+    if isinstance(entry, _Paper):
+        words = own_words(entry.paper, entry.own, own.path.parent)
+        return Accepted(
+            kind, entry.paper, entry.settings, "", parties, starters, runs, most=entry.most, own=tuple(words)
         )
-    runs = said.get("runs", 0)
-    if type(runs) is not int or runs < 0:
-        raise ArgumentError(f"runs in [[accept]] is a whole number, got {short(runs)}")
-    inputs, most, more = said.get("inputs", {}), said.get("most", {}), said.get("own", {})
-    if not isinstance(inputs, Mapping) or not all(isinstance(path, str) for path in inputs.values()):
-        raise ArgumentError('inputs in [[accept]] are files by name, as { H1 = "a.npy" }')
-    if not isinstance(most, Mapping) or not all(type(value) in (int, float) for value in most.values()):
-        raise ArgumentError("most in [[accept]] are numbers by the name of a setting, as { rounds = 20 }")
-    if not isinstance(more, Mapping) or not all(type(value) in (str, int, float) for value in more.values()):
-        raise ArgumentError('own in [[accept]] are values by the name of a setting, as { budgets = "mine" }')
-    bounds = said.get("reveals", [])
-    if not isinstance(bounds, list):
-        raise ArgumentError('reveals in [[accept]] are bounds, as ["reveal:alpha=1"]')
-    reveals = bounds_of(bounds, lambda name: federated.named(name).name)
-    words = own_words(what, more, own.path.parent) if kind == "paper" else ()
-    return Accepted(
-        kind, what, digest, str(traced), _names(said, "parties", federated), _names(said, "from", federated), runs,
-        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(words), reveals=reveals,
-    )  # fmt: skip
-
-
-def _names(said: Mapping[str, Any], key: str, federated: Federated) -> tuple[str, ...]:
-    names = said.get(key)
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"{key} in [[accept]] is a list of names of parties, got {short(names)}")
-    return tuple(federated.member(name).name for name in names)
+    inputs = {name: own.within(path) for name, path in entry.inputs.items()}
+    reveals = bounds_of(entry.reveals, lambda name: federated.named(name).name)
+    return Accepted(kind, entry.program, entry.source, entry.traced, parties, starters, runs, inputs, reveals=reveals)
 
 
 def written(kind: str, what: str, facts: Iterable[tuple[str, Any]]) -> str:

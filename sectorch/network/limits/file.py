@@ -21,19 +21,17 @@ What is not named has no limit. A day is the last 24 hours, whenever one looks.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ArgumentError
 from ..names import model_name, name_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports] # the same, before Python 3.11
+from ..tables import Entries, in_file, read_table, read_toml
 
 DAILY = {"queries": "queries_a_day", "rows": "rows_a_day", "sessions": "sessions_a_day", "bytes": "megabytes_a_day"}
 """What is counted over a day, and its entry."""
@@ -79,75 +77,65 @@ def read(path: str | Path) -> Limits:
     """
     path = Path(path)
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"cannot read the limits {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ArgumentError(f"{path} is not TOML of limits: it is nested too deeply") from None
-    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
-        raise ArgumentError(f"{path} is not TOML: {str(error).splitlines()[0][:200]}") from None
-    try:
-        return _parsed(said, path)
+        return _parsed(read_toml(path, "the limits", "limits"), path)
     except ArgumentError as error:
-        raise ArgumentError(f"{path}: {error}") from None
+        raise in_file(error, path) from None
 
 
-def _parsed(said: Mapping[str, Any], path: Path) -> Limits:
-    _only(said, ("usage", "default", "clients", "models"), "the file")
-    usage = said.get("usage", f"{path.stem}.usage")
-    if not isinstance(usage, str) or not usage or "\0" in usage:
-        raise ArgumentError(f'usage = "FILE" names the file in which what is used is kept, got {_short(usage)}')
-    if (path.parent / usage).resolve() == path.resolve():
+_Most = Annotated[
+    Annotated[int, Meta(ge=0, le=LARGEST // MEGABYTE)] | None, Meta(description="a whole number of at least 0")
+]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    queries_in_all: _Most = None
+    rows_in_all: _Most = None
+
+
+class _Client(msgspec.Struct, frozen=True):
+    queries_a_day: _Most = None
+    rows_a_day: _Most = None
+    sessions_a_day: _Most = None
+    megabytes_a_day: _Most = None
+    queries_in_all: _Most = None
+    rows_in_all: _Most = None
+
+
+class _File(msgspec.Struct, frozen=True):
+    usage: Annotated[str, Meta(pattern=r"\A[^\0]+\Z", description="the file in which what is used is kept")] = ""
+    default: Entries = {}
+    clients: Entries = {}
+    models: Entries = {}
+
+
+def _parsed(said: object, path: Path) -> Limits:
+    file = read_table(_File, said, "the file")
+    usage = path.parent / (file.usage or f"{path.stem}.usage")
+    if usage.resolve() == path.resolve():
         raise ArgumentError("usage names this file itself; name another")
-    default = _table(said, "default", "[default]")
-    clients = {
-        name_of(name, "the name of a table in [clients]"): _limit({**default, **_table(own, name, f"[clients.{name}]")})
-        for own in [_table(said, "clients", "[clients]")]
-        for name in own
+    default = read_table(_Client, file.default, "[default]")
+    clients = {}
+    for name, table in file.clients.items():
+        own = read_table(_Client, table, f"[clients.{name_of(name, 'the name of a table in [clients]')}]")
+        clients[name] = _limit(own, default)
+    models = {
+        name: _numbers(
+            read_table(_Model, table, f"[models.{model_name(name, 'the name of a table in [models]')}]"), IN_ALL
+        )
+        for name, table in file.models.items()
     }
-    models = {}
-    for name, entries in _table(said, "models", "[models]").items():
-        where = f"[models.{model_name(name, 'the name of a table in [models]')}]"
-        if not isinstance(entries, Mapping):
-            raise ArgumentError(f"{where} is a table")
-        _only(entries, tuple(IN_ALL.values()), where)
-        models[name] = _numbers(entries, IN_ALL, where)
-    return Limits(path.parent / usage, _limit(default), clients, models)
+    return Limits(usage, _limit(default), clients, models)
 
 
-def _limit(entries: Mapping[str, Any]) -> Limit:
-    where = "[default] or a client's table"
-    _only(entries, (*DAILY.values(), *IN_ALL.values()), where)
-    daily = _numbers(entries, DAILY, where)
+def _limit(own: _Client, default: _Client | None = None) -> Limit:
+    """A client's limits, and where it has none those of each."""
+    daily, in_all = ({**_numbers(default, known), **_numbers(own, known)} for known in (DAILY, IN_ALL))
     if "bytes" in daily:
         daily["bytes"] *= MEGABYTE
-    return Limit(daily, _numbers(entries, IN_ALL, where))
+    return Limit(daily, in_all)
 
 
-def _numbers(entries: Mapping[str, Any], known: Mapping[str, str], where: str) -> dict[str, int]:
-    found = {}
-    for what, name in known.items():
-        value = entries.get(name)
-        if value is None:
-            continue
-        if type(value) is not int or not 0 <= value <= LARGEST // MEGABYTE:
-            raise ArgumentError(f"{name} in {where} is a whole number of at least 0, got {_short(value)}")
-        found[what] = value
-    return found
-
-
-def _table(said: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    found = said.get(name, {})
-    if not isinstance(found, Mapping):
-        raise ArgumentError(f"{where} is a table, got {_short(found)}")
-    return found
-
-
-def _only(said: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    strange = sorted(set(said) - set(known))
-    if strange:
-        raise ArgumentError(f"{where} has no '{_short(strange[0])[1:-1]}'; it has {', '.join(known)}")
-
-
-def _short(value: object) -> str:
-    return ascii(value)[:60]
+def _numbers(entries: _Client | _Model | None, known: Mapping[str, str]) -> dict[str, int]:
+    """What has a limit, by what is counted."""
+    found = {what: getattr(entries, name, None) for what, name in known.items()}
+    return {what: most for what, most in found.items() if most is not None}
