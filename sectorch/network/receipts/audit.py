@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ...errors import ArgumentError, ReceiptError
 from ..identity.identity import fingerprint
 from . import lines
@@ -133,14 +135,14 @@ def audit(path: str | Path, key: str | None = None, head: str | None = None) -> 
         try:
             record = lines.parsed(line)
             if public is None:
-                if record["event"] != "began":
+                if not isinstance(record, lines.BeganLine):
                     raise ReceiptError("the first line does not begin a file: lines before it were cut off")
                 public = lines.public_key(record)
-                found.party, found.role = record["party"], record["role"]
+                found.party, found.role = record.party, record.role
                 found.key = fingerprint(public.public_bytes_raw())
                 if key not in (None, found.key):
                     raise ReceiptError(f"the file is signed by {found.key} and not by {key}")
-            if record["number"] != number or record["previous"] != last:
+            if record.number != number or record.previous != last:
                 raise ReceiptError("it does not follow on the line before: lines were removed, moved or changed")
             lines.check_signature(record, public)
             _take(found, record, opened)
@@ -180,38 +182,38 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise ArgumentError(f"cannot read the receipts {path}: {error.strerror}") from None
 
 
-def _take(found: Audit, record: dict, opened: dict[int, Entry]) -> None:
+def _take(found: Audit, record: lines.Line, opened: dict[int, Entry]) -> None:
     """Add what a line says. `opened` are the queries without an end, by the number of their lines."""
-    if record["event"] == "began":
+    if isinstance(record, lines.BeganLine):
         same = found.party, found.role, found.key
-        own = record["party"], record["role"], fingerprint(bytes.fromhex(record["public"]))
+        own = record.party, record.role, fingerprint(bytes.fromhex(record.public))
         if own != same:
             raise ReceiptError("it goes on with another party, role or key than the file began with")
-        if "cut_bytes" in record:
-            found.cut.append(record["number"])
-        found.begun.append(record["time"])
-        found.certificate = record["certificate"]
+        if record.cut_bytes is not msgspec.UNSET:
+            found.cut.append(record.number)
+        found.begun.append(record.time)
+        found.certificate = record.certificate
         opened.clear()
-    elif record["event"] == "asked":
-        names = {k: v for k, v in record.items() if k in Entry.__dataclass_fields__}
-        entry = Entry(line=record["number"], **names)
-        if record["role"] != found.role:
+    elif isinstance(record, lines.AskedLine):
+        said = msgspec.to_builtins(record)
+        entry = Entry(line=record.number, **{k: v for k, v in said.items() if k in Entry.__dataclass_fields__})
+        if record.role != found.role:
             raise ReceiptError("it is of another role than the file began with")
         if found.role == "Q":
             entry.key, entry.certificate = found.key, found.certificate
         found.queries.append(entry)
         opened[entry.line] = entry
-    elif record["event"] == "opened":
-        entry = opened.get(record["of"])
+    elif isinstance(record, lines.OpenedLine):
+        entry = opened.get(record.of)
         if entry is None:
             raise ReceiptError("it opens something in a query that has not begun, or has ended")
-        said = Opened(record["number"], record["what"], record["to"], record["most"])
+        said = Opened(record.number, record.what, record.to, record.most)
         entry.opened = [o for o in entry.opened if (o.what, o.to) != (said.what, said.to)] + [said]
-    else:
-        entry = opened.pop(record["of"], None)
+    elif isinstance(record, lines.EndedLine):
+        entry = opened.pop(record.of, None)
         if entry is None:
             raise ReceiptError("it ends a query that has not begun, or has ended")
-        entry.outcome, entry.ended = record["outcome"], record["time"]
+        entry.outcome, entry.ended = record.outcome, record.time
 
 
 @dataclass

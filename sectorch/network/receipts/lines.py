@@ -9,7 +9,7 @@ A line is one JSON object in canonical form: keys in order, no blanks, ASCII. Wh
     previous    SHA-256 of the line before it, in hexadecimal digits; 64 zeros in the first one
     signature   Ed25519 over a context and the line's canonical bytes without this entry
 
-What else a line has is in `FORMS`. `opened` and `ended` have the number of the line that it belongs to in `of`.
+What else a line has is in the declared types below, one for each event.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
+import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import ReceiptError
 
@@ -31,33 +34,78 @@ LONGEST = 64 << 10
 """Bytes of one line."""
 _CONTEXT = b"sectorch receipt v1\x00"
 HASH = re.compile(r"[0-9a-f]{64}")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
-_LINE = {"number": int, "event": str, "time": str, "previous": str, "signature": str}
-FORMS: dict[str, tuple[dict[str, type], dict[str, type]]] = {
-    "began": (
-        {"format": int, "party": str, "role": str, "certificate": str, "public": str},
-        {"cut_bytes": int, "cut_hash": str},
-    ),
-    "asked": (
-        {
-            "role": str, "session": str, "call": int, "client": str, "model": str, "version": str, "asked": str,
-            "learned": str,
-        },
-        {"rows": int, "key": str, "certificate": str},
-    ),
-    "opened": ({"of": int, "what": str, "to": str, "most": int}, {}),
-    "ended": ({"of": int, "outcome": str}, {}),
-}  # fmt: skip
-"""What a line of each event has beside what every line has: always, and sometimes.
 
-`opened` says what this party is about to send that somebody learns something by, to whom, and that from the query's
-beginning on it does so at most so often; a loop that reveals the same again has a line when that number is reached.
-`public` is the public key by which the file's lines are checked; `cut_bytes` and `cut_hash` are size and SHA-256 of a
-half-written line that was cut off. `learned` is what the client learns at most;
-`rows` is there where the model's inputs have rows; `key` and `certificate` are the
-fingerprints by which the party knows the client.
-"""
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="event"):
+    """What every line has."""
+
+    number: int
+    time: Annotated[str, Meta(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")]
+    previous: str
+    signature: str
+
+
+class BeganLine(Line, frozen=True, kw_only=True, tag="began"):
+    """A process opened the file.
+
+    Attributes:
+        public: the public key by which the file's lines are checked.
+        cut_bytes, cut_hash: size and SHA-256 of a half-written line that was cut off.
+    """
+
+    format: int
+    party: str
+    role: str
+    certificate: str
+    public: str
+    cut_bytes: int | UnsetType = UNSET
+    cut_hash: str | UnsetType = UNSET
+
+
+class AskedLine(Line, frozen=True, kw_only=True, tag="asked"):
+    """A query, before it was served.
+
+    Attributes:
+        learned: what the client learns at most. rows: there where the model's inputs have rows.
+        key, certificate: the fingerprints by which the party knows the client.
+    """
+
+    role: str
+    session: str
+    call: int
+    client: str
+    model: str
+    version: str
+    asked: str
+    learned: str
+    rows: int | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    certificate: str | UnsetType = UNSET
+
+
+class OpenedLine(Line, frozen=True, kw_only=True, tag="opened"):
+    """What this party is about to send that somebody learns something by.
+
+    Attributes:
+        of: the number of the query's line. to: who learns it.
+        most: how often it does so at most from the query's beginning on; a loop that reveals the same again has a line
+            when that number is reached.
+    """
+
+    of: int
+    what: str
+    to: str
+    most: int
+
+
+class EndedLine(Line, frozen=True, kw_only=True, tag="ended"):
+    """How the query of the line `of` ended."""
+
+    of: int
+    outcome: str
+
+
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in (BeganLine, AskedLine, OpenedLine, EndedLine)}
 
 
 def hash_of(line: bytes) -> str:
@@ -76,8 +124,8 @@ def signed(record: Mapping[str, object], key: Ed25519PrivateKey) -> bytes:
     return line
 
 
-def parsed(line: bytes) -> dict:
-    """The record in a line, signature and all, which is not checked here.
+def parsed(line: bytes) -> Line:
+    """What a line says, signature and all, which is not checked here.
 
     Raises:
         ReceiptError: the line is not of the form in which a party writes it.
@@ -92,33 +140,31 @@ def parsed(line: bytes) -> dict:
             raise ReceiptError("it is not a JSON object in the form in which a party writes it")
     except (ValueError, RecursionError):
         raise ReceiptError("it is not JSON") from None
-    event = record.get("event")
-    must, may = FORMS.get(event if isinstance(event, str) else "", (None, {}))
-    if must is None:
+    kind = _KINDS.get(str(record.get("event")))
+    if kind is None:
         raise ReceiptError("it is of an event that this version does not know")
-    known = {**_LINE, **must, **may}
-    wrong = [k for k, v in record.items() if k not in known or type(v) is not known[k]]
-    missing = [k for k in (*_LINE, *must) if k not in record]
-    if wrong or missing or not _TIME.fullmatch(record["time"]):
-        raise ReceiptError(f"its entries are not those of '{event}'")
-    if event == "began" and record["format"] != FORMAT:
-        raise ReceiptError(f"it is of format {record['format']}, and this version reads {FORMAT}")
-    return record
-
-
-def check_signature(record: Mapping[str, object], public: Ed25519PublicKey) -> None:
-    """Raise ReceiptError unless the key has signed a parsed record."""
-    unsigned = {k: v for k, v in record.items() if k != "signature"}
     try:
-        public.verify(bytes.fromhex(str(record["signature"])), _CONTEXT + _canonical(unsigned))
+        found = msgspec.convert(record, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError):
+        raise ReceiptError(f"its entries are not those of '{record['event']}'") from None
+    if isinstance(found, BeganLine) and found.format != FORMAT:
+        raise ReceiptError(f"it is of format {found.format}, and this version reads {FORMAT}")
+    return found
+
+
+def check_signature(line: Line, public: Ed25519PublicKey) -> None:
+    """Raise ReceiptError unless the key has signed a line."""
+    unsigned = {name: value for name, value in msgspec.to_builtins(line).items() if name != "signature"}
+    try:
+        public.verify(bytes.fromhex(line.signature), _CONTEXT + _canonical(unsigned))
     except (InvalidSignature, ValueError):
         raise ReceiptError("its signature is not right: the line was changed, or another key has signed it") from None
 
 
-def public_key(record: Mapping[str, object]) -> Ed25519PublicKey:
+def public_key(line: BeganLine) -> Ed25519PublicKey:
     """The key in a `began` line. Raises ReceiptError."""
     try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(str(record["public"])))
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(line.public))
     except ValueError:
         raise ReceiptError("it does not hold an Ed25519 public key") from None
 

@@ -153,17 +153,17 @@ class Receipts:
         last = whole.rpartition(b"\n")[2]
         try:
             begun, ending = lines.parsed(first), lines.parsed(last)
-            if begun["event"] != "began" or begun["number"] or begun["previous"] != lines.NOTHING:
+            if not isinstance(begun, lines.BeganLine) or begun.number or begun.previous != lines.NOTHING:
                 raise ReceiptError("the first line does not begin one")
             lines.check_signature(begun, lines.public_key(begun))
-            if others := [k for k, v in own.items() if begun[k] != v]:
+            if others := [k for k, v in own.items() if getattr(begun, k) != v]:
                 raise ReceiptError(f"it is of another {' and '.join(others)}; name another file")
             lines.check_signature(ending, self._key.public_key())
         except ReceiptError as error:
             raise ReceiptError(
                 f"cannot go on with the receipts {self.path}: {error}; `sectorch audit` says more; name another"
             ) from None
-        self._number, self._previous = ending["number"] + 1, lines.hash_of(last)
+        self._number, self._previous = ending.number + 1, lines.hash_of(last)
         return begins, half
 
     def _add(self, record: dict[str, object]) -> tuple[int, str]:
