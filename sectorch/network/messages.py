@@ -34,7 +34,7 @@ Parties = Annotated[list[str], Meta(max_length=256)]
 Sessions = Annotated[list[str], Meta(max_length=1 << 20)]
 
 
-class Message(
+class ControlMessage(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, tag_field="do"
 ):
     """What one process says to another."""
@@ -59,21 +59,21 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 # What a client says to the server outside sessions; the server replies to each with the same number.
 
 
-class Request(Message, frozen=True, kw_only=True):
+class ServerRequest(ControlMessage, frozen=True, kw_only=True):
     """What the server replies to."""
 
     number: Count | None = None
 
 
-class Hello(Request, frozen=True, tag="hello"):
+class Hello(ServerRequest, frozen=True, tag="hello"):
     """Which of the server's processes is this? Its reply is a `Place`."""
 
 
-class ListModels(Request, frozen=True, tag="models"):
+class ListModels(ServerRequest, frozen=True, tag="models"):
     """Which models can be asked?"""
 
 
-class Register(Request, frozen=True, kw_only=True, tag="register"):
+class Register(ServerRequest, frozen=True, kw_only=True, tag="register"):
     """An answering party has a model.
 
     Attributes:
@@ -88,7 +88,7 @@ class Register(Request, frozen=True, kw_only=True, tag="register"):
     made: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
-class Open(Request, frozen=True, kw_only=True, tag="open"):
+class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
     """A client opens a session.
 
     Attributes:
@@ -106,26 +106,26 @@ class Open(Request, frozen=True, kw_only=True, tag="open"):
     calls: Calls = []
 
 
-class Void(Request, frozen=True, kw_only=True, tag="void"):
+class Void(ServerRequest, frozen=True, kw_only=True, tag="void"):
     """The sender has no material of these sessions any more; between an answering party and the server, both ways."""
 
     sessions: Sessions
 
 
-class IsUp(Request, frozen=True, kw_only=True, tag="up"):
+class IsUp(ServerRequest, frozen=True, kw_only=True, tag="up"):
     """From now on this connection takes notes: for the party's process that is up, or for whoever waits under a tag."""
 
     time: Time
     tag: str = ""
 
 
-class WhoIsUp(Request, frozen=True, kw_only=True, tag="who"):
+class WhoIsUp(ServerRequest, frozen=True, kw_only=True, tag="who"):
     """Which of these parties are up?"""
 
     parties: Parties
 
 
-class Note(Request, frozen=True, kw_only=True, tag="note"):
+class Note(ServerRequest, frozen=True, kw_only=True, tag="note"):
     """A signed note for another party; see `federation/proposals.py`."""
 
     to: str
@@ -133,7 +133,7 @@ class Note(Request, frozen=True, kw_only=True, tag="note"):
     tag: str = ""
 
 
-class Meet(Request, frozen=True, kw_only=True, tag="meet"):
+class Meet(ServerRequest, frozen=True, kw_only=True, tag="meet"):
     """A party waits for the others of a session.
 
     Attributes:
@@ -147,14 +147,14 @@ class Meet(Request, frozen=True, kw_only=True, tag="meet"):
     alone: bool = False
 
 
-class Unmeet(Request, frozen=True, kw_only=True, tag="unmeet"):
+class Unmeet(ServerRequest, frozen=True, kw_only=True, tag="unmeet"):
     """A party does not wait any more."""
 
     label: Annotated[str, Meta(max_length=200)]
     parties: Annotated[list[str], Meta(min_length=2, max_length=PARTIES)]
 
 
-class Done(Request, frozen=True, kw_only=True, tag="done"):
+class Done(ServerRequest, frozen=True, kw_only=True, tag="done"):
     """A party has done its part of a session."""
 
     meeting: Run
@@ -166,49 +166,49 @@ ToServer = Hello | ListModels | Register | Open | Void | IsUp | WhoIsUp | Note |
 # What the server replies, beside `do` and `number`.
 
 
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A reply without content."""
 
 
-class Failure(Reply, frozen=True):
+class Failure(ServerReply, frozen=True):
     """What ended a request: the name of its type in `sectorch.errors`, and its text."""
 
     error: str
     text: str
 
 
-class Models(Reply, frozen=True):
+class Models(ServerReply, frozen=True):
     """The names of the models that can be asked."""
 
     models: list[str]
 
 
-class Kept(Reply, frozen=True):
+class KeptSessions(ServerReply, frozen=True):
     """The sessions of which the server has material of a model that was registered."""
 
     sessions: Sessions
 
 
-class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OfferedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model of a session that was opened."""
 
     description: dict[str, Any]
     edition: str
 
 
-class Parts(Reply, frozen=True):
+class SessionParts(ServerReply, frozen=True):
     """The models of a session that was opened."""
 
-    parts: list[Offer]
+    parts: list[OfferedModel]
 
 
-class Missing(Reply, frozen=True):
+class Missing(ServerReply, frozen=True):
     """The parties for which a session waits still."""
 
     missing: Parties
 
 
-class AreUp(Reply, frozen=True):
+class AreUp(ServerReply, frozen=True):
     """The parties that are up, each with a word that changes when it comes again."""
 
     up: dict[str, str]
@@ -217,7 +217,7 @@ class AreUp(Reply, frozen=True):
 # What the server says to a client outside sessions, unasked.
 
 
-class Serve(Message, frozen=True, kw_only=True, tag="serve"):
+class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
     """An answering party takes part in a session.
 
     Attributes:
@@ -237,7 +237,7 @@ class Serve(Message, frozen=True, kw_only=True, tag="serve"):
     calls: Calls = []
 
 
-class Begins(Message, frozen=True, kw_only=True, tag="begins"):
+class Begins(ControlMessage, frozen=True, kw_only=True, tag="begins"):
     """All parties of a session that was waited for are there."""
 
     meeting: Run
@@ -245,7 +245,7 @@ class Begins(Message, frozen=True, kw_only=True, tag="begins"):
     parties: Parties
 
 
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+class Refused(ControlMessage, frozen=True, kw_only=True, tag="refused"):
     """A session that was waited for does not come about: the kind of error, and why."""
 
     label: str
@@ -254,7 +254,7 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     text: str
 
 
-class Delivered(Message, frozen=True, kw_only=True, tag="delivered"):
+class Delivered(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
     """A note of another party's."""
 
     note: dict[str, Any]
@@ -267,11 +267,11 @@ ToClient = Serve | Void | Begins | Refused | Delivered
 # What is said in a session.
 
 
-class Go(Message, frozen=True, tag="go"):
+class Go(ControlMessage, frozen=True, tag="go"):
     """There is room for what the peer sends in a call."""
 
 
-class Query(Message, frozen=True, kw_only=True):
+class ModelQuery(ControlMessage, frozen=True, kw_only=True):
     """What Q asks for.
 
     Attributes:
@@ -286,7 +286,7 @@ class Query(Message, frozen=True, kw_only=True):
     query: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
 
 
-class Predict(Query, frozen=True, kw_only=True, tag="predict"):
+class Predict(ModelQuery, frozen=True, kw_only=True, tag="predict"):
     """A result of the model.
 
     Attributes:
@@ -302,35 +302,35 @@ class Predict(Query, frozen=True, kw_only=True, tag="predict"):
     calls: Annotated[int, Meta(ge=1, le=JOINED)] = 1
 
 
-class Aggregate(Query, frozen=True, kw_only=True, tag="aggregate"):
+class Aggregate(ModelQuery, frozen=True, kw_only=True, tag="aggregate"):
     """The sum of several models' results."""
 
 
-class Prepare(Query, frozen=True, kw_only=True, tag="prepare"):
+class Prepare(ModelQuery, frozen=True, kw_only=True, tag="prepare"):
     """Offline material of a later call."""
 
 
-class Close(Message, frozen=True, tag="close"):
+class Close(ControlMessage, frozen=True, tag="close"):
     """The session is over."""
 
 
 ToFollow = Predict | Aggregate | Prepare | Close
 
 
-class Ready(Message, frozen=True, kw_only=True, tag="ready"):
+class Ready(ControlMessage, frozen=True, kw_only=True, tag="ready"):
     """The calls of a session that was taken up for which the sender has material."""
 
     calls: Calls
 
 
-class Stored(Message, frozen=True, kw_only=True, tag="stored"):
+class Stored(ControlMessage, frozen=True, kw_only=True, tag="stored"):
     """Material of one call was stored: its bytes, and bytes for which there is room."""
 
     bytes: Count
     room: Count
 
 
-class AllStored(Message, frozen=True, kw_only=True, tag="all-stored"):
+class AllStored(ControlMessage, frozen=True, kw_only=True, tag="all-stored"):
     """All have stored the material of a call, and have room for so many more."""
 
     more: Count

@@ -47,15 +47,15 @@ GOOD = [
 WRONG = [None, True, 0.5, -1, 1 << 70, math.nan, math.inf, "\ud800", "x\n", "", [], ["\n", 3], [[]], {"a": [1]}]
 
 
-def ids(message: messages.Message) -> str:
+def ids(message: messages.ControlMessage) -> str:
     return type(message).__name__
 
 
 def test_every_message_is_among_these():
     kinds = {*get_args(ToServer), *get_args(ToClient), *get_args(ToFollow)}
     assert kinds <= set(map(type, GOOD))
-    abstract = {messages.Message, messages.Request, messages.Query}
-    declared = {k for k in vars(messages).values() if isinstance(k, type) and issubclass(k, messages.Message)}
+    abstract = {messages.ControlMessage, messages.ServerRequest, messages.ModelQuery}
+    declared = {k for k in vars(messages).values() if isinstance(k, type) and issubclass(k, messages.ControlMessage)}
     assert declared - abstract == set(map(type, GOOD))
 
 

@@ -34,8 +34,8 @@ from ..messages import (
     Missing,
     Note,
     Refused,
-    Reply,
-    Request,
+    ServerReply,
+    ServerRequest,
     Unmeet,
     WhoIsUp,
 )
@@ -89,7 +89,7 @@ class Meetings:
     def __len__(self) -> int:
         return len(self._running)
 
-    def answer(self, link: Link, request: Request) -> Reply:
+    def answer(self, link: Link, request: ServerRequest) -> ServerReply:
         """What a client asks of a federation's. Raises SectorchError."""
         if isinstance(request, Meet):
             return self.meet(link, request)
@@ -157,16 +157,16 @@ class Meetings:
         self._running[running.run] = running
         return running, []
 
-    def unmeet(self, link: Link, request: Unmeet) -> Reply:
+    def unmeet(self, link: Link, request: Unmeet) -> ServerReply:
         """A party does not wait any more."""
         with self._lock:
             gathering = self._waiting.get((request.label, _names(request)))
             if gathering is not None and gathering.links.get(link.peer) is link:
                 del gathering.links[link.peer]
             self._forget_lost()
-        return Reply()
+        return ServerReply()
 
-    def done(self, link: Link, request: Done) -> Reply:
+    def done(self, link: Link, request: Done) -> ServerReply:
         """A party has done its part of a session: it may leave without the others' session ending."""
         with self._lock:
             running = self._running.get(bytes.fromhex(request.meeting))
@@ -174,7 +174,7 @@ class Meetings:
                 running.over.add(link.peer)
                 if running.over == set(running.links):
                     self._end(running)
-        return Reply()
+        return ServerReply()
 
     def look(self) -> None:
         """Whether parties wait in a circle, which has to be looked for when one begins to wait, or a connection ends.

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from ...errors import BusyError, FrameError, PeerLostError, RefusedError, SectorchError
-from ..messages import AreUp, Delivered, IsUp, Note, Reply, WhoIsUp
+from ..messages import AreUp, Delivered, IsUp, Note, ServerReply, WhoIsUp
 from ..names import NAME, name_of
 from ..wire.link import Link
 
@@ -34,7 +34,7 @@ class Notes:
         self._lock = threading.Lock()
         self._there: dict[Place, tuple[Link, str]] = {}
 
-    def up(self, link: Link, request: IsUp) -> Reply:
+    def up(self, link: Link, request: IsUp) -> ServerReply:
         """From now on this connection takes notes for its party.
 
         Raises:
@@ -53,7 +53,7 @@ class Notes:
             if sum(name == link.peer for name, _ in self._there) > TAGS_EACH:
                 raise BusyError(f"{TAGS_EACH} connections of '{link.peer}' wait for replies already")
             self._there[place] = link, os.urandom(8).hex()
-        return Reply()
+        return ServerReply()
 
     def who(self, request: WhoIsUp) -> AreUp:
         """Which of the parties are up, each with a word that changes when it comes again."""
@@ -65,14 +65,14 @@ class Notes:
             link, token = self._there.get((name, ""), (None, ""))
         return token if link is not None and link.closed is None else ""
 
-    def note(self, link: Link, request: Note) -> Reply:
+    def note(self, link: Link, request: Note) -> ServerReply:
         """Hand a note on.
 
         Raises:
             FrameError: it is none. PeerLostError: whom it is for is not there.
         """
         self.deliver(link.peer, request)
-        return Reply()
+        return ServerReply()
 
     def deliver(self, sender: str, request: Note) -> None:
         """Hand a note on to one that is here; see `note`."""

@@ -22,7 +22,7 @@ from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, DeadlockError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
-from ..messages import Begins, Delivered, Meet, Message, Missing, Refused, Unmeet
+from ..messages import Begins, ControlMessage, Delivered, Meet, Missing, Refused, Unmeet
 from ..names import readable
 from ..parties.client import Connection
 from ..parties.remote import RemoteSession
@@ -320,7 +320,7 @@ class Federation:
         finally:
             self._awaited.discard(key)
 
-    def _serve(self, server: str, request: Message) -> None:
+    def _serve(self, server: str, request: ControlMessage) -> None:
         """A session begins there; in the thread that reads the connection, so that no frame is missed."""
         if isinstance(request, Delivered):
             if self._on_note is not None:

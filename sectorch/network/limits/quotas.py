@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...errors import ArgumentError, QuotaError
 from ..log import write
-from ..messages import Prepare, Query
+from ..messages import ModelQuery, Prepare
 from ..wire.channel import Channel
 from .file import Limits, read
 from .usage import Charge, Usage
@@ -65,7 +65,7 @@ class Quotas:
 
     @contextmanager
     def query(
-        self, asked: Query, rows: int | None, client: str, key: str, models: Sequence[str],
+        self, asked: ModelQuery, rows: int | None, client: str, key: str, models: Sequence[str],
         channels: Sequence[Channel], others: Sequence[Channel],
     ) -> Iterator[None]:  # fmt: skip
         """A query is served in the block.

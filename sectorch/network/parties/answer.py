@@ -25,7 +25,19 @@ from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context, read_identity
 from ..limits.quotas import Quotas
 from ..log import write
-from ..messages import Aggregate, Close, Kept, Message, Predict, Query, Ready, Register, Serve, ToFollow, Void
+from ..messages import (
+    Aggregate,
+    Close,
+    ControlMessage,
+    KeptSessions,
+    ModelQuery,
+    Predict,
+    Ready,
+    Register,
+    Serve,
+    ToFollow,
+    Void,
+)
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
@@ -149,7 +161,7 @@ class Answering:
         request = Register(
             name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made
         )
-        return set(self.connection.ask(request, Kept).sessions)
+        return set(self.connection.ask(request, KeptSessions).sessions)
 
     def offer(self, description: dict, weights: dict[str, torch.Tensor], model: str = "") -> bool:
         """Answer with this model from now on, in place of the one of that name, if there is one; whether it is another.
@@ -250,7 +262,7 @@ class Answering:
         self.connection.ended.wait()
         raise again(self.connection.link.closed or PeerLostError("the connection ended"))
 
-    def _serve(self, request: Message) -> None:
+    def _serve(self, request: ControlMessage) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
         if isinstance(request, Void):
             for shelf in self.store.shelves():
@@ -310,13 +322,13 @@ class Answering:
             if not request.lasting:
                 self.store.forget(session)
 
-    def _charged(self, party: PartySession, channel: Channel, asked: Query) -> AbstractContextManager[None]:
+    def _charged(self, party: PartySession, channel: Channel, asked: ModelQuery) -> AbstractContextManager[None]:
         if self._quotas is None:
             return nullcontext()
         rows, who = party.asked(asked).rows, party.who
         return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
-    def _joins(self, party: PartySession, asked: Query) -> Callable[[Taking], None] | None:
+    def _joins(self, party: PartySession, asked: ModelQuery) -> Callable[[Taking], None] | None:
         """How a call is taken that S takes with others; None of any other."""
         if not isinstance(asked, Predict) or asked.joint is None or party.joinable(asked) is None:
             return None

@@ -24,7 +24,7 @@ from ...errors import (
 from ...ring.scheme import Scheme, scheme_fields, scheme_of
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
-from ..messages import Failure, Hello, ListModels, Message, Models, Reply, ToClient, form, read
+from ..messages import ControlMessage, Failure, Hello, ListModels, Models, ServerReply, ToClient, form, read
 from ..names import model_name, readable, worker_of
 from ..receipts.receipts import Receipts
 from ..store.store import Store
@@ -37,7 +37,7 @@ from .query import RemoteModel
 from .said import load
 
 log = logging.getLogger("sectorch.client")
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=ServerReply)
 REACHING = 10.0
 """Seconds to dial until the right one of a server's workers answers."""
 CLOSING = 3.0
@@ -179,7 +179,9 @@ class Connection:
         with self._arrived:
             self._arrived.notify_all()
 
-    def ask(self, request: Message | Mapping[str, Any], kind: type[R] = Reply, patience: float = 30.0) -> R:
+    def ask(
+        self, request: ControlMessage | Mapping[str, Any], kind: type[R] = ServerReply, patience: float = 30.0
+    ) -> R:
         """Send a request that belongs to no session and wait for the reply; dial again first where the server was lost.
 
         Args:
@@ -192,7 +194,7 @@ class Connection:
         """
         return self._ask(self.there(), request, kind, patience)
 
-    def _ask(self, link: Link, request: Message | Mapping[str, Any], kind: type[R], patience: float) -> R:
+    def _ask(self, link: Link, request: ControlMessage | Mapping[str, Any], kind: type[R], patience: float) -> R:
         number = next(self._numbers)
         with self._arrived:
             self._replies[number] = None

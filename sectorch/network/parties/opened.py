@@ -18,7 +18,7 @@ from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import carried
-from ..messages import Message, Offer, Open, Parts, Query, Ready, Reply
+from ..messages import ControlMessage, ModelQuery, OfferedModel, Open, Ready, ServerReply, SessionParts
 from ..names import model_name
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
@@ -30,7 +30,7 @@ from .remote import Part
 from .said import reason, scheme_in
 from .session import PartySession
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=ServerReply)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Asker(Protocol):
 
     def there(self) -> Link: ...
 
-    def ask(self, request: Message, kind: type[R], patience: float = 30.0) -> R: ...
+    def ask(self, request: ControlMessage, kind: type[R], patience: float = 30.0) -> R: ...
 
 
 def open_session(
@@ -82,7 +82,7 @@ def open_session(
     )  # fmt: skip
     channel = connection.there().open(wire)
     try:
-        replied = connection.ask(request, Parts).parts
+        replied = connection.ask(request, SessionParts).parts
         if len(replied) != len(names):
             raise FrameError("the server's reply lacks the models' descriptions")
         binding = {
@@ -112,14 +112,14 @@ def open_session(
     return Opened(session, channel, party, binding, versions)
 
 
-def _other(connection: Asker, part: Offer, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
+def _other(connection: Asker, part: OfferedModel, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
     """Who Q and the answering party of this place are to each other, for the model that S says it has."""
     agreed = context(part.description, part.edition, scheme, place, len(names))
     both = {"Q": connection.name, "A": names[place]}
     return PinnedIdentities(both, connection.identity, agreed, connection.pins)
 
 
-def run(opened: Opened, kind: type[Query], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+def run(opened: Opened, kind: type[ModelQuery], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
     """Ask for something in a session and take part; where that fails, the session is given up at all parties.
 
     Args:

@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from ...errors import BusyError
-from ..messages import Reply
+from ..messages import ServerReply
 from ..names import NAME, worker_of
 
 MOST = 64
 
 
-class Place(Reply, frozen=True):
+class Place(ServerReply, frozen=True):
     """A process that serves, as it says to whoever dials.
 
     Attributes:

@@ -27,7 +27,7 @@ from ...nn.inputs import Inputs
 from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ..log import write
-from ..messages import AllStored, Close, Predict, Prepare, Query
+from ..messages import AllStored, Close, ModelQuery, Predict, Prepare
 from ..store.shelf import Shelf
 from .opened import Asker, Opened, check_values, chosen, open_session, run
 from .texts import RemoteTexts
@@ -321,7 +321,7 @@ class RemoteModel:
             self._forget(opened)
             opened.channel.close()
 
-    def _run(self, opened: Opened, kind: type[Query], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+    def _run(self, opened: Opened, kind: type[ModelQuery], inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
         self._asking = opened
         try:
             return run(opened, kind, inputs, work, **more)

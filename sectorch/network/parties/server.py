@@ -29,16 +29,16 @@ from ..log import write
 from ..messages import (
     Failure,
     Hello,
-    Kept,
+    KeptSessions,
     ListModels,
     Models,
-    Offer,
+    OfferedModel,
     Open,
-    Parts,
     Register,
-    Reply,
-    Request,
     Serve,
+    ServerReply,
+    ServerRequest,
+    SessionParts,
     ToServer,
     Void,
     form,
@@ -206,7 +206,7 @@ class Server:
             answer = Failure(error=type(error).__name__, text=str(error))
         link.tell({"do": "reply", "number": request.get("number"), **form(answer)})
 
-    def _answer(self, link: Link, request: Request) -> Reply:
+    def _answer(self, link: Link, request: ServerRequest) -> ServerReply:
         if isinstance(request, Register):
             return self._register(link, request)
         if isinstance(request, ListModels):
@@ -220,7 +220,7 @@ class Server:
         self._place.check_first()
         return self._meetings.answer(link, request)
 
-    def _register(self, link: Link, request: Register) -> Kept:
+    def _register(self, link: Link, request: Register) -> KeptSessions:
         name = model_name(request.name, "an answering party's name", IdentityError)
         if party_of(name) != link.peer:
             raise IdentityError(f"the certificate is for '{link.peer}' and cannot answer as '{name}'")
@@ -234,9 +234,9 @@ class Server:
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
         write(log, "answers", model=name, version=offered.version)
-        return Kept(sessions=[shelf.session.hex() for shelf in self.store.shelves(model=name)])
+        return KeptSessions(sessions=[shelf.session.hex() for shelf in self.store.shelves(model=name)])
 
-    def _open(self, link: Link, request: Open) -> Parts:
+    def _open(self, link: Link, request: Open) -> SessionParts:
         if self._turns.closed:
             raise BusyError(self._turns.closed)
         self._place.check(link.peer)
@@ -282,7 +282,7 @@ class Server:
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        return Parts(parts=[Offer(model.description, model.edition) for model in models])
+        return SessionParts(parts=[OfferedModel(model.description, model.edition) for model in models])
 
     def _tie(self, channels: list[Channel]) -> None:
         """What one party says of the session's end is heard while S waits for another one, or for its turn."""
@@ -318,12 +318,12 @@ class Server:
             model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
             model.link.tell(Void(sessions=[shelf.session.hex()]))
 
-    def _void(self, link: Link, request: Void) -> Reply:
+    def _void(self, link: Link, request: Void) -> ServerReply:
         """An answering party has no half any more of these sessions' material."""
         for shelf in self.store.shelves():
             if shelf.session.hex() in request.sessions and party_of(shelf.binding["model"]) == link.peer:
                 shelf.drop()
-        return Reply()
+        return ServerReply()
 
     def _serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         try:

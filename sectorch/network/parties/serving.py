@@ -20,7 +20,7 @@ from ...session import Q, S
 from ...tensor import Scheme
 from ..limits.quotas import Quotas
 from ..log import write
-from ..messages import AllStored, Close, Open, Query, Ready, Stored, ToFollow
+from ..messages import AllStored, Close, ModelQuery, Open, Ready, Stored, ToFollow
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
@@ -136,7 +136,7 @@ class Serving:
             if not request.lasting:
                 self._store.forget(session)
 
-    def _next(self, told: Told, party: PartySession, channel: Channel) -> Query | Close:
+    def _next(self, told: Told, party: PartySession, channel: Channel) -> ModelQuery | Close:
         """What is asked next.
 
         Raises:
@@ -155,7 +155,7 @@ class Serving:
                         f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
                     ) from None
 
-    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: Query) -> None:
+    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: ModelQuery) -> None:
         """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
         program = party.joinable(asked)
         part = None if program is None else part_of(program, frozenset({S}))
@@ -178,7 +178,7 @@ class Serving:
         finally:
             self._gathering.leave(room)
 
-    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: Query) -> None:
+    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery) -> None:
         for channel in answering(channels):
             channel.tell(asked)
         stored = party.follow(asked)
@@ -187,7 +187,7 @@ class Serving:
             channels[Q].tell(AllStored(more=min(each.room // max(1, each.bytes) for each in (stored, *theirs))))
 
     def _charged(
-        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: Query
+        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery
     ) -> AbstractContextManager[None]:
         """What is asked is charged, before the answering parties hear of it."""
         if self._quotas is None:

@@ -35,7 +35,7 @@ from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned, query, step
-from ..messages import Aggregate, Predict, Prepare, Query, Stored
+from ..messages import Aggregate, ModelQuery, Predict, Prepare, Stored
 from ..receipts.receipts import Receipts
 from ..store.shelf import Shelf
 from ..wire.channel import Channel
@@ -239,7 +239,7 @@ class PartySession:
         """Who asks what: the facts of each query."""
         return self._facts()
 
-    def joinable(self, request: Query) -> Program | None:
+    def joinable(self, request: ModelQuery) -> Program | None:
         """The program of a call that may be taken with those of other sessions; None of any other request.
 
         It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared; and Q is
@@ -267,7 +267,7 @@ class PartySession:
 
     def follow(
         self,
-        request: Query,
+        request: ModelQuery,
         join: Callable[[Taking], None] | None = None,
         rooms: Mapping[Party, int] | None = None,
     ) -> Stored | None:
@@ -302,7 +302,7 @@ class PartySession:
         known = learned(what, self._of, inputs.in_shares)
         return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
-    def asked(self, request: Query) -> Inputs:
+    def asked(self, request: ModelQuery) -> Inputs:
         """The inputs that a request is for, without content."""
         try:
             inputs = self.served.inputs((request.program, request.rows))
@@ -312,7 +312,7 @@ class PartySession:
             raise FrameError(f"a request for inputs of more than {MAX_ELEMENTS} elements")
         return inputs
 
-    def _take_part(self, request: Query, inputs: Inputs) -> Stored | None:
+    def _take_part(self, request: ModelQuery, inputs: Inputs) -> Stored | None:
         if isinstance(request, Predict) and not self.grouped:
             self.predict(inputs, request.use, request.then)
         elif isinstance(request, Aggregate) and self.grouped:

@@ -182,7 +182,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise ArgumentError(f"cannot read the receipts {path}: {error.strerror}") from None
 
 
-def _take(found: Audit, record: lines.Line, opened: dict[int, Entry]) -> None:
+def _take(found: Audit, record: lines.ReceiptLine, opened: dict[int, Entry]) -> None:
     """Add what a line says. `opened` are the queries without an end, by the number of their lines."""
     if isinstance(record, lines.BeganLine):
         same = found.party, found.role, found.key

@@ -36,7 +36,7 @@ _CONTEXT = b"sectorch receipt v1\x00"
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="event"):
+class ReceiptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="event"):
     """What every line has."""
 
     number: int
@@ -45,7 +45,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     signature: str
 
 
-class BeganLine(Line, frozen=True, kw_only=True, tag="began"):
+class BeganLine(ReceiptLine, frozen=True, kw_only=True, tag="began"):
     """A process opened the file.
 
     Attributes:
@@ -62,7 +62,7 @@ class BeganLine(Line, frozen=True, kw_only=True, tag="began"):
     cut_hash: str | UnsetType = UNSET
 
 
-class AskedLine(Line, frozen=True, kw_only=True, tag="asked"):
+class AskedLine(ReceiptLine, frozen=True, kw_only=True, tag="asked"):
     """A query, before it was served.
 
     Attributes:
@@ -83,7 +83,7 @@ class AskedLine(Line, frozen=True, kw_only=True, tag="asked"):
     certificate: str | UnsetType = UNSET
 
 
-class OpenedLine(Line, frozen=True, kw_only=True, tag="opened"):
+class OpenedLine(ReceiptLine, frozen=True, kw_only=True, tag="opened"):
     """What this party is about to send that somebody learns something by.
 
     Attributes:
@@ -98,7 +98,7 @@ class OpenedLine(Line, frozen=True, kw_only=True, tag="opened"):
     most: int
 
 
-class EndedLine(Line, frozen=True, kw_only=True, tag="ended"):
+class EndedLine(ReceiptLine, frozen=True, kw_only=True, tag="ended"):
     """How the query of the line `of` ended."""
 
     of: int
@@ -124,7 +124,7 @@ def signed(record: Mapping[str, object], key: Ed25519PrivateKey) -> bytes:
     return line
 
 
-def parsed(line: bytes) -> Line:
+def parsed(line: bytes) -> ReceiptLine:
     """What a line says, signature and all, which is not checked here.
 
     Raises:
@@ -152,7 +152,7 @@ def parsed(line: bytes) -> Line:
     return found
 
 
-def check_signature(line: Line, public: Ed25519PublicKey) -> None:
+def check_signature(line: ReceiptLine, public: Ed25519PublicKey) -> None:
     """Raise ReceiptError unless the key has signed a line."""
     unsigned = {name: value for name, value in msgspec.to_builtins(line).items() if name != "signature"}
     try:

@@ -86,7 +86,7 @@ class Peer(Protocol):
 
     def send(self, data: bytes, urgent: bool = False) -> None: ...
 
-    def tell(self, message: messages.Message | Mapping[str, Any], session: bytes = ...) -> None: ...
+    def tell(self, message: messages.ControlMessage | Mapping[str, Any], session: bytes = ...) -> None: ...
 
     def refuse(self, session: bytes, reason: str) -> None: ...
 
@@ -316,7 +316,7 @@ class Channel:
     def _too_early(self) -> bool:
         return self._ready < self._begun and self._sent >= self._ready_at
 
-    def tell(self, message: messages.Message | Mapping[str, Any]) -> None:
+    def tell(self, message: messages.ControlMessage | Mapping[str, Any]) -> None:
         """Send a message of this session."""
         self.link.tell(message, self.session)
 

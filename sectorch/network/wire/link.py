@@ -18,7 +18,7 @@ from typing import Any
 
 from ...choreography.run.frames import PART_BYTES, Frame, Kind, pack, unpack
 from ...errors import FrameError, PeerLostError, SectorchError
-from ..messages import Message, form
+from ..messages import ControlMessage, form
 from .channel import Channel, again, error_of
 from .deadline import Deadline
 from .outbox import OUTBOX_BYTES, URGENT_BYTES, Outbox
@@ -118,7 +118,9 @@ class Link:
             self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
         self.outbox.put(data, urgent)
 
-    def tell(self, message: Message | Mapping[str, Any], session: bytes = bytes(16), urgent: bool = False) -> None:
+    def tell(
+        self, message: ControlMessage | Mapping[str, Any], session: bytes = bytes(16), urgent: bool = False
+    ) -> None:
         """Send a message, of a session or of none; see `send`."""
         payload = json.dumps(form(message)).encode()
         self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)), urgent)
