@@ -42,21 +42,66 @@ with stoppable(is_command()):
     from .training.tensor import DifferentiableTensor as DifferentiableTensor
 
 if TYPE_CHECKING:
+    from . import choreography as choreography
     from . import ckks as ckks
+    from . import data as data
+    from . import dp as dp
     from . import estimators as estimators
     from . import federated as federated
+    from . import garbled as garbled
     from . import network as network
+    from . import nn as nn
     from . import protocols as protocols
     from . import testing as testing
     from .ckks import encrypt as encrypt
 
+__all__ = [
+    "Checkpoints",
+    "DifferentiableTensor",
+    "Generation",
+    "Inputs",
+    "PrivateTensor",
+    "Roles",
+    "Scheme",
+    "SecureModule",
+    "Session",
+    "SharedTensor",
+    "aggregate",
+    "announced",
+    "choreography",
+    "ckks",
+    "data",
+    "diff",
+    "dp",
+    "encrypt",
+    "errors",
+    "estimators",
+    "explain",
+    "federated",
+    "garbled",
+    "generate",
+    "network",
+    "nn",
+    "profile",
+    "program",
+    "protocols",
+    "public",
+    "reference",
+    "register_op",
+    "secure",
+    "share",
+    "shared",
+    "shuffle",
+    "step",
+    "supported_ops",
+    "testing",
+]
+
 __version__ = "0.2.0"
 
-_ON_DEMAND = {"encrypt": ".ckks"} | {
-    name: f".{name}" for name in ("ckks", "estimators", "federated", "network", "protocols", "testing")
-}
+_LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "testing")
+_ON_DEMAND = {"encrypt": ".ckks"} | {name: f".{name}" for name in _LATER}
 """Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""
-_INNER = {"TYPE_CHECKING", "import_module", "is_command", "stoppable"}
 
 
 def __getattr__(name: str):
@@ -68,4 +113,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_DEMAND} - _INNER)
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

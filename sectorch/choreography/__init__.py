@@ -13,3 +13,16 @@ from .parties import Phase as Phase
 from .roles import Roles as Roles
 from .steps import Runtime as Runtime
 from .steps import Sent as Sent
+
+__all__ = [
+    "Located",
+    "Message",
+    "Net",
+    "Party",
+    "Phase",
+    "ProtocolSpec",
+    "Roles",
+    "leaf",
+    "protocol",
+    "shaped",
+]

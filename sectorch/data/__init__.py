@@ -19,3 +19,19 @@ from .partition import PARTITIONS as PARTITIONS
 from .partition import partition as partition
 from .selection import SELECTIONS as SELECTIONS
 from .selection import select as select
+
+__all__ = [
+    "DATASETS",
+    "EXPANSIONS",
+    "PARTITIONS",
+    "SELECTIONS",
+    "DataError",
+    "Dataset",
+    "DatasetMissingError",
+    "PartitionError",
+    "SelectionError",
+    "expand",
+    "load",
+    "partition",
+    "select",
+]

@@ -34,3 +34,30 @@ from .noise import on_grid as on_grid
 from .renyi import ORDERS as ORDERS
 from .renyi import epsilon_of as epsilon_of
 from .sampled import sampled_curve as sampled_curve
+
+__all__ = [
+    "MECHANISMS",
+    "ORDERS",
+    "Budget",
+    "BudgetExhaustedError",
+    "BudgetFile",
+    "BudgetFileError",
+    "BudgetInUseError",
+    "ConfidentGNMax",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "GNMax",
+    "LNMax",
+    "Mechanism",
+    "Noise",
+    "NoisyMax",
+    "PrivacyError",
+    "PrivateGradients",
+    "epsilon_for",
+    "epsilon_of",
+    "on_grid",
+    "queries_for",
+    "reachable_epsilon",
+    "sampled_curve",
+    "scale_for",
+]

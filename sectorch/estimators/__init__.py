@@ -8,3 +8,11 @@ from .kmeans import KMeans as KMeans
 from .linear import LinearRegression as LinearRegression
 from .linear import LogisticRegression as LogisticRegression
 from .linear import Ridge as Ridge
+
+__all__ = [
+    "FitError",
+    "KMeans",
+    "LinearRegression",
+    "LogisticRegression",
+    "Ridge",
+]

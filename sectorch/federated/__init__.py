@@ -28,3 +28,25 @@ from .scores import Scores as Scores
 from .study import Study as Study
 from .training import Training as Training
 from .watch import Watch as Watch
+
+__all__ = [
+    "ArchitectureError",
+    "CheckpointError",
+    "Estimate",
+    "Federation",
+    "FederationError",
+    "Options",
+    "Outcome",
+    "Participant",
+    "Plot",
+    "PlotError",
+    "RunFolder",
+    "Scores",
+    "Study",
+    "TooLongError",
+    "Training",
+    "Watch",
+    "WorkerError",
+    "Workers",
+    "option",
+]

@@ -20,3 +20,17 @@ from .sealing import relay as relay
 from .shares import argmax_noisy_shares as argmax_noisy_shares
 from .shares import argmax_onehot_shares as argmax_onehot_shares
 from .transfer import oblivious_transfer as oblivious_transfer
+
+__all__ = [
+    "UNANSWERED",
+    "Pair",
+    "argmax_confident",
+    "argmax_confident_shares",
+    "argmax_noisy",
+    "argmax_noisy_shares",
+    "argmax_onehot",
+    "argmax_onehot_shares",
+    "correlate",
+    "oblivious_transfer",
+    "relay",
+]

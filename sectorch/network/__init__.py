@@ -13,3 +13,19 @@ from .parties.query import RemoteModel as RemoteModel
 from .parties.server import Server as Server
 from .parties.texts import RemoteTexts as RemoteTexts
 from .store.store import Store as Store
+
+__all__ = [
+    "Answering",
+    "Connection",
+    "Credentials",
+    "Pins",
+    "RemoteGroup",
+    "RemoteModel",
+    "RemoteTexts",
+    "Server",
+    "Store",
+    "answer",
+    "connect",
+    "save_generation",
+    "save_model",
+]

@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from .fhe import fhe_friendly as fhe_friendly
     from .fhe import fine_tune as fine_tune
 
+__all__ = [
+    "SecureModule",
+    "fhe_friendly",
+    "fine_tune",
+    "reference",
+    "secure",
+]
+
 
 def __getattr__(name: str):
     """What needs homomorphic encryption brings SEAL and numba with it, and is loaded when it is asked for."""

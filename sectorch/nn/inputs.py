@@ -405,7 +405,7 @@ def _names(spec: Any, leaves: list[Any], by_place: Sequence[str] = ()) -> list[s
     names: list[str] = []
     for path in paths:
         steps = [str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", "")))) for step in path[1:]]
-        place = getattr(path[1], "idx", None)  # of a keyword argument this is None
+        place: int | None = getattr(path[1], "idx", None)  # of a keyword argument this is None
         if place is not None and place < len(by_place):
             steps[0] = by_place[place]
         name = re.sub(r"\W+", "_", "_".join(steps)).strip("_").lower()

@@ -17,3 +17,24 @@ from .protocols import ProtocolFault as ProtocolFault
 from .protocols import ProtocolReport as ProtocolReport
 from .protocols import check_protocol as check_protocol
 from .revealing import check_program as check_program
+
+__all__ = [
+    "KINDS",
+    "SHARED",
+    "Call",
+    "Finding",
+    "Given",
+    "ModuleFault",
+    "ModuleReport",
+    "MutationReport",
+    "Options",
+    "Planted",
+    "ProtocolFault",
+    "ProtocolReport",
+    "check_module",
+    "check_op",
+    "check_program",
+    "check_protocol",
+    "mutate_protocol",
+    "strategies",
+]

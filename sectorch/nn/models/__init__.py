@@ -23,6 +23,23 @@ from .small import mlp as mlp
 from .vgg import vgg5 as vgg5
 from .vgg import vgg7 as vgg7
 
+__all__ = [
+    "ZOO",
+    "Square",
+    "cryptonets",
+    "cryptonets_relu",
+    "lenet",
+    "mlp",
+    "randomize_batchnorm",
+    "resnet8",
+    "resnet10",
+    "resnet14",
+    "resnet16",
+    "resnet18",
+    "vgg5",
+    "vgg7",
+]
+
 ZOO: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "vgg5": (vgg5, (3, 32, 32)),
     "vgg7": (vgg7, (3, 32, 32)),

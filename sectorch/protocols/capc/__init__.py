@@ -25,3 +25,22 @@ from .settings import Collaboration as Collaboration
 from .settings import Party as Party
 from .settings import Settings as Settings
 from .settings import collaboration as collaboration
+
+__all__ = [
+    "PRESETS",
+    "Answer",
+    "CaPC",
+    "Collaboration",
+    "Forecast",
+    "Panel",
+    "Party",
+    "Plan",
+    "Record",
+    "Result",
+    "Settings",
+    "SimulatedPanel",
+    "TooFewVotersError",
+    "Voter",
+    "collaboration",
+    "plan",
+]

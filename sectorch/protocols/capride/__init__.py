@@ -21,3 +21,17 @@ from .report import Result as Result
 from .settings import Party as Party
 from .settings import Settings as Settings
 from .update import Update as Update
+
+__all__ = [
+    "CaPriDe",
+    "CorruptedCiphertextError",
+    "DisaggregationError",
+    "Guard",
+    "ModelError",
+    "Party",
+    "Result",
+    "Settings",
+    "Update",
+    "divide",
+    "federation",
+]

@@ -25,3 +25,31 @@ from .recover import Recovered as Recovered
 from .rounds import Federation as Federation
 from .scheme import Scheme as Scheme
 from .settings import Settings as Settings
+
+__all__ = [
+    "BatchMismatchError",
+    "ClientMasks",
+    "DroppedClientError",
+    "ExchangeError",
+    "Federation",
+    "Key",
+    "MaskError",
+    "Noise",
+    "NoiseError",
+    "NoisyModel",
+    "NonFiniteGradientError",
+    "NotPerturbableError",
+    "Opening",
+    "PerturbationError",
+    "PerturbedFL",
+    "Recovered",
+    "Reply",
+    "Request",
+    "Scheme",
+    "Settings",
+    "StaleKeyError",
+    "StateMismatchError",
+    "Update",
+    "WeightError",
+    "cohort",
+]

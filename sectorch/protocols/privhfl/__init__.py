@@ -17,3 +17,14 @@ from .report import Result as Result
 from .settings import PRESETS as PRESETS
 from .settings import Settings as Settings
 from .settings import federation as federation
+
+__all__ = [
+    "PRESETS",
+    "PrivHFL",
+    "Result",
+    "Settings",
+    "federation",
+    "plain_query",
+    "secure_query",
+    "soft_labels",
+]

@@ -26,3 +26,24 @@ from .settings import Settings as Settings
 from .training import Training as Training
 from .training import fedavg as fedavg
 from .values import shapley as shapley
+
+__all__ = [
+    "CheckpointError",
+    "CorruptedCiphertextError",
+    "EstimatorMissingError",
+    "GRUClassifier",
+    "Result",
+    "RoutingError",
+    "Settings",
+    "ShapleyEvaluation",
+    "Training",
+    "build",
+    "contribution_index",
+    "estimate",
+    "fedavg",
+    "federation",
+    "group_values",
+    "gtg",
+    "shapley",
+    "truncated",
+]
