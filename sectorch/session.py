@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from .choreography.located import running
 from .choreography.origins import Origins
 from .choreography.program.drawn import nothing_drawn
 from .choreography.program.material import Material
+from .choreography.program.nodes import uncollected
 from .choreography.program.part import Part, part_of
 from .choreography.program.setup import Setup
 from .choreography.program.trace import Program, Tracing
@@ -328,7 +330,10 @@ class Session:
         if strange:
             names = ", ".join(sorted(p.name for p in self.parties))
             raise ArgumentError(f"the program is of {', '.join(strange)} too, and this session of {names}")
-        return part_of(program, self.runtime.here)
+        with uncollected():
+            if self.runtime.here and self.device.type == "cpu":
+                importlib.import_module("sectorch.ring.loops").warm()  # as its first product does
+            return part_of(program, self.runtime.here)
 
     def _setup_of(self, program: Program) -> Setup:
         with self._lock:

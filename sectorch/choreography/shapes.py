@@ -52,8 +52,8 @@ def on_shapes(f: Callable, values: Sequence[Any]) -> Any:
 
     The result is always another tensor, also where f gives a view or its argument.
     """
-    key = _key((f, *values))
-    if key is None:
+    key: Any = (_key(f), *[_key_of(v) if type(v) is torch.Tensor else _key(v) for v in values])
+    if None in key:
         return f(*values)
     if (known := _KEPT.get(key)) is not None:
         single, parts = known
@@ -71,11 +71,15 @@ def on_shapes(f: Callable, values: Sequence[Any]) -> Any:
 _NUMBERS = frozenset((int, bool, float, str, type(None), torch.dtype))
 
 
+def _key_of(x: torch.Tensor) -> Any:
+    return (x.shape, x.stride(), x.dtype) if x.is_meta else None
+
+
 def _key(value: Any) -> Any:
     """What of a function or of an argument decides about the result's shape; None where that is not known."""
     kind = type(value)
     if kind is torch.Tensor:
-        return _Like.of(value) if value.is_meta else None
+        return _key_of(value)
     if kind in _NUMBERS:
         return kind, value  # 1 and True are the same key, and not the same index
     if kind in (tuple, list, torch.Size):

@@ -19,10 +19,17 @@ import torch
 from llvmlite import ir
 from numba import extending, njit
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 _kept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
 _unkept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, error_model="numpy")
 inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="always", error_model="numpy")
+
+
+def warm() -> None:
+    """Have numba load what it knows of types and functions, which else the first loop that is called does."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def compiled(loop: Callable) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ Nothing is computed or sent before steps 1 and 2 have passed, so a refused call 
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -395,11 +396,13 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
 
 def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Value, ...]) -> Any:
     """The result depends on the flags of its operands and on those that the operation raised."""
-    flags = dict.fromkeys(f for x in given if isinstance(x, SharedTensor) for f in x.flags)
-    flags.update(dict.fromkeys(raised))
-    if flags:
+    # Flags pile up over a program, and most operands have the same ones: the same tuple then, for thousands of tensors.
+    known = {id(x.flags): x.flags for x in given if isinstance(x, SharedTensor) and x.flags}
+    parts = [*known.values(), raised] if raised else [*known.values()]
+    if parts:
+        flags = parts[0] if len(parts) == 1 else tuple(dict.fromkeys(itertools.chain(*parts)))
         for leaf in _parts(wrapped):
-            leaf.flags = tuple(flags)
+            leaf.flags = flags
     return wrapped
 
 

@@ -12,6 +12,7 @@ import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import BuiltinFunctionType
 from typing import Any, final
 
@@ -28,9 +29,9 @@ from .trace import Program
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fixed:
-    """A value that is the same in every call: public, or a shape where its content is not here."""
+    """A value that is the same in every call: public, or a shape where its content is not here. It does not change."""
 
     value: Any
 
@@ -72,14 +73,14 @@ def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Part
         if not node.step.owners & here and not isinstance(node.step, Move):
             continue
         held = bool(node.step.holders & here)
-        sources = tuple(
+        sources = tuple([
             (o.slot if held else Fixed(shapes[o.slot])) if type(o) is Taken else Fixed(o if held else shape_of(o))
             for o in node.operands
-        )
+        ])  # fmt: skip
         outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]
         first = shapes[node.operands[0].slot] if node.operands and type(node.operands[0]) is Taken else None
         fits = not node.many and _alike(first, node.results[0])
-        needed = frozenset(source for source in sources if type(source) is not Fixed)
+        needed = frozenset(node.taken if held else ())
         found.append(Line(node.step, sources, outputs, node.place, fits, held, needed))
     return found
 
@@ -101,7 +102,7 @@ class Part:
     Attributes:
         shapes: what all values of the program look like.
         settled, settled_online: the values of the setup that a call needs, and those that its online steps need.
-        offline: the steps ahead of the query. kept: the places of what the online ones use of them.
+        kept: the places of what the online steps use of those ahead of the query.
     """
 
     def __init__(self, program: Program, here: frozenset[Party]):
@@ -117,12 +118,11 @@ class Part:
         online = [line for line in lines if line.step.phase == Phase.ONLINE]
         first = {slot for line in offline for _, slot in line.outputs}
         after = {slot for line in online for slot in line.needed}
-        needed = learned | {slot for line in lines for slot in line.needed}
+        needed = learned.union(*(line.needed for line in lines))
         for line in lines:
             line.outputs = [(i, slot) for i, slot in line.outputs if slot in needed]
         self.kept = sorted(first & (after | learned))
-        self._all, self._online = with_drops(lines, learned), with_drops(online, learned)
-        self.offline = with_drops(offline, set(self.kept))
+        self._all, self._learned, self._phases = with_drops(lines, learned), learned, (offline, online)
         brought: dict[Slot, Input] = {i.slot: i for i in program.inputs}
         self.settled_online = after - made - set(brought)
         self.settled = needed - made - set(brought)
@@ -130,7 +130,17 @@ class Part:
         self._inputs.insert(1, [brought[slot] for line in offline for slot in sorted(line.needed & set(brought))])
 
     def __repr__(self) -> str:
-        return f"Part({len(self.offline)} offline steps, {len(self._online)} online)"
+        return f"Part({len(self._phases[0])} offline steps, {len(self._phases[1])} online)"
+
+    @cached_property
+    def offline(self) -> list[Line]:
+        """The steps ahead of the query, in their order."""
+        return with_drops(self._phases[0], set(self.kept))
+
+    @cached_property
+    def online(self) -> list[Line]:
+        """The steps that need it, in their order."""
+        return with_drops(self._phases[1], self._learned)
 
     @property
     def lines(self) -> list[Line]:
@@ -177,7 +187,7 @@ class Part:
         if len(kept) != len(self.kept):
             raise MaterialError("the material was prepared by another party")
         brought |= zip(self.kept, kept, strict=True)
-        return self.learned(self._taken(self._online, runtime, material.call, settled, brought))
+        return self.learned(self._taken(self.online, runtime, material.call, settled, brought))
 
     def _taken(self, lines: list[Line], runtime: Runtime, call: int, *known: Mapping[Slot, Any]) -> dict[Slot, Any]:
         if runtime.graphs is not None:
@@ -276,7 +286,7 @@ def _needed(lines: list[Line], learned: set[Slot]) -> list[Line]:
     found, needed = [], set(learned)
     for line in reversed(lines):
         lost = isinstance(line.step, Draw) or (isinstance(line.step, Compute) and line.step.pure)
-        if not lost or any(slot in needed for _, slot in line.outputs):
+        if not lost or any([slot in needed for _, slot in line.outputs]):
             found.append(line)
             needed |= line.needed
     return found[::-1]
@@ -344,6 +354,9 @@ def with_drops(lines: list[Line], kept: set[Slot]) -> list[Line]:
     """Each step with the values that nothing after it needs."""
     last = {slot: at for at, line in enumerate(lines) for slot in line.needed}
     return [
-        replace(line, drops=tuple(slot for slot in line.needed if last[slot] == at and slot not in kept))
+        Line(
+            line.step, line.sources, line.outputs, line.place, line.fits, line.held, line.needed,
+            tuple([slot for slot in line.needed if last[slot] == at and slot not in kept]),
+        )
         for at, line in enumerate(lines)
-    ]
+    ]  # fmt: skip

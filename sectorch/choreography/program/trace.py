@@ -38,9 +38,9 @@ def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, .
     found, needed = [], set(wanted)
     for node in reversed(list(nodes)):
         asked = isinstance(node.step, kept) or (isinstance(node.step, Compute) and not node.step.pure)
-        if asked or needed.intersection(node.slots):
+        if asked or not needed.isdisjoint(node.slots):
             found.append(node)
-            needed |= node.needs
+            needed.update(node.taken)
     return found[::-1]
 
 
@@ -57,6 +57,7 @@ class Tracing:
 
     def __init__(self, call: int, setup: Tracing | None = None, *, alone: bool = False):
         self._call, self._setup, self._alone = call, setup, alone
+        self._known = (call, setup._call if setup else call)
         self._lock: threading.RLock = setup._lock if setup else threading.RLock()
         """A setup is traced in several threads."""
         self._nodes: list[Node] = []
@@ -82,15 +83,21 @@ class Tracing:
             self._step(number, step, values, result)
 
     def _step(self, number: int, step: Step, values: tuple, result: Any) -> None:
-        for f in (step.f, *values) if isinstance(step, Compute) else ():
-            self._closures.note(f)
+        computes, operands = type(step) is Compute, []
+        if computes:
+            self._closures.note(step.f)
+        for v in values:
+            if type(v) is Located:
+                self._strange |= (v.slot or (None,))[0] not in self._known
+                operands.append(Taken(v.slot))
+            else:
+                if computes:
+                    self._closures.note(v)
+                operands.append(self._public(v))
         many = isinstance(result, tuple)
         results = result if many else (result,)
-        operands = tuple(Taken(v.slot) if type(v) is Located else self._public(v) for v in values)
-        known = (self._call, self._setup._call if self._setup else self._call)
-        self._strange |= any(type(v) is Located and (v.slot or (None,))[0] not in known for v in values)
-        slots = tuple((self._call, number, i) for i in range(len(results)))
-        self._nodes.append(Node(step, operands, slots, results, many, PLACE.get()))
+        slots = tuple([(self._call, number, i) for i in range(len(results))]) if many else ((self._call, number, 0),)
+        self._nodes.append(Node(step, tuple(operands), slots, results, many, PLACE.get()))
         if isinstance(step, Read):
             self._read.append((result, Taken(slots[0])))
 
