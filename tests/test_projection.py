@@ -124,7 +124,7 @@ def test_a_party_sends_before_it_waits_for_what_the_sending_does_not_need():
     program, _ = traced(Session(), case.program, case.inputs(70))
     early = 0
     for party in program.parties:
-        steps = [line.step for line in part_of(program, frozenset((party,)))._online]
+        steps = [line.step for line in part_of(program, frozenset((party,))).online]
         own = [h for h in about(step.header for step in steps if isinstance(step, Move)) if party in h[2:4]]
         wanted = [h for h in about(m for m in program.messages if m.phase == Phase.ONLINE) if party in h[2:4]]
         assert by_edge(own) == by_edge(wanted)

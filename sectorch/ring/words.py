@@ -56,7 +56,9 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
     if values.is_meta or values.numel() == 0:
         return
     if values.is_floating_point():
-        largest = float(values.detach().abs().amax())
+        # Without a tensor of magnitudes: memory that is freed between others is hardly used again.
+        low, high = (float(x) for x in torch.aminmax(values.detach()))
+        largest = high if high != high else max(-low, high)
         if largest != largest or largest == float("inf"):
             nan = int(values.isnan().sum())
             inf = int(values.isinf().sum())
@@ -76,11 +78,22 @@ def reaches(largest: float, limit: float, scale_bits: int) -> bool:
     return largest * 2.0**scale_bits >= limit * 2.0**scale_bits - 0.5
 
 
+_RUN = 1 << 17
+"""Numbers that are encoded at a time, so that nothing but the result takes much memory."""
+
+
 def encode(values: torch.Tensor, scale_bits: int) -> torch.Tensor:
     """Real numbers to the ring: round(v * 2^scale_bits), any shape. Range and finiteness are the caller's to check."""
     if not values.is_floating_point():
         return values.to(torch.int64) << scale_bits
-    return torch.round(values.detach().to(torch.float64) * 2.0**scale_bits).to(torch.int64)
+    values, factor = values.detach(), 2.0**scale_bits
+    if values.numel() <= _RUN or values.device.type != "cpu":
+        return torch.round(values.to(torch.float64) * factor).to(torch.int64)
+    found = torch.empty_like(values, dtype=torch.int64)
+    rows = max(1, _RUN * len(values) // values.numel())
+    for part, of in zip(found.split(rows), values.split(rows), strict=True):
+        part.copy_((of.to(torch.float64) * factor).round_())
+    return found
 
 
 def decode(elements: torch.Tensor, scale_bits: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

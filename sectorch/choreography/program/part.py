@@ -286,7 +286,7 @@ def _needed(lines: list[Line], learned: set[Slot]) -> list[Line]:
     found, needed = [], set(learned)
     for line in reversed(lines):
         lost = isinstance(line.step, Draw) or (isinstance(line.step, Compute) and line.step.pure)
-        if not lost or any([slot in needed for _, slot in line.outputs]):
+        if not lost or any(slot in needed for _, slot in line.outputs):
             found.append(line)
             needed |= line.needed
     return found[::-1]

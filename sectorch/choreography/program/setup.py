@@ -8,6 +8,8 @@ for a program that takes it as it was.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -99,7 +101,7 @@ class Setup:
         brought = [i for i in part.program.inputs if i.slot in needed]
         values = self._values | given(brought, inputs)
         last = {slot: at for at, (_, line) in enumerate(plan) if line for slot in line.needed}
-        used, forms = wanted.union(*self._of.values()), dict[Slot, Node]()
+        used, forms, size = wanted.union(*self._of.values()), dict[Slot, Node](), 0
         for at, (node, line) in enumerate(plan[:count] if own else plan):
             if at == count:  # what is drawn and sent from here on is of these inputs
                 self._brought |= {i.name: inputs[i.name] for i in brought}
@@ -109,6 +111,10 @@ class Setup:
             for slot in node.needs - used:
                 if last.get(slot) == at and slot in forms:
                     self._drop(slot, forms[slot], part, values)
+            size += sum(getattr(part.shapes[slot], "nbytes", 0) for slot in node.slots)
+            if size > UNTRIMMED:
+                size = 0
+                give_back()
         self._values |= {slot: values[slot] for slot in wanted if slot in values}
         self._brought |= {i.name: inputs[i.name] for i in brought}
         if not own and not wanted <= set(self._values):
@@ -170,6 +176,21 @@ class Setup:
         kept = wanted | {slot for node in nodes if _once(node) for slot in node.slots}
         dropping = iter(with_drops([line for line in lines if line], kept))
         return [(node, line and next(dropping)) for node, line in zip(nodes, lines, strict=True)], len(own)
+
+
+UNTRIMMED = 1 << 27
+"""Bytes of results after which the memory of those that are gone is given back."""
+
+
+def give_back() -> None:
+    """Have the C library give free memory back to the system.
+
+    Weights are encoded, masked and brought into tiles between small objects that stay. Each leaves a gap that the next
+    one of its size does not fit into: half as much memory again as all tiles take.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _pure(node: Node) -> bool:
