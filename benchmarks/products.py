@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from sectorch.choreography.run.pages import keep_pages
+from sectorch.choreography.pages import keep_pages
 from sectorch.ring import karatsuba, limbs, products, tiles
 from sectorch.ring.products import Conv2d, matmul
 

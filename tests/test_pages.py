@@ -8,6 +8,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
+
+import sectorch
+from sectorch.choreography import pages
+from sectorch.choreography.program import setup
+from sectorch.session import Session
 
 PROGRAM = """
 import resource
@@ -33,3 +40,14 @@ def test_pages_of_freed_tensors(limit: str | None, kept: bool):
     env = unlimited if limit is None else {**unlimited, "MALLOC_MMAP_THRESHOLD_": limit}
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
     assert (int(run.stdout) < 150) == kept, run.stdout
+
+
+def test_gaps_are_given_back_while_large_weights_are_bound(monkeypatch: pytest.MonkeyPatch):
+    """The results stay what they are, and a small model gives nothing back."""
+    model, x = nn.Sequential(nn.Linear(37, 131), nn.ReLU(), nn.Linear(131, 3)).eval(), torch.rand(5, 37)
+    given: list[int] = []
+    monkeypatch.setattr(setup, "give_back", lambda: given.append(pages.give_back() or 1))
+    expected = sectorch.reference(model)(x)
+    assert torch.equal(sectorch.secure(model, session=Session())(x), expected) and not given
+    monkeypatch.setattr(setup, "UNTRIMMED", 8 * 37 * 131)
+    assert torch.equal(sectorch.secure(model, session=Session())(x), expected) and len(given) > 2

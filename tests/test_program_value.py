@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Listener
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 import sectorch
 from sectorch import Scheme, errors
 from sectorch.choreography.parties import Phase
+from sectorch.choreography.program import nodes
 from sectorch.choreography.program.text import spelled
 from sectorch.choreography.program.trace import Program
 from sectorch.choreography.steps import Draw
@@ -349,3 +351,25 @@ def test_a_program_does_not_depend_on_what_was_traced_before_it():
         secured = sectorch.secure(model, session=sectorch.Session())
         digests.append({i: secured.choreography(shapes[i]).digest for i in order})
     assert digests[0] == digests[1] == digests[2] and len(set(digests[0].values())) == 3
+
+
+@pytest.mark.parametrize(("made", "frozen", "spared"), [(200_000, 0, True), (10, 0, False), (200_000, 7, False)])
+def test_a_program_is_old_at_once(made: int, frozen: int, spared: bool, monkeypatch: pytest.MonkeyPatch):
+    """No collection passes over it, unless the application has frozen objects, which stay frozen."""
+    asked: list[str] = []
+    verbs = {name: (lambda name=name: asked.append(name)) for name in ("disable", "enable", "freeze", "unfreeze")}
+    collector = SimpleNamespace(
+        isenabled=lambda: True, get_count=lambda: (made, 0, 0), get_freeze_count=lambda: frozen, **verbs
+    )
+    monkeypatch.setattr(nodes, "gc", collector)
+    with nodes.uncollected(), nodes.uncollected():
+        pass
+    assert asked == ["disable", "disable", *(["freeze", "unfreeze"] if spared else []), "enable"]
+
+
+def test_tensors_with_the_same_flags_have_them_once():
+    """A program of a thousand range checks would else copy a thousand flags for each of its tensors."""
+    x, y = (torch.nn.functional.silu(sectorch.share(torch.rand(3) * 8) * 90) for _ in range(2))
+    both = x + y
+    assert x.flags and y.flags and both.flags == (*x.flags, *y.flags)
+    assert (both + 1).flags is both.flags and (both + both).flags is both.flags

@@ -162,3 +162,15 @@ def test_shapes_are_kept():
         x = ring_values(shape)
         assert encode(decode(x >> 20, 20, torch.float64), 20).shape == torch.Size(shape)
         assert logical_shift(x, 7).shape == torch.Size(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(700, 300), (1, 200_001), (3, 300, 1, 301)])
+def test_pieces_of_a_large_tensor_are_encoded_as_the_whole(shape: tuple[int, ...], dtype: torch.dtype):
+    """With the strides that arithmetic gives, also where the tensor lies in memory otherwise."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for values in (x, x.transpose(0, -1), x[..., ::2], x[:, :1].expand(shape)):
+        whole = torch.round(values.to(torch.float64) * 2.0**20).to(torch.int64)
+        found = encode(values, 20)
+        strides = [[n for n, size in zip(y.stride(), y.shape, strict=True) if size > 1] for y in (found, whole)]
+        assert torch.equal(found, whole) and strides[0] == strides[1]

@@ -8,8 +8,6 @@ for a program that takes it as it was.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...errors import MaterialError
+from ..pages import give_back
 from ..steps import Compute, Draw, Move, Runtime
 from .nodes import Node, Slot
 from .part import Line, Part, given, lines_of, same, with_drops
@@ -180,17 +179,6 @@ class Setup:
 
 UNTRIMMED = 1 << 27
 """Bytes of results after which the memory of those that are gone is given back."""
-
-
-def give_back() -> None:
-    """Have the C library give free memory back to the system.
-
-    Weights are encoded, masked and brought into tiles between small objects that stay. Each leaves a gap that the next
-    one of its size does not fit into: half as much memory again as all tiles take.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
-    if trim is not None:
-        trim(0)
 
 
 def _pure(node: Node) -> bool:

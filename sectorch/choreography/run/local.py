@@ -16,10 +16,10 @@ import torch
 from ...errors import UnsupportedDeviceError
 from ..ledger import observers
 from ..net import Party, Phase
+from ..pages import keep_pages
 from ..steps import Sent
 from ..streams import PairKey, PairKeys
 from .graphs import Graphs
-from .pages import keep_pages
 
 
 def device_named(device: torch.device | str) -> torch.device:

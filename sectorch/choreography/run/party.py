@@ -15,10 +15,10 @@ import torch
 from ...errors import FrameError
 from ..ledger import observers
 from ..net import Party, Phase
+from ..pages import keep_pages
 from ..steps import Sent
 from ..streams import PairKey, PairKeys
 from .frames import Frame, Kind, parts_of
-from .pages import keep_pages
 
 
 class Channel(Protocol):
