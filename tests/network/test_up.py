@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 from federation_world import World, each
+from msgspec.structs import replace
 from network_world import until
 
 from sectorch import errors
 from sectorch.cli.main import run as command
 from sectorch.federated.parties import Simulation, tensors
+from sectorch.network import messages
 from sectorch.network.federation import start as starts
 from sectorch.network.federation import up as ups
 from sectorch.network.federation.file import read
@@ -28,7 +30,7 @@ from sectorch.network.federation.own import credentials, read_own
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import Policy
 from sectorch.network.federation.programs import source_of
-from sectorch.network.federation.proposals import Proposal, opened, proposal_of, signed
+from sectorch.network.federation.proposals import Proposal, Proposed, opened, proposal_of, signed
 from sectorch.network.federation.start import Start, described
 from sectorch.network.federation.up import Up
 from sectorch.network.messages import Delivered
@@ -174,8 +176,8 @@ def test_a_program_among_parties_that_are_up(world, capsys):
         (lambda p: replace(p, time=time.time() - 3600), "set the clocks"),
         (lambda p: replace(p, time=time.time() + 3600), "ahead of this party's clock"),
         (lambda p: replace(p, parties=("left", "right", "third")), "did not come up"),
-        (lambda p: replace(p, nonce="x"), "without a nonce"),
-        (lambda p: replace(p, job="../.."), "of no kind"),
+        (lambda p: replace(p, nonce="x"), "nonce: expected `str` matching"),
+        (lambda p: replace(p, job="../.."), "of no form"),
     ],
     ids=["source", "steps", "function", "paper", "version", "old", "future", "parties", "nonce", "job"],
 )
@@ -266,7 +268,7 @@ def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
         ({**true, "key": true["key"][:-2]}, "a note that is none"),
         ({"body": "[]", **{k: true[k] for k in ("key", "signature")}}, "signature is not right"),
         (signed("begin", begin, right), "has not proposed"),
-        (signed("nonsense", body, right), "of no kind"),
+        (signed("nonsense", body, right), "of no form"),
         ("text", "a note that is none"),
     ]
     for note, why in made_up:
@@ -291,10 +293,32 @@ def test_proposals_round_trip_and_their_digest_covers_every_field(world):
             "proposal", {**proposal.body(), "federation": proposal.federation}, federation.connection.identity
         )
     assert proposal_of(opened(json.loads(json.dumps(note)), read(world.path))) == proposal
-    for field in Proposal.__dataclass_fields__:
+    for field in Proposal.__struct_fields__:
         value = getattr(proposal, field)
         other = 0.0 if field == "time" else ("a",) if isinstance(value, tuple) else f"{value}x"
         assert replace(proposal, **{field: other}).digest != proposal.digest
+
+
+WORDS = [None, True, 1, 1.5, -1, 10**400, math.nan, math.inf, "", "\ud800", "x\n", "a b", [], [1], ["a b"], {}]
+
+
+def test_a_proposal_of_another_form_is_none():
+    """Each entry, missing or of another kind, is refused, or is a proposal of another digest."""
+    texts = {"source": "0f", "function": "f", "traced": "0e", "arguments": ("--rounds", "2"), "nonce": "0f" * 16}
+    proposal = Proposal("fed", "by", ("p", "q"), "program", "name", **texts, time=12.5)
+    body = json.loads(json.dumps({**proposal.body(), "by": "by"}))
+    of = lambda body: proposal_of(messages.read(Proposed, {**body, "body": body}))
+    assert of(body) == proposal
+    for name in body:
+        with pytest.raises(errors.FrameError):
+            of({k: v for k, v in body.items() if k != name})
+        for wrong in WORDS:
+            try:
+                assert of({**body, name: wrong}).digest != proposal.digest, (name, wrong)
+            except errors.FrameError as refused:
+                assert str(refused).isprintable() and len(str(refused)) < 400
+    with pytest.raises(errors.FrameError, match="unknown field"):
+        of({**body, "more": 1})
 
 
 def test_one_that_is_lost_ends_the_run_at_the_others_and_the_next_one_is_right(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, RefusedError
@@ -61,7 +62,7 @@ def test_nobody_says_it_for_another(file, accepted, wire):
     with pytest.raises(ArgumentError, match=r"each party's own.*--own"):
         described(read(file), "south", "capc", [*OPTIONS, *wire])
     proposal = described(read(file), "south", "capc", OPTIONS)
-    forged = type(proposal)(**{**vars(proposal), "arguments": (*OPTIONS, *wire)})
+    forged = replace(proposal, arguments=(*OPTIONS, *wire))
     with pytest.raises(RefusedError, match="each party's own"):
         policy.agree(forged)
 

@@ -12,22 +12,73 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import FrameError, IdentityError, RefusedError
 from ..identity.identity import fingerprint
+from ..messages import Run, Time, read
 from ..names import NAME, readable
 from .file import Federated
 from .notes import CLOCKS, LONGEST
 
 VALID = CLOCKS
 """Seconds for which a proposal is good, by the clocks of both."""
-KINDS = ("proposal", "answer", "begin", "cancel", "ended")
+_Name = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
+
+
+class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """What a note says of a run.
+
+    Attributes:
+        by: who says it. federation: the digest of its federation file.
+        run: the proposal's nonce. proposal: the proposal's digest.
+    """
+
+    by: str
+    run: str
+    federation: str
+    proposal: str
+
+
+class YesOrNo(Word, frozen=True, kw_only=True, tag="answer"):
+    """Yes or no to a proposal, and why not; without a proposal's digest where it is no."""
+
+    yes: bool
+    why: str
+
+
+class Begin(Word, frozen=True, kw_only=True, tag="begin"):
+    """All have said yes."""
+
+
+class Cancel(Word, frozen=True, kw_only=True, tag="cancel"):
+    """Whoever proposed it stops it."""
+
+
+class Ended(Word, frozen=True, kw_only=True, tag="ended"):
+    """A party's part has ended: "done", or what ended it; and then what it cost and the shapes of what it learned."""
+
+    outcome: str
+    seconds: float | UnsetType = UNSET
+    learned: dict[str, list[int]] | UnsetType = UNSET
+    rounds: int | UnsetType = UNSET
+    online_bytes: int | UnsetType = UNSET
+    offline_bytes: int | UnsetType = UNSET
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """A note that proposes a run; what `proposal_of` finds wrong in its body, the proposer is told."""
+
+    by: str
+    run: str
+    federation: str
+    body: dict[str, Any]
 
 
 def signed(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
@@ -40,7 +91,7 @@ def signed(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[s
     }  # fmt: skip
 
 
-def opened(note: Any, federated: Federated) -> dict[str, Any]:
+def opened(note: Any, federated: Federated) -> Proposed | Word:
     """What a note says, whose signature is right and whose signer is in the federation; see `check_same` too.
 
     Raises:
@@ -54,20 +105,21 @@ def opened(note: Any, federated: Federated) -> dict[str, Any]:
         raise IdentityError("a note whose signature is not right: it was changed on the way, or made up") from None
     except (KeyError, TypeError, ValueError, RecursionError):
         raise FrameError("a note that is none") from None
-    known = isinstance(body, dict) and body.get("kind") in KINDS
-    if not known or not isinstance(body.get("by"), str) or not isinstance(body.get("run"), str):
-        raise FrameError("a note of no kind that this version knows")
-    member = next((m for m in federated.members if m.name == body["by"]), None)
+    if isinstance(body, dict) and body.get("kind") == "proposal":
+        word = read(Proposed, {**body, "body": body}, "note")
+    else:
+        word = read(YesOrNo | Begin | Cancel | Ended, body, "note")
+    member = next((m for m in federated.members if m.name == word.by), None)
     if member is None or fingerprint(key) != member.identity:
-        raise IdentityError(f"a note in the name of {ascii(body['by'])[:70]} that another key has signed")
-    return body
+        raise IdentityError(f"a note in the name of {ascii(word.by)[:70]} that another key has signed")
+    return word
 
 
-def check_same(body: Mapping[str, Any], federated: Federated) -> None:
+def check_same(word: Proposed, federated: Federated) -> None:
     """Raises RefusedError: the signer of a note has another federation file."""
-    if body.get("federation") != federated.digest:
+    if word.federation != federated.digest:
         raise RefusedError(
-            f"'{body['by']}' has another federation file (digest {readable(str(body.get('federation')), 16)}, here "
+            f"'{word.by}' has another federation file (digest {readable(word.federation, 16)}, here "
             f"{federated.digest[:16]}): all need the same"
         )
 
@@ -76,8 +128,7 @@ def _message(text: str) -> bytes:
     return b"sectorch v1 note\x00" + text.encode()
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a party proposes to run: names, digests and public settings, and no code.
 
     Args:
@@ -90,23 +141,21 @@ class Proposal:
 
     federation: str
     by: str
-    parties: tuple[str, ...]
-    kind: str
+    parties: tuple[_Name, ...]
+    kind: Literal["program", "paper"] = msgspec.field(name="what")
     name: str
     source: str = ""
     function: str = ""
     traced: str = ""
     arguments: tuple[str, ...] = ()
-    job: str = "1"
-    version: str = field(default_factory=lambda: metadata.version("sectorch"))
-    nonce: str = field(default_factory=lambda: os.urandom(16).hex())
-    time: float = field(default_factory=time.time)
+    job: _Name = "1"
+    version: str = msgspec.field(default_factory=lambda: metadata.version("sectorch"))
+    nonce: Run = msgspec.field(default_factory=lambda: os.urandom(16).hex())
+    time: Time = msgspec.field(default_factory=time.time)
 
     def body(self) -> dict[str, Any]:
         """As a note says it."""
-        said = {**vars(self), "run": self.nonce}
-        said["what"] = said.pop("kind")
-        return said
+        return {**msgspec.to_builtins(self), "run": self.nonce}
 
     @property
     def digest(self) -> str:
@@ -123,21 +172,11 @@ class Proposal:
             )
 
 
-def proposal_of(body: Mapping[str, Any]) -> Proposal:
+def proposal_of(word: Proposed) -> Proposal:
     """The proposal that a note has. Raises FrameError: it has none."""
-    said = {name: value for name, value in body.items() if name not in ("run", "what")}
-    said["kind"] = body.get("what")
-    lists = {"parties": list, "arguments": list}
-    fields = Proposal.__dataclass_fields__
-    texts = {name: str for name in fields if name not in (*lists, "time")}
-    right = set(said) == set(fields) and all(isinstance(said[n], t) for n, t in (lists | texts).items())
-    if not right or type(said["time"]) not in (int, float) or not abs(said["time"]) < 1e12:
-        raise FrameError("a proposal that is none")
-    names, arguments = said["parties"], said["arguments"]
-    if not all(isinstance(x, str) for x in (*names, *arguments)) or not all(NAME.fullmatch(x) for x in names):
-        raise FrameError("a proposal whose parties are no names")
-    if said["kind"] not in ("program", "paper") or not NAME.fullmatch(said["job"]) or body["run"] != said["nonce"]:
-        raise FrameError("a proposal of no kind that this version knows")
-    if len(said["nonce"]) != 32 or not all(c in "0123456789abcdef" for c in said["nonce"]):
-        raise FrameError("a proposal without a nonce")
-    return Proposal(**{**said, "parties": tuple(names), "arguments": tuple(arguments), "time": float(said["time"])})
+    said = {name: value for name, value in word.body.items() if name not in ("kind", "run")}
+    missing = {field.encode_name for field in msgspec.structs.fields(Proposal)} - said.keys()
+    proposal = read(Proposal, said, "proposal")
+    if missing or proposal.nonce != word.run:
+        raise FrameError("a proposal that does not say all, or is of another run than its nonce")
+    return proposal

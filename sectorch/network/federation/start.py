@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ...errors import ArgumentError, IdentityError, PeerLostError, RefusedError, SectorchError
 from ..messages import AreUp, Delivered, IsUp, Note, WhoIsUp
@@ -17,8 +19,9 @@ from .file import Federated
 from .papers import PAPERS, cast_of, settings_of
 from .party import Federation
 from .programs import rehearsed, source_of
-from .proposals import Proposal, opened, signed
+from .proposals import Ended, Proposal, Word, YesOrNo, opened, signed
 
+W = TypeVar("W", bound=Word)
 ANSWER = 30.0
 """Seconds for a party to say yes or no."""
 LOOK = 1.0
@@ -134,7 +137,7 @@ class Start:
         note = signed(kind, body, self.federation.connection.identity)
         self.federation.connection.ask(Note(to=to, note=note))
 
-    def _heard(self, kind: str, seconds: float) -> dict[str, Any] | None:
+    def _heard(self, kind: type[W], seconds: float) -> W | None:
         """The next note of that kind about this run, by one of its parties; None if none came in time."""
         end = time.monotonic() + seconds
         while True:
@@ -147,25 +150,25 @@ class Start:
                     return None
                 continue
             try:
-                body = opened(request.note, self.federation.file)
+                word = opened(request.note, self.federation.file)
             except (IdentityError, SectorchError) as error:
                 self.say(f"a note that is not right: {error}")
                 continue
-            if body["kind"] == kind and body["run"] == self.proposal.nonce and body["by"] in self.proposal.parties:
-                return body
+            if isinstance(word, kind) and word.run == self.proposal.nonce and word.by in self.proposal.parties:
+                return word
 
     def _agreed(self) -> None:
         answers: dict[str, str] = {}
         end = time.monotonic() + ANSWER
         while missing := [name for name in self.proposal.parties if name not in answers]:
-            body = self._heard("answer", end - time.monotonic())
-            if body is None:
+            answer = self._heard(YesOrNo, end - time.monotonic())
+            if answer is None:
                 raise PeerLostError(
                     f"{', '.join(missing)} did not answer in {ANSWER:.0f} s; what was wrong with the proposal stands "
                     f"in the log there"
                 )
-            right = body.get("yes") is True and body.get("proposal") == self.proposal.digest
-            answers[body["by"]] = "" if right else readable(str(body.get("why")) or "it agreed on something else")
+            right = answer.yes and answer.proposal == self.proposal.digest
+            answers[answer.by] = "" if right else readable(answer.why or "it agreed on something else")
         self._refused = {name for name, why in answers.items() if why}
         refusals = [f"{name}: {why}" for name, why in answers.items() if why]
         if refusals:
@@ -174,10 +177,12 @@ class Start:
     def _ended(self, up: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         while len(found) < len(self.proposal.parties):
-            body = self._heard("ended", LOOK)
-            if body is not None and body.get("proposal") == self.proposal.digest:
-                said = {k: body[k] for k in body if k not in ("kind", "by", "federation", "run", "proposal")}
-                found[body["by"]] = {**said, "outcome": readable(str(said.get("outcome")))}
+            ended = self._heard(Ended, LOOK)
+            if ended is not None and ended.proposal == self.proposal.digest:
+                said = {
+                    k: v for k, v in msgspec.to_builtins(ended).items() if k not in ("kind", *Word.__struct_fields__)
+                }
+                found[ended.by] = {**said, "outcome": readable(ended.outcome)}
                 continue
             now = self._up()
             for name in self.proposal.parties:

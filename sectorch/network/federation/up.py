@@ -43,7 +43,7 @@ from .file import Federated
 from .own import Own
 from .party import Federation
 from .policy import Agreed, Policy
-from .proposals import check_same, opened, proposal_of, signed
+from .proposals import Begin, Cancel, Proposed, Word, check_same, opened, proposal_of, signed
 from .taking import Run
 
 log = logging.getLogger("sectorch.federation")
@@ -150,50 +150,50 @@ class Up:
         while (request := self._notes.get()) is not None:
             sender = readable(request.sender, 64)
             try:
-                body = opened(request.note, self.file)
-                if body["by"] != request.sender:
-                    raise IdentityError(f"a note of '{body['by']}' that came from another")
-                self._heard(body)
+                word = opened(request.note, self.file)
+                if word.by != request.sender:
+                    raise IdentityError(f"a note of '{word.by}' that came from another")
+                self._heard(word)
             except SectorchError as error:
                 write(log, "note refused", logging.WARNING, by=sender, why=in_full(error))
             except Exception as error:  # the next one is read whatever was wrong with this one
                 write(log, "note refused", logging.ERROR, by=sender, why=in_full(error))
                 log.debug("in detail", exc_info=error)
 
-    def _heard(self, body: dict) -> None:
-        kind, nonce = body["kind"], body["run"]
-        if kind == "proposal":
-            self._answer(body)
+    def _heard(self, word: Proposed | Word) -> None:
+        if isinstance(word, Proposed):
+            self._answer(word)
             return
+        nonce = word.run
         agreed, _ = self._agreed.get(nonce, (None, 0.0))
         run = self._runs.get(nonce)
         known = agreed.proposal if agreed is not None else run.agreed.proposal if run is not None else None
-        if known is None or body["by"] != known.by or body.get("proposal") != known.digest:
-            raise RefusedError(f"a word about a run that '{body['by']}' has not proposed, or whose time is over")
+        if known is None or word.by != known.by or word.proposal != known.digest:
+            raise RefusedError(f"a word about a run that '{word.by}' has not proposed, or whose time is over")
         self._agreed.pop(nonce, None)
-        if kind == "begin" and agreed is not None:
+        if isinstance(word, Begin) and agreed is not None:
             self._begin(agreed)
-        elif kind == "cancel" and run is not None:
-            run.give_up(AbortedError(f"'{body['by']}', who started it, has stopped it"))
+        elif isinstance(word, Cancel) and run is not None:
+            run.give_up(AbortedError(f"'{word.by}', who started it, has stopped it"))
 
-    def _answer(self, body: dict) -> None:
+    def _answer(self, word: Proposed) -> None:
         said: dict[str, Any] = {"yes": True, "why": ""}
         try:
-            check_same(body, self.file)
-            proposal = proposal_of(body)
+            check_same(word, self.file)
+            proposal = proposal_of(word)
             proposal.check_time()
             self._admit(self.policy.agree(proposal))
         except (RefusedError, BusyError, FrameError) as error:
             said = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
             own = None if error.__cause__ is None else in_full(error.__cause__)
-            write(log, "refused", run=body["run"], by=body["by"], why=error, own=own)
+            write(log, "refused", run=word.run, by=word.by, why=error, own=own)
         except Exception as error:
             said = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
-            write(log, "refused", logging.ERROR, run=body["run"], by=body["by"], own=in_full(error))
+            write(log, "refused", logging.ERROR, run=word.run, by=word.by, own=in_full(error))
         else:
             write(log, "accepted", run=proposal.nonce, by=proposal.by, program=proposal.name)
-        digest = "" if not said["yes"] else proposal_of(body).digest
-        self.tell("answer", body["by"], body["run"], {"proposal": digest, **said})
+        digest = "" if not said["yes"] else proposal_of(word).digest
+        self.tell("answer", word.by, word.run, {"proposal": digest, **said})
 
     def _admit(self, agreed: Agreed) -> None:
         """Keep what was agreed on until its starter says that all have.
