@@ -41,7 +41,7 @@ KEYS = re.compile(r"draws: of shuffle/(rho|pi|sigma), which .* draw, the lowest 
 
 def faults(f: Any, **options: Any) -> list[str]:
     with pytest.raises(ProtocolFault) as fault:
-        check_protocol(of_sums(f), [ANY], summed, elementwise=False, **options)
+        check_protocol(of_sums(f), [ANY], summed, elementwise=False, seconds=1e6, **options)
     return str(fault.value).splitlines()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, fields
+from typing import TypedDict, TypeVar, get_type_hints
 
 import torch
 
@@ -122,6 +122,22 @@ class Case:
                 f"small shapes"
             )
         return found
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def with_options(f: F) -> F:
+    """Give a function that takes `**options: Unpack[Options]` a signature with each of them and its default."""
+    signature, defaults = inspect.signature(f), {field.name: field.default for field in fields(Case)}
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    kinds = get_type_hints(Options)
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in kinds.items()
+    ]
+    f.__signature__ = signature.replace(parameters=[*own, *named])  # pyright: ignore[reportFunctionMemberAccess]
+    return f
 
 
 def shared_by_elements(program: Program, n: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import time
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ from rich.text import Text
 
 from ..errors import ArgumentError
 from ..shown import Shown
-from .case import Case, Options, Reference
+from .case import Case, Options, Reference, with_options
+from .clock import Clock, TimeOver
 from .draws import Draws
 from .known import Played, alike, seen
 from .mutants import KINDS, Mutant, mutants_of
@@ -64,10 +65,12 @@ class MutationReport(Shown):
     Attributes:
         planted: all of them.
         possible: how many there are of these kinds; of more than `most` some were chosen.
+        left: how many of those that were chosen were not planted, since the seconds were over.
     """
 
     planted: list[Planted] = field(default_factory=list)
     possible: int = 0
+    left: int = 0
     seconds: float = 0.0
     seed: int = 0
 
@@ -105,17 +108,20 @@ class MutationReport(Shown):
             table.add_row(kind, *(str(of_kind.get(what, 0)) for what in (*CHECKS, "survivors", "same", "fails")))
         yield table
         yield f"{self.score:.1%} of {len(self.counted)} found, in {self.seconds:.1f} s"
+        if self.left:
+            yield f"the seconds were over: {self.left} faults were not planted"
         yield from (Text(f"not found: {planted}") for planted in self.survivors)
 
     def as_dict(self) -> dict:
         """For JSON."""
         return {
-            "score": self.score, "possible": self.possible, "planted": len(self.planted),
+            "score": self.score, "possible": self.possible, "planted": len(self.planted), "left": self.left,
             "counted": len(self.counted), "kinds": self.by_kind(),
             "survivors": list(map(str, self.survivors)), "seconds": self.seconds, "seed": self.seed,
         }  # fmt: skip
 
 
+@with_options
 def mutate_protocol(
     protocol: Callable,
     given: Sequence[Given],
@@ -123,6 +129,8 @@ def mutate_protocol(
     *,
     kinds: Collection[str] = tuple(KINDS),
     most: int | None = None,
+    seconds: float | None = None,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> MutationReport:
     """Plant faults in a protocol, and see which of them `check_protocol` with the same arguments finds.
@@ -135,36 +143,64 @@ def mutate_protocol(
     Args:
         kinds: of `sectorch.testing.KINDS`.
         most: so many faults at most, drawn by the seed.
+        seconds: it may take; any number unless named. Faults that were not planted by then are `report.left`; those
+            that were are drawn by the seed.
+        progress: whether a bar on standard error shows what it is at; None for where that is a terminal.
         protocol, given, reference, options: as of `check_protocol`.
 
     Raises:
-        ArgumentError: a kind that there is not, or the protocol without a fault is refused by its check.
+        ArgumentError: a kind that there is not, or the protocol without a fault is refused by its check; no fault was
+            planted in so many seconds.
         SectorchError: as of `check_protocol`.
     """
     strange = sorted(set(kinds) - set(KINDS))
     if strange:
         raise ArgumentError(f"faults are of the kinds {', '.join(KINDS)}, and not of the kind '{strange[0]}'")
     case = Case.of(protocol, given, reference, options)
-    start = time.monotonic()
+    with Clock("mutate_protocol", seconds, progress) as clock:
+        report = MutationReport(seed=case.seed)
+        try:
+            _plant(case, set(kinds), most, report, clock)
+        except TimeOver:
+            if not report.planted:
+                raise ArgumentError(
+                    f"no fault was planted in {seconds:g} s, which went into '{clock.at}': pass fewer elements=, or "
+                    f"more seconds="
+                ) from None
+        report.seconds = clock.took
+    return report
+
+
+def _plant(case: Case, kinds: set[str], most: int | None, report: MutationReport, clock: Clock) -> None:
+    """Fill the report, one fault after the other.
+
+    Raises:
+        TimeOver: the clock's seconds are over; the faults that were tried are in the report, in an order of the seed's.
+    """
+    clock.part("the protocol itself")
     traced, seed = case.traced(), case.seed
     plain = Outcomes(traced, case)
     views = Views(traced, plain)
     for _, text in itertools.chain(plain.check(), views.check()):
         raise ArgumentError(f"the protocol itself is not right, so a fault in it cannot be told: {text}")
-    found = list(mutants_of(traced.program, set(kinds)))
-    report = MutationReport(possible=len(found), seed=seed)
-    if most is not None and most < len(found):
-        chosen = np.random.default_rng((seed, 2)).permutation(len(found))[:most]
-        found = [found[i] for i in sorted(chosen)]
+    found = list(mutants_of(traced.program, kinds))
+    report.possible = len(found)
+    order = np.random.default_rng((seed, 2)).permutation(len(found))
+    if most is not None:
+        order = order[:most]
+    if clock.seconds == math.inf:
+        order = sorted(order)
+    report.left = len(order)
     inputs = plain.spread()
     runs = [traced.play(inputs, Draws((seed, "alike", i))) for i in range(ALIKE_RUNS)]
-    for mutant in found:
+    clock.part("faults", len(order))
+    for i in order:
         changed = copy.copy(traced)
-        changed.program = mutant.program
+        changed.program = found[i].program
         outcomes = Outcomes(changed, case)
-        report.planted.append(_tried(mutant, changed, outcomes, views, inputs, runs, seed))
-    report.seconds = time.monotonic() - start
-    return report
+        report.planted.append(_tried(found[i], changed, outcomes, views, inputs, runs, seed))
+        report.left -= 1
+        clock.step()
 
 
 def _tried(

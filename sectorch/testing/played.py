@@ -22,6 +22,7 @@ from ..errors import ArgumentError
 from ..mpc.star.share import reveal
 from ..mpc.star.shares import Shares
 from ..session import Session
+from .clock import look_at_clock
 from .draws import Draws, half_of
 from .known import TESTS, Played, is_tests
 from .notes import Notes
@@ -148,6 +149,7 @@ class Protocol:
         Raises:
             ArgumentError: a step that is random without `net.fresh`.
         """
+        look_at_clock()
         return play(self.program, self.brought(inputs, draws), draws, self.learners, twice)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,8 @@ from ..choreography import Phase
 from ..errors import ArgumentError
 from ..shown import Shown
 from .apart import check_apart
-from .case import Case, Options, Reference
+from .case import Case, Options, Reference, with_options
+from .clock import Clock, TimeOver
 from .exhaustive import Exhaustive, in_elements
 from .outcomes import Outcomes
 from .played import Given, Protocol, messages_of
@@ -100,6 +100,7 @@ class ProtocolFault(AssertionError):
         self.report = report
 
 
+@with_options
 def check_protocol(
     protocol: Callable,
     given: Sequence[Given],
@@ -107,6 +108,7 @@ def check_protocol(
     *,
     cost: Mapping[str, float] | None = None,
     seconds: float = 60.0,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> ProtocolReport:
     """Hold a protocol to its word, from nothing but the protocol itself.
@@ -133,7 +135,8 @@ def check_protocol(
         given: its inputs.
         reference: what it computes, in plain torch on int64 tensors of those shapes: the result, or a tuple of them.
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
-        seconds: it may take.
+        seconds: it may take. A check that is not done by then raises, by what it has found, or for the time.
+        progress: whether a bar on standard error shows what it is at; None for where that is a terminal.
         options: of `sectorch.testing.Options`: roles, dealer, answering, elementwise, error, varies,
             uniform, sorts, exhaustive, elements, pairs, runs, seed.
 
@@ -147,38 +150,63 @@ def check_protocol(
         SectorchError: what the choreography refuses: an undeclared message, a value that its user lacks.
     """
     case = Case.of(protocol, given, reference, options)
-    start = time.monotonic()
-    traced = case.traced()
     report = ProtocolReport(seed=case.seed)
-    outcomes = Outcomes(traced, case)
-    found = list(outcomes.check())
-    report.looked["result"] = outcomes.looked
-    report.looked["draws"] = outcomes.looked_draws
-    report.findings += [Finding(check, text) for check, text in found]
-    if case.exhaustive and case.elementwise and in_elements(traced):
-        small = Exhaustive(outcomes, case.exhaustive, case.seed)
-        report.findings += [Finding(check, text) for check, text in small.check()]
-        report.looked["exhaustive"] = small.looked
-    views = Views(traced, outcomes)
-    report.elements = views.elements
-    needed = views.seconds_needed
-    if needed > seconds:
-        raise ArgumentError(
-            f"this would take about {needed:.0f} s, and {seconds:.0f} s are allowed: pass fewer elements=, or seconds="
-        )
-    report.findings += [Finding(check, text) for check, text in views.check()]
-    report.looked["messages"], report.looked["view"] = views.looked
-    report.tests = views.tests + outcomes.tests
-    done, said = check_apart(traced, outcomes, case.seed)
-    report.findings += [Finding(check, text) for check, text in said]
-    report.looked |= done
-    if cost is not None:
-        report.findings += [Finding("cost", text) for text in _costs(traced, cost)]
-        report.looked["cost"] = ", ".join(f"{name} {value:g}" for name, value in cost.items())
-    report.seconds = time.monotonic() - start
+    with Clock("check_protocol", seconds, progress) as clock:
+        try:
+            _look(case, cost, report, clock)
+        except TimeOver:
+            if not report.findings:
+                raise ArgumentError(
+                    f"the check was not done after {seconds:g} s, at '{clock.at}': pass fewer elements=, or more "
+                    f"seconds="
+                ) from None
+        report.seconds = clock.took
     if report.findings:
         raise ProtocolFault(report)
     return report
+
+
+def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, clock: Clock) -> None:
+    """All checks of a case, the cheaper ones first; each writes into the report what it did and found.
+
+    Raises:
+        TimeOver: the clock's seconds are over; findings so far are in the report.
+    """
+
+    def note(found: Iterable[tuple[str, str]]) -> None:
+        for check, text in found:
+            report.findings.append(Finding(check, text))
+
+    clock.part("result and draws")
+    traced = case.traced()
+    outcomes = Outcomes(traced, case)
+    note(outcomes.check())
+    report.looked["result"] = outcomes.looked
+    report.looked["draws"] = outcomes.looked_draws
+    if case.exhaustive and case.elementwise and in_elements(traced):
+        clock.part("exhaustive")
+        small = Exhaustive(outcomes, case.exhaustive, case.seed)
+        note(small.check())
+        report.looked["exhaustive"] = small.looked
+    views = Views(traced, outcomes)
+    report.elements = views.elements
+    needed, left = views.seconds_needed, clock.seconds - clock.took
+    if needed > left:
+        raise ArgumentError(
+            f"this would take about {needed:.0f} s more, and {max(0.0, left):.0f} of {clock.seconds:.0f} s are left: "
+            f"pass fewer elements=, or seconds="
+        )
+    clock.part("messages and view")
+    note(views.check())
+    report.looked["messages"], report.looked["view"] = views.looked
+    report.tests = views.tests + outcomes.tests
+    clock.part("apart and frames")
+    done, said = check_apart(traced, outcomes, case.seed)
+    note(said)
+    report.looked |= done
+    if cost is not None:
+        note(("cost", text) for text in _costs(traced, cost))
+        report.looked["cost"] = ", ".join(f"{name} {value:g}" for name, value in cost.items())
 
 
 def _costs(traced: Protocol, cost: Mapping[str, float]) -> list[str]:
