@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import by_turns
 from torch import nn
 
 import sectorch
@@ -545,12 +546,13 @@ def encoder(norm=None, **how):
 
 AT_THE_END = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
 WITHIN = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1]]).bool()
+PADDED = {"at the end": AT_THE_END, "within": WITHIN, "nowhere": AT_THE_END & False}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("pad", [AT_THE_END, WITHIN, AT_THE_END & False], ids=["at the end", "within", "nowhere"])
-@pytest.mark.parametrize("of", ["secret", "public", "norm", "plain path"])
-def test_an_encoder_gives_at_padded_places_what_torchs_evaluation_gives(pad, of):
+@by_turns(of=("secret", "public", "norm", "plain path"), padded=PADDED)
+def test_an_encoder_gives_at_padded_places_what_torchs_evaluation_gives(padded, of):
+    pad = PADDED[padded]
     model = encoder(nn.LayerNorm(8) if of == "norm" else None, enable_nested_tensor=of != "plain path")
     if of == "norm":
         nn.init.normal_(model.norm.bias)

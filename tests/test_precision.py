@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from cases import long
 from torch import nn
 
 import sectorch
@@ -78,7 +79,7 @@ def nets():
     yield "lstm", nn.LSTM(4, 5, bidirectional=True), torch.randn(3, 2, 4)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, *long(2)])
 def test_ordinary_networks_are_not_named(seed):
     torch.manual_seed(seed)
     for _name, model, x in nets():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
+from cases import by_turns
 from torch import nn
 
 import sectorch
@@ -47,15 +47,15 @@ QUOTIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", QUOTIENTS)
-def test_a_small_factor_keeps_its_digits(name):
+@by_turns(name=QUOTIENTS, network=("lan", "wan"))
+def test_a_small_factor_keeps_its_digits(name, network):
     torch.manual_seed(0)
     model, x = By(QUOTIENTS[name]).eval(), torch.rand(64, 4) * SIZES * torch.tensor([1, -1, 1, -1])
-    secured, expected = sectorch.secure(model), model.double()(x.double())
-    for got in (secured(x), sectorch.secure(model, sectorch.Scheme(network="wan"))(x)):
-        # Two roundings to the last place, the input's own where it is divided by one, and torch's to float32.
-        assert (got.double() - expected).abs().max() < 3 * LAST
-    assert torch.equal(secured(x), sectorch.reference(model)(x))
+    scheme = sectorch.Scheme(network=network)
+    got, expected = sectorch.secure(model, scheme)(x), model.double()(x.double())
+    # Two roundings to the last place, the input's own where it is divided by one, and torch's to float32.
+    assert (got.double() - expected).abs().max() < 3 * LAST
+    assert torch.equal(got, sectorch.reference(model, scheme)(x))
 
 
 def test_the_program_does_not_depend_on_what_a_factor_holds():

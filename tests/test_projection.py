@@ -30,7 +30,7 @@ from sectorch.errors import ArgumentError, DtypeError, MaterialError, SessionMis
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.seed import seed
 from sectorch.mpc.star.share import reveal, share
-from sectorch.nn.shapes import KEPT_SHAPES
+from sectorch.nn import shapes
 from sectorch.ring.products import Conv2d
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
@@ -450,12 +450,14 @@ class Copying(nn.Module):
         return self.layer(x @ w + self.layer.bias.sum())
 
 
-def test_shapes_that_come_again_and_again_take_no_more_memory():
+def test_shapes_that_come_again_and_again_take_no_more_memory(monkeypatch: pytest.MonkeyPatch):
     """More shapes than are kept are traced anew, and what they need of the setup is what there was."""
+    kept = 4
+    monkeypatch.setattr(shapes, "KEPT_SHAPES", kept)
     model, session = Copying().eval(), Session()
     secured, ideal, sizes = sectorch.secure(model, session=session), sectorch.reference(model), []
     for _ in range(3):
-        for rows in range(1, KEPT_SHAPES + 3):
+        for rows in range(1, kept + 3):
             x = torch.randn(rows, 6)
             assert torch.equal(secured(x), ideal(x))
         (setup,) = session._settled.values()

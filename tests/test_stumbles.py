@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from torch import nn
 from torch.nn.utils import prune
 
@@ -747,7 +748,7 @@ def test_predictions_are_not_written_over_the_inputs(tmp_path, monkeypatch):
     os.symlink("in.npy", "also.npy")
     for out in ("in.npy", "also.npy", str(tmp_path / "in.npy")):
         command = [sys.executable, "-m", "sectorch", "query", "m", "in.npy", "--out", out, "--server", "localhost:1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=at_root())
+        done = run_command(command, cwd=tmp_path, env=at_root())
         assert done.returncode == 1 and "holds the inputs, which would be lost" in done.stderr
 
 

@@ -144,8 +144,10 @@ def _spread() -> None:
             elif _is_theirs(name) and isinstance(names := getattr(module, "__dict__", None), dict):
                 _theirs.append(names)
         _looked = [] if begun else modules
-    for names in _theirs:
-        _stand(names)
+    for names in _theirs:  # thousands, in each trace: `_stand` in place
+        if "type" not in names:
+            names["type"] = _Type
+            _changed.append(names)
     _spread_to = -1 if begun else len(modules)
 
 
@@ -165,7 +167,7 @@ def _importing(*args: Any, **kwargs: Any) -> Any:
         made = _import(*args, **kwargs)
     finally:
         _here.imports = depth - 1
-    if depth == 1:  # a package imports thousands of modules, and all are looked through at its end
+    if depth == 1 and len(sys.modules) != _spread_to:  # a package's thousands of modules: all at its end
         with _LOCK:
             if _plain_inside:
                 _spread()

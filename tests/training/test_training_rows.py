@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from gradient_stage import PLACES, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,7 +127,7 @@ def judged(name: str, xs: tuple, bits: int, shaken: float | None = None) -> None
 
 
 @pytest.mark.parametrize("name", [*ONE, *TWO])
-@settings(max_examples=6)
+@fewer(3)
 @given(data=st.data(), bits=st.sampled_from([20, 16]))
 def test_gradients_of_each_function(name: str, data: Any, bits: int):
     judged(name, data.draw(tensors(1 if name in ONE else 2)), bits)
