@@ -195,6 +195,33 @@ def test_all_of_a_package_is_its_reference(package: str):
     assert set(exported(package)) - public == INTERNAL.get(package, set())
 
 
+OPEN = {
+    "Call", "Inputs", "SecureModule.forward", "SecureModule.in_shares", "RemoteModel.check",  # of the user's own function
+    "Square",  # of nn.Module
+    "Options.but", "Net.playing", "Store.shelves",  # names of a user's own fields, roles and entries
+    "federation", "collaboration",  # fields of a paper's federation
+}  # fmt: skip
+"""Public functions with keyword arguments that nobody knows beforehand."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_signatures_name_their_arguments(package: str):
+    module, found = importlib.import_module(package), set()
+    for name in set(module.__all__) & set(vars(module)):
+        value = getattr(module, name)
+        parts = vars(value).items() if inspect.isclass(value) else ()
+        public = [
+            (f"{name}.{key}", part) for key, part in parts if not key.startswith("_") and inspect.isfunction(part)
+        ]
+        for path, f in ((name, value), *public):
+            try:
+                signature = inspect.signature(f)
+            except (TypeError, ValueError):  # a constant, a class without a signature of its own
+                continue
+            found |= {path} if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()) else set()
+    assert found <= OPEN
+
+
 def test_every_listed_name_is_shown(site: Path):
     assert len(listed()) == len(set(listed())) > 100
     for page in API:

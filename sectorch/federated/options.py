@@ -57,19 +57,39 @@ class Option:
         )
 
 
-def option(default: Any, about: str, **known: Any) -> Any:
+def option(
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    among: Sequence[str] | None = None,
+    flag: str | None = None,
+    off: str | None = None,
+    short: str | None = None,
+    several: bool = False,
+    hidden: bool = False,
+    own: str | None = None,
+) -> Any:
     """A field of `Options`.
 
     Args:
         default: the field's; None where something else decides, and `about` says what.
         about: what it is, with its unit, for help and docs.
-        known: the rest of an `Option`, by name. least, above, most and below are the range of a number (of each of a
-            tuple), among the words that may be chosen; flag is its name on the command line (the field's own unless
-            named), off the help of a flag that switches off what is on by default, short one letter; several says that
-            several values may stand there, of which each makes a run, and hidden that none can. own says that among
-            parties apart each says it for itself, and never another for it: "value", or "folder" for a path.
+        least, above, most, below: the range of a number, or of each of a tuple.
+        among: the words that may be chosen.
+        flag: its name on the command line; the field's own unless named.
+        off: the help of a flag that switches off what is on by default.
+        short: its name of one letter.
+        several: whether several values may stand on the command line, of which each makes a run.
+        hidden: whether none can stand there.
+        own: that among parties apart each says it for itself, and never another for it: "value", or "folder" for a
+            path.
     """
-    return field(default=default, metadata={"option": Option(about, **known)})
+    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own)
+    return field(default=default, metadata={"option": made})
 
 
 class Options:

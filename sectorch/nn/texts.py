@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -61,15 +60,33 @@ def describe_texts(
 
 
 def save_generation(
-    model: nn.Module, prompts: Sequence[tuple[int, int]], max_new_tokens: int, path: str | Path, **options: Any
+    model: nn.Module,
+    prompts: Sequence[tuple[int, int]],
+    max_new_tokens: int,
+    path: str | Path,
+    *,
+    masked: bool = True,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    eos_token_id: int | list[int] | None = None,
+    pad_token_id: int | None = None,
 ) -> None:
     """Write a causal language model for `sectorch answer`, to be asked by `RemoteModel.generate`.
 
     Args:
-        model, prompts, max_new_tokens, options: as of `describe_texts`.
+        model: of `transformers` (AutoModelForCausalLM), in evaluation mode, on the CPU.
+        prompts: for which shapes [rows, positions] it is served.
+        max_new_tokens: how many tokens there is room for after a prompt; who asks may stop before.
         path: of the file, by habit `NAME.safetensors`. It holds the weights, and only its owner may read it.
+        masked: whether prompts come with a mask, so that shorter texts can be padded on the left; it is secret.
+        do_sample, temperature, top_k, eos_token_id, pad_token_id: as of `sectorch.Generation`.
 
     Raises:
         ArgumentError: it generates in another way, or the file cannot be written. Others: as of `save_model`.
     """
-    write_model(*describe_texts(model, prompts, max_new_tokens, **options), path)
+    described = describe_texts(
+        model, prompts, max_new_tokens, masked=masked, do_sample=do_sample, temperature=temperature, top_k=top_k,
+        eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+    )  # fmt: skip
+    write_model(*described, path)
