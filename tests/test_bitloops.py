@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from cases import some
 from helpers import CASES, ring_values, run, stands
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.compiler_lock import global_compiler_lock
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
@@ -19,7 +21,7 @@ from sectorch.mpc.smooth import harmonicloops, harmonics
 from sectorch.mpc.star import compare, layers, wide, within
 from sectorch.mpc.star.layers import Layer
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
-from sectorch.ring import bitplanes, transposed
+from sectorch.ring import bitplanes, loops, transposed
 from sectorch.ring.bitplanes import planes, planes_below, signs_of
 from sectorch.ring.field import inner_product
 from sectorch.session import Session
@@ -169,3 +171,13 @@ def test_harmonics_of_any_turns(count: int, series, wide: bool, seed: int):
     assert torch.equal(harmonicloops.less_basis(turns, terms, held), harmonics.less_basis(turns, terms, held))
     found, wanted = (module.combined(turns, held, series) for module in (harmonicloops, harmonics))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_numba_loads_what_it_knows_in_one_thread_at_a_time():
+    """Two sessions that begin at once in one process would else meet in numba's generator, which raises ValueError."""
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (loops.warm(), done.set()), daemon=True)
+    with global_compiler_lock:
+        thread.start()
+        assert not done.wait(0.2)
+    assert done.wait(60)

@@ -19,6 +19,7 @@ import torch
 from llvmlite import ir
 from numba import extending, njit
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 _kept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
@@ -28,8 +29,9 @@ inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="alw
 
 def warm() -> None:
     """Have numba load what it knows of types and functions, which else the first loop that is called does."""
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
+    with global_compiler_lock:  # what is to be loaded comes from a generator, which no two threads may ask at once
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
 
 
 def compiled(loop: Callable) -> Callable[..., Any]:
