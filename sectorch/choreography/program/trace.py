@@ -83,15 +83,15 @@ class Tracing:
             self._step(number, step, values, result)
 
     def _step(self, number: int, step: Step, values: tuple, result: Any) -> None:
-        computes, operands = type(step) is Compute, []
-        if computes:
+        operands = []
+        if isinstance(step, Compute):
             self._closures.note(step.f)
         for v in values:
             if type(v) is Located:
                 self._strange |= (v.slot or (None,))[0] not in self._known
                 operands.append(Taken(v.slot))
             else:
-                if computes:
+                if isinstance(step, Compute):
                     self._closures.note(v)
                 operands.append(self._public(v))
         many = isinstance(result, tuple)
