@@ -175,6 +175,7 @@ def test_harmonics_of_any_turns(count: int, series, wide: bool, seed: int):
 
 def test_numba_loads_what_it_knows_in_one_thread_at_a_time():
     """Two sessions that begin at once in one process would else meet in numba's generator, which raises ValueError."""
+    loops.warm()  # from here on it takes no time
     done = threading.Event()
     thread = threading.Thread(target=lambda: (loops.warm(), done.set()), daemon=True)
     with global_compiler_lock:
