@@ -30,8 +30,9 @@ inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="alw
 def warm() -> None:
     """Have numba load what it knows of types and functions, which else the first loop that is called does."""
     with global_compiler_lock:  # what is to be loaded comes from a generator, which no two threads may ask at once
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
+        contexts: tuple[Any, ...] = cpu_target.typing_context, cpu_target.target_context
+        for context in contexts:
+            context.refresh()
 
 
 def compiled(loop: Callable) -> Callable[..., Any]:
