@@ -333,6 +333,10 @@ class Inputs:
         """Pieces of so many rows, and one of what is left."""
         return tuple(self.having(part) for part in zip(*(x.split(rows) for x in self.tensors), strict=True))
 
+    def cycled(self, rows: int) -> Inputs:
+        """So many of its rows, from the first one again where it has fewer."""
+        return self.having([x[torch.arange(rows, device=x.device) % x.shape[0]] for x in self.tensors])
+
     @property
     def in_shares(self) -> bool:
         """Whether results stay in shares."""

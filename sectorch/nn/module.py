@@ -29,7 +29,7 @@ from .held import as_shared, shown
 from .huggingface import suited
 from .inputs import Inputs
 from .padding import zeros_at_padded_places
-from .precision import loss
+from .precision import loss, way_out
 from .samplewise import same_program
 from .served import Served, ServedTraces
 from .shapes import FEW, Traces, remember
@@ -57,6 +57,7 @@ class SecureModule(Inference):
             `nn/bounds.py`.
         dtype: of the user's model, where this one is a copy of it in float64 already; `given`: the user's
             tensors, by id of the copy's.
+        strict: whether a model that loses digits is refused; typical: inputs with which the owner looks for it, too.
         chooses: whether it may take a format of fewer fraction bits; where the scheme names none, unless named.
         like: a module of another session, of the same description and scheme: what it works out on shapes is common.
 
@@ -82,6 +83,7 @@ class SecureModule(Inference):
         given: dict[int, Given] | None = None,
         chooses: bool | None = None,
         strict: bool = False,
+        typical: Inputs | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
@@ -107,6 +109,7 @@ class SecureModule(Inference):
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces
         self._chunk, self.strict = chunk, strict
+        self._typical = typical.cycled(FEW) if typical is not None and typical.rows else typical
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
         self._checked: dict[Any, Checked] = {}
@@ -210,7 +213,8 @@ class SecureModule(Inference):
         if made is not None and self._chooses and self._together and not inputs.in_shares:
             # The same module again, in place: whoever holds it has one that works.
             args = self.plain, self.session, self.party, made, self._chunk
-            SecureModule.__init__(self, *args, dtype=self.dtype, given=self._given, chooses=True, strict=self.strict)
+            named = {"given": self._given, "chooses": True, "strict": self.strict, "typical": self._typical}
+            SecureModule.__init__(self, *args, dtype=self.dtype, **named)
             self.format_reason = reason_of(needs)
             return
         named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.named.way_out(needs)}")
@@ -452,7 +456,7 @@ class SecureModule(Inference):
             if program is None and self.strict:
                 raise ArgumentError("the module runs operation by operation")
             weights = lambda session: self.bind(session, session.answering[0])[1]
-            lost = program and loss(program, weights, self.scheme, few, self.strict)
+            lost = program and loss(program, weights, self.scheme, few, self.strict, self._typical_of(few))
         except Exception as error:  # no such batch, or numbers beyond an operation's domain: it cannot be said
             if not self.strict:
                 return
@@ -465,20 +469,20 @@ class SecureModule(Inference):
             ) from None
         if not lost:
             return
-        place, way = f"2^-{self.scheme.frac_bits}", "by a power of two and multiply its weights by it"
+        said = f"{lost}. {way_out(self.scheme)}"
         if self.strict:
             with self._lock:
                 self._precise.discard(inputs.row)  # the next call is refused as well
-            raise PrecisionError(
-                f"{lost}. Weights or constants there are small beside the last place, {place}: divide the input of "
-                f"that layer {way}"
-            )
-        warnings.warn(
-            f"{lost}. Weights or constants there are small beside the last place, {place}: divide the input of "
-            f"that layer {way}; secure(model, strict=True) refuses such a model",
-            PrecisionWarning,
-            stacklevel=2,
-        )
+            raise PrecisionError(said)
+        warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
+
+    def _typical_of(self, few: Inputs) -> Inputs | None:
+        """The calibration batch, as far as it is such a call."""
+        if self._typical is None:
+            return None
+        typical = self._as_before(self._typical)
+        typical = typical.cycled(few.rows) if typical.rows and few.rows else typical
+        return typical if typical.form == few.form and typical.shapes == few.shapes else None
 
     def _largest(self, inputs: Inputs) -> int:
         """Bytes of the largest message of `ROWS` rows; none of a model that does not take so many."""

@@ -83,7 +83,8 @@ def secure(
         chunk: rows per piece of a batch; chosen by memory unless named.
         calibrate: a batch of typical inputs, as the model is called with it: a tensor, `Inputs(...)` of several, or the
             dict or list that is its only argument. The fraction bits (at most the scheme's) and, unless it is named,
-            the range are chosen from the values it gives; see `sectorch.nn.calibrate`.
+            the range are chosen from the values it gives; see `sectorch.nn.calibrate`. The owner's check of precision
+            looks at its first rows as well.
         strict: whether a model that loses digits in fixed point is refused on the first call of a form, by the owner's
             own check (`PrecisionError`), in place of a warning; the check runs the whole reference then.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
@@ -119,7 +120,8 @@ def secure(
         scheme = calibrated(model, calibrate, scheme)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
-    secured = SecureModule(model, session, party, scheme, chunk, strict=strict)
+    typical = None if calibrate is None else Inputs.of(calibrate)
+    secured = SecureModule(model, session, party, scheme, chunk, strict=strict, typical=typical)
     if scheme.relu == "privhfl":
         warnings.warn(
             "relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same "

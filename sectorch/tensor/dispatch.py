@@ -338,7 +338,7 @@ _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive"
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 
 
-_GIVEN = ("add", "clone", "neg", "sub", "to")
+GIVEN = ("add", "clone", "neg", "sub", "to")
 """Rows beside views whose results are as large as their operands, which stay `given`."""
 
 
@@ -376,7 +376,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         check_bound(context, row, bound, DEPTH.get() == 1)
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
-        if row.view or row.name in _GIVEN:
+        if row.view or row.name in GIVEN:
             made.given = all(x.given for x in given if isinstance(x, SharedTensor))
         if scale_bits == result.scale_bits:
             made.constant = getattr(given[0], "constant", None) if row.view and len(given) == 1 else result.constant

@@ -188,7 +188,7 @@ def _answered(
     party = Answering(
         address, credentials(federated, name, own.folder), description, weights, _clients(accepted, federated, own),
         _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, own.receipts(name, "A"),
-        audited=accepted.audited, verified=accepted.verified,
+        audited=accepted.audited, verified=accepted.verified, imprecise=accepted.imprecise,
     )  # fmt: skip
     over.beside(lambda: keep_answering(party, name, stopped, address))
     return [_Closing(party)]

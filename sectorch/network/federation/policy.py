@@ -58,6 +58,7 @@ class _Model(msgspec.Struct, frozen=True):
     unchecked: Flag = False
     audited: Annotated[int, Meta(ge=1, le=MOST_AUDITED, description=f"1 to {MOST_AUDITED} calls")] = 1
     verified: Flag = False
+    imprecise: Flag = False
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -113,6 +114,7 @@ class Accepted:
     unchecked: bool = False
     audited: int = 1
     verified: bool = False
+    imprecise: bool = False
     reveals: tuple[Bound, ...] = ()
 
     @property
@@ -282,8 +284,8 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
     entry = read_table(_KINDS[kind], said, f"an [[accept]] of a {kind}")
     names = lambda given: tuple(federated.member(name).name for name in given)
     if isinstance(entry, _Model):
-        bounds = {"unchecked": entry.unchecked, "audited": entry.audited, "verified": entry.verified}
-        return Accepted(kind, entry.model, starters=names(entry.clients), **bounds)
+        flags = {"unchecked": entry.unchecked, "verified": entry.verified, "imprecise": entry.imprecise}
+        return Accepted(kind, entry.model, starters=names(entry.clients), audited=entry.audited, **flags)
     parties, starters, runs = names(entry.parties), names(entry.starters), entry.runs
     if isinstance(entry, _Paper):
         words = own_words(entry.paper, entry.own, own.path.parent)

@@ -69,8 +69,10 @@ class Answering:
         model: the name of this model after the party's own and a slash; without it, it has the party's own. Others are
             added by `offer`.
         replica: whether others of this party answer as well, each with a store of its own.
+        imprecise: whether models that lose digits in fixed point are answered with, too (`PrecisionWarning`).
 
     Raises:
+        PrecisionError: the model loses digits, by the look at its precision that `secure` has.
         ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
@@ -92,10 +94,11 @@ class Answering:
         replica: bool = False,
         audited: int = 1,
         verified: bool = False,
+        imprecise: bool = False,
     ):
         if credentials.identity is None:
             raise no_identity(credentials.name)
-        self._offers = Offers(credentials.name, read_identity(credentials.identity))
+        self._offers = Offers(credentials.name, read_identity(credentials.identity), imprecise)
         self._offers.give(model, description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._worker, self._label = 0, ""
@@ -172,7 +175,7 @@ class Answering:
             model: its name after this party's and a slash; empty for the party's own.
 
         Raises:
-            ProgramError: it is no description; the one before goes on.
+            ProgramError, PrecisionError: it is no description, or loses digits; the one before goes on.
         """
         if model:
             name_of(model, "a model's name")

@@ -32,6 +32,7 @@ def answer(
     replica: bool = False,
     audited: int = 1,
     verified: bool = False,
+    imprecise: bool = False,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -39,11 +40,12 @@ def answer(
         model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts, limits, replica, audited, verified: see `Answering`.
+        pins, store, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
         SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
+        PrecisionError: it loses digits in fixed point.
         ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
         ReceiptError: see `Answering`.
     """
@@ -63,6 +65,7 @@ def answer(
         replica=replica,
         audited=audited,
         verified=verified,
+        imprecise=imprecise,
     )
     try:
         running.register(name)

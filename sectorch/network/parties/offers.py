@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ...choreography.run.frames import raw
 from ...choreography.streams import derive
 from ...errors import SessionOverError
+from ...nn.precision import check_served
 from ...nn.program import load_program
 from ..store.store import fingerprint, version
 from ..wire.channel import Channel
@@ -55,10 +56,11 @@ class Offers:
     Args:
         party: its name. identity: its long-term key, from which its names for weights come: they are the same at all
             processes of the party, and say nothing about the weights to others.
+        imprecise: whether models that lose digits in fixed point are offered, with a warning.
     """
 
-    def __init__(self, party: str, identity: Ed25519PrivateKey):
-        self._party, self._key = party, identity.private_bytes_raw()
+    def __init__(self, party: str, identity: Ed25519PrivateKey, imprecise: bool = False):
+        self._party, self._key, self._imprecise = party, identity.private_bytes_raw(), imprecise
         self._lock = threading.Lock()
         self._offers: dict[str, list[Offer]] = {}
         self._asked: dict[Channel, tuple[Offer, float | None]] = {}
@@ -71,10 +73,15 @@ class Offers:
 
         Raises:
             ProgramError: it is no description, or the weights do not fit it. Nothing changes.
+            PrecisionError: it loses digits in fixed point. Nothing changes.
+
+        Warns:
+            PrecisionWarning: it does, and such models are offered.
         """
-        load_program(description, weights)
+        served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
+        check_served(served, name, self._imprecise)
         edition = derive(self._key, _digest(weights), "edition", 16).hex()
-        new = Offer(f"{self._party}/{model}" if model else self._party, description, weights, edition, _now())
+        new = Offer(name, description, weights, edition, _now())
         with self._lock:
             held = self._offers.setdefault(new.name, [])
             if held and held[-1].version == new.version:
