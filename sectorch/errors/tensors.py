@@ -63,7 +63,7 @@ class FixedPointRangeError(SectorchError, ValueError):
 
 
 class PrecisionError(SectorchError, ValueError):
-    """A model that was to be exact (`strict=True`) loses digits in fixed point, as its owner found before a call.
+    """A model that was to be exact (`strict=True`, `sectorch answer`) loses digits in fixed point, as its owner found.
 
     Example:
         layer 'head' (Linear) at model.py:12: with 20 fraction bits the result is off by 0.012 of 0.03 on numbers that
@@ -73,7 +73,7 @@ class PrecisionError(SectorchError, ValueError):
     What to do:
         Scale what the text names: `self.head(x / 256)` with `head.weight` times 256 is the same function and keeps
         eight more bits. `sectorch.diff(model, x)` shows the error of each layer for an input. Without
-        `strict=True` it is a `PrecisionWarning`.
+        `strict=True`, and with `sectorch answer --imprecise`, it is a `PrecisionWarning`.
     """
 
 

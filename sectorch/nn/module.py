@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -429,7 +430,8 @@ class SecureModule(Inference):
             checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
         looks = program is not None or self.strict
         if looks and self.session.present(self.party) and not self.session.reference:
-            self._check_precision(inputs)
+            with uncollected():
+                self._check_precision(inputs)
         with self._lock:
             remember(self._checked, key, checked)
             for line in checked.profile.ledger:
@@ -450,8 +452,8 @@ class SecureModule(Inference):
             if inputs.row in self._precise:
                 return
             self._precise.add(inputs.row)
-        few = inputs.meta() if inputs.rows is None or inputs.rows < FEW else inputs.meta(FEW)
         try:
+            few = self._few(inputs)
             program = self.program(few)
             if program is None and self.strict:
                 raise ArgumentError("the module runs operation by operation")
@@ -475,6 +477,15 @@ class SecureModule(Inference):
                 self._precise.discard(inputs.row)  # the next call is refused as well
             raise PrecisionError(said)
         warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
+
+    def _few(self, inputs: Inputs) -> Inputs:
+        """The same call with few rows, where the module takes that."""
+        if inputs.rows is not None and inputs.rows > FEW:
+            with suppress(Exception):
+                few = inputs.meta(FEW)
+                self.program(few)
+                return few
+        return inputs.meta()
 
     def _typical_of(self, few: Inputs) -> Inputs | None:
         """The calibration batch, as far as it is such a call."""

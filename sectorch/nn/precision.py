@@ -6,6 +6,8 @@ same numbers with these operands as fixed point has them, or their inverses, unl
 says nothing. An operation that changes by it is run in fixed point, by the reference, on the same numbers. It is lost
 where the results differ by more than `PART` of their size (both by root mean square) and by more than `FLOOR_BITS`
 above the last place: the last place is a large part of the weights then, and the inputs carry it into the result.
+Where they differ by less than that, as behind weights that only add to others, the rest of the program says what
+becomes of it: it runs with these errors, and what it gives is held to the same measure.
 
 On request the fixed-point reference of all operations runs beside as well, which takes several times as long. There an
 operation is lost by the same measure, if rounding does not explain it: `SLACK` times as much as the result moves where
@@ -121,7 +123,7 @@ def loss(
     ])  # fmt: skip
     lost = look.at(scaled(1.0))
     if not lost and look.work <= SMALL and 0 < look.largest < scheme.activation_limit / 16:
-        scale = min(LARGEST, 2.0 ** math.floor(math.log2(scheme.activation_limit / 8 / look.largest)))
+        scale = min(LARGEST, 2.0 ** math.floor(math.log2(scheme.activation_limit / 2 / look.largest)))
         lost = look.at(scaled(scale))
     return _text(lost, scheme, "on numbers that were drawn") if lost else None
 
@@ -180,8 +182,11 @@ class _Look:
     def __init__(self, program: Trace, bind: Callable[[Session], Weights], scheme: Scheme, everything: bool):
         self.program, self.bind, self.scheme, self.everything = program, bind, scheme, everything
         self.unit = 2.0**-scheme.frac_bits
+        self.least = self.unit * 2.0**FLOOR_BITS
         self.work, self.largest = 0, 0.0
         """Of the last inputs: elements that were computed, and the largest of them."""
+        self._result: Any = None
+        """What the whole program gives; None where the look ended before."""
         self._secret: set[Any] = set()
         self._session: Session | None = None
         self._weights: dict[str, torch.Tensor] = {}
@@ -197,11 +202,19 @@ class _Look:
         known = (*given.tensors, *exact.values())
         sizes = [self._within(x) for x in known if x.is_floating_point()]
         self.largest = max((float(x.abs().max()) for x in sizes if x.numel()), default=0.0)
+        errors: dict[fx.Node, Any] = {}
         for suspect in suspects:
             with suppress(SectorchError):  # what has no result in fixed point is refused by a call
-                lost = self._fixed(given, suspect)
-                if lost is not None:
+                ours, theirs = self._fixed(given, suspect)
+                lost = self._lost(suspect.node, ours, theirs)
+                if lost is not None and lost.error > self.least:
                     return lost
+                if lost is not None and isinstance(theirs, torch.Tensor):
+                    errors[suspect.node] = ours - theirs
+        if errors and self._result is not None:
+            lost = self._grown(given, errors)
+            if lost is not None:
+                return lost
         return self._first(given, exact) if self.everything else None
 
     def _exact(self, given: Inputs, carefully: bool) -> tuple[dict[fx.Node, torch.Tensor], list[_Suspect]]:
@@ -211,36 +224,41 @@ class _Look:
         infinite: set[Any] = set()
         suspects: list[_Suspect] = []
         self.work = 0
+        # An operation may write into what it reads.
+        copied = lambda given: pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given)
 
         def remember(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
             if not any(n in secret for n in node.all_input_nodes):
                 return compute(*args, **kwargs)
             secret.add(node)
-            public, before = [], None
-            if compute is node.target:  # it reads what the node says
-                _each(lambda n, x: public.extend([] if self._hides(n) else [x]), node, args, kwargs)
-            within = any(n in infinite for n in node.all_input_nodes)
-            if within or any(beyond(self.scheme, x) is not None for x in public):
-                infinite.add(node)
-            if any(self._loses(x, carefully) for x in public):
-                before = pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+            public, before, moved = [], None, None
+            with torch._C.DisableTorchFunction():
+                if compute is node.target:  # it reads what the node says
+                    _each(lambda n, x: public.extend([] if self._hides(n) else [x]), node, args, kwargs)
+                within = any(n in infinite for n in node.all_input_nodes)
+                if within or any(beyond(self.scheme, x) is not None for x in public):
+                    infinite.add(node)
+                if any(self._loses(x, carefully) for x in public):
+                    before = copied((args, kwargs))
+                    moved = _each(lambda n, x: copied(x) if self._hides(n) else self._rounded(x), node, *before)
             y = compute(*args, **kwargs)
-            results = [v for v in _leaves(y) if isinstance(v, torch.Tensor)]
-            self.work += sum(v.numel() for v in (*results, *public) if isinstance(v, torch.Tensor))
-            if not all(self._in_range(v, node in infinite) for v in results if v.is_floating_point()):
-                raise _Enough
-            if isinstance(y, torch.Tensor) and y.is_floating_point():
-                found[node] = y.double()
-            if before is not None:
-                moved = _each(lambda n, x: x if self._hides(n) else self._rounded(x), node, *before)
-                if self._lost(node, compute(*moved[0], **moved[1]), y):
+            with torch._C.DisableTorchFunction():
+                results = [v for v in _leaves(y) if isinstance(v, torch.Tensor)]
+                self.work += sum(v.numel() for v in (*results, *public) if isinstance(v, torch.Tensor))
+                if not all(self._in_range(v, node in infinite) for v in results if v.is_floating_point()):
+                    raise _Enough
+                if isinstance(y, torch.Tensor) and y.is_floating_point():
+                    found[node] = y.double()
+            if before is not None and moved is not None:
+                if self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
                     suspects.append(_Suspect(node, *before))
             if self.work > WORK:
                 raise _Enough
             return y
 
+        self._result = None
         with suppress(_Enough):
-            plain(self.program, given, step=remember)
+            self._result = plain(self.program, given, step=remember)
         return found, suspects
 
     def _in_range(self, y: torch.Tensor, infinite: bool) -> bool:
@@ -270,11 +288,11 @@ class _Look:
             return float(self._rounded(torch.tensor(x, dtype=torch.float64))) if math.isfinite(x) else x
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
-        moved = (x / self.unit).round() * self.unit + (x.square() * self.unit / 2).minimum(x.abs())
-        return torch.where(x.abs() < range_limit(self.scheme.frac_bits), moved, x)
+        moved = (x / self.unit).round() * self.unit + (x.square() * self.unit / 2).minimum(x.abs() / 2)
+        return torch.where(x.isfinite(), moved, x)
 
     def _lost(self, node: fx.Node, y: Any, exact: Any) -> Lost | None:
-        """By root mean square over all results of an operation, without what stands for infinity."""
+        """What is off by more than `PART`, by root mean square over all results, without what stands for infinity."""
         ours, theirs = _floats(y), _floats(exact)
         if len(ours) != len(theirs):
             return None
@@ -287,10 +305,20 @@ class _Look:
         if not errors:
             return None
         error, size = _size(torch.cat(errors)), _size(torch.cat(sizes))
-        return Lost(node, error, size) if error > PART * size and error > self.unit * 2.0**FLOOR_BITS else None
+        return Lost(node, error, size) if error > PART * size else None
 
-    def _fixed(self, given: Inputs, suspect: _Suspect) -> Lost | None:
-        """What the reference makes of the operation on these numbers, beside what float64 makes of them rounded."""
+    def _grown(self, given: Inputs, errors: dict[fx.Node, torch.Tensor]) -> Lost | None:
+        """The first of these operations, if their errors, which are small beside the last place, spoil the result."""
+
+        def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            y = compute(*args, **kwargs)
+            return y + errors[node] if node in errors else y
+
+        lost = self._lost(next(iter(errors)), plain(self.program, given.wide(), step=step), self._result)
+        return lost if lost is not None and lost.error > self.least else None
+
+    def _fixed(self, given: Inputs, suspect: _Suspect) -> tuple[Any, Any]:
+        """What the reference makes of the operation on these numbers, and what float64 makes of them rounded."""
         node, session = suspect.node, self._opened()
         party, made = session.answering[0], dict[fx.Node, Any]()
         read = suspect.args, suspect.kwargs
@@ -327,7 +355,7 @@ class _Look:
         args, kwargs = _each(lambda n, x: pytree.tree_map(rounded, x) if self._hides(n) else x, node, *read)
         target: Any = node.target
         with Widened(), torch.no_grad():
-            return self._lost(node, y, target(*args, **kwargs))
+            return (y[0] if len(y) == 1 else y), target(*args, **kwargs)
 
     def _hides(self, n: Any) -> bool:
         return isinstance(n, fx.Node) and n in self._secret
@@ -360,7 +388,7 @@ class _Look:
             y = compute(*args, **kwargs)
             if node in exact and isinstance(y, SharedTensor):
                 lost = self._lost(node, _decoded(y), exact[node])
-                found.extend([lost] if lost else [])
+                found.extend([lost] if lost is not None and lost.error > self.least else [])
             if node is last or found:
                 raise _Enough
             return y

@@ -11,6 +11,7 @@ from torch import nn
 
 from sectorch import errors
 from sectorch.network import Store
+from sectorch.network.parties.answer import Answering
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -49,6 +50,32 @@ def test_who_asks_is_told_of_another_version(trio, small_model, tmp_path, caplog
     assert remote.version != first
     (said,) = caplog.messages
     assert said == f"another version answers model=hospital-b version={remote.version} before={first}"
+
+
+def losing() -> nn.Module:
+    """Its last layer's weights keep two bits."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)).eval().requires_grad_(False)
+    model[1].weight.mul_(50)
+    model[3].weight.mul_(1e-4)
+    return model
+
+
+def test_an_imprecise_model_is_not_answered_with(trio, pki, small_model, tmp_path):
+    """Neither at the start nor in another's place, unless its owner says so; then a warning says what is lost."""
+    with pytest.warns(errors.PrecisionWarning, match="layer '3'"):  # as save_model has it
+        lost = described(losing(), X)
+    party = lambda imprecise: Answering(
+        trio.address, pki[1]["hospital-b"], *lost, trio.pins, Store(tmp_path / "s"), imprecise=imprecise
+    )
+    with pytest.raises(errors.PrecisionError, match=r"'hospital-b' loses digits: layer linear_1: .*--imprecise"):
+        party(False)
+    with pytest.warns(errors.PrecisionWarning, match=r"'hospital-b' loses digits: layer linear_1"):
+        party(True).close()
+    before = trio.connection.model("hospital-b").version
+    with pytest.raises(errors.PrecisionError, match="loses digits"):
+        trio.party.offer(*lost)
+    remote = trio.connection.model("hospital-b")
+    assert remote.version == before and (remote(X) - small_model(X)).abs().max() < 1e-4
 
 
 def test_another_architecture_is_another_version_too(trio, tmp_path):
