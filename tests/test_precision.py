@@ -156,8 +156,8 @@ FINE = {
     "a quotient": lambda x, w: x / (w[0].abs() * 1e4 + 100),
     "a batch norm of large variance": lambda x, w: torch.nn.functional.batch_norm(x, w[0], w[1].abs() * 1e8 + 1e6),
     "a batch norm of small variance": lambda x, w: torch.nn.functional.batch_norm(x, w[0], w[1].abs() * 1e-7) * 1e-3,
-    "a mask": lambda x, w: (x.masked_fill(torch.eye(6, dtype=torch.bool), -torch.inf).softmax(-1) @ w),
-    "a mask that is added": lambda x, w: ((x + torch.eye(6) * torch.finfo(torch.float32).min).softmax(-1) @ w),
+    "a mask": lambda x, w: x.masked_fill(torch.eye(6, dtype=torch.bool), -torch.inf).softmax(-1) @ w,
+    "a mask that is added": lambda x, w: (x + torch.eye(6) * torch.finfo(torch.float32).min).softmax(-1) @ w,
     "epsilon": lambda x, w: torch.nn.functional.layer_norm(x, (6,), w[0], w[1], 1e-12),
     "a public inverse": lambda x, w: x * 3e-5 + x / 7000,
 }

@@ -249,9 +249,8 @@ class _Look:
                     raise _Enough
                 if isinstance(y, torch.Tensor) and y.is_floating_point():
                     found[node] = y.double()
-            if before is not None and moved is not None:
-                if self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
-                    suspects.append(_Suspect(node, *before))
+            if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
+                suspects.append(_Suspect(node, *before))
             if self.work > WORK:
                 raise _Enough
             return y
@@ -272,7 +271,7 @@ class _Look:
         return y[y.abs() < self.scheme.activation_limit]
 
     def _loses(self, x: Any, carefully: bool) -> bool:
-        """Whether what is not secret may lose digits as an operand: its size beside the last place, or its inverse's."""
+        """Whether an operand that is not secret may lose digits: it, or its inverse, is small beside the last place."""
         if isinstance(x, float):
             return math.isfinite(x) and abs(self._rounded(x) - x) > KEPT * abs(x)
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():

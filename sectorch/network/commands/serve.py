@@ -131,9 +131,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
         help="answer those only who use one of N or more calls that they deal, and have the others looked at",
     )  # fmt: skip
     p.add_argument("--verified", action="store_true", help="answer those only who prove what they deal")
-    p.add_argument(
-        "--imprecise", action="store_true", help="answer with a model that loses digits in fixed point, too"
-    )
+    p.add_argument("--imprecise", action="store_true", help="answer with a model that loses digits in fixed point, too")
     p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     add_client(p)
     add_pins(p)
