@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from cases import by_turns
@@ -104,14 +106,55 @@ def test_a_guard_hides_no_negative_number(guard):
                 sectorch.secure(model)(x)
 
 
-@pytest.mark.parametrize(
-    "write",
-    [lambda x: nn.functional.pad(x, (1, 1), value=1e-9), lambda x: x.index_fill(0, torch.tensor([0]), 1e-9)],
-)
-def test_a_number_that_counts_as_zero_is_named_beforehand(write):
-    assert "1e-09 is below the last place" in sectorch.explain(Of(write).eval(), X).problems[0]
-    for kept in (lambda x: x + 1e-9, lambda x: x.clamp(min=1e-9), lambda x: torch.where(x > 0, x, 1e-9)):
-        assert sectorch.explain(Of(kept).eval(), X).problems == []
+WRITES = {
+    "pad": lambda x, e: nn.functional.pad(x, (1, 1), value=e),
+    "index_fill": lambda x, e: x.index_fill(0, torch.tensor([0]), e),
+    "cat": lambda x, e: torch.cat([x, torch.full((1, 3), e)]),
+    "stack": lambda x, e: torch.stack([x, torch.full((2, 3), e)]),
+    "scatter": lambda x, e: x.scatter(1, torch.tensor([[0], [1]]), e),
+    "setitem": lambda x, e: torch.index_put(x, (torch.tensor([0]),), torch.tensor(e)),
+    "two numbers": lambda x, e: x + torch.tensor([e, e / 2, 0.0]),
+    "where of two numbers": lambda x, e: torch.where(x > 0, x, torch.tensor([e, e / 2, 0.0])),
+    "mul": lambda x, e: x * (e / 1e6),
+    "mul by a tensor": lambda x, e: torch.relu(x) * (torch.tensor([e, 0.0, e]) / 1e6),
+}
+"""Where a number e is not kept for what is behind it."""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_number_that_counts_as_zero_is_named_beforehand(name):
+    model = Of(lambda x: WRITES[name](x, 1e-9)).eval()
+    with pytest.warns(errors.PrecisionWarning, match="counts as 0"):
+        (problem,) = sectorch.explain(model, X).problems
+    assert "is below the last place 9.5e-07 of the number format and counts as 0" in problem
+    with pytest.warns(errors.PrecisionWarning, match=r"at .*test_small_constants.py:\d+: .* counts as 0"):
+        sectorch.secure(model)(X)
+    with sectorch.profile() as p, pytest.raises(errors.PrecisionError, match="counts as 0"):
+        sectorch.secure(model, strict=True)(X)
+    assert p.bytes == 0
+    larger = Of(lambda x: WRITES[name](x, 1.0)).eval()
+    assert sectorch.explain(larger, X).problems == []
+    sectorch.secure(larger)(X)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_is_not_named(guard):
+    for e in (1e-4, 1e-9, 1e-15):
+        assert sectorch.explain(Of(lambda x, e=e: GUARDS[guard](x, e)).eval(), X).problems == []
+
+
+TABLES = {
+    "noise of a transform": lambda x: x @ torch.tensor([[1.0, 1e-17], [0.5, 1.0], [1e-16, 2.0]]),
+    "sin of pi": lambda x: x + torch.sin(torch.tensor([0.0, math.pi, 1.0])),
+    "epsilon": lambda x: nn.functional.layer_norm(x, (3,), eps=1e-12) + nn.functional.normalize(x, eps=1e-12),
+    "comparisons": lambda x: (x > 1e-9) * x + (x >= 1e-12) * 1.0,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_entries_beside_others_are_not_named(name):
+    assert sectorch.explain(Of(TABLES[name]).eval(), X).problems == []
+    sectorch.secure(Of(TABLES[name]).eval())(X)
 
 
 @pytest.mark.parametrize(

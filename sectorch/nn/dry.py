@@ -16,6 +16,7 @@ from ..choreography.ledger import Profile, alone
 from ..choreography.program.trace import PLACE, Program, Tracing
 from ..errors import ArgumentError, SecretAccessError
 from ..mpc.star.claims import check_proved
+from ..ring.scheme import VANISHED
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
 from .bind import Weights
@@ -42,6 +43,8 @@ class Checked:
     """Whether rows were seen not to meet."""
     dealer: Party | None = None
     """Who has to prove what it deals, if somebody has."""
+    vanished: str = ""
+    """Which public number counts as 0, and where."""
 
     @cached_property
     def choreography(self) -> Program:
@@ -77,16 +80,20 @@ def dry_run(
     Raises:
         SectorchError: with layer and line.
     """
-    session = traces.session
+    session, zero = traces.session, ""
     profile, shapes = Profile(), {}
     budget = Budget(len(program.graph.nodes), scheme.few_rounds) if limited and program is not None else None
 
     def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
-        place = PLACE.set(place_of(node))
+        nonlocal zero
+        place, token = PLACE.set(place_of(node)), VANISHED.set(vanished := [])
         try:
             y = compute(*args, **kwargs) if budget is None else budget.step(node, compute, args, kwargs)
         finally:
             PLACE.reset(place)
+            VANISHED.reset(token)
+        if vanished and not zero:
+            zero = f"{place_of(node)}: {counts_as_zero(vanished[0], scheme)}"
         if isinstance(y, torch.Tensor):
             shapes[node] = tuple(y.shape)
         return y
@@ -111,7 +118,15 @@ def dry_run(
         given = [node for node in program.graph.nodes if node.op == "placeholder"]
         shapes.update(zip(given, inputs.shapes, strict=True))
     apart = program is not None and inputs.rows is not None and is_samplewise(program, shapes if limited else None)
-    return Checked(profile, tracing, outputs, budget, apart, session.dealer if scheme.verified else None)
+    return Checked(profile, tracing, outputs, budget, apart, session.dealer if scheme.verified else None, zero)
+
+
+def counts_as_zero(number: float, scheme: Scheme) -> str:
+    """What is said of a public number that its fraction bits take for zero."""
+    return (
+        f"{number:g} is below the last place {2.0**-scheme.frac_bits:.2g} of the number format and counts as 0; "
+        f"torch.where, clamp, maximum and + keep such a number for a logarithm or quotient behind them"
+    )
 
 
 def refuse_weights(results: Any, program: Trace | None) -> None:

@@ -20,27 +20,23 @@ from ..choreography.ledger import Profile, alone
 from ..deprecation import deprecate
 from ..errors import SecretAccessError, SectorchError, UnsupportedOpError
 from ..plots import Plot
-from ..ring.scheme import scheme_fields, scheme_of
+from ..ring.scheme import VANISHED, scheme_fields, scheme_of
 from ..session import Session
 from ..shown import Shown
 from ..tensor import Scheme, SharedTensor, share_tensor
 from . import bounds
 from .bind import Weights
-from .dry import refuse_weights, shared_inputs
+from .dry import counts_as_zero, refuse_weights, shared_inputs
 from .eager import watched
 from .inputs import Inputs, refuse_results
 from .module import SecureModule
-from .nodes import function_of, name_of, op_name
+from .nodes import function_of, name_of
 from .secure import secure
 from .trace import Trace, run
 from .where import Place
 
 NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
 """Bytes a second and seconds a round."""
-
-
-_WRITE_NUMBERS = ("fill", "index_fill", "constant_pad_nd", "pad", "scatter", "setitem", "threshold", "full_like")
-"""Functions that write a public number between the entries of a tensor, at its own fraction bits."""
 
 
 @dataclass
@@ -254,13 +250,16 @@ class _Watch:
 
     def __call__(self, node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
         profile, problem = Profile(), ""
+        token = VANISHED.set(vanished := [])
         try:
             with profile:
                 y = compute(*args, **kwargs)
         except UnsupportedOpError as error:
             problem = str(error)
             y = self._stand_in(compute, args, kwargs)
-        problem = problem or self._lost(node, (args, kwargs))
+        finally:
+            VANISHED.reset(token)
+        problem = problem or (counts_as_zero(vanished[0], self.scheme) if vanished else "")
         where = node.meta.get("where", Place())
         kind = where.kind or name_of(function_of(node.target))
         name = (where.layer or where.kind) if where.kind else node.name
@@ -268,18 +267,6 @@ class _Watch:
         if (isinstance(y, SharedTensor) and not picks) or problem or profile.ledger:
             self.add(Layer(name, kind, where.source, _shape(y), profile, problem))
         return y
-
-    def _lost(self, node: fx.Node, given: Any) -> str:
-        """What is said of a public number that is written into a tensor, and that its fraction bits take for zero."""
-        last = 2.0**-self.scheme.frac_bits
-        if op_name(node) not in _WRITE_NUMBERS:
-            return ""
-        lost = (v for v in pytree.tree_leaves(given) if isinstance(v, float) and 0 < abs(v) <= last / 2)
-        return "".join(
-            f"{v:g} is below the last place {last:.2g} of the number format and counts as 0; torch.where, clamp, "
-            f"maximum and + keep such a number for a logarithm or quotient behind them"
-            for v in list(lost)[:1]
-        )
 
     def _stand_in(self, compute: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, SharedTensor)]

@@ -431,7 +431,7 @@ class SecureModule(Inference):
         looks = program is not None or self.strict
         if looks and self.session.present(self.party) and not self.session.reference:
             with uncollected():
-                self._check_precision(inputs)
+                self._check_precision(inputs, checked.vanished)
         with self._lock:
             remember(self._checked, key, checked)
             for line in checked.profile.ledger:
@@ -439,8 +439,11 @@ class SecureModule(Inference):
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return checked
 
-    def _check_precision(self, inputs: Inputs) -> None:
+    def _check_precision(self, inputs: Inputs, vanished: str = "") -> None:
         """The owner's look at what its weights lose in fixed point, once a program; see `nn/precision.py`.
+
+        Args:
+            vanished: what is said of a public number that counts as 0.
 
         Raises:
             PrecisionError: with `strict`; also where it cannot be looked at.
@@ -460,18 +463,18 @@ class SecureModule(Inference):
             weights = lambda session: self.bind(session, session.answering[0])[1]
             lost = program and loss(program, weights, self.scheme, few, self.strict, self._typical_of(few))
         except Exception as error:  # no such batch, or numbers beyond an operation's domain: it cannot be said
-            if not self.strict:
-                return
-            with self._lock:
-                self._precise.discard(inputs.row)
-            why = str(error) if isinstance(error, SectorchError) else type(error).__name__
-            raise PrecisionError(
-                f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
-                f"strict=True, and compare sectorch.reference(model)(x) with model(x)"
-            ) from None
-        if not lost:
+            lost = None
+            if self.strict:
+                with self._lock:
+                    self._precise.discard(inputs.row)
+                why = str(error) if isinstance(error, SectorchError) else type(error).__name__
+                raise PrecisionError(
+                    f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
+                    f"strict=True, and compare sectorch.reference(model)(x) with model(x)"
+                ) from None
+        if not lost and not vanished:
             return
-        said = f"{lost}. {way_out(self.scheme)}"
+        said = f"{lost}. {way_out(self.scheme)}" if lost else vanished
         if self.strict:
             with self._lock:
                 self._precise.discard(inputs.row)  # the next call is refused as well

@@ -114,7 +114,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     x = beside(context, x, *bounds)
     backend, shift = context.backend, 0 if fine else excess(context, x.scale_bits)
     scale = x.scale_bits - shift
-    thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
+    thresholds = tuple(int(encoded_public(context, float(b), scale, fine)) for b in bounds)
     smaller = dropped(context, x, shift)
     # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
     limit = None if low is not None and high is not None else limit_bits(context, x, scale)
@@ -137,7 +137,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
 def _lifted(
     context: Context, x: SharedTensor, constant: float, bound: float | None, fine: bool = False
 ) -> SharedTensor:
-    offset = int(encoded_public(context, float(constant), x.scale_bits))
+    offset = int(encoded_public(context, float(constant), x.scale_bits, fine))
     made = x.like(x.shares + offset, x.scale_bits, bound)
     if fine:
         standing_for(made, constant)

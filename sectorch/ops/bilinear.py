@@ -18,7 +18,18 @@ from ..ring.products import Tiled
 from ..ring.scheme import NEEDS, Need, Scheme
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
-from .common import SLACK_BITS, both, encoded_public, fractional, plus, refuse, settled, settled_bits, shortened
+from .common import (
+    SLACK_BITS,
+    both,
+    encoded_public,
+    fractional,
+    note_vanished,
+    plus,
+    refuse,
+    settled,
+    settled_bits,
+    shortened,
+)
 from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
 LONGEST = 2.0**39
@@ -233,6 +244,8 @@ def _times_public(
         bits = min(max(f, most), room - size) if size > 0 else max(f, most)
         parts = ((weight, bits),)
         x = settled(context, x, most=CAPACITY / _largest(weight, sums) / 2.0 ** (scale + bits))
+    if len(parts) == 1:
+        note_vanished(weight, parts[0][1])
     results = [times_encoded(context, product, x, encode(part, bits), bits, sums) for part, bits in parts]
     results = [r if r.scale_bits <= 2 * f + SLACK_BITS else settled(context, r) for r in results]
     return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])

@@ -15,6 +15,7 @@ import torch
 from ..backend import MAX_SHIFT
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..ring import HEADROOM_BITS, check_encodable, encode
+from ..ring.scheme import VANISHED
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.table import Context
 from .ranges import CAPACITY, beyond, dropped, fitted, forbid, limit_at, limit_bits
@@ -109,8 +110,11 @@ def aligned(context: Context, *values: SharedTensor) -> list[SharedTensor]:
     return [raised(context, x, scale) for x in values]
 
 
-def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tensor:
+def encoded_public(context: Context, value: Any, scale_bits: int, kept: bool = False) -> torch.Tensor:
     """A public number or tensor as ring elements.
+
+    Args:
+        kept: whether its digits are kept beside, where it has none among these fraction bits.
 
     Raises:
         FixedPointRangeError: a value that does not fit, in general or at this scale.
@@ -123,7 +127,19 @@ def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tenso
             f"a public operand reaches magnitude {largest:.6g}, but beside a tensor of {scale_bits} "
             f"fraction bits the range is below {2.0 ** (HEADROOM_BITS - scale_bits):g}"
         )
+    if not kept:
+        note_vanished(value, scale_bits)
     return encode(value, scale_bits)
+
+
+def note_vanished(value: Any, scale_bits: int) -> None:
+    """Note a public operand that is not zero, and has no entry that is after its encoding."""
+    noted = VANISHED.get()
+    if noted is None or is_secret(value) or not fractional(value):
+        return
+    sizes = torch.as_tensor(value).detach().abs()
+    if not sizes.is_meta and sizes.numel() and 0 < float(sizes.max()) <= 2.0 ** (-scale_bits - 1):
+        noted.append(float(sizes.max()))
 
 
 def small(context: Context, value: Any) -> float | None:
@@ -156,12 +172,12 @@ def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
     return element
 
 
-def unshared(context: Context, value: Any, scale_bits: int) -> Any:
+def unshared(context: Context, value: Any, scale_bits: int, kept: bool = False) -> Any:
     """A summand that is not shared, as ring elements: public, or held by its owner."""
     if isinstance(value, PrivateTensor):
         limit = context.scheme.activation_limit if context.scheme.range_check else None
         return context.backend.held(value.encoded(scale_bits, limit))
-    return encoded_public(context, value, scale_bits)
+    return encoded_public(context, value, scale_bits, kept)
 
 
 def shared_operand(context: Context, value: Any, scale_bits: int) -> SharedTensor:
@@ -226,7 +242,7 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
             x = settled(context, x, 0)
             scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
         x = fitted(context, x, CAPACITY - bound)
-    content = unshared(context, value, scale)
+    content = unshared(context, value, scale, little is not None)
     made = x.like(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
     counted = isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
     made.whole_bits = min(x.whole_bits, scale) if counted else 0

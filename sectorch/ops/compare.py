@@ -12,7 +12,19 @@ from ..errors import DtypeError
 from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, COMPOSED, Context, implements
-from .common import finer, is_secret, real, refuse, settled, small, standing_for, summand, total, typed
+from .common import (
+    finer,
+    is_secret,
+    note_vanished,
+    real,
+    refuse,
+    settled,
+    small,
+    standing_for,
+    summand,
+    total,
+    typed,
+)
 from .ranges import planes
 from .reduction import sum_
 
@@ -156,6 +168,7 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
 def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
     """x where the condition is 1, and 0 elsewhere. That is no larger than x, and so x may be beyond activations."""
     if not isinstance(x, SharedTensor):
+        note_vanished(x, context.frac_bits)
         return condition * x
     x = settled(context, x, most=range_limit(context.frac_bits))
     return x.like(context.backend.multiply(torch.mul, condition.shares, x.shares), bound=x.bound)

@@ -44,6 +44,8 @@ def reason_of(needs: Sequence[Need]) -> str:
 
 
 NEEDS: ContextVar[list[Need] | None] = ContextVar("needs", default=None)
+VANISHED: ContextVar[list[float] | None] = ContextVar("vanished", default=None)
+"""Where the public numbers are noted that count as 0, since they are below half the last place."""
 """Where the owner's checks note what its weights need, in place of an error for the first that does not fit."""
 
 RELU_MODES = ("exact", "privhfl")
