@@ -114,6 +114,7 @@ class DisagreementError(NetworkError):
     What to do:
         Compare the programs and their settings, and versions of torch and sectorch, at all parties; draw what is
         random and public (batches, dropout, `torch.manual_seed`) from a seed that the program names. Then run it again.
+        Do not catch it: where a program goes on after it, the other parties wait, in a federation until `run_seconds`.
     """
 
 
