@@ -428,7 +428,7 @@ class SecureModule(Inference):
         with uncollected():
             limited = self._served is not None
             checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
-        looks = program is not None or self.strict
+        looks = (program is not None or self.strict) and NEEDS.get() is None  # which has no weights encoded
         if looks and self.session.present(self.party) and not self.session.reference:
             with uncollected():
                 self._check_precision(inputs, checked.vanished)

@@ -78,11 +78,12 @@ class Lost:
 
 @dataclass
 class _Suspect:
-    """An operation that may be lost, and what it read."""
+    """An operation that may be lost, what it read, and what it gave."""
 
     node: fx.Node
     args: tuple
     kwargs: dict
+    result: Any
 
 
 class _Enough(Exception):
@@ -207,10 +208,12 @@ class _Look:
             with suppress(SectorchError):  # what has no result in fixed point is refused by a call
                 ours, theirs = self._fixed(given, suspect)
                 lost = self._lost(suspect.node, ours, theirs)
-                if lost is not None and lost.error > self.least:
+                if lost is None or self._lost(suspect.node, theirs, suspect.result) is not None:
+                    continue  # or what it reads has too few digits for it, as next to a pole: no matter of weights
+                if lost.error > self.least:
                     return lost
-                if lost is not None and isinstance(theirs, torch.Tensor):
-                    errors[suspect.node] = ours - theirs
+                if isinstance(theirs, torch.Tensor):
+                    errors[suspect.node] = torch.where(theirs.abs() < self.scheme.activation_limit, ours - theirs, 0.0)
         if errors and self._result is not None:
             lost = self._grown(given, errors)
             if lost is not None:
@@ -250,7 +253,7 @@ class _Look:
                 if isinstance(y, torch.Tensor) and y.is_floating_point():
                     found[node] = y.double()
             if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
-                suspects.append(_Suspect(node, *before))
+                suspects.append(_Suspect(node, *before, y))
             if self.work > WORK:
                 raise _Enough
             return y
