@@ -52,13 +52,13 @@ from .trace import Trace, run
 from .where import place_of
 
 PART = 2.0**-8
-"""Chosen: a result keeps its third decimal digit. It is eight times the 2^-11 that the ordinary networks of
-tests/test_precision.py and benchmarks/huggingface_models.py stay below."""
+"""Chosen, so that a result keeps two decimal digits. No derivation has it; it names none of some fifty models of
+benchmarks/huggingface_models.py, and of torchvision, whose results are right to 1e-3."""
 FLOOR_BITS = 6
 """An operation's own error is at most 12 last places at results of size 1 (docs/ops.md), 2^4, and what it reads was
 rounded by a half: four times that is no matter of weights."""
 SLACK = 64.0
-"""Chosen, as in `nn/check.py`: one random change may move a result by less than the worst one does."""
+"""Chosen, as in `nn/check.py`: one random change may move a result by less than the worst one does. No derivation."""
 KEPT = 2.0**-13
 """The part of an operand, by root mean square, below which its rounding is not followed: where inputs are drawn, a sum
 of products with independent weights has about the relative error of its weights, and `PART` is 32 times as much."""
