@@ -261,7 +261,9 @@ def test_every_declared_message_is_sent_and_no_other():
     with Profile() as profile:
         for inference in ("mpc", "open", "ckks"):
             found = models(2) if inference != "ckks" else [square(CLASSES, (1, 4, 4)).eval()]
-            Panel(voters(found), inference=inference, argmax="shares", **SMALL).ask(IMAGES[:2], GNMax(1.0))
+            Panel(voters(found), inference=inference, argmax="shares", **SMALL | {"batch": 2}).ask(
+                IMAGES[:2], GNMax(1.0)
+            )
         names = ["p1", "p2"]
         with Simulation().runtime(TURN, {**{Party(name, "C"): name for name in names}, S: "S"}) as runtime:
             turns, question = Turns(names, runtime), Question(3, "89" * 16, 4)
