@@ -76,11 +76,12 @@ def test_rounds_and_bytes_are_those_of_kept_weights(model, monkeypatch):
     assert any(phase == Phase.SETUP for _, _, phase in seen[0])
 
 
-def of_shape(shape: tuple[int, ...]) -> list[torch.dtype]:
-    """The dtypes of the tensors with content of this shape, each piece of memory once."""
+def of_shapes(*shapes: tuple[int, ...]) -> list[list[torch.dtype]]:
+    """Of each shape the dtypes of the tensors with content of it, each piece of memory once."""
     gc.collect()
-    found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.shape == shape]
-    return sorted({t.untyped_storage().data_ptr(): t.dtype for t in found if not t.is_meta}.values(), key=str)
+    found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and not t.is_meta]
+    kept = [{t.untyped_storage().data_ptr(): t.dtype for t in found if t.shape == shape} for shape in shapes]
+    return [sorted(dtypes.values(), key=str) for dtypes in kept]
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -92,8 +93,7 @@ def test_only_the_sum_with_the_mask_is_kept(large, rows):
     for _ in range(2):
         secure(x)
         # The user's, the module's own in float64, and omega + a at S; and it stands in no tiles.
-        assert of_shape((131, 37)) == [torch.float32, torch.float64, torch.int64]
-        assert of_shape((3, 37, 64)) == []
+        assert of_shapes((131, 37), (3, 37, 64)) == [[torch.float32, torch.float64, torch.int64], []]
 
 
 def test_kept_weights_take_more():
@@ -104,7 +104,8 @@ def test_kept_weights_take_more():
         x = torch.randn(rows, 37)
         assert torch.equal(secure(x), sectorch.reference(model)(x))
         if products.unit() is None:  # another processor has a form of its own
-            assert (len(of_shape((3, 37, 64))), of_shape((131, 37)).count(torch.int64)) == (3, plain)
+            tiles, weights = of_shapes((3, 37, 64), (131, 37))
+            assert (len(tiles), weights.count(torch.int64)) == (3, plain)
 
 
 def test_no_two_masks_are_alike():
