@@ -253,7 +253,7 @@ class _Look:
                 if isinstance(y, torch.Tensor) and y.is_floating_point():
                     found[node] = y.double()
             if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
-                suspects.append(_Suspect(node, *before, y))
+                suspects.append(_Suspect(node, before[0], before[1], y))
             if self.work > WORK:
                 raise _Enough
             return y

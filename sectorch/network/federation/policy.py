@@ -284,8 +284,10 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
     entry = read_table(_KINDS[kind], said, f"an [[accept]] of a {kind}")
     names = lambda given: tuple(federated.member(name).name for name in given)
     if isinstance(entry, _Model):
-        flags = {"unchecked": entry.unchecked, "verified": entry.verified, "imprecise": entry.imprecise}
-        return Accepted(kind, entry.model, starters=names(entry.clients), audited=entry.audited, **flags)
+        return Accepted(
+            kind, entry.model, starters=names(entry.clients), unchecked=entry.unchecked, audited=entry.audited,
+            verified=entry.verified, imprecise=entry.imprecise,
+        )  # fmt: skip
     parties, starters, runs = names(entry.parties), names(entry.starters), entry.runs
     if isinstance(entry, _Paper):
         words = own_words(entry.paper, entry.own, own.path.parent)
