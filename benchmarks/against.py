@@ -118,7 +118,7 @@ def net(name: str, batch: str, how: str = ""):
     x = torch.randn(int(batch), *shape)
     if how == "processes":
         try:
-            from sectorch.network.parties.stage import Stage
+            from sectorch.testing.local_network import Stage
         except ModuleNotFoundError:  # where it stood in version 0.1
             from sectorch.network.stage import Stage
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from sectorch.network.bench import example
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage, example
 
 
 def peak(pid: int) -> float:

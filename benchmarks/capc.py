@@ -28,9 +28,9 @@ from torch import nn
 
 from sectorch.choreography.ledger import Profile
 from sectorch.dp import GNMax, LNMax, Noise
-from sectorch.federated.batched import Task, answer_of, train_all
-from sectorch.federated.study import Study, verdict
-from sectorch.nn.models.small import cryptonets, cryptonets_relu
+from sectorch.federated.command import Study, verdict
+from sectorch.federated.training import Task, answer_of, train_all
+from sectorch.nn.models import cryptonets, cryptonets_relu
 from sectorch.protocols.capc import PRESETS, CaPC, Panel, Result, Settings, Voter, collaboration
 
 PAPER = {"step 1a": 14.22, "steps 1b-1c": 0.12, "steps 2-3": 0.030}

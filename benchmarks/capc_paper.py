@@ -28,8 +28,8 @@ import torch.nn.functional as F
 
 from sectorch.dp import GNMax, epsilon_of
 from sectorch.federated import Plot, Study
-from sectorch.federated.batched import Task, answer_of, train_all
-from sectorch.federated.study import verdict
+from sectorch.federated.command import verdict
+from sectorch.federated.training import Task, answer_of, train_all
 from sectorch.protocols.capc import PRESETS, CaPC, Result, Settings, collaboration
 
 PAPER = {

@@ -26,10 +26,10 @@ from rich.console import Console
 
 from sectorch import ckks
 from sectorch.errors import SectorchError
-from sectorch.nn.fhe import fhe_friendly, folded
-from sectorch.protocols.capride import CaPriDe, Result, Settings, federation
-from sectorch.protocols.capride.aggregate import encrypt_low, seal
-from sectorch.protocols.capride.federation import SPLITS, build
+from sectorch.nn.fhe import fhe_friendly, fold_batchnorms
+from sectorch.protocols.capride import CaPriDe, Result, Settings, cli
+from sectorch.protocols.capride.cli import SPLITS, build
+from sectorch.protocols.capride.exchange import encrypt_low, seal
 
 OPEN = dict(encrypted=False, leakage=None, sigma=0.0, directions=128)
 """The updates without any noise, in the clear: what they can do at best."""
@@ -51,7 +51,7 @@ console = Console(width=140)
 
 
 def run(name: str, parties: int, split: str, seed: int, options: argparse.Namespace, **changes) -> Result:
-    made = federation(options.data, parties, split, seed=seed, root=options.data_root, samples=options.samples)
+    made = cli(options.data, parties, split, seed=seed, root=options.data_root, samples=options.samples)
     how = Settings(seed=seed, rounds=options.rounds, weight=options.weight).but(**METHODS[name], **changes)
     return CaPriDe(*made, how).run()
 
@@ -138,7 +138,7 @@ def table2(options: argparse.Namespace) -> None:
 
     def one(place: tuple) -> dict:
         name, shape = NETWORKS[place[0]]
-        model = folded(build(name, shape, 10, 0))
+        model = fold_batchnorms(build(name, shape, 10, 0))
         depth = ckks.explain(model, torch.empty(1, *shape), bound=float("nan")).depth
         if depth is None:
             raise SectorchError(f"{name} is not evaluated")
@@ -175,7 +175,7 @@ def resnet(options: argparse.Namespace) -> None:
 
     def one(place: tuple) -> dict:
         seed, name = place
-        made = federation("digits", 2, "no-overlap", network="resnet4", samples=300, seed=seed)
+        made = cli("digits", 2, "no-overlap", network="resnet4", samples=300, seed=seed)
         result = CaPriDe(*made, Settings(seed=seed).but(**METHODS[name], **PAPER).but(directions=32)).run()
         return dict(before=round(100 * result.accuracy(0), 2), after=round(100 * result.accuracy(-1), 2))
 
@@ -200,7 +200,7 @@ def encrypted(options: argparse.Namespace) -> None:
 
     def one(place: tuple) -> dict:
         parties, changes = ENCRYPTED[place[0]]
-        made = federation("digits", 2, "no-overlap", seed=0, **parties)
+        made = cli("digits", 2, "no-overlap", seed=0, **parties)
         how = Settings(leakage=None, sigma=0.0).but(**changes)
         hidden, seconds = timed(lambda: CaPriDe(*made, how).run())
         clear = CaPriDe(*made, how.but(encrypted=False)).run()
@@ -229,7 +229,7 @@ def depths(options: argparse.Namespace) -> None:
     def one(place: tuple) -> dict:
         name, activation = place
         model = fhe_friendly(build(name, DEEP[name], 10, 0, activation).eval(), activation)
-        report = ckks.explain(folded(model), torch.empty(1, *DEEP[name]), bound=float("nan"))
+        report = ckks.explain(fold_batchnorms(model), torch.empty(1, *DEEP[name]), bound=float("nan"))
         inputs = math.prod(DEEP[name])
         return dict(depth=report.depth, problem=report.problem, peak=report.peak_bytes, inputs=inputs)
 

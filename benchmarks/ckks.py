@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from sectorch import ckks
-from sectorch.ckks.scheme import memory
-from sectorch.ckks.scheme.fresh import fresh
-from sectorch.ckks.scheme.seal import loaded
+from sectorch.ckks.scheme import ciphertext
+from sectorch.ckks.scheme.encryption import encrypt_fresh
+from sectorch.ckks.scheme.seal import load_seal_object
 
 
 def best(f: Callable, repeats: int) -> float:
@@ -143,7 +143,7 @@ def cryptonets(repeats: int) -> dict:
 
 def cnn(_: int) -> dict:
     """Three convolutions and two linear layers with squares on 32x32 digits, a batch that fills the slots."""
-    from sectorch.nn.models.small import Square
+    from sectorch.nn.models import Square
 
     torch.manual_seed(0)
     layers = [
@@ -159,7 +159,7 @@ def cnn(_: int) -> dict:
     images, labels, x, y = digits(32, parameters.slots)
     model = train(model, images, labels, 40)
     report = ckks.explain(model, x, parameters)
-    if report.peak_bytes > memory.limit():
+    if report.peak_bytes > ciphertext.limit():
         raise ckks.MemoryBudgetError(f"the run would take {report.peak_bytes / 2**30:.1f} GiB of ciphertexts")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     row = inference(model, x, y, ckks.keygen(9, scale_bits=30, degree=16384))
@@ -224,7 +224,7 @@ def zeros(repeats: int) -> dict:
     torch.set_num_threads(1)
     keys = ckks.keygen(2, degree=4096)
     context, blob = keys.public.context, keys.public.blobs()["public"]
-    encryptor = sealapi.Encryptor(context.seal, loaded(sealapi.PublicKey(), context, blob, "public key"))
+    encryptor = sealapi.Encryptor(context.seal, load_seal_object(sealapi.PublicKey(), context, blob, "public key"))
 
     def theirs() -> None:
         for _ in range(64):
@@ -232,9 +232,9 @@ def zeros(repeats: int) -> dict:
             encryptor.encrypt_zero(ciphertext)
             context.read(ciphertext)
 
-    fresh(keys.public, 64, 3)  # compiled
+    encrypt_fresh(keys.public, 64, 3)  # compiled
     row = {
-        "ours, ms": best(lambda: fresh(keys.public, 64, 3), 5 * repeats) / 64e-3,
+        "ours, ms": best(lambda: encrypt_fresh(keys.public, 64, 3), 5 * repeats) / 64e-3,
         "seal's, ms": best(theirs, repeats) / 64e-3,
     }
     return {**row, "ratio": row["seal's, ms"] / row["ours, ms"]}

@@ -34,9 +34,9 @@ from rich.table import Table
 import sectorch
 from sectorch import Scheme
 from sectorch.errors import FixedPointRangeError, RangeExceededError, SectorchError
-from sectorch.network.parties.stage import Stage
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.session import Session
+from sectorch.testing.local_network import Stage
 
 BEYOND = (RangeExceededError, FixedPointRangeError)
 

@@ -24,15 +24,13 @@ from pathlib import Path
 
 import torch
 
-from sectorch.choreography.net import Party, Phase
+from sectorch.choreography.net import Party, Phase, Sent
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.choreography.steps import Sent
 from sectorch.network.identity.authority import make_authority
-from sectorch.network.identity.certificates import Credentials
-from sectorch.network.parties.stage import enrol, free_port
-from sectorch.network.wire.dial import dial
-from sectorch.network.wire.link import Link
-from sectorch.network.wire.listen import Listener
+from sectorch.network.identity.identity import Credentials
+from sectorch.network.wire.channel import Link
+from sectorch.network.wire.endpoints import Listener, dial
+from sectorch.testing.local_network import enrol, free_port
 
 NAMES = {"Q": "alice", "A": "clinic", "S": "server"}
 SESSION = bytes(range(16))
@@ -41,7 +39,7 @@ SESSION = bytes(range(16))
 def messages(net: str, batch: int) -> list[Sent]:
     """What a prediction sends, in its order."""
     import sectorch
-    from sectorch.network.bench import example
+    from sectorch.testing.local_network import example
 
     model, x = example(net, batch)
     secure = sectorch.secure(model, session=sectorch.Session())

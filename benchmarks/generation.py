@@ -31,7 +31,7 @@ from rich.console import Console
 import sectorch
 from sectorch.errors import SectorchError
 from sectorch.network import RemoteTexts, save_generation
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 

@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sectorch
-from sectorch.network.bench import example
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage, example
 
 
 def digits(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:

@@ -30,10 +30,7 @@ from torch.func import functional_call
 from sectorch.protocols.perturbation import Federation, Scheme, cohort
 from sectorch.protocols.perturbation.attacks import deep_leakage, gamma_from_model, gamma_from_targets
 from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.data import load
-from sectorch.protocols.perturbation.federated import train
-from sectorch.protocols.perturbation.models import DenseNet, ResNet, mlp
-from sectorch.protocols.perturbation.settings import Settings
+from sectorch.protocols.perturbation.federated import DenseNet, ResNet, Settings, load, mlp, train
 
 console = Console(width=200)
 PAPER = {

@@ -38,8 +38,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sectorch.federated import Study
+from sectorch.federated.command import shown_with_spread, verdict
 from sectorch.federated.folder import named
-from sectorch.federated.study import shown_with_spread, verdict
 from sectorch.nn.models import ZOO
 from sectorch.protocols.privhfl import PRESETS, PrivHFL, Result, Settings, federation, plain_query, secure_query
 from sectorch.protocols.privhfl.settings import CONTROLS

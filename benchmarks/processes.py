@@ -32,8 +32,8 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.errors import SectorchError
 from sectorch.network import save_model
-from sectorch.network.parties.stage import START, Stage
 from sectorch.nn.models import ZOO, randomize_batchnorm
+from sectorch.testing.local_network import START, Stage
 
 RESULTS = Path(__file__).parent / "results" / "processes.json"
 FAMILIES = (

@@ -1,6 +1,6 @@
 """Exact int64 products: torch's own kernels against those of sectorch/ring/products.py and limbs.py, in the same run.
 
-A convolution by Karatsuba (sectorch/ring/karatsuba.py) makes fewer products; counted are those of the definition.
+A convolution by Karatsuba (sectorch/ring/products.py) makes fewer products; counted are those of the definition.
 
 python benchmarks/products.py
 python benchmarks/products.py --batches                # matrices alone: minutes less without AVX-512
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sectorch.choreography.pages import keep_pages
-from sectorch.ring import karatsuba, limbs, products, tiles
+from sectorch.ring import products
 from sectorch.ring.products import Conv2d, matmul
 
 CONVOLUTIONS = [
@@ -62,17 +62,17 @@ def best(f: Callable, device: str = "cpu", repeats: int = 7) -> float:
 def by_limbs(device: str) -> Table:
     """GMAC/s of both kinds of limbs on matrices, checked against the CPU's wrapping product."""
     table = Table(title=f"GMAC/s mod 2^64 by limbs on {device}")
-    for column in ("product", *limbs.KINDS, "float32, for comparison"):
+    for column in ("product", *products.KINDS, "float32, for comparison"):
         table.add_column(column, justify="left" if column == "product" else "right")
     for n, k, m in (*MATRICES, (512, 4608, 3136)):
         x, y = ring(n, k).to(device), ring(k, m).to(device)
         macs = n * k * m / 1e9
         expected = matmul(x.cpu(), y.cpu())
         seconds = []
-        for kind in limbs.KINDS:
-            if not torch.equal(limbs.matmul(x, y, kind).cpu(), expected):
+        for kind in products.KINDS:
+            if not torch.equal(products.limb_matmul(x, y, kind).cpu(), expected):
                 raise SystemExit(f"{kind} limbs gave a wrong product")
-            seconds.append(best(lambda kind=kind: limbs.matmul(x, y, kind), device, 3))
+            seconds.append(best(lambda kind=kind: products.limb_matmul(x, y, kind), device, 3))
         left, right = x.float(), y.float()
         seconds.append(best(lambda: left @ right, device, 3))
         table.add_row(f"[{n}, {k}] @ [{k}, {m}]", *(f"{macs / s:.1f}" for s in seconds))
@@ -94,7 +94,7 @@ def of_convolution(conv: Conv2d, x: torch.Tensor, weight: torch.Tensor, ready: b
 
 def _with_tiles(seconds: Callable[[], float], wide: bool) -> float:
     """With tiles by the loop for vector products of 64-bit words, or by that for products of 32-bit ones."""
-    loops = (mock.patch.object(module, "wide_products", lambda: wide) for module in (tiles, karatsuba))
+    loops = (mock.patch.object(module, "wide_products", lambda: wide) for module in (products, products))
     with next(loops), next(loops):
         return seconds()
 

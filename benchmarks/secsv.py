@@ -33,16 +33,14 @@ from rich.table import Table
 from scipy import stats
 
 from sectorch import ckks
-from sectorch.ckks.linalg.reducing import Reducing, encrypt_matrix
-from sectorch.ckks.linalg.seeded import second
+from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
-from sectorch.protocols.secsv.data import Federation, for_model
-from sectorch.protocols.secsv.intervals import Hits, of_rounds
+from sectorch.protocols.secsv.cli import Federation, for_model
+from sectorch.protocols.secsv.evaluation import Utilities
+from sectorch.protocols.secsv.public import Field
 from sectorch.protocols.secsv.secsv import joint_keys
-from sectorch.protocols.secsv.sharing import Field
-from sectorch.protocols.secsv.spent import KINDS, Spent, communication
-from sectorch.protocols.secsv.utilities import Utilities
-from sectorch.protocols.secsv.values import coalitions, error, shapley
+from sectorch.protocols.secsv.testing import KINDS, Spent, communication
+from sectorch.protocols.secsv.values import Hits, coalitions, error, of_rounds, shapley
 
 CASES: dict[str, dict] = {
     "logistic": dict(data="digits", tests=900, shifts=7, train=Training(epochs=3)),

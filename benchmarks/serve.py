@@ -33,12 +33,10 @@ from rich.table import Table
 import sectorch
 from sectorch.errors import UnknownModelError
 from sectorch.network import connect
-from sectorch.network.bench import example
-from sectorch.network.identity.certificates import Credentials
-from sectorch.network.identity.identity import Pins
+from sectorch.network.identity.identity import Credentials, Pins
 from sectorch.network.parties.client import Connection
-from sectorch.network.parties.query import RemoteModel
-from sectorch.network.parties.stage import Stage
+from sectorch.network.parties.remote_model import RemoteModel
+from sectorch.testing.local_network import Stage, example
 
 TICKS = os.sysconf("SC_CLK_TCK")
 POOL = 64

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from sectorch.network.bench import example
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage, example
 
 
 def figures(pid: int) -> tuple[float, int, int]:

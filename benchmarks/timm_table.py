@@ -37,8 +37,8 @@ from torchvision_table import above, estimate_statistics, reaches
 
 import sectorch
 from sectorch import Scheme
+from sectorch.config import limit_bits_of
 from sectorch.errors import FixedPointRangeError, SectorchError
-from sectorch.ring.scheme import limit_bits_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "timm.json"

@@ -33,9 +33,9 @@ from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch import Scheme
+from sectorch.config import limit_bits_of
 from sectorch.errors import FixedPointRangeError, SectorchError
 from sectorch.nn.models import randomize_batchnorm
-from sectorch.ring.scheme import limit_bits_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "torchvision.json"

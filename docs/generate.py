@@ -26,8 +26,8 @@ from refusals import listed
 
 import sectorch
 from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
-from sectorch.federated.options import described
-from sectorch.training.claims import NO_GRADIENT, NOTHING_TO_FOLLOW
+from sectorch.federated.command import described
+from sectorch.training.decompositions import NO_GRADIENT, NOTHING_TO_FOLLOW
 
 DOCS = Path(__file__).parent
 
@@ -200,7 +200,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "papers.md": {"papers": papers},
     "your-model.md": HUGGINGFACE,
     "federated.md": {
-        "federation": settings("sectorch.federated.dividing:Federation"),
+        "federation": settings("sectorch.federated.participants:Federation"),
         "training": settings("sectorch.federated.training:Training"),
     },
     **{f"{name}.md": {"settings": settings(f"sectorch.protocols.{name}.settings:Settings")} for name in PAPER_PACKAGES},

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sectorch.federated.study import differs
+from sectorch.federated.command import differs
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 

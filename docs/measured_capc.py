@@ -8,7 +8,7 @@ from typing import Any
 
 from measured import difference, rows_of, table
 
-from sectorch.federated.study import differs
+from sectorch.federated.command import differs
 
 
 def _rows(command: str) -> Any:

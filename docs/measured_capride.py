@@ -8,7 +8,7 @@ from typing import Any
 
 from measured import rows_of, table
 
-from sectorch.federated.study import differs
+from sectorch.federated.command import differs
 
 OURS = {"head": "`head`", "forward": "`forward`", "default": "the default: `head`, leakage 0.5"}
 OTHERS = {"dml": "DML", "fedavg": "FedAvg", "fedavg-dp": "FedAvg, sigma 0.01", "l2": "L2", "scalar": "`scalar`"}

@@ -22,7 +22,7 @@ GROUPS = {
     "sectorch.errors.protocols": "Protocols and sessions",
     "sectorch.errors.network": "Parties as processes",
     "sectorch.errors.runs": "Runs of every kind",
-    "sectorch.errors.warned": "Warnings",
+    "sectorch.errors.warnings": "Warnings",
     "sectorch.ckks": "Homomorphic encryption",
     "sectorch.estimators": "Estimators",
     "sectorch.dp": "Privacy budgets",

@@ -26,8 +26,8 @@ from sectorch.errors import LeakyProtocolWarning
 from sectorch.nn import SecureModule, fhe_friendly
 from sectorch.protocols.capride import DisaggregationError, Settings
 from sectorch.protocols.capride.adversary import recover
-from sectorch.protocols.capride.directions import Directions, features_and_logits
-from sectorch.protocols.capride.meter import Meter
+from sectorch.protocols.capride.algorithm import Meter
+from sectorch.protocols.capride.settings import Directions, features_and_logits
 from sectorch.protocols.perturbation import Scheme
 
 DATA = load_digits()

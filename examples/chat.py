@@ -22,7 +22,7 @@ from rich.table import Table
 from sklearn import datasets
 
 from sectorch.network import save_generation
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage
 
 console = Console()
 PROMPT = 24

@@ -9,32 +9,32 @@ See README.md for the parties and what they learn.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .starting import is_command, stoppable
+from .signal_handling import interruptible, is_command
 
-with stoppable(is_command()):
+with interruptible(is_command()):
     from . import errors as errors
     from . import ops as ops
     from .choreography.ledger import Profile as profile
     from .choreography.roles import Roles as Roles
-    from .nn.diff import diff as diff
+    from .nn.explain import diff as diff
     from .nn.explain import explain as explain
-    from .nn.generate import generate as generate
     from .nn.generation import Generation as Generation
+    from .nn.generation import generate as generate
     from .nn.inputs import Inputs as Inputs
     from .nn.inputs import public as public
     from .nn.module import SecureModule as SecureModule
-    from .nn.reference import reference as reference
+    from .nn.secure import program as program
+    from .nn.secure import reference as reference
     from .nn.secure import secure as secure
-    from .nn.traced import program as program
     from .ops.registry import register_op as register_op
-    from .ops.shuffle import shuffle as shuffle
+    from .ops.structure import shuffle as shuffle
     from .session import Session as Session
     from .tensor import PrivateTensor as PrivateTensor
     from .tensor import Scheme as Scheme
     from .tensor import SharedTensor as SharedTensor
     from .tensor import share_tensor as share
     from .tensor.aggregation import aggregate as aggregate
-    from .tensor.announced import announced as announced
+    from .tensor.aggregation import announced as announced
     from .tensor.table import supported_ops as supported_ops
     from .training.checkpoints import Checkpoints as Checkpoints
     from .training.model import shared as shared

@@ -18,16 +18,13 @@ import torch
 from cryptography.hazmat.primitives.constant_time import bytes_eq
 
 from .choreography import Net, Party, Runtime
-from .choreography.program.material import Material
-from .choreography.program.nodes import Slot
-from .choreography.program.setup import Setup
-from .choreography.program.split import Split, split_of
-from .choreography.program.trace import Program
-from .choreography.run.rehearsal import Dealt, Rehearsal, check_rehearsed
+from .choreography.program.projection import DealerSplit, Material, Setup, split_of
+from .choreography.program.trace import Program, Slot
+from .choreography.run.dealer_replay import DealerReplay, DealtDigest, check_rehearsed
 from .choreography.streams import SECRET_BYTES, PairKeys, derive
 from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit
-from .mpc.star.seed import Identities
+from .mpc.star.key_agreement import Identities
 
 KEPT_BYTES = 1 << 27
 """Up to here Q keeps what it has worked out of each call of an audit; beyond, it deals the one that is used again."""
@@ -93,7 +90,7 @@ class Audits:
             chosen, promised = audit(net, count, here.promise, here.show, here.look)
         call = calls[chosen]
         session.runtime.keys.separate(call)
-        with Dealt(session.Q, here.digest_key(call)) if session.present(session.S) else nullcontext() as dealt:
+        with DealtDigest(session.Q, here.digest_key(call)) if session.present(session.S) else nullcontext() as dealt:
             material = here.prepared(call)
         if dealt is not None and not bytes_eq(dealt.digest(), here.read(promised).digests[chosen]):
             raise FalseDealingError(f"Q has dealt something else in call {call} than it promised")
@@ -178,7 +175,13 @@ class _Here:
         return Material(call, session.runtime.session, program.digest, self._setup.call, values, known)
 
     def _dealt(
-        self, rehearsal: Rehearsal, split: Split, settled: Mapping[Slot, Any], call: int, with_A: bytes, with_S: bytes
+        self,
+        rehearsal: DealerReplay,
+        split: DealerSplit,
+        settled: Mapping[Slot, Any],
+        call: int,
+        with_A: bytes,
+        with_S: bytes,
     ) -> tuple[bytes, dict[Slot, Any]]:
         """The digest of what Q deals in a call from these streams, and what is kept of it."""
         rehearsal.keys.lend(self._with_A, call, with_A)
@@ -188,20 +191,20 @@ class _Here:
         finally:
             rehearsal.forget(call)
 
-    def _rehearsal(self) -> Rehearsal:
+    def _rehearsal(self) -> DealerReplay:
         """A dealer that sends nothing; Q's values of the setup it draws from the streams of Q and A."""
         session = self._session
         keys = PairKeys(session.runtime.session)
         keys.install(self._with_A, self._keys.of(self._with_A).again())
-        return Rehearsal(session.Q, session.runtime.session, keys, session.device)
+        return DealerReplay(session.Q, session.runtime.session, keys, session.device)
 
-    def _taken(self) -> tuple[Split, Mapping[Slot, Any]]:
+    def _taken(self) -> tuple[DealerSplit, Mapping[Slot, Any]]:
         """At Q: what is taken here of the program, and the values of the setup."""
         runtime = self._session.runtime
         split = split_of(self._program, runtime, self._session.Q, KEPT_BYTES)
         return split, self._setup.values(split.part, runtime, self._inputs)
 
-    def _alone(self, rehearsal: Rehearsal) -> tuple[Split, Mapping[Slot, Any]]:
+    def _alone(self, rehearsal: DealerReplay) -> tuple[DealerSplit, Mapping[Slot, Any]]:
         """At A: Q's part, and its values of the setup."""
         setup = self._session.audits.setups.setdefault(self._program.before, self._setup.rehearsed())
         split = split_of(self._program, rehearsal, self._session.Q, KEPT_BYTES)

@@ -24,10 +24,10 @@ def move(partial: Path, path: Path) -> None:
     """Put a file that was written whole in the place of `path`; on return a power cut does not undo it."""
     _synchronise(partial)
     os.replace(partial, path)
-    settle(path.parent)
+    flush_to_disk(path.parent)
 
 
-def settle(folder: Path) -> None:
+def flush_to_disk(folder: Path) -> None:
     """Until this returns, a power cut could bring a removed name of the folder back, or lose a new one."""
     _synchronise(folder)
 

@@ -13,31 +13,137 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .agreement import Agreement
 from .audits import Audits
 from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
-from .choreography.ledger import Observer, alone
-from .choreography.located import running
-from .choreography.origins import Origins
-from .choreography.program.drawn import nothing_drawn
-from .choreography.program.material import Material
-from .choreography.program.nodes import uncollected
-from .choreography.program.part import Part, part_of
-from .choreography.program.setup import Setup
-from .choreography.program.trace import Program, Tracing
+from .choreography.ledger import Observer, sole_observer
+from .choreography.located import run_in
+from .choreography.net import Origins
+from .choreography.program.projection import Material, Projection, Setup, part_of
+from .choreography.program.rng_guard import check_no_random_draws
+from .choreography.program.trace import Program, ProgramTracer, garbage_collection_paused
 from .choreography.roles import STAR, Cast, Roles
 from .choreography.run.local import DryRuntime, LocalRuntime, device_named
+from .config import Scheme
 from .errors import ArgumentError
-from .members import A as A
-from .members import Members, members_of
-from .members import Q as Q
-from .members import S as S
 from .mpc.plain import Plain
 from .mpc.star.backend import Star
-from .mpc.star.claims import settle
-from .mpc.star.seed import Identities, edge_keys, seed
-from .ring.scheme import Scheme
+from .mpc.star.dealing_proofs import prove_pending
+from .mpc.star.key_agreement import Identities, edge_keys, seed
+from .transcript import Agreement
+
+# Who is in a session: the parties by their roles, the casts of its calls, who owns inputs and who learns results.
+
+
+Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
+"""The parties of a session with one answering party."""
+
+
+class Members:
+    """The parties of a session.
+
+    Args:
+        roles: of protocols of one's own, or `STAR`.
+        answering: the answering parties of secure inference. dealer: Q, or a party of its own.
+        owners: names of parties that own inputs and learn results, and hold no shares.
+        names: of the parties that play roles of one's own, by role.
+
+    Attributes:
+        casts: for each answering party, or None in roles of one's own, who plays what in a call.
+        playing: the roles of those casts: `STAR`, and one for each owner.
+
+    Raises:
+        ArgumentError: two parties of one name.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        answering: Sequence[Party] = (A,),
+        dealer: Party = Q,
+        owners: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+    ):
+        self.roles, self.dealer = roles, dealer
+        self.answering: tuple[Party, ...] = tuple(answering) if roles is STAR else ()
+        self.owners = tuple(Party(name, "O") for name in owners)
+        taken = [*(p.name for p in (*self.answering, *self.owners, Q, S)), "D"]
+        if not all(isinstance(name, str) and name for name in owners) or len(set(taken)) < len(taken):
+            raise ArgumentError(f"owners are names, each another and none of Q, A, S and D; got {list(owners)}")
+        self.playing = with_owners(len(self.owners)) if roles is STAR else roles
+        also = {f"O{i + 1}": owner for i, owner in enumerate(self.owners)}
+        if roles is STAR:
+            self.casts: dict[Party | None, dict[str, Party]] = {
+                party: {"Q": Q, "A": party, "S": S, "D": dealer, **also} for party in self.answering
+            }
+        else:
+            self.casts = {None: {role: Party(name, role) for role, name in (names or {}).items()}}
+        self.parties = frozenset(party for cast in self.casts.values() for party in cast.values())
+
+    def answering_party(self, party: Party | None = None) -> Party:
+        """`party`, if it is one of the answering parties; the first of them for None. Raises ArgumentError."""
+        if not self.answering:
+            raise ArgumentError(f"secure inference needs the roles {STAR}; this session has {self.roles}")
+        if party is None:
+            return self.answering[0]
+        if not isinstance(party, Party) or party not in self.answering:
+            known = isinstance(party, Party)
+            raise ArgumentError(
+                f"party must be an answering party of the session ({', '.join(p.name for p in self.answering)}), got "
+                f"{f'{party.name} of role {party.role}' if known else f'a {type(party).__name__}'}; "
+                f"pass party=session.answering[i], or leave it out for the first"
+            )
+        return party
+
+    def named(self, who: Any, answering: Party) -> list[Party]:
+        """Owners of an input, or who learns a result: one or several of Q, this A, S and the owners; Q for None.
+
+        Raises ArgumentError for any other."""
+        found, of = [], {str(key): p for p in (Q, answering, S) for key in (p, p.role, p.name)} | {"None": Q}
+        of |= {owner.name: owner for owner in self.owners}
+        for name in who if isinstance(who, (list, tuple)) and who else [who]:
+            if not isinstance(name, (str, Party, type(None))) or str(name) not in of:
+                known = ", ".join([Q.name, answering.name, *(owner.name for owner in self.owners)])
+                raise ArgumentError(f"an owner, or who learns a result, is {known} or S, got {name!r:.40}")
+            found.append(of[str(name)])
+        return list(dict.fromkeys(found))
+
+
+def members_of(
+    answering: int, dealer: str, owners: Sequence[str], roles: Roles, names: Mapping[str, str] | None, reference: bool
+) -> Members:
+    """Those whom a `Session` of these arguments has. Raises ArgumentError as it does."""
+    if answering < 1:
+        raise ArgumentError(f"a session needs at least one answering party, got {answering}")
+    if dealer not in ("Q", "D"):
+        raise ArgumentError(
+            f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
+        )
+    if roles is not STAR and (answering > 1 or dealer != "Q" or reference or owners):
+        raise ArgumentError(
+            f"answering, dealer, owners and reference are for secure inference, and the roles are {roles}"
+        )
+    called = {name: name for name in roles.names} | dict(names or {})
+    different = set(called) == set(roles.names) and len(set(called.values())) == len(called)
+    if names and (roles is STAR or not different):
+        raise ArgumentError(f"names are of different parties in roles of one's own, got {names} for {roles}")
+    return Members(roles, answering_parties(answering), Q if dealer == "Q" else Party("D", "D"), owners, called)
+
+
+def answering_parties(count: int) -> tuple[Party, ...]:
+    """The answering parties of a session, as it calls them."""
+    return tuple(Party("A" if count == 1 else f"A{i + 1}", "A") for i in range(count))
+
+
+def with_owners(count: int) -> Roles:
+    """The roles of secure inference and so many owners: each has an edge to S and a stream with A, as Q does."""
+    if not count:
+        return STAR
+    names = [f"O{i + 1}" for i in range(count)]
+    edges = " ".join(f"{name}-S" for name in names)
+    streams = " ".join(f"{name}-A" for name in names)
+    return Roles(f"Q A S D {' '.join(names)}", edges=f"Q-S A-S D-S {edges}", streams=f"Q-A D-A {streams}")
+
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
@@ -91,7 +197,7 @@ class Session:
         }
         self._open()
         if not reference:
-            with alone(Observer()) if dry else nullcontext():
+            with sole_observer(Observer()) if dry else nullcontext():
                 self._seed()
 
     def _begin(self, who: Members) -> None:
@@ -105,7 +211,7 @@ class Session:
     def _open(self) -> None:
         """Nothing was asked yet."""
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
-        self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
+        self._settled: WeakKeyDictionary[ProgramTracer, Setup] = WeakKeyDictionary()
         self._lock = threading.Lock()
         """Over `_settled`."""
 
@@ -213,7 +319,7 @@ class Session:
         """The running call with this party; where none is running, what is inside is a call of its own."""
         found = self._found(party)
         if found is not None:
-            with running(found):
+            with run_in(found):
                 yield found
         else:
             with self.call(party) as net:
@@ -240,11 +346,11 @@ class Session:
             ArgumentError: it is not the same in every call; see `Tracing.program` and `nothing_drawn`.
         """
         party = self._centre(party)
-        with alone(Observer()):
+        with sole_observer(Observer()):
             shapes = self.on_shapes()
-            setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
-            with shapes.call(party) as net, nothing_drawn():
-                net.tracing = Tracing(net.call, setup)
+            setup = shapes.setup(party).tracing = ProgramTracer(shapes.setup(party).call, alone=True)
+            with shapes.call(party) as net, check_no_random_draws():
+                net.tracing = ProgramTracer(net.call, setup)
                 found = f(net)
             return net.tracing.program(found)
 
@@ -322,7 +428,7 @@ class Session:
         self._setup_of(program).values(self._part(program, inputs), self.runtime, inputs)
         return self._setup_of(program)
 
-    def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Part:
+    def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Projection:
         if not isinstance(program, Program) or not isinstance(inputs, Mapping):
             said = type(program).__name__, type(inputs).__name__
             raise ArgumentError(f"a session runs a Program on inputs by name, got a {said[0]} and a {said[1]}")
@@ -330,9 +436,9 @@ class Session:
         if strange:
             names = ", ".join(sorted(p.name for p in self.parties))
             raise ArgumentError(f"the program is of {', '.join(strange)} too, and this session of {names}")
-        with uncollected():
+        with garbage_collection_paused():
             if self.runtime.here and self.device.type == "cpu":
-                importlib.import_module("sectorch.ring.loops").warm()  # as its first product does
+                importlib.import_module("sectorch.ring.jit").warm()  # as its first product does
             return part_of(program, self.runtime.here)
 
     def _setup_of(self, program: Program) -> Setup:
@@ -348,9 +454,9 @@ class Session:
     def _running(self, net: Net) -> Iterator[Net]:
         token = _CALL.set({**(_CALL.get() or {}), self.runtime.session: net})
         try:
-            with running(net):
+            with run_in(net):
                 yield net
-                settle(net)
+                prove_pending(net)
         finally:
             _CALL.reset(token)
 
@@ -358,3 +464,19 @@ class Session:
 def _answering(program: Program) -> Party | None:
     """Whose a program is; None of one that is played in other roles."""
     return next((party for party in program.parties if party.role == "A"), None)
+
+
+# The session that is used where none is named.
+
+
+_default: dict[torch.device, Session] = {}
+_DEFAULT = threading.Lock()
+
+
+def default_session(device: torch.device | str = "cpu") -> Session:
+    """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
+    device = torch.device(device)
+    with _DEFAULT:  # tensors of two threads must be of one session to meet
+        if device not in _default:
+            _default[device] = Session(device=device)
+        return _default[device]

@@ -28,7 +28,7 @@ import sectorch
 from sectorch.errors import SectorchError
 from sectorch.tensor import SecretTensor
 from sectorch.tensor.table import TABLE
-from sectorch.testing.calls import listed, revealed
+from sectorch.testing.calls import as_tuple, reveal_leaf
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int8,
           torch.int16, torch.bool)  # fmt: skip
@@ -350,8 +350,8 @@ def outcome(
         if not any(isinstance(leaf, SecretTensor) for leaf in pytree.tree_leaves(secret)):
             return REFUSED, "nothing is secret"
         try:
-            result = listed(key(*secret[0], **secret[1]))
-            outputs = [revealed(leaf) for leaf in pytree.tree_leaves(result)]
+            result = as_tuple(key(*secret[0], **secret[1]))
+            outputs = [reveal_leaf(leaf) for leaf in pytree.tree_leaves(result)]
         except SectorchError as error:
             if not str(error).strip():
                 return FOUND, f"{type(error).__name__} without a text"
@@ -408,7 +408,7 @@ def _in_double(key: Callable, args: tuple, kwargs: dict) -> list[Any] | None:
 def _plain(key: Callable, args: tuple, kwargs: dict) -> Any:
     as_plain = lambda v: v.plain.clone() if isinstance(v, Tensor) else v
     torch.manual_seed(0)
-    return listed(key(*pytree.tree_map(as_plain, args), **pytree.tree_map(as_plain, kwargs)))
+    return as_tuple(key(*pytree.tree_map(as_plain, args), **pytree.tree_map(as_plain, kwargs)))
 
 
 def _kind(value: Any) -> str:

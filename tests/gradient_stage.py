@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch import DifferentiableTensor, Scheme, Session
 from sectorch.errors import RangeExceededError, SectorchError
-from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, Outcome
+from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome
 
 PLACES = 64
 """How many last places of the largest gradient a result and a gradient may be off beside what perturbation explains."""
@@ -110,7 +110,9 @@ def revealed(g: Any) -> torch.Tensor | None:
     return g.reveal() if isinstance(g, DifferentiableTensor) else g
 
 
-def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = None, shaken: float = SHAKEN) -> Outcome:
+def outcome(
+    f: Callable, call: Call, session: Session, scheme: Scheme | None = None, shaken: float = SHAKEN
+) -> CallOutcome:
     """How a call and its backward pass went; its tensors that want a gradient are shared, and others are public.
 
     A gradient is right if it is that of inputs that are a few last places away (Higham's mixed stability), within so
@@ -124,7 +126,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
     try:
         at = in_plain(f, call)
         if at is None:
-            return Outcome(INVALID, "no result has a gradient")
+            return CallOutcome(INVALID, "no result has a gradient")
         finite = all(t is None or bool(t.isfinite().all()) for t in (*at.gradients, *at.results))
         scale = 1.0
         while finite and largest(at.gradients) * scale > 2:
@@ -132,7 +134,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
         at = in_plain(f, call, scale)
         assert at is not None
     except Exception as error:
-        return Outcome(INVALID, f"torch: {type(error).__name__}: {error}")
+        return CallOutcome(INVALID, f"torch: {type(error).__name__}: {error}")
     secrets: list[DifferentiableTensor] = []
 
     def leaf(v: Any) -> Any:
@@ -147,37 +149,37 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
         shared = call.mapped(leaf)
         results = [y for y in floats(shared.on(f)) if y.requires_grad]
         if len(results) != len(at.results):
-            return Outcome(WRONG, f"{len(results)} results with a gradient, and not {len(at.results)}")
+            return CallOutcome(WRONG, f"{len(results)} results with a gradient, and not {len(at.results)}")
         weighted(results, scale).backward()
         shown = [y.detach().reveal() for y in results]
         gradients = [revealed(s.grad) for s in secrets]
     except RangeExceededError as error:
-        return Outcome(OUT_OF_RANGE, str(error))
+        return CallOutcome(OUT_OF_RANGE, str(error))
     except SectorchError as error:
-        return Outcome(REFUSED, f"{type(error).__name__}: {error}")
+        return CallOutcome(REFUSED, f"{type(error).__name__}: {error}")
     except Exception as error:
-        return Outcome(FOREIGN, f"{type(error).__name__}: {error}")
+        return CallOutcome(FOREIGN, f"{type(error).__name__}: {error}")
     if not finite:
         wrong = [i for i, g in enumerate(at.gradients) if g is not None and not g.isfinite().all()]
-        return Outcome(WRONG if wrong else RIGHT, f"a number where plain autograd has none: {wrong}")
+        return CallOutcome(WRONG if wrong else RIGHT, f"a number where plain autograd has none: {wrong}")
     worst = 0.0
     for y, z in zip(at.results, shown, strict=True):
         error = (y - z.double()).abs()
         if error.numel() and (worst := max(worst, float((error / y.abs().clamp(min=1)).max()))) > 4 * PLACES * last:
-            return Outcome(WRONG, f"a result is off by {worst / last:.0f} places", worst)
+            return CallOutcome(WRONG, f"a result is off by {worst / last:.0f} places", worst)
     worst = 0.0
     size = max(1.0, largest(at.gradients))
     for g, h, more in zip(at.gradients, gradients, spread(f, call, at, scale, last, shaken), strict=True):
         if g is None or h is None:
             other = g if h is None else h
             if other is not None and other.numel() and other.abs().max() > 0:
-                return Outcome(WRONG, "one of both has no gradient")
+                return CallOutcome(WRONG, "one of both has no gradient")
             continue
         if g.shape != h.shape:
-            return Outcome(WRONG, f"gradient of shape {tuple(h.shape)}, and not {tuple(g.shape)}")
+            return CallOutcome(WRONG, f"gradient of shape {tuple(h.shape)}, and not {tuple(g.shape)}")
         error = ((g - h.double()).abs() - 2 * more).clamp(min=0)
         if error.numel() and (worst := max(worst, float(error.max()))) > PLACES * last * size:
-            return Outcome(
+            return CallOutcome(
                 WRONG, f"a gradient is off by {worst / last:.0f} places of {largest(at.gradients):.3g}", worst
             )
-    return Outcome(RIGHT, error=worst)
+    return CallOutcome(RIGHT, error=worst)

@@ -20,18 +20,17 @@ from own import OWN, Own
 import sectorch  # noqa: F401 - all of it, so that every protocol is declared
 from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
 from sectorch.choreography.ledger import Profile
-from sectorch.choreography.located import running
+from sectorch.choreography.located import run_in
 from sectorch.choreography.program.trace import Program
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.star.linear import mask_weight
 from sectorch.mpc.star.select import bit_to_ring
-from sectorch.mpc.star.share import reveal, share
-from sectorch.mpc.star.shares import Shares, each
-from sectorch.ring.bitplanes import spread, unrows
+from sectorch.mpc.star.shares import Shares, each, reveal, share
+from sectorch.ring.bitplanes import from_rows, spread
 from sectorch.session import Session
 from sectorch.testing import Given
-from sectorch.testing.played import SHARED
-from sectorch.testing.uniform import not_uniform, told_apart
+from sectorch.testing.outcomes import distinguishable, not_uniform
+from sectorch.testing.protocol_runs import SHARED
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 64), (129,)]
@@ -108,7 +107,7 @@ class World:
 def located(world: World, program: Callable, inputs, answering: int = 1) -> list[Located]:
     """Share the inputs (with one party, or each with its own), run the program, reveal its results to Q."""
     shares = [world.query(x, i if answering > 1 else 0) for i, x in enumerate(inputs)]
-    with running(world.net):
+    with run_in(world.net):
         results = program(world, *shares)
     results = results if isinstance(results, (tuple, list)) else (results,)
     return [reveal(world.net, r) if isinstance(r, Shares) else r for r in results]
@@ -150,7 +149,7 @@ def run(program: Callable, *inputs: torch.Tensor, session: Session | None = None
 def open_bits(net: Net, words: Shares, shape: torch.Size) -> torch.Tensor:
     """XOR-shared bits as booleans, put together by the test: what no party of the protocol can do."""
     packed = net.read(words.A, net.A) ^ net.read(words.S, net.S)
-    return unrows(spread(packed), shape) != 0
+    return from_rows(spread(packed), shape) != 0
 
 
 def part(net: Net, words: Shares, i: int, count: int) -> Shares:
@@ -305,7 +304,7 @@ def findings(first: dict, second: dict) -> list[str]:
     found = [f"only one secret has {key}" for key in first.keys() ^ second.keys()]
     for key in first.keys() & second.keys():
         found += [f"{key} is not uniform: {text}" for text in map(not_uniform, (first[key], second[key])) if text]
-        if text := told_apart(first[key], second[key]):
+        if text := distinguishable(first[key], second[key]):
             found.append(f"{key} tells the secrets apart: {text}")
     return found
 

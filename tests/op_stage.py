@@ -15,7 +15,7 @@ import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.session import Session
 from sectorch.tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
-from sectorch.testing.calls import listed, revealed
+from sectorch.testing.calls import as_tuple, reveal_leaf
 
 Arrange = Callable[["Stage", torch.Tensor], SharedTensor]
 
@@ -132,7 +132,7 @@ def reference(
     args, kwargs = plain_arguments(row, number, sample, grid, True, rounded)
     exact = called(key, args, kwargs)
     args, kwargs = plain_arguments(row, number, sample, grid, False, rounded)
-    return listed(exact), listed(called(key, args, kwargs))
+    return as_tuple(exact), as_tuple(called(key, args, kwargs))
 
 
 def called(key: Callable, args: tuple, kwargs: dict) -> Any:
@@ -155,10 +155,10 @@ def check(
     plain: the values of the result's leaves, where they were revealed before.
     """
     exact, typed = expected
-    outputs, spec = pytree.tree_flatten(listed(result))
+    outputs, spec = pytree.tree_flatten(as_tuple(result))
     wanted, wanted_spec = pytree.tree_flatten(exact)
     assert spec == wanted_spec, f"{what} gave {spec}, torch {wanted_spec}"
-    plain = [revealed(output) for output in outputs] if plain is None else plain
+    plain = [reveal_leaf(output) for output in outputs] if plain is None else plain
     for output, opened, value, like in zip(outputs, plain, wanted, pytree.tree_leaves(typed), strict=True):
         assert isinstance(output, SecretTensor) != row.plain, f"{what} gave a {type(output).__name__}"
         assert output.shape == like.shape, f"{what} gave shape {output.shape}, torch {like.shape}"

@@ -38,9 +38,9 @@ from sectorch.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from sectorch.network.parties.said import reason
+from sectorch.network.parties.session import reason
 from sectorch.tensor import PrivateTensor, SharedTensor
-from sectorch.tensor.arguments import DROPPED
+from sectorch.tensor.signatures import DROPPED
 from sectorch.tensor.table import SHARES, OpTable
 from sectorch.training.operations import GRADIENTS
 

@@ -23,13 +23,13 @@ from sectorch import audits
 from sectorch.audits import _Here
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Cost, Transcript
-from sectorch.choreography.program.split import Split
+from sectorch.choreography.net import Move
+from sectorch.choreography.program.projection import DealerSplit
+from sectorch.choreography.run.dealer_replay import DealerReplay
 from sectorch.choreography.run.local import LocalRuntime
-from sectorch.choreography.run.rehearsal import Rehearsal
-from sectorch.choreography.steps import Move
+from sectorch.config import MOST_AUDITED, Scheme
 from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError
 from sectorch.mpc.star.audit import Promise
-from sectorch.ring.scheme import MOST_AUDITED, Scheme
 from sectorch.session import Session
 
 
@@ -76,9 +76,9 @@ def test_q_that_keeps_nothing_deals_the_same(name, monkeypatch):
     """As where a call is larger than what Q keeps of one: it deals the call that is used a second time."""
     model, x = ZOO[name]
     begun, finished = [], []
-    begin, finish = Split.begin, Split.finish
-    monkeypatch.setattr(Split, "begin", lambda *a: begun.append(a[2]) or begin(*a))
-    monkeypatch.setattr(Split, "finish", lambda *a: finished.append(a[2]) or finish(*a))
+    begin, finish = DealerSplit.begin, DealerSplit.finish
+    monkeypatch.setattr(DealerSplit, "begin", lambda *a: begun.append(a[2]) or begin(*a))
+    monkeypatch.setattr(DealerSplit, "finish", lambda *a: finished.append(a[2]) or finish(*a))
     for most, times in ((audits.KEPT_BYTES, 1), (0, 0)):
         monkeypatch.setattr(audits, "KEPT_BYTES", most)
         begun.clear(), finished.clear()
@@ -141,11 +141,11 @@ def cheating(change: Callable[[int, torch.Tensor], torch.Tensor], promising: set
         finally:
             promised[0] = False
 
-    own, rehearsed = _Here.promise, Rehearsal.transfer
+    own, rehearsed = _Here.promise, DealerReplay.transfer
     patch = pytest.MonkeyPatch()
     patch.setattr(_Here, "promise", promise)
     patch.setattr(
-        Rehearsal, "transfer",
+        DealerReplay, "transfer",
         lambda self, line, value: rehearsed(self, line, falsified(line, value, True) if promised[0] else value),
     )  # fmt: skip
     patch.setattr(LocalRuntime, "transfer", lambda self, line, value: dealt(self, line, falsified(line, value, False)))
@@ -211,7 +211,7 @@ def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
 def test_a_q_that_has_kept_something_else_than_it_promised_is_noticed(monkeypatch):
     """One bit of any message, changed after the promise in what is sent without being worked out again."""
     model, x = ZOO["convolution"]
-    (_, secure), finish, changed = begun(model, x, Scheme(audited=2)), Split.finish, []
+    (_, secure), finish, changed = begun(model, x, Scheme(audited=2)), DealerSplit.finish, []
 
     def other(self, runtime, call, settled, inputs, kept):
         moves = [line for line in self._rest if isinstance(line.step, Move) and line.step.header.src.role == "Q"]
@@ -222,11 +222,11 @@ def test_a_q_that_has_kept_something_else_than_it_promised_is_noticed(monkeypatc
             changed.append(slot)
             kept[slot] = flipped(len(changed) % 8, -1, 0)(0, kept[slot].clone())
         else:
-            monkeypatch.setattr(Split, "finish", finish)
+            monkeypatch.setattr(DealerSplit, "finish", finish)
         return finish(self, runtime, call, settled, inputs, kept)
 
-    monkeypatch.setattr(Split, "finish", other)
-    while Split.finish is not finish:
+    monkeypatch.setattr(DealerSplit, "finish", other)
+    while DealerSplit.finish is not finish:
         before = len(changed)
         try:
             y = secure(x)

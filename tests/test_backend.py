@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from sectorch.backend import SERIES_BITS, Backend, Normal
 from sectorch.choreography import Phase
+from sectorch.config import Scheme
 from sectorch.errors import DimensionError
 from sectorch.mpc.plain import Plain
-from sectorch.mpc.smooth.trigonometric import draw_error
+from sectorch.mpc.series import draw_error
 from sectorch.mpc.star import backend as star
-from sectorch.mpc.star import largest
+from sectorch.mpc.star import maximum
 from sectorch.mpc.star.backend import Star
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
-from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
 
 METHODS = {name for name, f in vars(Backend).items() if inspect.isfunction(f) and not name.startswith("_")}
@@ -242,7 +242,7 @@ def agree(case: Case, scheme: Scheme, shape: tuple[int, ...], seed: int) -> None
 @settings(max_examples=4)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 20))
 def test_large_tensors_are_compared_without_keys(case: Case, shape, seed: int):
-    with patch.object(star, "KEYED", 0), patch.object(largest, "WORTH", seed % 2 * largest.WORTH):
+    with patch.object(star, "KEYED", 0), patch.object(maximum, "WORTH", seed % 2 * maximum.WORTH):
         agree(case, Scheme(network="wan"), shape, seed)
 
 

@@ -17,11 +17,11 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
-from sectorch.mpc.smooth import harmonicloops, harmonics
-from sectorch.mpc.star import compare, layers, wide, within
-from sectorch.mpc.star.layers import Layer
+from sectorch.mpc import harmonicloops, harmonics
+from sectorch.mpc.star import and_layers, compare, thresholds
+from sectorch.mpc.star.and_layers import AndLayer
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
-from sectorch.ring import bitplanes, loops, transposed
+from sectorch.ring import bitplanes, jit, simd
 from sectorch.ring.bitplanes import planes, planes_below, signs_of
 from sectorch.ring.field import inner_product
 from sectorch.session import Session
@@ -95,11 +95,11 @@ def test_planes_of_any_number_of_elements(count: int, thresholds: list[int], see
 @settings(max_examples=25)
 @given(COUNTS, st.integers(0, 1 << 30), st.sampled_from((1, 2)))
 def test_codes_of_any_number_of_elements(count: int, seed: int, threads: int):
-    r, spans, blocks, tops = words(seed, count), ((1, 5), (22, 43)), (wide.Blocks(3, (4, 1, 3)),), (63, 0)
+    r, spans, blocks, tops = words(seed, count), ((1, 5), (22, 43)), (compare.Blocks(3, (4, 1, 3)),), (63, 0)
     masks = [words(seed, rows, -(-count // 64)) for rows in (compare.CODES * 9 + 2, blocks[0].codes + 2)]
     both_ways(
         threads,
-        lambda: [compare.masked_codes(r, spans, tops, masks[0]), wide._masked_codes(r, blocks, tops, masks[1])],
+        lambda: [compare.masked_codes(r, spans, tops, masks[0]), compare._masked_codes(r, blocks, tops, masks[1])],
     )
 
 
@@ -109,14 +109,14 @@ def test_planes_in_vectors_and_by_shifts(first: int, lines: int, threshold: int,
     width, count = first + 8 * lines, 8 * lines
     v, room, out = words(seed, 64 * width).numpy(), np.empty((256, 8), np.uint64), np.zeros((64, width), np.int64)
     expected = planes(torch.from_numpy(v).view(64, width) - threshold)[:, first:]
-    for made in {transposed._lines_by_shifts, transposed._whole_lines}:
+    for made in {simd._lines_by_shifts, simd._whole_lines}:
         made(v, width, first, count, room, out[:, first:], threshold)
         assert torch.equal(torch.from_numpy(out)[:, first:], expected)
 
 
 LAYERS = (
-    Layer((5, 0, 3, 1, 2, 4), ((0, 1), (1, 2, 3), (0, 2, 3, 5), (0, 1, 2, 3, 4, 5)), (0, 1, 1, 2), (4,), (0, 5)),
-    Layer((4, 1, 0), ((0, 2), (0, 1)), (0, 0), ()),
+    AndLayer((5, 0, 3, 1, 2, 4), ((0, 1), (1, 2, 3), (0, 2, 3, 5), (0, 1, 2, 3, 4, 5)), (0, 1, 1, 2), (4,), (0, 5)),
+    AndLayer((4, 1, 0), ((0, 2), (0, 1)), (0, 0), ()),
 )
 """Of six rows; with ANDs of two to six operands."""
 
@@ -129,12 +129,12 @@ def test_layers_of_any_number_of_words(width: int, seed: int, threads: int):
     state, alpha, other, dealt = words(seed, 6 + 2 * opened + made, width).split((6, opened, opened, made))
 
     def run() -> list[torch.Tensor]:
-        found = [layers._products(alpha, other, LAYERS, dealt), layers._masked(state, alpha, LAYERS[0])]
+        found = [and_layers._products(alpha, other, LAYERS, dealt), and_layers._masked(state, alpha, LAYERS[0])]
         for first in (True, False):
             place = *LAYERS, 0, 0, first
-            found += layers._joined(other[:6], alpha[:6], state, alpha, dealt, *place)
+            found += and_layers._joined(other[:6], alpha[:6], state, alpha, dealt, *place)
         last = LAYERS[1], None, 6, len(LAYERS[0].products), True
-        return [*found, layers._joined(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
+        return [*found, and_layers._joined(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
 
     both_ways(threads, run)
 
@@ -144,10 +144,10 @@ def test_planes_of_what_is_moved_by_a_power_of_two(width: int, k: int, data: st.
     high, down = data.draw(st.integers(k + 1, 63)), data.draw(st.booleans())
     bits = ring_values((64, width), 63, data.draw(st.integers(0, 1 << 30)))
     bits[k:, ::3] = data.draw(st.sampled_from((0, -1)))  # the carry goes all the way
-    found = within.planes_above(bits, k, high, down)
+    found = thresholds.planes_above(bits, k, high, down)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
-        assert torch.equal(found, within.planes_above(bits, k, high, down))
+        assert torch.equal(found, thresholds.planes_above(bits, k, high, down))
 
 
 @given(st.integers(0, 200), st.integers(0, 1 << 30))
@@ -169,7 +169,7 @@ def test_harmonics_of_any_turns(count: int, series, wide: bool, seed: int):
     turns[0] = low
     held = torch.randint(-(2**63), 2**63 - 1, (2, 2 * terms, count), generator=draw)
     assert torch.equal(harmonicloops.less_basis(turns, terms, held), harmonics.less_basis(turns, terms, held))
-    found, wanted = (module.combined(turns, held, series) for module in (harmonicloops, harmonics))
+    found, wanted = (module.combine_loops(turns, held, series) for module in (harmonicloops, harmonics))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -177,6 +177,6 @@ def test_numba_loads_what_it_knows_in_one_thread_at_a_time(monkeypatch):
     """Two sessions that begin at once in one process would else meet in numba's generator, which raises ValueError."""
     held = []
     context = SimpleNamespace(refresh=lambda: held.append(global_compiler_lock.is_locked()))
-    monkeypatch.setattr(loops, "cpu_target", SimpleNamespace(typing_context=context, target_context=context))
-    loops.warm()
+    monkeypatch.setattr(jit, "cpu_target", SimpleNamespace(typing_context=context, target_context=context))
+    jit.warm()
     assert held == [True, True]

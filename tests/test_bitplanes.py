@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.ring import bitplanes
-from sectorch.ring.bitplanes import bits_shape, planes, rows, spread, unrows, words_for
+from sectorch.ring.bitplanes import bits_shape, from_rows, planes, spread, to_rows, words_for
 
 
 def bit(word: int, position: int) -> int:
@@ -18,7 +18,7 @@ def bit(word: int, position: int) -> int:
 
 @given(st.lists(st.integers(LOWEST, HIGHEST), min_size=0, max_size=130))
 def test_planes_hold_the_bits_in_the_documented_place(elements: list[int]):
-    matrix = rows(torch.tensor(elements, dtype=torch.int64))
+    matrix = to_rows(torch.tensor(elements, dtype=torch.int64))
     width = words_for(len(elements))
     assert matrix.shape == (64, width)
     out = planes(matrix).tolist()
@@ -57,16 +57,16 @@ def test_a_matrix_that_is_not_contiguous():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_and_back(shape):
     x = ring_values(shape)
-    matrix = rows(x)
+    matrix = to_rows(x)
     assert matrix.shape == (64, words_for(x.numel()))
-    assert torch.equal(unrows(matrix, x.shape), x)
+    assert torch.equal(from_rows(matrix, x.shape), x)
     assert matrix.reshape(-1)[x.numel() :].count_nonzero() == 0
     assert bits_shape(x.numel()) == (words_for(x.numel()),)
 
 
 def test_rows_is_a_view_where_nothing_has_to_be_padded():
     x = ring_values((2, 64))
-    assert rows(x).data_ptr() == x.data_ptr()
+    assert to_rows(x).data_ptr() == x.data_ptr()
 
 
 def test_words_for():
@@ -76,7 +76,7 @@ def test_words_for():
 @given(st.sampled_from(SHAPES), st.integers(0, 63), st.integers(0, 1 << 30))
 def test_spread_turns_one_plane_into_a_mask_per_element(shape, j: int, seed: int):
     x = ring_values(shape, 63, seed)
-    mask = unrows(spread(planes(rows(x))[j]), x.shape)
+    mask = from_rows(spread(planes(to_rows(x))[j]), x.shape)
     assert torch.equal(mask, -((x >> j) & 1))
 
 
@@ -88,7 +88,7 @@ def test_spread_of_several_words_at_once():
 
 def test_shapes_without_content():
     meta = torch.empty(5, 13, dtype=torch.int64, device="meta")
-    assert planes(rows(meta)).shape == (64, 2)
-    assert spread(planes(rows(meta))[3]).shape == (64, 2)
-    assert spread(planes(rows(meta))[3]).is_meta
-    assert unrows(rows(meta), meta.shape).shape == meta.shape
+    assert planes(to_rows(meta)).shape == (64, 2)
+    assert spread(planes(to_rows(meta))[3]).shape == (64, 2)
+    assert spread(planes(to_rows(meta))[3]).is_meta
+    assert from_rows(to_rows(meta), meta.shape).shape == meta.shape

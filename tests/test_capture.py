@@ -17,12 +17,12 @@ from torch import nn
 
 import sectorch
 from sectorch import errors
-from sectorch.nn import passes, shapes
+from sectorch.nn import graph_cache, passes
+from sectorch.nn.graph import same_program
 from sectorch.nn.module import SecureModule
-from sectorch.nn.samplewise import same_program
 from sectorch.session import Session
 from sectorch.tensor import Scheme, share_tensor
-from sectorch.testing.random_modules import HOOKS, PRE_HOOKS, random_module
+from sectorch.testing.strategies import HOOKS, PRE_HOOKS, random_module
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
@@ -482,7 +482,7 @@ def test_a_wrong_pass_is_found_and_named(name, monkeypatch):
 
 def test_a_wrong_recording_is_found(monkeypatch):
     """Then the module runs by its own forward."""
-    recording = shapes.capture
+    recording = graph_cache.capture
 
     def wrong(*args):
         program, changed = recording(*args)
@@ -490,7 +490,7 @@ def test_a_wrong_recording_is_found(monkeypatch):
         node.target = torch.neg
         return program, changed
 
-    monkeypatch.setattr(shapes, "capture", wrong)
+    monkeypatch.setattr(graph_cache, "capture", wrong)
     model, x = ready(nn.Sequential(nn.ReLU())), torch.randn(2, 3)
     module = SecureModule(model, REFERENCE, REFERENCE.answering[0], Scheme(), None)
     with pytest.warns(errors.CaptureWarning, match="operation by operation"):

@@ -17,10 +17,10 @@ import sectorch
 from sectorch.audits import _Here
 from sectorch.choreography import Phase, leaf
 from sectorch.choreography.ledger import Transcript
+from sectorch.config import Scheme
 from sectorch.errors import FalseDealingError
 from sectorch.mpc.star import compare, select, truncate
 from sectorch.ring import logical_shift
-from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
 
 D, H, K, F = 4, 5, 3, 20

@@ -17,10 +17,10 @@ from helpers import session as shared_session
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Party, Phase, protocol
 from sectorch.choreography.ledger import Profile
-from sectorch.choreography.located import Applied, Place, compute, leaf
+from sectorch.choreography.located import ArgumentSlot, PartialCall, compute, leaf
+from sectorch.choreography.net import Compute
 from sectorch.choreography.roles import STAR, Cast
-from sectorch.choreography.shapes import on_shapes
-from sectorch.choreography.steps import Compute
+from sectorch.choreography.shapes import run_on_shapes
 from sectorch.errors import (
     ArgumentError,
     KeyAgreementError,
@@ -31,8 +31,8 @@ from sectorch.errors import (
     TopologyError,
     UndeclaredMessageError,
 )
-from sectorch.mpc.star.seed import seed
-from sectorch.mpc.star.share import share
+from sectorch.mpc.star.key_agreement import seed
+from sectorch.mpc.star.shares import share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.session import Session
 
@@ -346,18 +346,20 @@ def test_a_kept_shape_is_torchs():
     calls += [(f.mul, x, one) for one in (1, 1.0, True)] + [(f.getitem, x, at) for at in (1, 0, True, False)]
     calls += [(f.getitem, x, (slice(None), at)) for at in (slice(1, None), slice(None, 1), 1, True, None)]
     calls += [
-        (Applied(torch.sum, (Place(0),), dict(dim=dim, keepdim=kept)), x) for dim in (0, 1) for kept in (False, True)
+        (PartialCall(torch.sum, (ArgumentSlot(0),), dict(dim=dim, keepdim=kept)), x)
+        for dim in (0, 1)
+        for kept in (False, True)
     ]
-    calls += [(Applied(torch.clamp, (Place(0),), dict(min=low)), x) for low in (0, 0.0)]
+    calls += [(PartialCall(torch.clamp, (ArgumentSlot(0),), dict(min=low)), x) for low in (0, 0.0)]
     calls += [(_two.kernel, x, scale) for scale in (1, 2.0)] + [
         (lambda y, shape=shape: y.view(shape), x) for shape in (6, (3, 2))
     ]
     for _ in range(2):
         for g, *values in calls:
-            found, wanted = on_shapes(g, values), g(*values)
+            found, wanted = run_on_shapes(g, values), g(*values)
             for y, like in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):
                 assert (y.shape, y.stride(), y.dtype, y.is_meta) == (like.shape, like.stride(), like.dtype, True)
-    assert on_shapes(f.add, (x, 1)) is not on_shapes(f.add, (x, 1))
+    assert run_on_shapes(f.add, (x, 1)) is not run_on_shapes(f.add, (x, 1))
 
 
 def test_words_are_drawn_where_the_session_is():

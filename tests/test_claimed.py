@@ -8,7 +8,7 @@ from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.ring import bitplanes, claimed, logical_shift
+from sectorch.ring import bitplanes, logical_shift
 from sectorch.ring.bitplanes import RowSums, masks_of, signs_of, words_for
 
 SEEDS = st.integers(0, 1 << 30)
@@ -49,7 +49,7 @@ def test_the_other_half_of_a_bit(seed, count, copies, dtype):
     """Whatever the other half of the packed bit is, base + factor is the bit less one's half as a number."""
     v, _, words = drawn(seed, count, copies)
     other, v = ring_values(words.shape, 63, seed + 3), v.to(dtype)
-    base, factor = both(claimed.complements, words, v, copies)
+    base, factor = both(bitplanes.complements, words, v, copies)
     bit = masks_of(words ^ other, torch.Size((count,)), copies).bitwise_and(1)
     found = base ^ (factor & masks_of(other, torch.Size((count,)), copies))
     assert torch.equal(found, (bit.to(dtype) - v).to(torch.int64))
@@ -58,7 +58,7 @@ def test_the_other_half_of_a_bit(seed, count, copies, dtype):
 @given(SEEDS, COUNTS, COPIES)
 def test_one_word_of_two(seed, count, copies):
     zero, one, words = drawn(seed, count, copies)
-    base, difference = both(claimed.chosen, zero, one, words, copies)
+    base, difference = both(bitplanes.choice_words, zero, one, words, copies)
     assert torch.equal(difference, zero ^ one)
     assert torch.equal(base, torch.where(masks_of(words, torch.Size((count,)), copies) == 0, zero, one))
 
@@ -67,7 +67,7 @@ def test_one_word_of_two(seed, count, copies):
 def test_bits_and_the_last_carry_of_a_sum(seed, count):
     x, y = ring_values((count,), 63, seed), ring_values((count,), 63, seed + 1)
     mask = ring_values((65, words_for(count)), 63, seed + 2)
-    found = both(claimed.sum_bits, x, y, mask) ^ mask
+    found = both(bitplanes.sum_bits, x, y, mask) ^ mask
     assert torch.equal(found[:64], bitplanes.planes_below(x + y))
     sums = [sum(v % (1 << 64) for v in pair) >> 64 for pair in zip(x.tolist(), y.tolist(), strict=True)]
     assert masks_of(found[64], x.shape, None).tolist() == [-carry for carry in sums]
@@ -77,7 +77,7 @@ def test_bits_and_the_last_carry_of_a_sum(seed, count):
 def test_quotients_by_both_carries(seed, count, shift):
     v, r, low = drawn(seed, count, None)
     last, *others = (ring_values(low.shape, 63, seed + 3 + i) for i in range(3))
-    coefficients = both(claimed.quotients, v, r, low, last, shift)
+    coefficients = both(bitplanes.quotients, v, r, low, last, shift)
     first, second = (masks_of(words, v.shape, None) for words in others)
     found = torch.zeros_like(v)
     for coefficient, bits in zip(coefficients, (torch.full_like(v, -1), first, second, first & second), strict=True):
@@ -110,7 +110,7 @@ def test_sums_of_rows(seed, sets, width):
 @given(SEEDS, st.lists(st.tuples(COUNTS, st.integers(1, 3)), max_size=4))
 def test_elements_stand_where_packed_bits_do(seed, parts):
     tensors = [ring_values((copies, count), 63, seed + i) for i, (count, copies) in enumerate(parts)]
-    found = both(claimed.columns_of, tensors, [copies for _, copies in parts], torch.zeros(0, dtype=torch.int64))
+    found = both(bitplanes.columns_of, tensors, [copies for _, copies in parts], torch.zeros(0, dtype=torch.int64))
     assert found.shape == (64, sum(copies * words_for(count) for count, copies in parts))
-    wanted = [bitplanes.rows(one) for tensor in tensors for one in tensor]
+    wanted = [bitplanes.to_rows(one) for tensor in tensors for one in tensor]
     assert torch.equal(found, torch.cat([found[:, :0], *wanted], 1))

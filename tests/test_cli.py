@@ -14,11 +14,11 @@ import pytest
 from cases import long
 from commands import run_command
 
-from sectorch.cli.command import FAILED, USAGE, Parser, ended, writable
+from sectorch.cli.command import FAILED, USAGE, Parser, command_status, writable
 from sectorch.cli.main import COMMANDS, GROUPS, overview, run
 from sectorch.errors import ArgumentError, SectorchError
-from sectorch.federated.options import declared
-from sectorch.network.federation.papers import command_of
+from sectorch.federated.command import declared
+from sectorch.network.federation.programs import command_of
 
 ACTIONS = ("init", "request", "issue", "identity", "show", "pin")
 ALL = [*([name] for name in COMMANDS), *(["keys", action] for action in ACTIONS)]
@@ -337,12 +337,15 @@ def raising(error: BaseException) -> Callable:
     ],
 )
 def test_how_a_run_ends(error, code, words, capsys):
-    assert ended(quick_parser(), ["--out", "here"], raising(error), "stopped; what is finished is in {out}") == code
+    assert (
+        command_status(quick_parser(), ["--out", "here"], raising(error), "stopped; what is finished is in {out}")
+        == code
+    )
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", words)
     if code == 1:
         with pytest.raises(type(error)):
-            ended(quick_parser(), ["--debug"], raising(error))
+            command_status(quick_parser(), ["--debug"], raising(error))
 
 
 def test_the_program():

@@ -23,8 +23,8 @@ import sectorch
 from sectorch import Scheme
 from sectorch.backend import SERIES_BITS
 from sectorch.choreography import leaf
-from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric, turns_of, value_at
-from sectorch.mpc.star import mask as mask_module
+from sectorch.mpc.series import draw_error, trigonometric, turns_of, value_at
+from sectorch.mpc.star import masking as mask_module
 from sectorch.mpc.star import relu as relu_module
 from sectorch.mpc.star import truncate as truncate_module
 from sectorch.mpc.star.select import BitMask

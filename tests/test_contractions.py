@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ring_values
 
-from sectorch.ring.contractions import by_matmul
+from sectorch.ring.products import by_matmul
 
 EQUATIONS = {
     "ij,jk->ik": ((2, 3), (3, 4)),

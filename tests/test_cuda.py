@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch import Scheme
-from sectorch.choreography.run.graphs import Recorded
+from sectorch.choreography.run.cuda_graphs import CapturedGraph
 from sectorch.nn.models import ZOO
-from sectorch.ring import limbs, products
+from sectorch.ring import products
 from sectorch.ring.products import Conv2d
 from sectorch.session import Session
-from sectorch.testing.calls import listed, revealed
+from sectorch.testing.calls import as_tuple, reveal_leaf
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -28,10 +28,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kind", limbs.KINDS)
+@pytest.mark.parametrize("kind", products.KINDS)
 def test_products(kind: str):
     x, y = ring_values((130, 4608), 63), ring_values((4608, 70), 63, 1)
-    assert torch.equal(limbs.matmul(x.cuda(), y.cuda(), kind).cpu(), x @ y)
+    assert torch.equal(products.limb_matmul(x.cuda(), y.cuda(), kind).cpu(), x @ y)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -66,7 +66,7 @@ def test_a_module_is_recorded_and_checked_there():
     assert torch.equal(secured(x), expected)
 
 
-def recorded(session: Session) -> list[Recorded]:
+def recorded(session: Session) -> list[CapturedGraph]:
     """What is recorded of the programs of a session."""
     graphs = session.runtime.graphs
     return [one for of in graphs._of.values() for one in of.values()]
@@ -156,7 +156,7 @@ def test_operations(cases: list[Called]):
 
     def body(case: Called) -> None:
         args, kwargs = pytree.tree_map(moved, case.secret(at=on_device(), grid=False))
-        found = [revealed(leaf) for leaf in pytree.tree_leaves(listed(case.key(*args, **kwargs)))]
+        found = [reveal_leaf(leaf) for leaf in pytree.tree_leaves(as_tuple(case.key(*args, **kwargs)))]
         for mine, ideal in zip(found, opened(case, reference_stage(), grid=False)[1], strict=True):
             assert torch.equal(mine.cpu(), ideal) if isinstance(mine, torch.Tensor) else mine == ideal
 

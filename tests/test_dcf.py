@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sectorch.mpc.star.dcf import _SEEDS, SPAN, _permute, evaluate, generate
+from sectorch.mpc.star.fss import _SEEDS, SPAN, _permute, evaluate, generate
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

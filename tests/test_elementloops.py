@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch.mpc.star import largest, relu, select, truncate
+from sectorch.mpc.star import maximum, relu, select, truncate
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import words_for
 
@@ -87,13 +87,13 @@ def test_products_with_bits(count: int, copies: int, shift: int, seed: int):
     check_both(made)
 
 
-@given(st.integers(1, 40) | st.just(700), st.integers(1, largest.MOST), SHIFTS, SEEDS)
+@given(st.integers(1, 40) | st.just(700), st.integers(1, maximum.MOST), SHIFTS, SEEDS)
 def test_products_with_the_bits_of_windows(width: int, m: int, shift: int, seed: int):
     draw = Drawn(seed)
     first, second = draw((m + 1) * width), draw((m + 1) * width)
     c, R, chosen = (draw(64, m, width) for _ in range(3))
     bits, w, wraps = draw(64, m + 1, width), draw(64, m, width, bits=32), draw(64, m, width, bits=32)
-    check_both(lambda: [largest._chosen(first, second, c, R, bits, chosen, w, wraps, one, shift) for one in (0, 1)])
+    check_both(lambda: [maximum._chosen(first, second, c, R, bits, chosen, w, wraps, one, shift) for one in (0, 1)])
 
 
 @settings(max_examples=50)

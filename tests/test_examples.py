@@ -27,7 +27,7 @@ def example(monkeypatch, tmp_path, capsys):
     before = dict(PROTOCOLS)  # an example may declare protocols of its own; other tests read the registry
 
     programs = SimpleNamespace(Popen=Command, PIPE=PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("sectorch.network.parties.stage.subprocess", programs)
+    monkeypatch.setattr("sectorch.testing.local_network.subprocess", programs)
 
     def run(name: str, *arguments, **constants) -> tuple[Any, str]:
         """What its `main` returns, with these constants, or None for one that is a script, and its words in a line."""

@@ -14,7 +14,7 @@ from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.ring import bitplanes, field, fieldlines, fieldloops
+from sectorch.ring import bitplanes, field, fieldloops, simd
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ binding.get_host_cpu_features = lambda: (f := features(), f.pop("pclmul", None))
 import pytest, sys
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_field.py",
     "tests/test_bitloops.py::test_planes_of_any_number_of_elements"]) or (
-    __import__("sectorch.ring.carryless", fromlist=["_"]).carryless.__name__ != "_shifted"))
+    __import__("sectorch.ring.simd", fromlist=["_"]).carryless.__name__ != "_shifted"))
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -53,7 +53,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_fie
 
 def test_no_vectors_where_loops_are_compiled_for_another_processor(monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
-    assert not fieldlines.available()
+    assert not simd.available()
 
 
 def values(seed: int, *shape: int) -> torch.Tensor:
@@ -106,9 +106,9 @@ def test_sums_over_words(width, seed):
         part = x[: 1 << variables].contiguous(), y[: 1 << variables].contiguous()
         assert both(field.points, *part, variables).shape == (3**variables,)
     both(field.inner_product, x, w)
-    both(field.combined, x, k)
-    both(field.combined, x[:0], k[:0])
-    both(field.folded, x.view(2, 32, width), k[:32].contiguous(), width + 3)
+    both(field.weighted_rows_sum, x, k)
+    both(field.weighted_rows_sum, x[:0], k[:0])
+    both(field.fold_rows, x.view(2, 32, width), k[:32].contiguous(), width + 3)
     both(field.times, k.view(64, 1), w)
     both(field.points_of_chosen, x.view(8, 8, width), w, eight, y[0].contiguous())
     both(field.combined_words, w, eight)
@@ -126,15 +126,15 @@ def test_bits_are_numbers_of_the_field(count, seed):
         return (bits.transpose(0, 1).reshape(64, 1, -1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)
 
     def rows(bits: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        found = field.combined(numbers(bits).reshape(64, 64 * width), weights).view(64, width)
+        found = field.weighted_rows_sum(numbers(bits).reshape(64, 64 * width), weights).view(64, width)
         return field.times(found, by).view(4, 16, width).transpose(0, 1).reshape(16, 4 * width)
 
     by = field.times(field.powers_of_x(64, CPU).view(64, 1), scales)
     left, right = rows(x, by), rows(y, torch.ones_like(by))
     found = both(field.points_of_folded_bits, x, y, weights, scales)
     assert torch.equal(found, field.points(left, right, 4))
-    assert torch.equal(both(field.twice_folded_bits, x, weights, second, scales), field.combined(left, second))
-    assert torch.equal(both(field.twice_folded_bits, y, weights, second), field.combined(right, second))
+    assert torch.equal(both(field.twice_folded_bits, x, weights, second, scales), field.weighted_rows_sum(left, second))
+    assert torch.equal(both(field.twice_folded_bits, y, weights, second), field.weighted_rows_sum(right, second))
     weighed, others = (numbers(v).reshape(64, -1) for v in (x, y))
     expected = field.points(field.times(weighed, by.reshape(-1)), others, 6)
     assert torch.equal(both(field.points_of_bits, x, y, scales), expected)
@@ -148,7 +148,7 @@ def test_points_are_of_the_multilinear_functions(variables, seed):
     """What stands at {0, 1, infinity}^v gives the product of both functions at any point."""
     x, y, point = values(seed, 1 << variables, 1), values(seed + 1, 1 << variables, 1), values(seed + 2, variables)
     weights = both(field.weights_at, point)
-    at_x, at_y = (field.combined(v, weights) for v in (x, y))
+    at_x, at_y = (field.weighted_rows_sum(v, weights) for v in (x, y))
     sent = field.points(x, y, variables)
     assert torch.equal(field.inner_product(sent, both(field.weights_at, point, True)), field.times(at_x, at_y))
 
@@ -165,9 +165,9 @@ def test_words_need_not_stand_beside_each_other(width):
     x, y, few, tiles = values(0, 16, width), values(1, 8, 8, width), values(2, 5, 16, width), values(3, 2, *field.TILE)
     w, eight, k, columns = values(4, width), values(5, 8), values(6, 64), values(7, 16)
     calls = {
-        field.times: [(w, w + 1), (x, x + 1), (x, w)], field.inner_product: [(x, w)], field.combined: [(x, columns)],
+        field.times: [(w, w + 1), (x, x + 1), (x, w)], field.inner_product: [(x, w)], field.weighted_rows_sum: [(x, columns)],
         field.points: [(x, x + 1, 4)], field.points_of_chosen: [(y, w, eight, w + 1)], field.weights_at: [(eight[:5],)],
-        field.combined_words: [(w, eight)], field.folded: [(few, columns, width + 1)],
+        field.combined_words: [(w, eight)], field.fold_rows: [(few, columns, width + 1)],
         field.inner_product_of_tiles: [(tiles, k, columns)], field.points_of_bits: [(tiles, tiles + 1, columns)],
         field.points_of_folded_bits: [(tiles, tiles + 1, k, columns)],
         field.twice_folded_bits: [(tiles, k, columns), (tiles, k, columns, columns + 1)],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sectorch import files
-from sectorch.choreography.program.material import Material
+from sectorch.choreography.program.projection import Material
 from sectorch.federated import folder
 from sectorch.network import Pins, Store
 from sectorch.network.identity.identity import fingerprint

@@ -7,14 +7,14 @@ from helpers import session
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sectorch.mpc.star.guard import finished
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.guard import finish_flags
+from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.relu import ramps
 from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.thresholds import raise_outside
 from sectorch.mpc.star.truncate import truncate
-from sectorch.mpc.star.within import raise_outside
 from sectorch.ring import rounded_shift
-from sectorch.ring.bitplanes import spread, unrows, words_for
+from sectorch.ring.bitplanes import from_rows, spread, words_for
 
 
 def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
@@ -23,13 +23,13 @@ def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
     with session().call(session().answering[0]) as net:
         net.round_bytes = 0 if seed % 2 else None
         protocol(net, Shares(net.own(net.A, x - mask), net.own(net.S, mask)))
-        bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finished(net, tuple(net.raised))]
+        bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finish_flags(net, tuple(net.raised))]
     words = [w for a, s in bits for w in (a ^ s).split(words_for(x.numel()))]
     assert words, "no flag was raised"
     for w in words:
-        padding = unrows(spread(w), torch.Size([64 * w.shape[0]]))[x.numel() :]
+        padding = from_rows(spread(w), torch.Size([64 * w.shape[0]]))[x.numel() :]
         assert not padding.any(), "a flag stands where there is no element"
-    return torch.stack([unrows(spread(w), x.shape) != 0 for w in words]).any(0)
+    return torch.stack([from_rows(spread(w), x.shape) != 0 for w in words]).any(0)
 
 
 def at_the_edges(bits: int, shift: int, draws: list[int], most: int) -> torch.Tensor:

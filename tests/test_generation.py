@@ -6,9 +6,9 @@ from cases import some
 from torch import nn
 
 import sectorch
-from sectorch.choreography.steps import Read
+from sectorch.choreography.net import Read
 from sectorch.errors import ArgumentError, DimensionError, DtypeError, RangeExceededError, ShapeError
-from sectorch.nn.choice import Choice
+from sectorch.nn.remote_program import Choice
 
 transformers = pytest.importorskip("transformers")
 

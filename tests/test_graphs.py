@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import sectorch
-from sectorch.choreography.program.part import part_of
-from sectorch.choreography.run import graphs
-from sectorch.choreography.run.graphs import Recorded, Watch
-from sectorch.choreography.steps import Draw
+from sectorch.choreography.net import Draw
+from sectorch.choreography.program.projection import part_of
+from sectorch.choreography.run import cuda_graphs
+from sectorch.choreography.run.cuda_graphs import CapturedGraph, DeviceWaits
 from sectorch.choreography.streams import PairKey
 from sectorch.errors import StreamReuseError
 from sectorch.nn.models import ZOO
-from sectorch.tensor import unwrapped
+from sectorch.tensor import unwrap_openings
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def set_to_one(x: torch.Tensor) -> None:
 )  # fmt: skip
 def test_what_waits(work):
     """For a value of the device's, or to bring it one of the processor's."""
-    with Watch(CPU) as seen:
+    with DeviceWaits(CPU) as seen:
         work(torch.ones(1, dtype=torch.int64))
     assert seen.waits
 
@@ -48,12 +48,12 @@ def test_what_waits(work):
     ],
 )  # fmt: skip
 def test_what_does_not_wait(work):
-    with Watch(CPU) as seen:
+    with DeviceWaits(CPU) as seen:
         work(torch.ones(1, dtype=torch.int64))
     assert not seen.waits
 
 
-def recorded() -> tuple[sectorch.SecureModule, torch.Tensor, Recorded, ThreadPoolExecutor]:
+def recorded() -> tuple[sectorch.SecureModule, torch.Tensor, CapturedGraph, ThreadPoolExecutor]:
     construct, shape = ZOO["lenet"]
     secured, x = sectorch.secure(construct().eval()), torch.randn(2, *shape)
     secured(x)
@@ -62,7 +62,7 @@ def recorded() -> tuple[sectorch.SecureModule, torch.Tensor, Recorded, ThreadPoo
     settled = secured.session.settled(program, secured._brought(sectorch.Inputs.of(x)))
     values = settled.values(part, secured.session.runtime, secured._brought(sectorch.Inputs.of(x)))
     threads = ThreadPoolExecutor(2)
-    return secured, x, Recorded(part.lines, values, CPU, threads), threads
+    return secured, x, CapturedGraph(part.lines, values, CPU, threads), threads
 
 
 def test_the_first_calls_are_taken_step_by_step_and_the_second_is_watched():
@@ -73,7 +73,7 @@ def test_the_first_calls_are_taken_step_by_step_and_the_second_is_watched():
     brought = {i.slot: inputs[i.name] for i in part.brought}
     for _ in range(2):
         found = part.learned(one.take(runtime, secured.session.number(program), brought))
-        assert torch.equal(unwrapped(found), expected)
+        assert torch.equal(unwrap_openings(found), expected)
     assert one._waiting and len(one._waiting) < 10, "the query's check looks at it; next to nothing else does"
     threads.shutdown()
 
@@ -81,8 +81,8 @@ def test_the_first_calls_are_taken_step_by_step_and_the_second_is_watched():
 def test_pieces_hold_every_step_once_and_every_word_its_own(monkeypatch: pytest.MonkeyPatch):
     """The steps in their order; those that wait alone; draws next to each other in memory, none over another."""
     *_, one, threads = recorded()
-    monkeypatch.setattr(graphs, "WORDS", 20_000)
-    monkeypatch.setattr(graphs, "STEPS", 100)
+    monkeypatch.setattr(cuda_graphs, "WORDS", 20_000)
+    monkeypatch.setattr(cuda_graphs, "STEPS", 100)
     waits = {at for at, line in enumerate(one.lines) if not isinstance(line.step, Draw)}
     one._waiting = dict.fromkeys(sorted(waits)[5::50], "item")
     pieces, words = one._planned()
@@ -114,7 +114,7 @@ def test_words_are_those_of_the_stream_whoever_draws_them():
 
 def test_a_program_of_many_steps_is_not_recorded(monkeypatch: pytest.MonkeyPatch):
     *_, one, threads = recorded()
-    monkeypatch.setattr(graphs, "MOST", 100)
+    monkeypatch.setattr(cuda_graphs, "MOST", 100)
     assert not one.refused
-    assert "steps" in Recorded(one.lines, one.settled, CPU, threads).refused
+    assert "steps" in CapturedGraph(one.lines, one.settled, CPU, threads).refused
     threads.shutdown()

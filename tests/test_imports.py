@@ -55,7 +55,7 @@ LEVELS = (
 
 NO_OTHER_RANDOMNESS = LEVELS[: LEVELS.index("ops") + 1]
 
-WATCHING = "choreography.program.drawn"
+WATCHING = "choreography.program.rng_guard"
 """Looks whether generators were drawn from, and draws nothing."""
 
 
@@ -132,7 +132,7 @@ def test_operations_know_a_backend_and_no_protocol(module: str):
 def test_the_chain_is_read_right():
     """The test above finds what it should, in the forms that imports take."""
     assert "choreography" in imports("mpc.star.relu")
-    assert {"mpc.star.mask", "mpc.star.shares"} <= imports("mpc.star.relu")
+    assert {"mpc.star.masking", "mpc.star.shares"} <= imports("mpc.star.relu")
     assert "choreography.ledger" in imports("choreography.run.local")
     assert "ring.products" in imports("ops.linear"), "from ..ring import products"
     assert imports("errors.base") == set()

@@ -20,12 +20,11 @@ from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch.errors import FixedPointRangeError, NonFiniteError, RangeExceededError, SectorchError
-from sectorch.nn.describe import describe
-from sectorch.nn.program import load_program
+from sectorch.serving.description import describe, load_program
 from sectorch.tensor import SharedTensor
-from sectorch.tensor.infinity import exactly
+from sectorch.tensor.infinity import with_exact_infinities
 from sectorch.tensor.table import TABLE
-from sectorch.testing.calls import revealed
+from sectorch.testing.calls import reveal_leaf
 
 INF = math.inf
 BEYOND = (-INF, INF, -1e9, 1e9, -1e7, 1e8, torch.finfo(torch.float32).min)
@@ -90,7 +89,7 @@ def swept(name: str, value: float, secret: bool) -> list[str]:
                 ]
                 shared[at] = torch.masked_fill(shared[at], mask, value)
                 a, k = pytree.tree_unflatten(shared, spec)
-                found = [revealed(y) for y in pytree.tree_leaves(called(key, a, k)) if isinstance(y, torch.Tensor)]
+                found = [reveal_leaf(y) for y in pytree.tree_leaves(called(key, a, k)) if isinstance(y, torch.Tensor)]
             except SectorchError:
                 continue
             except Exception as error:
@@ -250,7 +249,7 @@ def test_a_known_infinity_is_refused_where_it_is(name: str):
 def test_nobody_learns_what_a_mask_that_is_added_hides():
     x, some = sectorch.share(X), sectorch.share(SOME)
     y: Any = torch.where(some, 0.0, -INF) + x
-    exact = exactly(y)
+    exact = with_exact_infinities(y)
     size = exact.infinite.size
     exact.infinite = None
     assert exact.reveal()[~SOME].eq(-size).all()

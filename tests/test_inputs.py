@@ -20,7 +20,7 @@ from sectorch import Inputs, public
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError, DtypeError, NonFiniteError, SessionMismatchError
 from sectorch.session import Session
-from sectorch.tensor.compiling import compiling
+from sectorch.tensor.compile_mode import as_if_compiling
 
 DRAW = torch.Generator().manual_seed(3)
 Pair = namedtuple("Pair", "first second")
@@ -280,7 +280,7 @@ def test_code_is_told_that_it_is_compiled_while_it_runs_on_secrets():
             return x + 1
 
     def work(i: int) -> None:
-        with compiling():
+        with as_if_compiling():
             started.wait()
             if i:
                 ended.wait()

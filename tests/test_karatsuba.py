@@ -13,13 +13,13 @@ from test_products import conv_by_slices, worst
 
 import sectorch
 from sectorch import Scheme
-from sectorch.ring import karatsuba, products
+from sectorch.ring import products
 from sectorch.ring.products import Conv2d
 
 
 def matches(shape: tuple, outputs: int, padding: tuple[int, int], fill) -> bool:
     x, weight = fill(shape), fill((outputs, shape[1], 3, 3))
-    found = karatsuba.convolved(x, karatsuba.prepared(weight), padding)
+    found = products.convolve_karatsuba(x, products.prepare_taps(weight), padding)
     return torch.equal(found, conv_by_slices(x, weight, Conv2d(padding=padding)))
 
 
@@ -33,7 +33,7 @@ def matches(shape: tuple, outputs: int, padding: tuple[int, int], fill) -> bool:
 @example((65, 1, 3, 3), 1, (0, 0), False, 3, 0)
 def test_the_bits_of_the_definition(shape, outputs, padding, wide, threads, seed):
     """All numbers of windows in a row: eight side by side, and several rows or images in a tile."""
-    with mock.patch.object(karatsuba, "wide_products", lambda: wide), \
+    with mock.patch.object(products, "wide_products", lambda: wide), \
             mock.patch.object(torch, "get_num_threads", lambda: threads):  # fmt: skip
         assert matches(shape, outputs, padding, lambda s: ring_values(s, 63, seed))
 
@@ -42,7 +42,7 @@ def test_the_bits_of_the_definition(shape, outputs, padding, wide, threads, seed
 @pytest.mark.parametrize("outputs", [5, 47, 48, 49, 97, 150])
 def test_outputs_in_parts(outputs: int, wide: bool, monkeypatch):
     """Of the outputs of one tile each thread makes some."""
-    monkeypatch.setattr(karatsuba, "wide_products", lambda: wide)
+    monkeypatch.setattr(products, "wide_products", lambda: wide)
     for threads in (1, 2, 3, 8):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert matches((1, 3, 16, 17), outputs, (1, 1), worst)
@@ -55,7 +55,7 @@ def test_channels_of_several_parts(channels: int):
 
 def test_an_input_that_is_not_contiguous():
     x, weight = ring_values((2, 9, 31, 5)).permute(0, 3, 1, 2), ring_values((3, 3, 4, 5)).permute(2, 3, 0, 1)
-    found = karatsuba.convolved(x, karatsuba.prepared(weight), (1, 1))
+    found = products.convolve_karatsuba(x, products.prepare_taps(weight), (1, 1))
     assert torch.equal(found, conv_by_slices(x, weight, Conv2d(padding=(1, 1))))
 
 
@@ -89,7 +89,7 @@ def test_parties_on_other_processors_take_the_same_program(monkeypatch):
     """Whether a processor has a matrix unit, or products of vectors of words, is nothing that the others are told."""
     model, x = torch.nn.Conv2d(48, 48, 3).eval(), torch.randn(1, 48, 60, 60)
     digests = [sectorch.program(model, x).digest]
-    monkeypatch.setattr(karatsuba, "wide_products", lambda: False)
+    monkeypatch.setattr(products, "wide_products", lambda: False)
     digests.append(sectorch.program(model, x).digest)
     monkeypatch.setattr(products, "unit", lambda: object())
     digests.append(sectorch.program(model, x).digest)
@@ -104,11 +104,11 @@ def test_predictions_have_the_bits_of_the_other_way(verified: bool):
         torch.nn.Conv2d(2, 5, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(5, 4, 3), torch.nn.Flatten()
     ).eval()
     x, scheme = torch.randn(2, 2, 9, 7), Scheme(verified=verified)
-    with mock.patch.object(karatsuba, "faster", lambda images, positions, weight: False):
+    with mock.patch.object(products, "karatsuba_is_faster", lambda images, positions, weight: False):
         expected = sectorch.reference(model, scheme)(x)
-    taken = mock.Mock(side_effect=karatsuba.convolved)
-    with mock.patch.object(karatsuba, "faster", lambda images, positions, weight: list(weight[2:]) == [3, 3]), \
-            mock.patch.object(karatsuba, "convolved", taken):  # fmt: skip
+    taken = mock.Mock(side_effect=products.convolve_karatsuba)
+    with mock.patch.object(products, "karatsuba_is_faster", lambda images, positions, weight: list(weight[2:]) == [3, 3]), \
+            mock.patch.object(products, "convolve_karatsuba", taken):  # fmt: skip
         found = sectorch.secure(model, scheme)(x)
     assert torch.equal(found, expected)
     assert taken.call_count >= 6

@@ -12,31 +12,24 @@ import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
 
 from sectorch.choreography import Phase, ledger
-from sectorch.choreography.ledger import Cost, Profile, Transcript, alone
+from sectorch.choreography.ledger import Cost, Profile, Transcript, sole_observer
+from sectorch.config import Scheme
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
-from sectorch.mpc.smooth.normalise import normalise
-from sectorch.mpc.smooth.trigonometric import trigonometric
+from sectorch.mpc.series import normalise, trigonometric
+from sectorch.mpc.star.and_layers import and_layers
 from sectorch.mpc.star.backend import WAN_ROUND, Star
-from sectorch.mpc.star.compare import block_count, drelu, is_zero
-from sectorch.mpc.star.deal import deal, deal_bits
-from sectorch.mpc.star.fours import max_by_fours
-from sectorch.mpc.star.largest import ramp_of_largest
-from sectorch.mpc.star.layers import and_layers
+from sectorch.mpc.star.compare import MUCH, block_count, blocks_between, drelu, forest, group_blocks, is_zero
 from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import deal, deal_bits, open_masked
+from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
-from sectorch.mpc.star.shares import Shares, each
-from sectorch.mpc.star.sign import at_least
-from sectorch.mpc.star.trees import MUCH, forest, grouped
+from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
+from sectorch.mpc.star.thresholds import at_least
 from sectorch.mpc.star.truncate import truncate
-from sectorch.mpc.star.wide import blocks_between
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Linear
-from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
 
 # Declarations.
@@ -111,7 +104,7 @@ def tree(low: int, high: int, whole: bool = False, levels: int | None = None) ->
     blocks = block_count(low, high)
     levels = (ceil(log2(blocks) / 2) if blocks > 1 else 0) if levels is None else levels
     opened = dealt = 0
-    for sizes in grouped(blocks, levels)[1]:
+    for sizes in group_blocks(blocks, levels)[1]:
         for i, size in enumerate(sizes):
             if size == 1:
                 continue
@@ -431,7 +424,7 @@ def test_observers_see_what_happens_inside_their_block_only():
     with Profile() as outer:
         with Transcript() as inner:
             small_program(held, x)
-        with alone(Profile()):
+        with sole_observer(Profile()):
             small_program(held, x)
     small_program(held, x)
     assert [line for line, _ in inner.lines] == outer.ledger

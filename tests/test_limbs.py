@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.errors import ArgumentError
-from sectorch.ring.limbs import FLOAT64, INT8, KINDS, digits, matmul, short_matmul
+from sectorch.ring.products import FLOAT64, INT8, KINDS, digits, limb_matmul, short_matmul
 
 EDGES = (0, 1, -1, (1 << 63) - 1, -(1 << 63), 0x7F7F7F7F7F7F7F7F, -0x7F7F7F7F7F7F7F80, (1 << 21) - 1, -(1 << 21))
 
@@ -38,13 +38,13 @@ def test_digits_are_small_and_give_the_element_back(kind: str, values: list[int]
 @given(n=st.integers(0, 20), k=st.integers(0, 40), m=st.integers(0, 20), seed=st.integers(0, 1 << 30))
 def test_products_of_any_shape(kind: str, n: int, k: int, m: int, seed: int):
     x, y = ring(n, k, seed=seed), ring(k, m, seed=seed + 1)
-    assert torch.equal(matmul(x, y, kind), x @ y)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_broadcast(kind: str):
     x, y = ring(3, 1, 4, 5), ring(2, 5, 6, seed=1)
-    assert torch.equal(matmul(x, y, kind), x @ y)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_long_sums_with_the_worst_digits(kind: str, fan_in: int, value: str):
     else:
         element = worst(KINDS[kind]) if value == "worst" else (1 << 63) - 1
         x, y = torch.full((2, fan_in), element), torch.full((fan_in, 3), element)
-    assert torch.equal(matmul(x, y, kind), x @ y)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
     if fan_in <= KINDS[kind].longest:
         assert torch.equal(short_matmul(x, y, kind), x @ y)
 
@@ -76,9 +76,9 @@ def test_longer_sums_are_refused_or_cut(kind: str):
     x, y = ring(1, fan_in), ring(fan_in, 1, seed=1)
     with pytest.raises(ArgumentError, match=f"exact up to a fan-in of {fan_in - 1}, got {fan_in}"):
         short_matmul(x, y, kind)
-    assert torch.equal(matmul(x, y, kind), x @ y)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
 
 
 def test_an_unknown_kind():
     with pytest.raises(ArgumentError, match="float64 or int8, got 'fp8'"):
-        matmul(ring(1, 1), ring(1, 1), "fp8")
+        limb_matmul(ring(1, 1), ring(1, 1), "fp8")

@@ -58,12 +58,12 @@ def test_each_weight_passes_for_its_own_dtype(body, head, asks, tmp_path):
     )
     assert torch.equal(sectorch.reference(model)(X), came)
     sectorch.network.save_model(model, X, tmp_path / "m.safetensors")
-    served = sectorch.nn.program.load_program(*_read(tmp_path / "m.safetensors"))
+    served = sectorch.serving.description.load_program(*_read(tmp_path / "m.safetensors"))
     assert {w.passes or served.dtype for w in served.weights} == {body, head}
 
 
 def _read(path):
-    from sectorch.nn.model_file import read_model
+    from sectorch.serving.model_file import read_model
 
     return read_model(path)
 
@@ -231,7 +231,7 @@ def test_memory_that_torch_leaves_as_it_was_is_zeros(kind, tmp_path):
         came = secured(X)
         assert "operation by operation" not in repr(secured)
     assert torch.equal(came, sectorch.reference(model)(X))
-    with torch.no_grad(), sectorch.nn.check.Widened():
+    with torch.no_grad(), sectorch.nn.graph_cache.Float64Mode():
         assert (came - model.double()(X.double())).abs().max() < 1e-4
     model.float()
     _junk()

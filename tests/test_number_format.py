@@ -14,8 +14,8 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.network import save_model
-from sectorch.nn.model_file import read_model
-from sectorch.nn.program import load_program
+from sectorch.serving.description import load_program
+from sectorch.serving.model_file import read_model
 from sectorch.tensor import Scheme
 
 

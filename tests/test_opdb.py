@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torchs_samples import op_db
 
 from sectorch.tensor.table import row_of
-from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, Outcome, judged
+from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome, judge_call
 
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
@@ -161,11 +161,11 @@ def allowed(info, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda exact: (TOLERANCE + unit) * exact.abs().clamp(min=1) + steep(exact)
 
 
-def outcome(info, run: Run) -> Outcome:
+def outcome(info, run: Run) -> CallOutcome:
     """How one call went, and what is to be said about it."""
     if info.name in UNINITIALISED:
-        return Outcome(INVALID, "its content is anybody's guess")
-    return judged(
+        return CallOutcome(INVALID, "its content is anybody's guess")
+    return judge_call(
         run.function, Call(*run.args, **run.kwargs), run.at().session, allowed(info, run.dtype), which=run.which,
         dtype=run.dtype, between=SATURATE.get(info.name), wide=run.dtype in NARROW,
     )  # fmt: skip

@@ -42,7 +42,7 @@ from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
 from sectorch.tensor import SharedTensor, dispatch
 from sectorch.tensor.table import HANDLER, SMOOTH, TABLE
-from sectorch.testing.calls import listed, revealed
+from sectorch.testing.calls import as_tuple, reveal_leaf
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
 TORCH_SAYS = (
@@ -179,8 +179,8 @@ def opened(case: Called, at: Stage, grid: bool) -> tuple[Any, list[torch.Tensor]
     """The result of a call, its revealed leaves, and the ledger of both."""
     args, kwargs = case.secret(at=at, grid=grid)
     with sectorch.profile() as profile:
-        result = listed(case.key(*args, **kwargs))
-        leaves = [revealed(leaf) for leaf in pytree.tree_leaves(result)]
+        result = as_tuple(case.key(*args, **kwargs))
+        leaves = [reveal_leaf(leaf) for leaf in pytree.tree_leaves(result)]
     return result, leaves, profile
 
 

@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 import sectorch
 from sectorch import Scheme
 from sectorch.choreography.ledger import Profile
-from sectorch.choreography.located import running
+from sectorch.choreography.located import run_in
 from sectorch.mpc.star.compare import drelu
 from sectorch.mpc.star.linear import linear
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import DeferredShares, open_masked
 from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.owed import Owed
 from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.select import select
-from sectorch.mpc.star.share import reveal
-from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.shares import Shares, each, reveal
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import rounded_shift
 from sectorch.ring.products import Linear, matmul
-from sectorch.testing.uniform import not_uniform
+from sectorch.testing.outcomes import not_uniform
 
 OMEGA = weight_like((4, 6), 3)
 
@@ -79,7 +77,7 @@ def test_sums_and_moves_of_what_is_owed(names: list[str], seed: int, opened: boo
 
     def program(world, x):
         y, more = product(world, x), product(world, x)
-        assert type(y) is type(more) is Owed
+        assert type(y) is type(more) is DeferredShares
         for name in names:
             y = STEPS[name](y, x, public, more)
         if opened:  # and the halves of a mask in which D took its part
@@ -100,7 +98,7 @@ def test_products_of_secret_values_owe_too(seed: int):
     def program(world, x, y):
         net = world.net
         first, second = multiply(net, torch.mul, x, y), square(net, x)
-        assert type(first) is type(second) is Owed
+        assert type(first) is type(second) is DeferredShares
         return multiply(net, torch.mul, first, second - y)  # halves of both masks are asked for
 
     assert torch.equal(run(program, x, y), x * y * (x * x - y))
@@ -201,7 +199,7 @@ def test_threads_that_ask_for_one_value_have_it_dealt_once():
     with held.call(held.answering[0]) as net, ThreadPoolExecutor(8) as threads:
         world = world_of(held, net, {})
         for i in range(20):
-            with running(net):
+            with run_in(net):
                 product = multiply(net, torch.mul, world.query(x), world.query(y + i))
                 masked = open_masked(net, multiply(net, torch.mul, world.query(x), world.query(y - i)))
             ways = (lambda: (product.A, product.S), lambda: (masked.r_A, masked.r_S)) * 8

@@ -13,7 +13,7 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography import pages
-from sectorch.choreography.program import setup
+from sectorch.choreography.program import projection
 from sectorch.session import Session
 
 PROGRAM = """
@@ -46,8 +46,8 @@ def test_gaps_are_given_back_while_large_weights_are_bound(monkeypatch: pytest.M
     """The results stay what they are, and a small model gives nothing back."""
     model, x = nn.Sequential(nn.Linear(37, 131), nn.ReLU(), nn.Linear(131, 3)).eval(), torch.rand(5, 37)
     given: list[int] = []
-    monkeypatch.setattr(setup, "give_back", lambda: given.append(pages.give_back() or 1))
+    monkeypatch.setattr(projection, "give_back", lambda: given.append(pages.give_back() or 1))
     expected = sectorch.reference(model)(x)
     assert torch.equal(sectorch.secure(model, session=Session())(x), expected) and not given
-    monkeypatch.setattr(setup, "UNTRIMMED", 8 * 37 * 131)
+    monkeypatch.setattr(projection, "UNTRIMMED", 8 * 37 * 131)
     assert torch.equal(sectorch.secure(model, session=Session())(x), expected) and len(given) > 2

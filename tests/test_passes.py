@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
-from sectorch.mpc.star import mask, multiply, relu
+from sectorch.mpc.star import masking, multiply, relu
 from sectorch.nn import passes
-from sectorch.nn.samplewise import is_samplewise
+from sectorch.nn.graph import is_samplewise
 
 
 class FunctionalPool(nn.Module):
@@ -93,7 +93,7 @@ def test_one_opening_serves_several_uses():
     once, y = run()
 
     def always(net, shares):
-        return mask._open_masked(net, shares)
+        return masking._open_masked(net, shares)
 
     with (
         mock.patch.object(relu, "open_masked", always),

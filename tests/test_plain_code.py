@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.errors import DtypeError, RangeExceededError, SectorchError, UnsupportedOpError
 from sectorch.tensor import SharedTensor
-from sectorch.tensor.compiling import as_plain
+from sectorch.tensor.compile_mode import as_plain
 
 X = torch.tensor([[0.5, -1.0, 2.0, 0.25], [1.0, 1.5, -0.5, 0.0], [-2.0, 0.75, 1.25, 3.0]])
 TWO = np.int32(2)

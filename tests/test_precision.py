@@ -179,7 +179,7 @@ def test_inverses_are_looked_at_as_they_are_computed(monkeypatch):
     for function in functions.values():
         sectorch.secure(Calls(function, w).eval(), strict=True)(x)
     from sectorch.ops import arithmetic, linear
-    from sectorch.ops.bilinear import bilinear
+    from sectorch.ops.linear import bilinear
 
     coarse = lambda *args, fine=False, **kwargs: bilinear(*args, **kwargs)
     monkeypatch.setattr(arithmetic, "bilinear", coarse)
@@ -221,7 +221,7 @@ def test_strict_refuses_what_cannot_be_looked_at(monkeypatch):
     def failing(*_):
         raise IndexError("of the inside")
 
-    monkeypatch.setattr("sectorch.nn.module.loss", failing)
+    monkeypatch.setattr("sectorch.nn.module.find_precision_loss", failing)
     model = nn.Linear(3, 2).eval()
     strict = sectorch.secure(model, strict=True)
     for _ in range(2):

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from sectorch.errors import UnsupportedDeviceError
 from sectorch.ring import products
-from sectorch.ring.products import TILE, Conv2d, Linear, matmul
-from sectorch.ring.tiles import times_tiles
+from sectorch.ring.products import TILE, Conv2d, Linear, matmul, times_tiles
 
 
 def by_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -115,7 +114,7 @@ def test_tiles_on_either_kind_of_processor(monkeypatch):
         tiles[..., :2], tiles[..., 2:4] = LOWEST, HIGHEST
         expected = torch.matmul(left, tiles)
         for wide in (True, False):
-            monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda wide=wide: wide)
+            monkeypatch.setattr("sectorch.ring.products.wide_products", lambda wide=wide: wide)
             assert torch.equal(times_tiles(left, tiles), expected), (r, k, count)
             out = ring_values((1, r, TILE * count), 63, 2)
             assert times_tiles(left, tiles, out) is out
@@ -215,7 +214,7 @@ SIZES = [
 @pytest.mark.parametrize("fill", [lambda s: ring_values(s, 63, 6), worst])
 def test_every_way_to_make_columns(size, fill, wide: bool, monkeypatch):
     """Also in two threads; the numbers of outputs are those of all kinds of blocks of rows."""
-    monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda: wide)
+    monkeypatch.setattr("sectorch.ring.products.wide_products", lambda: wide)
     conv, (batch, h, w) = Conv2d((1, 1), (1, 1)), size
     x = fill((batch, 3, h, w))
     for outputs, threads in ((9, 1), (13, 2), (97, 1)):
@@ -227,7 +226,7 @@ def test_every_way_to_make_columns(size, fill, wide: bool, monkeypatch):
 @pytest.mark.parametrize("wide", [True, False], ids=["vectors", "words"])
 @pytest.mark.parametrize("depth", [1, 63, 64, 65, 130])
 def test_depths_of_several_parts(depth: int, wide: bool, monkeypatch):
-    monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda: wide)
+    monkeypatch.setattr("sectorch.ring.products.wide_products", lambda: wide)
     x, weight = ring_values((2, depth, 5, 9), 63, 7), ring_values((11, depth, 1, 1), 63, 8)
     assert torch.equal(Conv2d()(x, weight), conv_by_slices(x, weight, Conv2d()))
 

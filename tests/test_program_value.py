@@ -22,11 +22,10 @@ from torch import nn
 
 import sectorch
 from sectorch import Scheme, errors
-from sectorch.choreography.parties import Phase
-from sectorch.choreography.program import nodes
-from sectorch.choreography.program.text import spelled
-from sectorch.choreography.program.trace import Program
-from sectorch.choreography.steps import Draw
+from sectorch.choreography.net import Draw
+from sectorch.choreography.program import trace
+from sectorch.choreography.program.trace import Program, spell_constant
+from sectorch.choreography.roles import Phase
 from sectorch.choreography.streams import PairKey
 from sectorch.nn.models import lenet, vgg7
 
@@ -325,8 +324,8 @@ def test_constants_are_spelled_in_full():
         [partial(torch.add, v) for v in big], [v.add for v in big], [lambda v, k=k: v + k for k in (1, 2)],
         [eval(f"lambda v, *, k={k}: v + k") for k in (1, 2)], [{"a"}, {"b"}],
     ]  # fmt: skip
-    assert all(spelled(one) != spelled(other) for one, other in pairs)
-    assert spelled(frozenset("abcdef")) == spelled(frozenset("fedcba"))
+    assert all(spell_constant(one) != spell_constant(other) for one, other in pairs)
+    assert spell_constant(frozenset("abcdef")) == spell_constant(frozenset("fedcba"))
 
 
 def test_a_program_does_not_depend_on_what_was_traced_before_it():
@@ -361,8 +360,8 @@ def test_a_program_is_old_at_once(made: int, frozen: int, spared: bool, monkeypa
     collector = SimpleNamespace(
         isenabled=lambda: True, get_count=lambda: (made, 0, 0), get_freeze_count=lambda: frozen, **verbs
     )
-    monkeypatch.setattr(nodes, "gc", collector)
-    with nodes.uncollected(), nodes.uncollected():
+    monkeypatch.setattr(trace, "gc", collector)
+    with trace.garbage_collection_paused(), trace.garbage_collection_paused():
         pass
     assert asked == ["disable", "disable", *(["freeze", "unfreeze"] if spared else []), "enable"]
 

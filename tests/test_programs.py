@@ -15,8 +15,7 @@ import sectorch
 from sectorch.ring import FRAC_BITS
 from sectorch.session import Session
 from sectorch.tensor import SharedTensor
-from sectorch.testing.programs import Program, programs
-from sectorch.testing.steps import ULP
+from sectorch.testing.strategies import ULP, RandomProgram, programs
 
 
 def placed(at: Stage):
@@ -24,7 +23,7 @@ def placed(at: Stage):
     return lambda role, x: at.place("shared", x, scale_0) if role == "whole" else at.place(role, x)
 
 
-def secret(program: Program, number: int) -> bool:
+def secret(program: RandomProgram, number: int) -> bool:
     """Whether a variable depends on a shared input."""
     inputs = len(program.inputs)
     if number < inputs:
@@ -32,7 +31,7 @@ def secret(program: Program, number: int) -> bool:
     return any(secret(program, i) for i in program.steps[number - inputs].reads)
 
 
-def agrees(program: Program) -> None:
+def agrees(program: RandomProgram) -> None:
     """Every step is torch's within its bound, and the reference's bit for bit."""
     both = zip(program.run(placed(stage())), program.run(placed(reference_stage())), strict=True)
     for number, (result, ideal) in enumerate(both, start=len(program.inputs)):
@@ -60,20 +59,20 @@ MANY = settings(max_examples=10_000, deadline=None, suppress_health_check=list(H
 
 @FEW
 @given(programs())
-def test_programs_agree_with_torch(program: Program):
+def test_programs_agree_with_torch(program: RandomProgram):
     agrees(program)
 
 
 @pytest.mark.sectorch_long
 @MANY
 @given(programs(16))
-def test_ten_thousand_programs_agree_with_torch(program: Program):
+def test_ten_thousand_programs_agree_with_torch(program: RandomProgram):
     agrees(program)
 
 
 @settings(FEW, max_examples=12)
 @given(programs())
-def test_programs_cost_what_their_dry_run_says(program: Program):
+def test_programs_cost_what_their_dry_run_says(program: RandomProgram):
     ledgers = []
     for at in (stage(), Stage(Session(dry=True))):
         with sectorch.profile() as profile:

@@ -19,18 +19,16 @@ from sectorch import errors
 from sectorch.choreography import Located, Net, Party, Phase, leaf
 from sectorch.choreography.ledger import Observer, Profile
 from sectorch.choreography.located import compute
-from sectorch.choreography.program.closures import Closures
-from sectorch.choreography.program.material import Material
-from sectorch.choreography.program.part import part_of
-from sectorch.choreography.program.setup import Setup
+from sectorch.choreography.net import Move
+from sectorch.choreography.program.projection import Material, Setup, part_of
+from sectorch.choreography.program.trace import Closures
 from sectorch.choreography.roles import STAR, Cast
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.choreography.steps import Move
 from sectorch.errors import ArgumentError, DtypeError, MaterialError, SessionMismatchError, ShapeError
+from sectorch.mpc.star.key_agreement import seed
 from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.seed import seed
-from sectorch.mpc.star.share import reveal, share
-from sectorch.nn import shapes
+from sectorch.mpc.star.shares import reveal, share
+from sectorch.nn import graph_cache
 from sectorch.ring.products import Conv2d
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
@@ -453,7 +451,7 @@ class Copying(nn.Module):
 def test_shapes_that_come_again_and_again_take_no_more_memory(monkeypatch: pytest.MonkeyPatch):
     """More shapes than are kept are traced anew, and what they need of the setup is what there was."""
     kept = 4
-    monkeypatch.setattr(shapes, "KEPT_SHAPES", kept)
+    monkeypatch.setattr(graph_cache, "KEPT_SHAPES", kept)
     model, session = Copying().eval(), Session()
     secured, ideal, sizes = sectorch.secure(model, session=session), sectorch.reference(model), []
     for _ in range(3):

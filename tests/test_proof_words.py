@@ -10,14 +10,12 @@ import torch
 from helpers import ring_values
 
 from sectorch.choreography import Located, Net, Phase
-from sectorch.choreography.steps import Move
+from sectorch.choreography.net import Move
 from sectorch.errors import FalseDealingError
-from sectorch.mpc.star import prove
-from sectorch.mpc.star.claims import NOTED, settle
-from sectorch.mpc.star.halves import Halves, Words
+from sectorch.mpc.star import dealing_proofs
+from sectorch.mpc.star.dealing_proofs import NOTED, DealerShares, Products, Sets, Words, prove_pending
 from sectorch.mpc.star.relu import relu
-from sectorch.mpc.star.rows import Products, Sets
-from sectorch.mpc.star.share import reveal, share
+from sectorch.mpc.star.shares import reveal, share
 from sectorch.ring.field import TILE, times, xor_of
 from sectorch.session import Session
 
@@ -56,15 +54,15 @@ class Claims:
             def at(value: torch.Tensor, other) -> Located:
                 return Located(value, frozenset((net.D, other)), Phase.OFFLINE, {}, net.runtime.session)
 
-            def halves(name: str) -> Halves:
+            def halves(name: str) -> DealerShares:
                 mask = self.masks[name]
-                return Halves(at(mask, net.A), at(self.values[name] ^ mask, net.S))
+                return DealerShares(at(mask, net.A), at(self.values[name] ^ mask, net.S))
 
             X, Y = self.values["X"], self.values["Y"]
             of_A = ((at(X[0], net.A), at(Y[0], net.S)),)
             of_S = tuple((at(X[i], net.S), at(Y[i], net.A)) for i in (1, 2))
             words = Words(halves("base"), COPIES, of_A, of_S)
-            prove.prove(net, [Products(halves("factors"), halves("z"), _Rows())], [words])
+            dealing_proofs.prove(net, [Products(halves("factors"), halves("z"), _Rows())], [words])
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +135,9 @@ def test_each_word_of_the_proof_counts(session, monkeypatch):
         sizes = Changed(-1, 0, patch).sizes
         claims.prove(session)
     first = (
-        prove.POINTS_OF_BITS,
-        prove.POINTS_OF_BITS + prove.POINTS_OF_WORDS - 1,
-        prove.POINTS_OF_BITS + prove.POINTS_OF_WORDS,
+        dealing_proofs.POINTS_OF_BITS,
+        dealing_proofs.POINTS_OF_BITS + dealing_proofs.POINTS_OF_WORDS - 1,
+        dealing_proofs.POINTS_OF_BITS + dealing_proofs.POINTS_OF_WORDS,
     )
     assert len(sizes) == 4 and sizes[0] == first[-1] + 1
     for step, size in enumerate(sizes):
@@ -156,7 +154,7 @@ def test_no_coin_is_shown_before_all_that_it_is_drawn_for_has_been_received():
     def program(net: Net) -> torch.Tensor:
         net.verified = True
         y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
-        settle(net)
+        prove_pending(net)
         return net.read(reveal(net, y), net.Q)
 
     received: dict = {}
@@ -181,7 +179,11 @@ def test_an_error_is_not_made_good_by_its_like(twice, session, monkeypatch):
     """The sums fit, and no coefficient at infinity is wrong. D sends an error that is the same at all points once more
     as the hidden product; one that three of six variables choose, whose sum is none for words, in the points of words:
     it would be the same at the point drawn if their coins were those three's."""
-    coins, proof, compared = prove._first_coins.kernel, prove._first_proof.kernel, prove._compared
+    coins, proof, compared = (
+        dealing_proofs._first_coins.kernel,
+        dealing_proofs._first_proof.kernel,
+        dealing_proofs._compared,
+    )
     drawn: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
 
@@ -193,18 +195,18 @@ def test_an_error_is_not_made_good_by_its_like(twice, session, monkeypatch):
         alpha, outer, _, omega, _ = drawn
         claimed = times(times(torch.tensor([5]), alpha[:1]), omega[:1])
         found = proof(*values)
-        bits, words = found[: prove.POINTS_OF_BITS], found[prove.POINTS_OF_BITS : -1]
+        bits, words = found[: dealing_proofs.POINTS_OF_BITS], found[dealing_proofs.POINTS_OF_BITS : -1]
         if twice == "as the hidden product":
             error = times(claimed, _inverse(xor_of(alpha)[None]))
-            bits ^= prove._at_corners(error.expand(64), 6)
+            bits ^= dealing_proofs._at_corners(error.expand(64), 6)
             found[-1:] ^= error
         else:
             sums, ratio = xor_of(alpha.view(8, 8)), times(outer[:1], _inverse(outer[1:2]))
             error = torch.zeros(8, dtype=torch.int64)
             error[:1] = times(claimed, _inverse(sums[:1] ^ times(sums[1:2], ratio)))
             error[1:2] = times(error[:1], ratio)
-            bits ^= prove._at_corners(error.repeat_interleave(8), 6)
-            words ^= prove._at_corners(error, 3)
+            bits ^= dealing_proofs._at_corners(error.repeat_interleave(8), 6)
+            words ^= dealing_proofs._at_corners(error, 3)
         return found
 
     def looked(theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
@@ -215,7 +217,7 @@ def test_an_error_is_not_made_good_by_its_like(twice, session, monkeypatch):
     claims = Claims(9)
     claims.values["z"].view(-1)[0] ^= 5
     for name, f in (("_first_coins", first_coins), ("_first_proof", first_proof), ("_compared", looked)):
-        monkeypatch.setattr(prove, name, f)
+        monkeypatch.setattr(dealing_proofs, name, f)
     _refused(claims, session)
     x, y, claim, wrong = seen[0].split(1)
     assert torch.equal(times(x, y), claim) and wrong.any(), "D proved as it should afterwards, and that does not fit"

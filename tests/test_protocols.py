@@ -30,32 +30,31 @@ from hypothesis import strategies as st
 
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
-from sectorch.mpc.star import trees
-from sectorch.mpc.star.circuit import Circuit
+from sectorch.mpc.star import compare
+from sectorch.mpc.star.and_layers import WIDEST, AndCircuit, and_layers
 from sectorch.mpc.star.compare import (
     CODES,
     block_count,
     blocks_of,
     drelu,
+    forest,
+    group_blocks,
+    levels_of,
     one_hot,
     pick_equal,
     pick_less,
     thermometer,
 )
-from sectorch.mpc.star.fours import max_by_fours
-from sectorch.mpc.star.layers import WIDEST, and_layers
 from sectorch.mpc.star.linear import linear
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import open_masked
+from sectorch.mpc.star.maximum import max_by_fours, max_tree
 from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import select
-from sectorch.mpc.star.share import reveal, share
-from sectorch.mpc.star.shares import Shares
-from sectorch.mpc.star.trees import forest, grouped, levels_of
+from sectorch.mpc.star.shares import Shares, reveal, share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import rounded_shift
-from sectorch.ring.bitplanes import planes, rows, spread
+from sectorch.ring.bitplanes import planes, spread, to_rows
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.session import Session
 
@@ -85,7 +84,7 @@ def test_every_case_of_long_keys(case, n: int, seed: int):
 @pytest.mark.parametrize("case", [case for case in CASES if not case.fss], ids=str)
 def test_every_case_by_trees_of_more_levels(case, monkeypatch):
     """As of large values, where bytes are worth more than a round."""
-    monkeypatch.setattr(trees, "LAN_ROUND", 0)
+    monkeypatch.setattr(compare, "LAN_ROUND", 0)
     right(case, 200, 7)
 
 
@@ -253,7 +252,7 @@ C8, R8 = torch.arange(64) // 8, torch.arange(64) % 8
 
 def three_bits(values: torch.Tensor) -> torch.Tensor:
     """[64 W] small values -> [blocks, 3, W] planes of their low six bits (two blocks)."""
-    return blocks_of(planes(rows(values)), 0, 6)
+    return blocks_of(planes(to_rows(values)), 0, 6)
 
 
 def bits_of(words: torch.Tensor) -> torch.Tensor:
@@ -294,13 +293,13 @@ def test_levels_of_the_tree():
         assert all(2 <= len(rows) <= WIDEST for layer in layers for rows in layer.ands)
         # What the search over trees counted is what the layers open and have dealt.
         bits = sum(2 * len(layer.opened) + len(layer.products) for layer in layers)
-        assert bits == grouped(blocks, len(layers))[0]
+        assert bits == group_blocks(blocks, len(layers))[0]
 
 
 @pytest.mark.parametrize("operands", [2, 3, 4])
 def test_an_and_of_several_operands(operands: int):
     """All values of all operands, and products that two ANDs have in common are dealt once."""
-    circuit = Circuit(5)
+    circuit = AndCircuit(5)
     rows = tuple(range(operands))
     layers, places = circuit.layers((circuit.gate(rows, (0, 1), onto=4), circuit.gate(rows)))
     assert [len(layer.products) for layer in layers] == [2**operands - operands - 1]
@@ -325,7 +324,7 @@ def test_the_tree_of_blocks(blocks: int):
     else:
         c, r = (torch.randint(0, 8**blocks, (4096,), generator=torch.Generator().manual_seed(i)) for i in (1, 2))
         r = torch.where(torch.arange(4096) % 4 == 0, c, r)
-    hot, codes = (f(blocks_of(planes(rows(v)), 0, 3 * blocks)) for f, v in ((one_hot, c), (thermometer, r)))
+    hot, codes = (f(blocks_of(planes(to_rows(v)), 0, 3 * blocks)) for f, v in ((one_hot, c), (thermometer, r)))
     less, equal = pick_less(hot, codes), pick_equal(hot, codes) ^ hot[0]
     assert len(codes) == CODES
     with session().call(session().answering[0]) as net:
@@ -345,7 +344,7 @@ def test_trees_side_by_side(counts, seed: int):
     r = torch.where(torch.arange(128) % 4 == 0, c, r)
     state = []
     for one, other, count in zip(c, r, counts, strict=True):
-        hot, codes = (f(blocks_of(planes(rows(v)), 0, 3 * count)) for f, v in ((one_hot, one), (thermometer, other)))
+        hot, codes = (f(blocks_of(planes(to_rows(v)), 0, 3 * count)) for f, v in ((one_hot, one), (thermometer, other)))
         state += [pick_less(hot, codes), pick_equal(hot, codes) ^ hot[0]]
     layers, places = forest(tuple(counts), whole)
     assert len(layers) == max(levels_of(count) for count in counts)
@@ -419,7 +418,7 @@ def test_relu_with_truncation(shape, shift: int, seed: int):
 @given(bits=st.lists(st.booleans(), max_size=130), seed=SEED)
 def test_selection_by_any_bits(bits, seed: int):
     s, x = torch.tensor(bits, dtype=torch.bool), ring_values((len(bits),), 63, seed)
-    words = planes(rows(s.long()))[0]
+    words = planes(to_rows(s.long()))[0]
 
     def program(world, x):
         return select(world.net, xor_shared(world.net, words), open_masked(world.net, x))

@@ -18,8 +18,8 @@ from torch import nn
 import sectorch
 from sectorch import Scheme, errors
 from sectorch.choreography.ledger import Transcript
+from sectorch.config import limit_bits_of
 from sectorch.mpc.star.guard import inner_product, linear_hash
-from sectorch.ring.scheme import limit_bits_of
 
 BEYOND = (errors.RangeExceededError, errors.FixedPointRangeError)
 

@@ -14,10 +14,9 @@ from torch import nn
 import sectorch
 from sectorch import Scheme
 from sectorch.errors import KeyAgreementError
-from sectorch.nn.describe import describe
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.nn.module import SecureModule
-from sectorch.nn.program import load_program
+from sectorch.serving.description import describe, load_program
 
 # Models.
 

@@ -14,15 +14,15 @@ from sectorch.errors import DtypeError, FixedPointRangeError, NonFiniteError, Se
 from sectorch.ring import (
     FRAC_BITS,
     HEADROOM_BITS,
+    as_signed,
     check_encodable,
     decode,
     encode,
     logical_shift,
     range_limit,
     sign_mask,
-    signed,
 )
-from sectorch.ring.words import MSB
+from sectorch.ring.fixed_point import MSB
 
 MODULUS = 1 << 64
 INT64 = st.integers(LOWEST, HIGHEST) | st.sampled_from([0, 1, -1, LOWEST, HIGHEST])
@@ -32,29 +32,29 @@ INT64 = st.integers(LOWEST, HIGHEST) | st.sampled_from([0, 1, -1, LOWEST, HIGHES
 @example(1 << 63)
 @example((1 << 63) - 1)
 def test_signed_is_the_representative_that_torch_uses(value: int):
-    assert signed(value) % MODULUS == value % MODULUS
-    assert LOWEST <= signed(value) <= HIGHEST
+    assert as_signed(value) % MODULUS == value % MODULUS
+    assert LOWEST <= as_signed(value) <= HIGHEST
 
 
 def test_constants():
-    assert MSB == LOWEST == signed(1 << 63)
+    assert MSB == LOWEST == as_signed(1 << 63)
     assert 2.0 ** (HEADROOM_BITS - 2 * FRAC_BITS) == range_limit(FRAC_BITS) == 2.0**22
 
 
 @given(INT64, INT64)
 def test_int64_arithmetic_is_arithmetic_mod_two_to_the_64(a: int, b: int):
     x, y = torch.tensor(a), torch.tensor(b)
-    assert (x + y).item() == signed(a + b)
-    assert (x - y).item() == signed(a - b)
-    assert (x * y).item() == signed(a * b)
-    assert (-x).item() == signed(-a)
-    assert torch.addcmul(x, x, y).item() == signed(a + a * b)
+    assert (x + y).item() == as_signed(a + b)
+    assert (x - y).item() == as_signed(a - b)
+    assert (x * y).item() == as_signed(a * b)
+    assert (-x).item() == as_signed(-a)
+    assert torch.addcmul(x, x, y).item() == as_signed(a + a * b)
 
 
 @given(INT64, st.integers(1, 63))
 def test_logical_shift_is_unsigned_division(a: int, bits: int):
     x = torch.tensor([a])
-    assert logical_shift(x, bits).item() == signed((a % MODULUS) >> bits)
+    assert logical_shift(x, bits).item() == as_signed((a % MODULUS) >> bits)
     assert x.item() == a, "the argument is left alone"
 
 

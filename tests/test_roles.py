@@ -16,8 +16,8 @@ import sectorch
 from sectorch import Scheme, errors
 from sectorch.choreography import Message, Party, Phase, Roles, protocol
 from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.net import Draw
 from sectorch.choreography.roles import STAR, Cast
-from sectorch.choreography.steps import Draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from secure_sum import HOSPITALS, ROLES, secure_sum, total
@@ -104,7 +104,7 @@ def test_what_a_net_of_other_roles_refuses():
         "nobody holds all",
     )
     refused(lambda net: net.read(net.own(net.H1, x), net.C), errors.MisplacedValueError, "cannot read")
-    from sectorch.mpc.star.share import share
+    from sectorch.mpc.star.shares import share
 
     refused(lambda net: share(net, net.own(net.H1, x)), errors.MisplacedValueError, "'share' has a role Q")
     for f in (

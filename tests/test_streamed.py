@@ -12,8 +12,8 @@ from torch import nn
 import sectorch
 from sectorch.choreography import Phase
 from sectorch.errors import FixedPointRangeError
-from sectorch.mpc.star.streamed import mask_streamed
-from sectorch.nn import bind
+from sectorch.mpc.star.linear import mask_streamed_weight
+from sectorch.nn import weights
 from sectorch.ring import products
 from sectorch.session import Session
 
@@ -50,8 +50,8 @@ def model() -> nn.Module:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is, and its weights from 160 elements on."""
-    monkeypatch.setattr(bind, "LARGE_MODEL", 1)
-    monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+    monkeypatch.setattr(weights, "LARGE_MODEL", 1)
+    monkeypatch.setattr(weights, "LARGE_WEIGHT", WEIGHT)
 
 
 @pytest.mark.parametrize("how", [{}, {"network": "wan"}, {"verified": True}, {"audited": 2}], ids=str)
@@ -67,8 +67,8 @@ def test_the_numbers_are_those_of_kept_weights(model, large, how):
 def test_rounds_and_bytes_are_those_of_kept_weights(model, monkeypatch):
     x, seen = torch.randn(2, 3, 6, 6), []
     for limit in (1, 1 << 28):
-        monkeypatch.setattr(bind, "LARGE_MODEL", limit)
-        monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+        monkeypatch.setattr(weights, "LARGE_MODEL", limit)
+        monkeypatch.setattr(weights, "LARGE_WEIGHT", WEIGHT)
         with sectorch.profile() as profile:
             sectorch.secure(model, session=Session())(x)
         seen.append([(m.label, m.bytes, m.phase) for m in profile.ledger])
@@ -115,7 +115,7 @@ def test_no_two_masks_are_alike():
         setup = session.setup(session.answering[0])
         for _ in range(2):
             zeros = setup.own(setup.A, torch.zeros(8, 8, dtype=torch.int64), Phase.SETUP)
-            seen.append(mask_streamed(setup, zeros, torch.Tensor.clone).masked._value)
+            seen.append(mask_streamed_weight(setup, zeros, torch.Tensor.clone).masked._value)
     words = torch.stack(seen).flatten().tolist()
     assert len(set(words)) == len(words)
 
@@ -123,8 +123,8 @@ def test_no_two_masks_are_alike():
 @pytest.mark.parametrize("limit", [1, 1 << 28], ids=["streamed", "kept"])
 def test_a_factor_of_a_norm_that_fixed_point_cannot_hold_is_refused(monkeypatch, limit):
     """A norm's tensors are only finite when they are bound; as a factor their sums are checked, streamed or kept."""
-    monkeypatch.setattr(bind, "LARGE_MODEL", limit)
-    monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+    monkeypatch.setattr(weights, "LARGE_MODEL", limit)
+    monkeypatch.setattr(weights, "LARGE_WEIGHT", WEIGHT)
     model = nn.BatchNorm1d(200).eval().requires_grad_(False)
     with torch.no_grad():
         model.weight.fill_(1e9)

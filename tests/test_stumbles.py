@@ -21,7 +21,7 @@ from torch.nn.utils import prune
 
 import sectorch
 from sectorch.choreography import Message, Roles, protocol
-from sectorch.cli.command import STOPPED, TERMINATED, Parser, ended
+from sectorch.cli.command import STOPPED, TERMINATED, Parser, command_status
 from sectorch.cli.main import run as sectorchs
 from sectorch.errors import (
     ArgumentError,
@@ -35,15 +35,14 @@ from sectorch.errors import (
     UnsupportedDeviceError,
     UnsupportedOpError,
 )
-from sectorch.extras import EXTRA, needed
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.share import reveal, reveal_to_A, share
-from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.shares import Shares, reveal, reveal_to_A, share
 from sectorch.mpc.star.truncate import truncate
-from sectorch.network.commands import workers
-from sectorch.network.commands.arrays import check_out
+from sectorch.network.commands import serve
+from sectorch.network.commands.array_files import check_out
 from sectorch.network.federation.programs import source_of
+from sectorch.optional_deps import EXTRA, required_imports
 from sectorch.testing import Given, check_protocol
 
 if sys.version_info >= (3, 11):
@@ -349,7 +348,7 @@ def test_by_name_an_extra_is_asked_of_what_is_installed_alone(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     def plot() -> None:
-        with needed("a plot", "matplotlib", PlotError, "or leave it out"):
+        with required_imports("a plot", "matplotlib", PlotError, "or leave it out"):
             raise ImportError("no such thing")
 
     refused(PlotError, "matplotlib, which is not installed: pip install 'sectorch[plots]', or leave it out", plot)
@@ -538,7 +537,7 @@ def test_a_command_is_stopped_by_either_signal(sign: int, status: int, capsys):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert ended(Parser("tried", "Tried.", []), [], run, "stopped here") == status
+        assert command_status(Parser("tried", "Tried.", []), [], run, "stopped here") == status
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before[0])
@@ -555,9 +554,9 @@ def test_what_a_script_started_behind_an_ampersand_ignores_ctrl_c_and_heeds_sigt
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(workers.time, "sleep", look)
+    monkeypatch.setattr(serve.time, "sleep", look)
     try:
-        assert workers._Workers([], 0.0).run() == 0
+        assert serve._Workers([], 0.0).run() == 0
         assert seen == [signal.SIG_IGN] and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -709,20 +708,20 @@ def test_conversion_of_what_is_no_export(given, way, tmp_path, monkeypatch):
 
 def test_a_text_that_is_named_as_an_array(tmp_path):
     """numpy would say that it is pickled, and how to run what is in it."""
-    from sectorch.network.commands.arrays import read
+    from sectorch.network.commands.array_files import read_arrays
 
     for name in ("x.npy", "x.npz", "empty.npy"):
         (tmp_path / name).write_text("" if "empty" in name else "1,2,3\n")
         with pytest.raises(ArgumentError, match=f"{name}: it is no file of arrays"):
-            read(tmp_path / name)
+            read_arrays(tmp_path / name)
     np.save(tmp_path / "x.npy", np.ones((1, 2)))
     np.savez(tmp_path / "x.npz", x=np.ones((1, 2)))
     np.savez_compressed(tmp_path / "y.npz", x=np.ones((1, 2)))
-    assert all(read(tmp_path / name) is not None for name in ("x.npy", "x.npz", "y.npz"))
+    assert all(read_arrays(tmp_path / name) is not None for name in ("x.npy", "x.npz", "y.npz"))
 
 
 def test_a_reason_that_is_passed_on_twice_is_named_once():
-    from sectorch.network.parties.said import reason
+    from sectorch.network.parties.session import reason
     from sectorch.network.wire.channel import error_of
 
     first = error_of(reason(KeyboardInterrupt(), "hospital-a"))

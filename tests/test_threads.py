@@ -22,12 +22,11 @@ from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.streams import PairKey, random_secret
-from sectorch.default import default_session
 from sectorch.errors import MaterialError, StreamReuseError
 from sectorch.mpc.star.linear import mask_weight
-from sectorch.ring.loops import over
-from sectorch.session import Session
-from sectorch.tensor import unwrapped
+from sectorch.ring.jit import run_in_threads
+from sectorch.session import Session, default_session
+from sectorch.tensor import unwrap_openings
 
 THREADS = 8
 TOLERANCE = 1e-4
@@ -262,7 +261,7 @@ def test_material_is_taken_by_one_of_several_threads(slow):
             y = session.run(secured.choreography(x), secured._brought(sectorch.Inputs(x)), material)
         except MaterialError:
             return False
-        assert torch.equal(unwrapped(y), sectorch.reference(model)(x))
+        assert torch.equal(unwrap_openings(y), sectorch.reference(model)(x))
         return True
 
     assert sum(at_once(work)) == 1
@@ -270,7 +269,7 @@ def test_material_is_taken_by_one_of_several_threads(slow):
 
 def test_what_a_module_keeps_of_shapes_is_changed_by_one_thread_at_a_time(monkeypatch):
     """More shapes than are kept, from all sides; every answer is right and no shape is lost on the way."""
-    monkeypatch.setattr(sys.modules["sectorch.nn.shapes"], "KEPT_SHAPES", 2)
+    monkeypatch.setattr(sys.modules["sectorch.nn.graph_cache"], "KEPT_SHAPES", 2)
     model = nn.Linear(3, 2).eval()
     secured = sectorch.secure(model, session=Session())
     secured._checked = pausing(dict, "__contains__", "__len__")()
@@ -286,7 +285,7 @@ def test_what_a_module_keeps_of_shapes_is_changed_by_one_thread_at_a_time(monkey
 
 
 def test_threads_share_the_default_session(monkeypatch):
-    monkeypatch.setattr("sectorch.default._default", {})
+    monkeypatch.setattr("sectorch.session._default", {})
     seeding = sectorch.session.seed
 
     def slowly(*args, **kwargs):
@@ -320,7 +319,7 @@ def test_a_loop_covers_each_element_once_whoever_else_runs_one():
     def all_counts(_: int) -> bool:
         found = [torch.zeros(n, dtype=torch.int64) for n in range(1, 60)]
         for out in found:
-            over(len(out), add, out)
+            run_in_threads(len(out), add, out)
         return all(bool((out == 1).all()) for out in found)
 
     def broken(out: torch.Tensor, low: int, high: int) -> None:
@@ -336,7 +335,7 @@ def test_a_loop_covers_each_element_once_whoever_else_runs_one():
             assert all(pool.map(all_counts, range(THREADS)))
         out = torch.zeros(100, dtype=torch.int64)
         with pytest.raises(ValueError, match="the first piece"):
-            over(len(out), broken, out)
+            run_in_threads(len(out), broken, out)
         kept = out.clone()
         time.sleep(0.05)
         assert torch.equal(out, kept)

@@ -21,7 +21,8 @@ from torch import nn
 import sectorch
 from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.choreography.ledger import Transcript
-from sectorch.choreography.steps import Compute
+from sectorch.choreography.net import Compute
+from sectorch.config import Scheme
 from sectorch.errors import (
     ArgumentError,
     FalseDealingError,
@@ -29,24 +30,20 @@ from sectorch.errors import (
     RangeExceededError,
     UnsupportedOpError,
 )
-from sectorch.mpc.star import claims, prove
-from sectorch.mpc.star.claims import check_proved, settle
+from sectorch.mpc.star import dealing_proofs
 from sectorch.mpc.star.compare import is_zero
-from sectorch.mpc.star.fours import max_by_fours
-from sectorch.mpc.star.halves import Halves, Words
+from sectorch.mpc.star.dealing_proofs import DealerShares, Products, Sets, Words, check_proved, prove_pending
 from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import open_masked
+from sectorch.mpc.star.maximum import max_by_fours
 from sectorch.mpc.star.multiply import square
 from sectorch.mpc.star.relu import ramps, relu
-from sectorch.mpc.star.rows import Products, Sets
 from sectorch.mpc.star.select import bit_to_ring
-from sectorch.mpc.star.share import reveal, share
-from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.shares import Shares, reveal, share
+from sectorch.mpc.star.thresholds import raise_outside
 from sectorch.mpc.star.truncate import truncate
-from sectorch.mpc.star.within import raise_outside
 from sectorch.ring import field
 from sectorch.ring.products import Conv2d, Linear
-from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
 from sectorch.tensor import shared
 
@@ -119,7 +116,7 @@ def outcome(protocol: Callable, x: torch.Tensor, session: Session | None = None)
     with session.call() as net:
         net.verified = True
         y = protocol(net, share(net, net.own(net.Q, x)))
-        settle(net)
+        prove_pending(net)
         return net.read(reveal(net, y), net.Q)
 
 
@@ -236,8 +233,8 @@ def _something(difference: torch.Tensor) -> torch.Tensor:
 # The proof by itself, and a dealer that proves as well as it can.
 
 
-def _halves(net: Net, shape: tuple[int, ...]) -> Halves:
-    return Halves(net.common(net.D, net.A, shape, "a"), net.common(net.D, net.S, shape, "s"))
+def _halves(net: Net, shape: tuple[int, ...]) -> DealerShares:
+    return DealerShares(net.common(net.D, net.A, shape, "a"), net.common(net.D, net.S, shape, "s"))
 
 
 @dataclass(frozen=True)
@@ -256,13 +253,13 @@ def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Prod
     z_A = net.common(net.D, net.A, (rows, width), "z")
     at = torch.zeros(rows, width, dtype=torch.int64)
     at.view(-1)[:1] = wrong
-    z = Halves(z_A, ((x.whole & y.whole) ^ z_A ^ at).send(net.D, net.S, "v_S"))
+    z = DealerShares(z_A, ((x.whole & y.whole) ^ z_A ^ at).send(net.D, net.S, "v_S"))
     X, Y = net.common(net.D, net.A, (2, 64 * width), "X"), net.common(net.D, net.S, (2 * width,), "Y")
     base_A = net.common(net.D, net.A, (2, 64 * width), "base")
-    base = Halves(base_A, (base_A ^ _chosen(X, Y)).send(net.D, net.S, "v_S"))
+    base = DealerShares(base_A, (base_A ^ _chosen(X, Y)).send(net.D, net.S, "v_S"))
     zero = net.common(net.D, net.A, (1, width), "zero")
-    zero = Halves(zero, zero.send(net.D, net.S, "v_S"))
-    factors = Halves(*(torch.cat([getattr(v, side) for v in (x, y, zero)]) for side in "AS"))
+    zero = DealerShares(zero, zero.send(net.D, net.S, "v_S"))
+    factors = DealerShares(*(torch.cat([getattr(v, side) for v in (x, y, zero)]) for side in "AS"))
     return [Products(factors, z, _Rows())], [Words(base, 2, ((X, Y),))]
 
 
@@ -277,7 +274,7 @@ def proved(rows: int, width: int, wrong: int = 0) -> None:
         return _claimed(net, rows, width, wrong)
 
     with Session().call() as net:
-        prove.prove(net, *made(net))
+        dealing_proofs.prove(net, *made(net))
 
 
 @given(st.integers(1, 3), st.integers(1, 70))
@@ -288,7 +285,7 @@ def test_what_holds_is_accepted(rows, width):
 
 def test_nothing_to_prove_is_accepted():
     with Session().call() as net:
-        prove.prove(net, [], [])
+        dealing_proofs.prove(net, [], [])
 
 
 def test_each_single_bit_counts():
@@ -307,8 +304,8 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
 def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
     """It knows all but the coins to come, and makes every sum fit: until the last product does not."""
     names = "_first_proof", "_second_proof", "_proof", "_first_point", "_point"
-    first_proof, second_proof, proof, first_point, point = (getattr(prove, name).kernel for name in names)
-    compared = prove._compared
+    first_proof, second_proof, proof, first_point, point = (getattr(dealing_proofs, name).kernel for name in names)
+    compared = dealing_proofs._compared
     error: list[torch.Tensor] = []
     sent: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
@@ -348,10 +345,10 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
         return compared(theirs, mine)
 
     for name, f in zip(names, (first, second, later, at_first, at), strict=True):
-        f.shapes = getattr(prove, name).kernel.shapes
-        monkeypatch.setattr(prove, name, f)
+        f.shapes = getattr(dealing_proofs, name).kernel.shapes
+        monkeypatch.setattr(dealing_proofs, name, f)
     looked.shapes = compared.shapes
-    monkeypatch.setattr(prove, "_compared", looked)
+    monkeypatch.setattr(dealing_proofs, "_compared", looked)
     with pytest.raises(FalseDealingError):
         proved(2, 40, wrong=5)
     x, y, claim, wrong = seen[0].split(1)
@@ -367,17 +364,17 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
         with Transcript() as transcript, Session().call() as net:
             net.verified = verified
             relu(net, share(net, net.own(net.Q, x)), 20)
-            found = claims.claims_of(net)
-            settle(net)
+            found = dealing_proofs.claims_of(net)
+            prove_pending(net)
         sent[verified] = [line for line, _ in transcript.lines]
     width = count // 64
     assert [sum(words) for words in zip(*(p.words for p in found.products), strict=True)] == [268 * width, 68 * width]
     assert sum(len(w.terms_A + w.terms_S) * w.width for w in found.words) == 8 * width
     mine = [line for line in sent[True] if line.protocol == "prove"]
     assert sum(m.bytes for m in sent[True]) - sum(m.bytes for m in sent[False] + mine) == 65 * count // 8
-    n, steps, points = 32 * -(-268 * width // 512) + 4 * width + 1, 1, 3**prove.FOLDED  # after the second step
+    n, steps, points = 32 * -(-268 * width // 512) + 4 * width + 1, 1, 3**dealing_proofs.FOLDED  # after the second step
     while n > 1:
-        variables = min(prove.FOLDED, (n - 1).bit_length())
+        variables = min(dealing_proofs.FOLDED, (n - 1).bit_length())
         n, steps, points = -(-n // (1 << variables)), steps + 1, points + 3**variables
     assert sum(m.bytes for m in mine) == 16 * (2 + steps) + 8 * (3**6 + 3**3 + 1 + points) + 32 < 10_000
     assert max(m.round for m in mine) == 1 + (2 * (1 + steps) + 1), "after the round in which it was dealt"
@@ -449,7 +446,7 @@ def test_all_calls_of_a_session_meet_the_weights_that_s_was_sent_first():
 
 def test_several_proofs_where_there_is_much(model, monkeypatch):
     y = sectorch.secure(model)(X)
-    monkeypatch.setattr(claims, "MOST", 6_000)
+    monkeypatch.setattr(dealing_proofs, "MOST", 6_000)
     verified = sectorch.secure(model, Scheme(verified=True))
     with Transcript() as transcript:
         assert torch.equal(verified(X), y)
@@ -497,7 +494,7 @@ def test_a_program_that_shows_something_before_its_proof_is_refused():
         net.verified = True
         y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
         if not early:
-            settle(net)
+            prove_pending(net)
         return net.read(reveal(net, y), net.Q)
 
     check_proved(session.trace(partial(program, early=False)), session.Q)

@@ -23,14 +23,13 @@ from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.run.party import PartyRuntime
+from sectorch.config import Scheme
 from sectorch.errors import FalseDealingError, PeerLostError, UnsupportedOpError
-from sectorch.mpc.star import sums
+from sectorch.mpc.star import linear as sums
 from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.share import reveal, share
-from sectorch.ring import bitplanes, unfolded
-from sectorch.ring.products import Conv2d, Linear
-from sectorch.ring.scheme import Scheme
-from sectorch.ring.subsets import subset_sums
+from sectorch.mpc.star.shares import reveal, share
+from sectorch.ring import bitplanes, products
+from sectorch.ring.products import Conv2d, Linear, subset_sums
 from sectorch.session import A, Q, S, Session
 
 TOP = torch.iinfo(torch.int64).min
@@ -80,11 +79,11 @@ def test_rows_of_inputs_times_those_of_a_weight_are_the_outputs(layer, seed):
     """And so in as many pieces as one likes."""
     product, *shapes = layer
     x, w = (ring_values(shape, seed=seed + i) for i, shape in enumerate(shapes))
-    wanted = unfolded.outputs(product, product(x, w))
+    wanted = products.outputs(product, product(x, w))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unfolded, "_ELEMENTS", 1)
-        rows = torch.cat(list(unfolded.inputs(product, x, w.shape)), 1)
-    assert torch.equal(unfolded.times_each(rows, unfolded.matrix(product, w).transpose(1, 2)), wanted)
+        patch.setattr(products, "_ELEMENTS", 1)
+        rows = torch.cat(list(products.inputs(product, x, w.shape)), 1)
+    assert torch.equal(products.times_each(rows, products.matrix(product, w).transpose(1, 2)), wanted)
 
 
 @given(st.integers(1, 5), st.integers(0, 150), st.integers(0, 200), st.integers(0, 9), st.booleans())
@@ -355,4 +354,8 @@ def test_only_the_products_themselves_are_known_and_none_that_is_made_of_them():
         def __call__(self, x, weight, tiles=None):
             return super().__call__(x, weight, tiles) * 2
 
-    assert unfolded.known(Linear()) and unfolded.known(Conv2d()) and not unfolded.known(Other())
+    assert (
+        products.is_known_product(Linear())
+        and products.is_known_product(Conv2d())
+        and not products.is_known_product(Other())
+    )

@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch import Session
 from sectorch.choreography import leaf
+from sectorch.config import Scheme
 from sectorch.errors import RangeExceededError
 from sectorch.nn import module
 from sectorch.nn.inputs import Inputs
-from sectorch.ring.scheme import Scheme
 from sectorch.tensor import SharedTensor, shared
 from sectorch.tensor.shared import Opening
 
@@ -53,7 +53,7 @@ def heedless(monkeypatch) -> None:
         )
 
     monkeypatch.setattr(SharedTensor, "check_range", lambda self: None)
-    monkeypatch.setattr(module, "unwrapped", plain)
+    monkeypatch.setattr(module, "unwrap_openings", plain)
 
 
 OWNERS = ["H1", "H2"]

@@ -14,8 +14,8 @@ import sectorch
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star import backend
-from sectorch.mpc.star.largest import WORTH, levels_worth, planned, ramp_of_largest
-from sectorch.mpc.star.share import share
+from sectorch.mpc.star.maximum import WORTH, levels_worth, plan_blocks, ramp_of_largest
+from sectorch.mpc.star.shares import share
 from sectorch.nn.models import ZOO
 from sectorch.session import Session
 from sectorch.tensor import Scheme, share_tensor
@@ -44,7 +44,7 @@ def test_vgg7_in_few_rounds(check: bool, rounds: int):
 def test_bytes_in_addition_are_bounded_over_a_call():
     """Each layer takes half of what is left at most: of equal ones the first has one level, and later ones three."""
     n, spent = 100_000, 0
-    one, three = (planned(1, 20, 63, 40, 12, levels).bits for levels in (1, 3))
+    one, three = (plan_blocks(1, 20, 63, 40, 12, levels).bits for levels in (1, 3))
     net = Session()._net(None, Phase.OFFLINE)
     found = [levels_worth(net, 1, n, 20, 63, 40, 12) for _ in range(20)]
     for levels in found:
@@ -168,7 +168,7 @@ def test_a_plan_that_there_is_none_of(options: dict):
 
 def test_no_block_is_wider_than_eight_bits():
     for limit in (2, 30):
-        plan = planned(4, 1, 63, 63, limit, 1)
+        plan = plan_blocks(4, 1, 63, 63, limit, 1)
         assert max(w for span in (plan.pair, *plan.signs) for w in span.widths) <= 8
 
 

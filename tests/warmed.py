@@ -7,7 +7,7 @@ import gc
 
 import torch
 
-from sectorch.network.warm import warm
+from sectorch.network.warm_up import warm
 
 torch.set_num_threads(1)
 warm()

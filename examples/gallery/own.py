@@ -21,28 +21,21 @@ import torch
 from sectorch.backend import SERIES_BITS
 from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.located import compute
-from sectorch.garbled.confident import UNANSWERED, argmax_confident_shares
-from sectorch.garbled.shares import argmax_noisy_shares, argmax_onehot_shares
-from sectorch.mpc.smooth.normalise import normalise
-from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
-from sectorch.mpc.star.claims import settle
+from sectorch.garbled.argmax import UNANSWERED, argmax_confident_shares, argmax_noisy_shares, argmax_onehot_shares
+from sectorch.mpc.series import draw_error, normalise, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
-from sectorch.mpc.star.fours import max_by_fours
-from sectorch.mpc.star.guard import guard, joined, unpadded
-from sectorch.mpc.star.largest import ramp_of_largest
-from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.dealing_proofs import prove_pending
+from sectorch.mpc.star.guard import guard, join_flags, remove_pad
+from sectorch.mpc.star.linear import linear, mask_streamed_weight, mask_weight
+from sectorch.mpc.star.masking import open_masked
+from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
-from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
-from sectorch.mpc.star.sign import at_least
-from sectorch.mpc.star.streamed import mask_streamed
+from sectorch.mpc.star.thresholds import at_least, raise_outside
 from sectorch.mpc.star.truncate import truncate
-from sectorch.mpc.star.within import raise_outside
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.testing import Given
@@ -83,7 +76,7 @@ def _linear(product: Callable) -> Callable:
 
 
 def _streamed(net: Net, x: Shares, w: Located) -> Shares:
-    return linear(net, net.setup, Linear(), x, mask_streamed(net.setup, w, _tripled))
+    return linear(net, net.setup, Linear(), x, mask_streamed_weight(net.setup, w, _tripled))
 
 
 def _tripled(w: torch.Tensor) -> torch.Tensor:
@@ -152,7 +145,7 @@ def _verified(protocol: Callable) -> Callable:
     def program(net: Net, *values: Any) -> Any:
         net.verified = True
         found = protocol(net, *values)
-        settle(net)
+        prove_pending(net)
         return found
 
     return program
@@ -232,7 +225,7 @@ def _guarded(protocol: Callable) -> Callable:
 
     def program(net: Net, *xs: Shares) -> tuple:
         padded, key = guard(net, protocol(net, *xs), tuple(net.raised))
-        found = unpadded(reveal(net, padded), xs[0].shape, key)
+        found = remove_pad(reveal(net, padded), xs[0].shape, key)
         return found[0], found[1].to(torch.int64)
 
     return program
@@ -250,9 +243,9 @@ def _inside(result: Callable) -> Callable:
 def _joined(net: Net, x: Shares) -> tuple:
     """A truncation under guard, with the flags as one word: two sets of them, one after the other."""
     y = truncate(net, x, 20, limit_bits=LIMIT_BITS)
-    flag = joined(net, (joined(net, tuple(net.raised)), *net.raised))
+    flag = join_flags(net, (join_flags(net, tuple(net.raised)), *net.raised))
     padded, key = guard(net, y, (flag,))
-    found = unpadded(reveal(net, padded), x.shape, key)
+    found = remove_pad(reveal(net, padded), x.shape, key)
     return found[0], found[1].to(torch.int64)
 
 

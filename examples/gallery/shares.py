@@ -12,11 +12,10 @@ from exhibit import Exhibit
 
 from sectorch.choreography import Located, Message, Net, protocol
 from sectorch.mpc.star.compare import drelu
-from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.multiply import multiply
 from sectorch.mpc.star.select import bit_to_ring
-from sectorch.mpc.star.share import share
-from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.shares import Shares, share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.testing import Given
 

@@ -6,13 +6,13 @@ from .declaration import ProtocolSpec as ProtocolSpec
 from .declaration import protocol as protocol
 from .located import Located as Located
 from .located import leaf as leaf
-from .located import shaped as shaped
+from .located import with_shapes as with_shapes
 from .net import Net as Net
-from .parties import Party as Party
-from .parties import Phase as Phase
+from .net import Runtime as Runtime
+from .net import Sent as Sent
+from .roles import Party as Party
+from .roles import Phase as Phase
 from .roles import Roles as Roles
-from .steps import Runtime as Runtime
-from .steps import Sent as Sent
 
 __all__ = [
     "Located",
@@ -24,5 +24,5 @@ __all__ = [
     "Roles",
     "leaf",
     "protocol",
-    "shaped",
+    "with_shapes",
 ]

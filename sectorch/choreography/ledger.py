@@ -19,9 +19,8 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from ..shown import Shown
-from .net import Party, Phase
-from .steps import Sent
+from ..display import Display
+from .net import Party, Phase, Sent
 
 _ACTIVE: ContextVar[tuple[Observer, ...]] = ContextVar("sectorch_observers", default=())
 
@@ -44,7 +43,7 @@ class Observer:
 
 
 @contextmanager
-def alone(observer: Observer) -> Iterator[None]:
+def sole_observer(observer: Observer) -> Iterator[None]:
     """Only `observer` sees what happens inside: for a dry run in the middle of somebody's profile."""
     token = _ACTIVE.set((observer,))
     try:
@@ -185,7 +184,7 @@ class Cost(Observer):
 
 
 @dataclass(repr=False)
-class Profile(Shown, Cost):
+class Profile(Display, Cost):
     """A `Cost` that keeps the line of every message, for tables by edge and by protocol."""
 
     ledger: list[Sent] = field(default_factory=list, repr=False)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchError
-from .applied import Applied, Place
-from .parties import Party, Phase
+from .roles import Party, Phase
+from .shapes import ArgumentSlot, PartialCall
 
 
 class Choreography(Protocol):
@@ -30,7 +30,7 @@ _RUNNING: ContextVar[Choreography | None] = ContextVar("the running choreography
 
 
 @contextmanager
-def running(net: Choreography) -> Iterator[None]:
+def run_in(net: Choreography) -> Iterator[None]:
     """Located values that are computed with inside compute in this choreography."""
     token = _RUNNING.set(net)
     try:
@@ -227,7 +227,7 @@ def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
             return current().compute(f, args)
     found: list[Any] = []
     places = _places(args, found), {k: _places(v, found) for k, v in kwargs.items()}
-    return current().compute(Applied(f, *places), tuple(found))
+    return current().compute(PartialCall(f, *places), tuple(found))
 
 
 _READS = frozenset(("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"))
@@ -256,7 +256,7 @@ def _holds_tensors(values: tuple | list) -> bool:
 def _places(value: Any, found: list[Any]) -> Any:
     if isinstance(value, (Located, torch.Tensor)):
         found.append(value)
-        return Place(len(found) - 1)
+        return ArgumentSlot(len(found) - 1)
     if type(value) in (tuple, list) and _holds_tensors(value):
         return type(value)([_places(v, found) for v in value])
     return value
@@ -265,7 +265,7 @@ def _places(value: Any, found: list[Any]) -> Any:
 F = TypeVar("F", bound=Callable)
 
 
-def shaped(shapes: Callable) -> Callable[[F], F]:
+def with_shapes(shapes: Callable) -> Callable[[F], F]:
     """Decorate a function that steps compute: the result's shapes, as meta tensors, from meta operands."""
 
     def mark(f: F) -> F:
@@ -291,7 +291,7 @@ def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callab
     """
     if f is None:
         return lambda f: leaf(f, shapes=shapes)
-    kernel = f if shapes is None else shaped(shapes)(f)
+    kernel = f if shapes is None else with_shapes(shapes)(f)
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:

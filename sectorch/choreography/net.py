@@ -20,27 +20,280 @@ Source of the idea: choreographic programming (HasChor, MultiChor).
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
-from .accepted import check_content, check_located, plain
-from .declaration import PAYLOADS, Message, ProtocolSpec, in_package
-from .located import _RUNNING, Located, dependence, running
-from .origins import Origins
-from .parties import Party, Phase
-from .roles import Cast, Roles
-from .shapes import shape_of
-from .steps import Compute, Draw, Move, Read, Runtime, Step, header_of
+from .declaration import PAYLOADS, Message, ProtocolSpec, check_content, check_located, in_package, plain
+from .located import _RUNNING, Located, dependence, run_in
+from .roles import Cast, Party, Phase, Roles
+from .shapes import fresh_shape, run_on_shapes, shape_of
+from .streams import PairKeys
+
+# Whose inputs a value was computed from, as far as its steps are taken one by one.
 
 
-class Tracing(Protocol):
+_MOVES = frozenset((
+    "cat", "chunk", "clone", "concat", "contiguous", "diagonal", "expand", "expand_as", "flatten", "flip", "gather",
+    "getitem", "hstack", "index_select", "masked_select", "movedim", "moveaxis", "narrow", "permute", "ravel", "repeat",
+    "reshape", "roll", "select", "split", "squeeze", "stack", "swapaxes", "t", "take", "transpose", "unbind",
+    "unflatten", "unsqueeze", "view", "vstack", "encoded_input",
+    "itself", "encode", "decode", "add", "sub", "radd", "neg",
+))  # fmt: skip
+"""Steps after which a value is still the input: in other places, in another form, or beside a mask."""
+
+
+class Origins:
+    """Notes of each value which inputs it depends on. `current` is of the values that the running step takes.
+
+    A value is (inputs, same, place): the inputs as pairs of a party's name and the input's; whether it is one itself;
+    a digest by which it is told from other values of the same inputs: of the steps that it comes from, by their places
+    in the program, whatever their content.
+
+    Args:
+        computed: all that was computed before, as a digest; the same at all parties.
+    """
+
+    def __init__(self, computed: Callable[[], bytes] = bytes):
+        self.current: tuple[frozenset[tuple[str, str]], bool, bytes] | None = None
+        self._computed = computed
+
+    def brought(self, value: Any, party: Party, name: str, call: int = 0) -> None:
+        """A party brings an input in."""
+        value._origin = frozenset({(party.name, name)}), True, self._place(f"{call} {party.name} {name}")
+
+    def taking(self, values: Iterable[Any], call: int = 0, number: int = 0) -> None:
+        """A step is about to be taken on these, the one of this number in the call of that."""
+        known = [origin for value in values if (origin := getattr(value, "_origin", None)) is not None]
+        inputs = frozenset[tuple[str, str]]().union(*(inputs for inputs, *_ in known))
+        place = self._place(f"{call} {number}", *(place for *_, place in known))
+        self.current = inputs, all(same for inputs, same, _ in known if inputs), place
+
+    def taken(self, step: Any, results: Iterable[Any]) -> None:
+        """It gave these."""
+        if self.current is not None:
+            inputs, same, place = self.current
+            f = getattr(step, "f", None)
+            f = f.func if isinstance(f, functools.partial) else f
+            moved = f is None or getattr(f, "__name__", type(f).__name__).strip("_") in _MOVES
+            for i, result in enumerate(results):
+                result._origin = inputs, same and moved, self._place(str(i), place) if i else place
+        self.current = None
+
+    def _place(self, text: str, *places: bytes) -> bytes:
+        return hashlib.sha256(b"".join((self._computed(), *places, text.encode()))).digest()
+
+
+# What happens in a choreography, step by step.
+#
+# `Net` makes a step of each of its verbs and takes it once. A step holds nothing of the call that it was made in, so
+# that a traced program can take it in other calls (`choreography/program/part.py`).
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a program knows of one of its messages, the same in every call."""
+
+    path: str
+    label: str
+    src: Party
+    dst: Party
+    phase: Phase
+    round: int
+    shape: torch.Size
+    dtype: torch.dtype
+    mask: str
+    shows: str
+    learner: Party | None
+    """Who learns a value by it, if anybody does: whoever receives what `shows`, or what other code than this package's
+    has sent, and whoever takes a half's mask off."""
+    ours: bool
+    """Whether this package declares it and has called it: else what is said of its mask is a claim of the caller's."""
+
+    @property
+    def bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def protocol(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+header_of = functools.lru_cache(1 << 12)(Header)
+"""A header of these fields, of which there are twelve: calls send the same again."""
+
+
+@dataclass(frozen=True)
+class Sent(Header):
+    """One ledger line: a message as it went over an edge."""
+
+    call: int
+    session: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, header: Header, call: int, session: bytes) -> Sent:
+        """A message of a program in a call."""
+        sent = object.__new__(cls)  # a frozen class sets twelve attributes one by one, and calls have many messages
+        sent.__dict__.update(header.__dict__, call=call, session=session)
+        return sent
+
+
+class StepRunner(Protocol):
+    """Takes the steps of a program in less time than one by one; see `run/graphs.py`."""
+
+    def take(
+        self, part: Any, lines: list[Any], runtime: Runtime, call: int, settled: Mapping, brought: Mapping
+    ) -> dict: ...
+
+
+class Runtime(Protocol):
+    """What a choreography needs of the place where it runs; see `run/`."""
+
+    session: bytes
+    here: frozenset[Party]
+    keys: PairKeys
+
+    @property
+    def graphs(self) -> StepRunner | None: ...
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None: ...
+    def forget(self, call: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """`owners` compute f, each on its own.
+
+    `pure`: nothing is lost where nobody needs the result. `random`: with randomness of its own, so that it gives
+    something else another time. A check is neither.
+    """
+
+    f: Callable
+    owners: frozenset[Party]
+    phase: Phase
+    path: str
+    pure: bool = False
+    random: bool = False
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any:
+        start = time.perf_counter()
+        result = self.f(*values)
+        runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
+        return result
+
+    def shape(self, values: Sequence[Any]) -> Any:
+        return run_on_shapes(getattr(self.f, "shapes", self.f), values)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Two parties draw the same words from their pair stream."""
+
+    owners: frozenset[Party]
+    phase: Phase
+    path: str
+    name: str
+    number: int
+    size: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
+        start = time.perf_counter()
+        drawn = runtime.draw(self.owners, self.name, call, self.number, self.words)
+        runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
+        return self.of(drawn)
+
+    @property
+    def words(self) -> int:
+        """How many are drawn."""
+        return -(-self.size.numel() * self.dtype.itemsize // 8)
+
+    def of(self, drawn: torch.Tensor) -> torch.Tensor:
+        """The value that these words are. A view costs as much as a short draw: there are no more than it takes, and
+        torch takes numbers in half the time that it takes a size."""
+        if self.dtype != drawn.dtype:
+            drawn = drawn.view(self.dtype)[: self.size.numel()]
+        if len(self.size) == 1:
+            return drawn
+        return drawn.view(*self.size) if self.size else drawn.view(self.size)
+
+    def shape(self, values: Sequence[Any]) -> torch.Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value that its holders have goes over an edge."""
+
+    header: Header
+    holders: frozenset[Party]
+
+    @property
+    def phase(self) -> Phase:
+        return self.header.phase
+
+    @property
+    def owners(self) -> frozenset[Party]:
+        return self.holders | {self.header.dst}
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
+        (value,) = values
+        there = value if self.header.src in runtime.here else shape_of(value)
+        moved = runtime.transfer(Sent.of(self.header, call, runtime.session), there)
+        return moved if self.holders.isdisjoint(runtime.here) else value
+
+    def shape(self, values: Sequence[Any]) -> torch.Tensor:
+        return values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A party's result leaves the choreography."""
+
+    owners: frozenset[Party]
+    phase: Phase
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any:
+        return values[0]
+
+    def shape(self, values: Sequence[Any]) -> Any:
+        """A shape of its own, by which the result is known again."""
+        return fresh_shape(values[0]) if isinstance(values[0], torch.Tensor) else values[0]
+
+
+Step: TypeAlias = Compute | Draw | Move | Read
+"""One step.
+
+`owners` hold its result, and `holders` the values that it is taken on. `run` is for where an owner is present, and for
+messages everywhere; it takes contents where a holder is present and shapes elsewhere. `shape` takes shapes and gives
+the result's.
+"""
+
+
+class StepListener(Protocol):
     """Writes down the steps of a program as they are taken on shapes; see `program/trace.py`."""
 
     def brought(self, value: Located, name: str) -> None: ...
@@ -50,7 +303,7 @@ class Tracing(Protocol):
     def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
 
 
-class Entered:
+class ProtocolScope:
     """A protocol that a net is in, from the beginning of a `with` block to its end, and the names that lead there."""
 
     __slots__ = ("_net", "_token", "ours", "path", "spec")
@@ -58,7 +311,7 @@ class Entered:
     def __init__(self, net: Net, spec: ProtocolSpec, ours: bool):
         self._net, self.spec, self.ours = net, spec, ours
 
-    def __enter__(self) -> Entered:
+    def __enter__(self) -> ProtocolScope:
         net, spec = self._net, self.spec
         if spec.roles is not net.cast.roles:
             net.cast.check_plays(spec.roles.names, spec.name)
@@ -94,8 +347,8 @@ class Net:
         self.ahead = 0  # bytes that were sent ahead of the query
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
-        self._stack: list[Entered] = []
-        self.tracing: Tracing | None = None
+        self._stack: list[ProtocolScope] = []
+        self.tracing: StepListener | None = None
         """Who writes down the steps, where nobody is present."""
         self.verified = False
         """Whether the dealer proves what it sends before it is used; see `mpc/star/prove.py`."""
@@ -121,13 +374,13 @@ class Net:
             raise AttributeError(f"a net has no '{role}', and the roles are {self.cast.roles}")
         return party
 
-    def declared(self, spec: ProtocolSpec) -> Entered:
+    def declared(self, spec: ProtocolSpec) -> ProtocolScope:
         """What is inside is a protocol, and sends what it declares.
 
         Raises:
             MisplacedValueError: one of its roles is not played here.
         """
-        return Entered(self, spec, in_package(sys._getframe(1).f_code))
+        return ProtocolScope(self, spec, in_package(sys._getframe(1).f_code))
 
     def compute(self, f: Callable, values: tuple) -> Any:
         """f(*values) at whoever holds all of them; see `located.compute`."""
@@ -251,7 +504,7 @@ class Net:
         """Run as a part of the protocol that `other` is in: for protocols over several answering parties."""
         stack, self._stack = self._stack, other._stack
         try:
-            with running(self):
+            with run_in(self):
                 yield
         finally:
             self._stack = stack

@@ -6,14 +6,117 @@ steps, and most of them again and again; what they give is therefore kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CellType, FunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
 
 import torch
+import torch._compile
+import torch._decomp
 
-from .applied import Applied, Place
-from .kernels import spare_the_compiler
+# A function with its arguments, of which the tensors are still to come: what a step computes beyond f(x, y).
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSlot:
+    """Where an argument of an `Applied` is still to come."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartialCall:
+    """A function with arguments, of which the tensors are still to come."""
+
+    f: Callable
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.f, "__name__", type(self.f).__name__)
+
+    @property
+    def shapes(self) -> Callable:
+        return PartialCall(getattr(self.f, "shapes", self.f), self.args, self.kwargs)
+
+    def __call__(self, *values: Any) -> Any:
+        if not self.kwargs:
+            return self.f(*fill_arguments(self.args, values))
+        return self.f(
+            *fill_arguments(self.args, values), **{k: fill_arguments(v, values) for k, v in self.kwargs.items()}
+        )
+
+
+def fill_arguments(value: Any, values: Sequence[Any]) -> Any:
+    """An argument of an `Applied` with its operands in their places."""
+    kind = type(value)
+    if kind is ArgumentSlot:
+        return values[value.number]
+    return kind([fill_arguments(v, values) for v in value]) if kind is tuple or kind is list else value
+
+
+# torch's kernels for meta tensors, without torch's compiler.
+#
+# These kernels are Python functions that torch hides from its compiler, and to hide one it imports the compiler: two
+# seconds, or half of what a process needs up to its first secure call. Where the compiler is not there yet, nothing is
+# compiled and there is nothing to hide from; as soon as somebody has imported it, all is as torch has it.
+
+
+_HIDDEN = "__dynamo_disable"
+"""Where torch keeps, at a function, the same function hidden from its compiler."""
+_hide: Callable[[Callable], Callable] = getattr(torch._compile, "_disable_dynamo", lambda f: f)
+_HIDES = getattr(_hide(lambda: None), "__code__", None)
+"""The code of every function that torch has hidden and that imports its compiler."""
+
+
+def spare_the_compiler() -> None:
+    """From now on a kernel that runs imports no compiler. Where torch keeps its kernels otherwise, nothing changes."""
+    seen: set[int] = set()
+    for table in getattr(torch._decomp, "global_decomposition_table", {}).values():
+        for kernel in table.values():
+            spare(kernel, seen)
+
+
+def spare(f: Callable, seen: set[int] | None = None) -> None:
+    """The same of one function that torch hides, or whose wrappers or parts it hides."""
+    for hidden in _hidden_in(f, set() if seen is None else seen):
+        if not hasattr(hidden, _HIDDEN):
+            setattr(hidden, _HIDDEN, _hidden_later(hidden))
+
+
+def _hidden_later(f: Callable) -> Callable:
+    """f, which is hidden when it first runs beside a compiler."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not hasattr(sys.modules.get("torch._dynamo"), "disable"):
+            return f(*args, **kwargs)
+        vars(f).pop(_HIDDEN, None)
+        return _hide(f)(*args, **kwargs)
+
+    return call
+
+
+def _hidden_in(f: Any, seen: set[int]) -> Iterator[FunctionType]:
+    """What a function calls through its wrappers that torch hides."""
+    if not isinstance(f, FunctionType) or id(f) in seen:
+        return
+    seen.add(id(f))
+    inner = [_content(cell) for cell in f.__closure__ or ()]
+    if f.__code__ is _HIDES:
+        yield from (g for g in inner if isinstance(g, FunctionType))
+    for g in (*inner, getattr(f, "__wrapped__", None)):
+        yield from _hidden_in(g, seen)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
 
 spare_the_compiler()
 
@@ -47,7 +150,7 @@ def fresh_shape(x: torch.Tensor) -> torch.Tensor:
     return _Like.of(x).tensor()
 
 
-def on_shapes(f: Callable, values: Sequence[Any]) -> Any:
+def run_on_shapes(f: Callable, values: Sequence[Any]) -> Any:
     """f(*values) on meta tensors; looked up where f is a function of torch or of a module and was asked that before.
 
     The result is always another tensor, also where f gives a view or its argument.
@@ -87,9 +190,9 @@ def _key(value: Any) -> Any:
         return None if None in parts else (kind, parts)
     if kind is slice:
         return _key((slice.__name__, value.start, value.stop, value.step))
-    if kind is Applied:
+    if kind is PartialCall:
         return _key((value.f, value.args, tuple(value.kwargs.items())))
-    if kind in (BuiltinFunctionType, MethodDescriptorType, Place):
+    if kind in (BuiltinFunctionType, MethodDescriptorType, ArgumentSlot):
         return value
     named = kind is FunctionType and value.__closure__ is None and "<locals>" not in value.__qualname__
     return value if named else None

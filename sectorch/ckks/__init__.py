@@ -13,29 +13,29 @@ from .errors import ScaleError as ScaleError
 from .errors import SecurityLevelError as SecurityLevelError
 from .errors import SerialisationError as SerialisationError
 from .errors import SlotError as SlotError
-from .linalg.matrices import EncryptedMatrix as EncryptedMatrix
-from .linalg.matrices import MatrixProduct as MatrixProduct
-from .linalg.matrices import MatrixReducing as MatrixReducing
-from .linalg.matrices import MatrixSquaring as MatrixSquaring
+from .linalg import EncryptedMatrix as EncryptedMatrix
+from .linalg import MatrixProduct as MatrixProduct
+from .linalg import MatrixReducing as MatrixReducing
+from .linalg import MatrixSquaring as MatrixSquaring
 from .module import CKKSModule as CKKSModule
-from .scheme.flood import flood_distance as flood_distance
+from .scheme.ciphertext import memory_limit as memory_limit
+from .scheme.encryption import flood_distance as flood_distance
 from .scheme.keys import Keys as Keys
 from .scheme.keys import OwnerKeys as OwnerKeys
 from .scheme.keys import PublicKeys as PublicKeys
 from .scheme.keys import SecretKey as SecretKey
 from .scheme.keys import keygen as keygen
-from .scheme.memory import memory_limit as memory_limit
-from .scheme.parameters import Parameters as Parameters
-from .scheme.parameters import choose as choose
-from .scheme.rerandomise import rerandomised as rerandomised
-from .tensor.arithmetic import inner as inner
-from .tensor.arithmetic import polynomial as polynomial
-from .tensor.encrypted import CKKSTensor as CKKSTensor
-from .tensor.encrypted import encrypt as encrypt
-from .tensor.encrypted import load as load
+from .scheme.seal import Parameters as Parameters
+from .scheme.seal import choose as choose
+from .tensor.ckks_tensor import CKKSTensor as CKKSTensor
+from .tensor.ckks_tensor import encrypt as encrypt
+from .tensor.ckks_tensor import load as load
+from .tensor.ckks_tensor import rerandomised as rerandomised
+from .tensor.ckks_tensor import supported_ops as supported_ops
 from .tensor.explain import Report as Report
 from .tensor.explain import explain as explain
-from .tensor.table import supported_ops as supported_ops
+from .tensor.layers import inner as inner
+from .tensor.layers import polynomial as polynomial
 
 __all__ = [
     "CKKSModule",

@@ -24,25 +24,28 @@ from ..backend import MAX_SHIFT
 from ..choreography import Located, Message, Net, Party, protocol
 from ..choreography.located import compute
 from ..choreography.streams import PairKey, random_secret
-from ..default import default_session
+from ..config import scheme_of
 from ..errors import ArgumentError, UnsupportedOpError
 from ..mpc.star.shares import Shares
 from ..mpc.star.truncate import truncate
 from ..ring import products
-from ..ring.scheme import scheme_of
-from ..session import Session
+from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
 from ..tensor.infinity import refuse_infinite
 from .errors import KeyMismatchError, ScaleError, SlotError
-from .scheme.bounds import SIGMAS, fresh_error, held
-from .scheme.cipher import Cipher
+from .scheme.ciphertext import (
+    SIGMAS,
+    Cipher,
+    check_capacity,
+    clear_pending_factor,
+    drop_to,
+    fresh_error,
+    residues,
+    settle,
+)
 from .scheme.keys import Keys, PublicKeys, SecretKey
-from .scheme.leaving import cleared, residues
-from .scheme.levels import drop_to, settle
-from .scheme.modular import dot, minus_, plus_, times_
-from .scheme.ntt import transform
-from .scheme.rerandomise import zeros
-from .tensor.encrypted import CKKSTensor
+from .scheme.ntt import dot, minus_, plus_, times_, transform
+from .tensor.ckks_tensor import CKKSTensor, zeros
 
 EXTRA_BITS = 8
 """Fraction bits of converted shares beyond 2f: the matrix of the map is rounded to them."""
@@ -148,8 +151,8 @@ def to_shares(
     if secret.identity != e.keys.identity:
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
     party = session.answering_party(party)
-    c = settle(cleared(e.cipher))
-    held(c, "a conversion to shares")
+    c = settle(clear_pending_factor(e.cipher))
+    check_capacity(c, "a conversion to shares")
     if math.isnan(c.largest):
         raise ScaleError(
             "the tensor was encrypted with bound=None; declare one with e.bounded(...) before it is shared"
@@ -325,7 +328,7 @@ def from_shares(
     largest = 2.0**value_bits
     matrix_error = SIGMAS * math.sqrt(p.degree * shape[0] / 12) * largest * 2.0**scale_bits / scale
     error = fresh_error(p.degree, p.scales[p.depth - 1]) + matrix_error + 2.0**-scale_bits
-    known = held(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
+    known = check_capacity(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
     return CKKSTensor(known, shape[0], tuple(shape[1:]), dtype)
 
 

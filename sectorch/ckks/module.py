@@ -17,18 +17,14 @@ from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.located import compute
-from ..default import default_session
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
-from ..session import Session
-from ..tensor.inference import Inference
+from ..session import Session, default_session
+from ..tensor.compile_mode import Inference
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
+from .scheme.ciphertext import limit, residues
 from .scheme.keys import Keys, PublicKeys, keys_for
-from .scheme.leaving import residues
-from .scheme.memory import limit
-from .scheme.parameters import VALUE_BOUND, Parameters, choose
-from .scheme.rerandomise import rerandomised
-from .tensor.blank import blank
-from .tensor.encrypted import CKKSTensor, encrypt
+from .scheme.seal import VALUE_BOUND, Parameters, choose
+from .tensor.ckks_tensor import CKKSTensor, blank_encryption, encrypt, rerandomised
 from .tensor.explain import Report, explain
 
 
@@ -120,7 +116,7 @@ def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CK
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
     """
     try:
-        return _answered(on_shapes(model), blank(x, parameters, None))
+        return _answered(on_shapes(model), blank_encryption(x, parameters, None))
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, SectorchError):
             raise
@@ -146,7 +142,7 @@ def parts(
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
         SectorchError: as the model run on encrypted values.
     """
-    query = blank(x, parameters, bound)
+    query = blank_encryption(x, parameters, bound)
     form = answer_form(model, parameters, x)
 
     def encrypted(values: torch.Tensor) -> torch.Tensor:
@@ -161,14 +157,14 @@ def parts(
             return residues(form.cipher)
         if public is None:
             raise MissingKeyError("the answering party evaluates with the keys that Q sends, and none have arrived")
-        return residues(_answered(model, carried(query, data, public)).cipher)
+        return residues(_answered(model, received_ciphertexts(query, data, public)).cipher)
 
     def decrypted(data: torch.Tensor) -> torch.Tensor:
         if data.is_meta:
             return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
         if keys is None:
             raise MissingKeyError("the querying party decrypts with keys of its own, and has none")
-        return carried(form, data, keys.public).decrypt(keys.secret)
+        return received_ciphertexts(form, data, keys.public).decrypt(keys.secret)
 
     return encrypted, evaluated, decrypted
 
@@ -321,6 +317,6 @@ def _answered(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
         return rerandomised(model(query))
 
 
-def carried(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
+def received_ciphertexts(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
     """The residues that a message carried as ciphertexts of this form, under keys of one's own."""
     return CKKSTensor(replace(form.cipher, data=data, keys=keys), form.batch, form.row_shape, form.float_dtype)

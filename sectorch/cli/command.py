@@ -38,8 +38,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..display import require
 from ..errors import ArgumentError, PlotError, SectorchError
-from ..plots import require
 
 DONE, FAILED, USAGE, STOPPED, UNREAD, TERMINATED = 0, 1, 2, 130, 141, 143
 
@@ -146,7 +146,7 @@ above_zero = number(float, lambda value: value > 0, "above 0")
 not_negative = number(float, lambda value: value >= 0, "at least 0")
 
 
-class Terminated(KeyboardInterrupt):
+class TerminatedError(KeyboardInterrupt):
     """SIGTERM came: what is open is closed as after Ctrl-C."""
 
 
@@ -164,10 +164,10 @@ def terminable() -> Iterator[None]:
 
 
 def _terminate(*_: Any) -> NoReturn:
-    raise Terminated
+    raise TerminatedError
 
 
-def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
+def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
     """`run(options, console)`'s exit status, see the top of this file; what it returns is its status, None is 0.
 
     Args:
@@ -189,7 +189,7 @@ def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: st
             return run(options, Console(stderr=options.json)) or DONE
     except KeyboardInterrupt as interrupt:
         errors.print(stopped.format(**vars(options)))
-        return TERMINATED if isinstance(interrupt, Terminated) else STOPPED
+        return TERMINATED if isinstance(interrupt, TerminatedError) else STOPPED
     except BrokenPipeError:  # of standard output; a party's lost connection is a SectorchError
         raise
     except Exception as error:
@@ -252,7 +252,7 @@ def bars(console: Console | None = None) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def watched(work: Callable[[], Any], screen: RenderableType, console: Console) -> Any:
+def run_with_screen(work: Callable[[], Any], screen: RenderableType, console: Console) -> Any:
     """`work()`, with a screen that lives beside it where there is a terminal."""
     if not console.is_terminal:
         return work()
@@ -260,7 +260,7 @@ def watched(work: Callable[[], Any], screen: RenderableType, console: Console) -
         return work()
 
 
-def plotting(options: argparse.Namespace, console: Console) -> bool:
+def plots_wanted(options: argparse.Namespace, console: Console) -> bool:
     """Whether plots are wanted and matplotlib is there; says so where it is not."""
     if options.no_plots:
         return False

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from ..starting import is_command, stoppable
+from ..signal_handling import interruptible, is_command
 
-with stoppable(is_command()):
+with interruptible(is_command()):
     from rich.console import Console
     from rich.table import Table
 
     from ..errors import ArgumentError
     from ..tensor.table import supported_ops
-    from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ended, print_json
+    from .command import DONE, STOPPED, UNREAD, USAGE, Parser, command_status, print_json
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
@@ -31,13 +31,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "convert": ("network.convert:convert", "make a model file of a .pt2 or a function that you trust"),
         "query": ("network.commands.ask:query", "ask a model; you alone learn the result"),
         "models": ("network.commands.ask:models", "list the models that can be asked"),
-        "limits": ("network.limits.command:limits", "what clients may ask of a party, and what they have used"),
-        "audit": ("network.receipts.command:audit", "check receipts: who learned what, and when"),
+        "limits": ("network.limits:limits", "what clients may ask of a party, and what they have used"),
+        "audit": ("network.receipts.audit:audit_command", "check receipts: who learned what, and when"),
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
         "run": (
-            "network.commands.together:run",
+            "network.commands.run:run",
             "run a program: simulated, or among parties",
         ),
         "up": ("network.commands.up:up", "be a party of a federation: serve, answer, take part"),
@@ -58,8 +58,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
-        "warm": ("network.warm:main", "compile what a query runs, once on a machine, ahead of it"),
-        "bench": ("network.bench:main", "three processes over an emulated network: seconds, rounds, bytes"),
+        "warm": ("network.warm_up:main", "compile what a query runs, once on a machine, ahead of it"),
+        "bench": ("testing.local_network:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
 }
 """Commands by group: where each is, and its line of help."""
@@ -91,7 +91,7 @@ def ops(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("ops", text, ["sectorch ops conv", "sectorch ops --json"])
     parser.add_argument("part", nargs="?", default="", help="list those that have this in their names")
     parser.takes_json("the table")
-    return ended(parser, arguments, _ops)
+    return command_status(parser, arguments, _ops)
 
 
 def _ops(options: argparse.Namespace, console: Console) -> None:
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: there is no command {first!r}{meant}; sectorch --help lists them", file=sys.stderr)
         return USAGE
     module, function = COMMANDS[first].split(":")
-    with stoppable(is_command()):
+    with interruptible(is_command()):
         command = getattr(importlib.import_module(f"sectorch.{module}"), function)
     return command(rest)
 

@@ -15,6 +15,8 @@ Nothing is downloaded here.
 
 from __future__ import annotations
 
+import csv
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,151 @@ from typing import Any
 
 import torch
 
-from ..extras import needed
+from ..optional_deps import required_imports
 from .errors import DataError, DatasetMissingError
-from .pictures import ham10000, tiny_imagenet
-from .reading import ROOT_HELP as ROOT_HELP
-from .reading import Dataset as Dataset
-from .reading import Split as Split
-from .reading import from_torchvision as from_torchvision
-from .reading import root_of as root_of
+from .seeds import generator
+
+# What a data set is, where it lies, and what is said when it does not.
+
+
+ROOT_VARIABLE = "SECTORCH_DATA"
+ROOT_HELP = f"where data sets lie; else ${ROOT_VARIABLE}, else ~/.cache/sectorch"
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """Images and labels that stay integers until some are taken: [N, C, H, W] uint8, and [N] int64."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    white: int = 255
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: torch.Tensor | slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images in [0, 1] as float32, and their labels."""
+        return self.pixels[indices].float() / self.white, self.labels[indices]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test split with the number of classes."""
+
+    name: str
+    train: ImageSplit
+    test: ImageSplit
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image, [C, H, W]."""
+        return tuple(self.train.pixels.shape[1:])
+
+
+def root_of(root: str | Path | None) -> Path:
+    """The folder that `load` looks in."""
+    chosen = root or os.environ.get(ROOT_VARIABLE) or Path.home() / ".cache" / "sectorch"
+    return Path(chosen).expanduser().resolve()
+
+
+def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]) -> Any:
+    """`read()`, which takes a data set from disk with torchvision.
+
+    Args:
+        name: of the data set.
+        folder: where torchvision looks for it.
+        call: Python that downloads it, where d is torchvision.datasets.
+
+    Raises:
+        DatasetMissingError: not on disk, or torchvision is not installed.
+    """
+    with required_imports(name, "torchvision", DatasetMissingError):
+        try:
+            return read()
+        except (RuntimeError, OSError) as error:
+            raise DatasetMissingError(
+                f"{name} is not on disk: looked in {folder} ({type(error).__name__}: {str(error).splitlines()[0]}); "
+                f'get it with python -c "import torchvision.datasets as d; {call}", or name another folder (root=, '
+                f"--data-root, or ${ROOT_VARIABLE})"
+            ) from error
+
+
+# Data sets that lie on disk as folders of picture files.
+
+
+TINY_FOLDER = "tiny-imagenet-200"
+HAM_SIDE = 64
+"""Pixels a side that HAM10000's pictures (450 x 600) are resized to."""
+
+
+def tiny_imagenet(root: Path) -> Dataset:
+    """3 x 64 x 64, 200 classes, from the unpacked archive."""
+    folder = root if (root / "wnids.txt").is_file() else root / TINY_FOLDER
+    annotations = folder / "val" / "val_annotations.txt"
+    missing = [p for p in (folder / "wnids.txt", folder / "train", annotations) if not p.exists()]
+    if missing:
+        raise DatasetMissingError(
+            f"tiny-imagenet is not on disk: looked for {', '.join(map(str, missing))}; unpack "
+            f"http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or name another folder (root=, --data-root, "
+            f"or ${ROOT_VARIABLE})"
+        )
+    names = (folder / "wnids.txt").read_text().split()
+    number = {name: i for i, name in enumerate(names)}
+    train = [(p, number[name]) for name in names for p in sorted((folder / "train" / name / "images").iterdir())]
+    rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
+    test = [(folder / "val" / "images" / row[0], number[row[1]]) for row in rows]
+    return Dataset("tiny-imagenet", _pictures(train), _pictures(test), len(names))
+
+
+def _pictures(files: list[tuple[Path, int]]) -> ImageSplit:
+    """Picture files as one tensor, grey ones as three equal channels."""
+    import numpy as np
+
+    with required_imports("a folder of pictures", "pillow", DatasetMissingError):
+        from PIL import Image
+
+    pixels = torch.empty((len(files), 3, 64, 64), dtype=torch.uint8)
+    for i, (path, _) in enumerate(files):
+        with Image.open(path) as image:
+            pixels[i] = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    return ImageSplit(pixels, torch.tensor([label for _, label in files], dtype=torch.int64))
+
+
+def ham10000(root: Path) -> Dataset:
+    """A random 85 % to 15 % split (section 4.1), the same each time."""
+    folder = next(
+        (f for f in (root, root / "ham10000", root / "HAM10000") if (f / "HAM10000_metadata.csv").is_file()), None
+    )
+    if folder is None:
+        raise DatasetMissingError(
+            f"ham10000 is not on disk: looked for HAM10000_metadata.csv in {root} and {root / 'ham10000'}; get it from "
+            f"https://doi.org/10.7910/DVN/DBW86T, or name another folder (--data-root)"
+        )
+    import numpy as np
+
+    with required_imports("ham10000", "pillow", DatasetMissingError):
+        from PIL import Image
+
+    with (folder / "HAM10000_metadata.csv").open(newline="") as file:
+        rows = [(row["image_id"], row["dx"]) for row in csv.DictReader(file)]
+    files = {path.stem: path for path in folder.rglob("*.jpg")}
+    missing = [image for image, _ in rows if image not in files]
+    if missing:
+        raise DatasetMissingError(
+            f"ham10000: {len(missing)} pictures of the table are missing in {folder}, as {missing[0]}.jpg"
+        )
+    names = sorted({kind for _, kind in rows})
+    pixels = torch.empty((len(rows), 3, HAM_SIDE, HAM_SIDE), dtype=torch.uint8)
+    for i, (image, _) in enumerate(rows):
+        with Image.open(files[image]) as picture:
+            small = picture.convert("RGB").resize((HAM_SIDE, HAM_SIDE))
+            pixels[i] = torch.from_numpy(np.array(small)).permute(2, 0, 1)
+    labels = torch.tensor([names.index(kind) for _, kind in rows])
+    order = torch.randperm(len(rows), generator=generator(0, "ham10000"))
+    cut = round(0.85 * len(rows))
+    train, test = (ImageSplit(pixels[part], labels[part]) for part in (order[:cut], order[cut:]))
+    return Dataset("ham10000", train, test, len(names))
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
@@ -49,14 +188,16 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def _digits(_root: Path) -> Dataset:
-    with needed("digits", "scikit-learn", DatasetMissingError):
+    with required_imports("digits", "scikit-learn", DatasetMissingError):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     images, target = load_digits(return_X_y=True)
     train, test = train_test_split(range(len(target)), test_size=0.25, random_state=0, stratify=target)
     pixels = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8)
     labels = torch.tensor(target, dtype=torch.int64)
-    return Dataset("digits", Split(pixels[train], labels[train], 16), Split(pixels[test], labels[test], 16), 10)
+    return Dataset(
+        "digits", ImageSplit(pixels[train], labels[train], 16), ImageSplit(pixels[test], labels[test], 16), 10
+    )
 
 
 @dataclass(frozen=True)
@@ -78,18 +219,18 @@ class _Torchvision:
     axes: tuple[int, ...] | None = (0, 3, 1, 2)
 
     def __call__(self, root: Path) -> Dataset:
-        def read() -> list[Split]:
+        def read() -> list[ImageSplit]:
             import torchvision.datasets as sets
 
             parts = [getattr(sets, self.kind)(str(root), **arguments) for arguments in self.arguments]
-            return [Split(self._pixels(p.data), _labels(p)) for p in parts]
+            return [ImageSplit(self._pixels(p.data), _labels(p)) for p in parts]
 
         calls = "; ".join(
             f"d.{self.kind}('{root}', {', '.join(f'{k}={v!r}' for k, v in a.items())}, download=True)"
             for a in self.arguments
         )
         *parts, test = from_torchvision(self.name, root / self.folder, calls, read)
-        train = Split(torch.cat([p.pixels for p in parts]), torch.cat([p.labels for p in parts]))
+        train = ImageSplit(torch.cat([p.pixels for p in parts]), torch.cat([p.labels for p in parts]))
         return Dataset(self.name, train, test, self.classes)
 
     def _pixels(self, data: Any) -> torch.Tensor:

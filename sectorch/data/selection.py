@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..extras import needed
+from ..optional_deps import required_imports
 from .errors import DatasetMissingError, SelectionError
 
 MOST_CLUSTERS = 10
@@ -122,7 +122,7 @@ def _icd(budget, size, logits, features, known, seed) -> torch.Tensor:
 
 def _clusters(features: torch.Tensor, seed: int) -> torch.Tensor:
     """[N] cluster numbers by k-means (scikit-learn), with k about sqrt(N / 2) and at most `MOST_CLUSTERS`."""
-    with needed("choosing queries by clusters", "scikit-learn", DatasetMissingError):
+    with required_imports("choosing queries by clusters", "scikit-learn", DatasetMissingError):
         from sklearn.cluster import KMeans
 
     different = len(features.unique(dim=0))

@@ -11,29 +11,29 @@ See docs/privacy.md for what the figures promise and what they do not.
 from __future__ import annotations
 
 from .budget import Budget as Budget
-from .calibrate import epsilon_for as epsilon_for
-from .calibrate import queries_for as queries_for
-from .calibrate import reachable_epsilon as reachable_epsilon
-from .calibrate import scale_for as scale_for
+from .budget import BudgetFile as BudgetFile
 from .errors import BudgetExhaustedError as BudgetExhaustedError
 from .errors import BudgetFileError as BudgetFileError
 from .errors import BudgetInUseError as BudgetInUseError
 from .errors import PrivacyError as PrivacyError
 from .gradients import PrivateGradients as PrivateGradients
-from .lasting import BudgetFile as BudgetFile
 from .mechanisms import MECHANISMS as MECHANISMS
 from .mechanisms import ConfidentGNMax as ConfidentGNMax
 from .mechanisms import GNMax as GNMax
 from .mechanisms import LNMax as LNMax
 from .mechanisms import Mechanism as Mechanism
 from .mechanisms import NoisyMax as NoisyMax
+from .mechanisms import epsilon_for as epsilon_for
+from .mechanisms import queries_for as queries_for
+from .mechanisms import reachable_epsilon as reachable_epsilon
+from .mechanisms import scale_for as scale_for
 from .noise import DiscreteGaussian as DiscreteGaussian
 from .noise import DiscreteLaplace as DiscreteLaplace
 from .noise import Noise as Noise
 from .noise import on_grid as on_grid
 from .renyi import ORDERS as ORDERS
 from .renyi import epsilon_of as epsilon_of
-from .sampled import sampled_curve as sampled_curve
+from .renyi import sampled_curve as sampled_curve
 
 __all__ = [
     "MECHANISMS",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
 import numpy as np
 
-from .errors import BudgetExhaustedError, PrivacyError
+from .. import files
+from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
 from .renyi import ORDERS, check_delta, check_epsilon, epsilon_of
 
 
@@ -98,3 +106,183 @@ def _checked(curve: np.ndarray) -> np.ndarray:
     if curve.shape != ORDERS.shape or not (curve >= 0).all():
         raise PrivacyError(f"a charge is {len(ORDERS)} numbers from 0, one for each order, got shape {curve.shape}")
     return curve
+
+
+# An organisation's own budget on disk: it lasts over runs and over whoever asks.
+#
+#     with BudgetFile("budgets/clinic.json", (10, 1e-5)) as file:    # made if it is not there; without a limit it must be
+#         file.charge(25 * mechanism.curve, mark="...", asker="p1", queries=25)
+#         ...                                                        # only now the votes are given
+#
+#     NAME.json        the limit, the sum of all charges for each order, the marks of the charges, and a digest
+#     NAME.json.lock   locked while a process has the budget
+#
+# What is kept is the Renyi curve, not an epsilon: charges of several runs and askers add up order by order, and become
+# an epsilon at the organisation's own delta, whatever delta a run has.
+
+
+class BudgetFile:
+    """A budget that is on disk before what it was charged for happens.
+
+    Args:
+        path: of the file; only its owner may read it.
+        limit: epsilon and delta. A file that is not there is made with it, and one that is there must have it; without
+            a limit the file must be there, and its own holds.
+
+    Raises:
+        PrivacyError: a limit out of range.
+        BudgetInUseError: another process has it, or another object of this one.
+        BudgetFileError: it is damaged, it is not there, or it has another limit. It is never started again by itself.
+    """
+
+    def __init__(self, path: str | Path, limit: tuple[float, float] | None = None):
+        self.path = Path(path)
+        if limit is not None:
+            check_epsilon(limit[0])
+            check_delta(limit[1])
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise BudgetFileError(f"cannot keep a budget in {self.path}: {error.strerror}") from None
+        try:
+            self._take(limit)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take(self, limit: tuple[float, float] | None) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BudgetInUseError(f"the budget {self.path} is in use by another run; wait until it ends") from None
+        except OSError as error:
+            raise BudgetFileError(f"cannot lock the budget {self.path}: {error.strerror}") from None
+        self.new = not os.path.lexists(self.path)
+        if not self.new:
+            self._read(limit)
+        elif limit is None:
+            raise BudgetFileError(
+                f"there is no budget {self.path}; put it back, or name an epsilon to start it with if it is a new one"
+            )
+        else:
+            self.budget, self._marks = Budget(*limit), {}
+            self._write()
+
+    def __enter__(self) -> BudgetFile:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BudgetFile({self.path}, {self.budget})"
+
+    def close(self) -> None:
+        """Let go of it. It can be charged no more."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def holds(self, mark: str) -> bool:
+        """Whether a charge of that mark is in it."""
+        return mark in self._marks
+
+    def paid(self, mark: str) -> int:
+        """For how many queries it was charged under that mark."""
+        return int(self._marks[mark]["queries"]) if mark in self._marks else 0
+
+    def affords(self, curve: np.ndarray) -> bool:
+        """Whether this could be charged."""
+        return self.budget.affords(curve)
+
+    def affordable(self, most: int, curve: np.ndarray, mark: str) -> int:
+        """For how many queries, of `most`, there is room: those that were paid under that mark, or that still fit."""
+        if self.holds(mark):
+            return min(most, self.paid(mark))
+        while most and not self.affords(most * curve):
+            most -= 1
+        return most
+
+    def check(self, curve: np.ndarray) -> None:
+        """Whether this could be charged, or an error.
+
+        Raises:
+            BudgetExhaustedError: it would overrun the limit.
+        """
+        if not self.affords(curve):
+            raise BudgetExhaustedError(
+                f"the budget {self.path} has spent epsilon {self.budget.spent:.3f} of {self.budget.limit:g} (delta "
+                f"{self.budget.delta:g}) over all runs and askers, and the next step would overrun it; leave "
+                f"{self.path.stem} out, ask less, or use more noise"
+            )
+
+    def charge(self, curve: np.ndarray, mark: str, asker: str, queries: int) -> None:
+        """Spend it; it is on disk when this returns.
+
+        Args:
+            mark: a name for what is paid, which nothing else has. What was paid already is not charged again.
+            asker, queries: for whom and for how many, for people who read the file.
+
+        Raises:
+            BudgetExhaustedError: it would overrun the limit; nothing was spent.
+            BudgetFileError: it was closed, or cannot be written.
+        """
+        if self.holds(mark):
+            return
+        self.check(curve)
+        self.budget.charge(curve)
+        self._marks[mark] = {"asker": asker, "queries": queries}
+        self._write()
+
+    def credit(self, curve: np.ndarray) -> None:
+        """Give back what was charged for the worst case of a step that turned out to cost less.
+
+        Raises:
+            PrivacyError: more than was charged.
+            BudgetFileError: as `charge`.
+        """
+        self.budget.credit(curve)
+        self._write()
+
+    def _write(self) -> None:
+        if self._lock < 0:
+            raise BudgetFileError(f"the budget {self.path} was closed; open it again")
+        content = dict(
+            epsilon=self.budget.limit,
+            delta=self.budget.delta,
+            spent=self.budget.spent,
+            charges=self._marks,
+            orders=ORDERS.tolist(),
+            curve=self.budget.curve.tolist(),
+        )
+        whole = {**content, "digest": _digest(content)}
+        try:
+            files.write(self.path, json.dumps(whole, indent=1).encode(), 0o600)
+        except OSError as error:
+            raise BudgetFileError(f"cannot write the budget {self.path}: {error.strerror}") from None
+
+    def _read(self, limit: tuple[float, float] | None) -> None:
+        try:
+            content = json.loads(self.path.read_bytes())
+            if content.pop("digest") != _digest(content):
+                raise ValueError("its digest is another")
+            if content["orders"] != ORDERS.tolist():
+                raise ValueError("other orders")
+            self.budget, self._marks = Budget(content["epsilon"], content["delta"]), dict(content["charges"])
+            self.budget.restore(np.asarray(content["curve"], dtype=float))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, PrivacyError) as error:
+            raise BudgetFileError(
+                f"the budget {self.path} cannot be read ({type(error).__name__}); put back a copy that lacks no charge"
+            ) from error
+        own = self.budget.limit, self.budget.delta
+        if limit is not None and own != (float(limit[0]), float(limit[1])):
+            raise BudgetFileError(
+                f"the budget {self.path} allows epsilon {own[0]:g} at delta {own[1]:g}, not {limit[0]:g} at "
+                f"{limit[1]:g}; name its own, or none"
+            )
+
+
+def _digest(content: dict) -> str:
+    """Against damage, not against its owner."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

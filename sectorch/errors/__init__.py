@@ -51,9 +51,9 @@ from .tensors import ShapeError as ShapeError
 from .tensors import TrainingModeError as TrainingModeError
 from .tensors import UnsupportedDeviceError as UnsupportedDeviceError
 from .tensors import UnsupportedOpError as UnsupportedOpError
-from .warned import CaptureWarning as CaptureWarning
-from .warned import LeakyProtocolWarning as LeakyProtocolWarning
-from .warned import PrecisionWarning as PrecisionWarning
+from .warnings import CaptureWarning as CaptureWarning
+from .warnings import LeakyProtocolWarning as LeakyProtocolWarning
+from .warnings import PrecisionWarning as PrecisionWarning
 
 __all__ = [
     "AbortedError",

@@ -3,7 +3,7 @@ are revealed. See docs/estimators.md. Needs scikit-learn."""
 
 from __future__ import annotations
 
-from .errors import FitError as FitError
+from .base import FitError as FitError
 from .kmeans import KMeans as KMeans
 from .linear import LinearRegression as LinearRegression
 from .linear import LogisticRegression as LogisticRegression

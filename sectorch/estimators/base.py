@@ -8,21 +8,74 @@ import math
 import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..deprecation import deprecate
 from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, SectorchError, ShapeError
-from ..ring import encode
+from ..ops.common import require, round_scale
+from ..optional_deps import required_imports
+from ..ring import HEADROOM_BITS, encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.infinity import refuse_infinite
 from ..tensor.table import Context
+from ..training.fixed_point import (
+    at_scale_bits,
+    check_below,
+    context_of,
+    matmul,
+    pad_with_number,
+    product,
+    square_shares,
+    sum_rows,
+    times,
+    whole_bits,
+    with_known_range,
+)
+from ..training.operations import torch as untyped_torch
 from ..training.tensor import DifferentiableTensor
-from .errors import FitError
-from .optional import BaseEstimator
+
+# What can be wrong with a fit on shares. No message carries a value.
+
+
+class FitError(RangeExceededError):
+    """There is no fit: its gradient is not certified to be small, or a value of it left the range. It tells no more.
+
+    Example:
+        there is no LogisticRegression of this data: a value left the range, the labels are not 0 and 1 of both kinds,
+        or the gradient is not below tol = 0.0001 after max_iter = 24 steps; scale the columns, penalise more, or take
+        more steps
+
+    What to do:
+        Divide columns so that they are below 4,096 and their deviations below 1,000; take a smaller C or a larger alpha
+        where columns are collinear or classes separable; raise max_iter; look at labels.
+    """
+
+
+# scikit-learn, which is not needed by anything else here: one error with the way out where it is missing.
+
+
+with required_imports("sectorch.estimators", "scikit-learn", ArgumentError, "for 1.6 or newer", extra="estimators"):
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+__all__ = [
+    "BaseEstimator",
+    "ClassifierMixin",
+    "ClusterMixin",
+    "RegressorMixin",
+    "check_classification_targets",
+    "check_is_fitted",
+    "check_random_state",
+    "validate_data",
+]
 
 
 class SharedEstimator(BaseEstimator):
@@ -66,7 +119,9 @@ class SharedEstimator(BaseEstimator):
         """Put the revealed fit in the place of the one in shares."""
         try:
             secrets = {name: getattr(self, name, None) for name in self._fitted}
-            learned = {name: wide(v).reveal(to).numpy() for name, v in secrets.items() if isinstance(v, SharedTensor)}
+            learned = {
+                name: as_float64(v).reveal(to).numpy() for name, v in secrets.items() if isinstance(v, SharedTensor)
+            }
         except RangeExceededError:
             raise FitError(self._reason()) from None
         vars(self).update({name: value.astype(np.float64) for name, value in learned.items()})
@@ -81,22 +136,22 @@ class SharedEstimator(BaseEstimator):
         return all(hasattr(self, name) for name in self._fitted)
 
 
-def secret(x: Any) -> bool:
+def is_shared(x: Any) -> bool:
     return isinstance(x, (SharedTensor, DifferentiableTensor))
 
 
-def shared(x: Any) -> SharedTensor:
+def unwrap_shared(x: Any) -> SharedTensor:
     """Of what is in shares, the SharedTensor."""
     return x.as_shared() if isinstance(x, DifferentiableTensor) else x
 
 
-def real(x: SharedTensor) -> SharedTensor:
+def as_float32(x: SharedTensor) -> SharedTensor:
     """The same for float32, whatever it was shared as."""
     refuse_infinite(x, "an estimator")
     return x.like(x.shares, bound=x.bound, dtype=torch.float32)
 
 
-def wide(x: SharedTensor) -> SharedTensor:
+def as_float64(x: SharedTensor) -> SharedTensor:
     """The same for float64, which holds every fixed-point number: the dtype of results on plain arrays."""
     return x.like(x.shares, bound=x.bound, dtype=torch.float64)
 
@@ -109,17 +164,17 @@ def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
         ShapeError: other shapes.
     """
     for name, value in (("X", x), ("y", y)):
-        if value is not None and not secret(value):
+        if value is not None and not is_shared(value):
             raise ArgumentError(
                 f"{name} is a {type(value).__name__} and the other of X and y is in shares; share it: "
                 f"sectorch.share({name}, session=..., owner=...)"
             )
-    x = real(shared(x))
+    x = as_float32(unwrap_shared(x))
     if x.dim() != 2 or not min(x.shape):
         raise ShapeError(f"X in shares is [samples, features], got {tuple(x.shape)}")
     if y is None:
         return x, None
-    y = real(shared(y))
+    y = as_float32(unwrap_shared(y))
     if y.numel() != x.shape[0] or y.dim() > 2 or (y.dim() == 2 and y.shape[1] != 1):
         raise ShapeError(f"y in shares is [samples] or [samples, 1] for X of {x.shape[0]} rows, got {tuple(y.shape)}")
     if x.session is not y.session or x.party != y.party or x.scheme != y.scheme:
@@ -128,7 +183,7 @@ def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
 
 
 @contextmanager
-def fitting(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
+def one_fit(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
     """One call for a whole fit. What is put into the list depends on every check that was made within."""
     first, made = given[0], []
     context = Context(first.session, first.party, first.scheme)
@@ -152,7 +207,7 @@ def count(what: str, value: Any) -> int:
     return int(value)
 
 
-def beside(x: SharedTensor, value: Any, what: str) -> SharedTensor:
+def as_public_value(x: SharedTensor, value: Any, what: str) -> SharedTensor:
     """What is plain as a value of x's session, which everybody knows. No message.
 
     Raises:
@@ -179,3 +234,154 @@ def plain_shared(session: Session, x: np.ndarray, what: str) -> SharedTensor:
         return share_tensor(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64)), session=session, limit=limit)
     except SectorchError as error:
         raise type(error)(f"{what}: {error}") from None
+
+
+# Columns in shares, centred and brought to unit curvature, in secret; and the way back to coefficients.
+
+
+FLOOR = 2.0**-14
+"""What is added to a column's curvature: no column is scaled up by more than 2^7."""
+
+SCALED_BITS, COEFFICIENT_BITS = 7, 8
+"""A column is scaled by less than 2^7; a coefficient of a scaled column is below 2^8, which is checked."""
+
+MOST_HALVES = 19
+"""Of more rows the products of columns would leave the ring."""
+
+
+@dataclass
+class Columns:
+    """x = mean + xs / scale, with the curvature of the penalised loss near one along each column.
+
+    Attributes:
+        xs: [n, p] at f fraction bits, each element below 2^size in magnitude; with an intercept the last column is a
+            public constant.
+        penalty: [p, 1] at 30 fraction bits, the penalty's part of the curvature.
+        means, scale: [d] at f fraction bits.
+        halves: sums over rows are divided by 2^halves, the next power of two from n on.
+    """
+
+    context: Context
+    xs: SharedTensor
+    penalty: SharedTensor
+    means: SharedTensor | None
+    scale: SharedTensor
+    unit: float
+    size: int
+    halves: int
+
+    @property
+    def count(self) -> int:
+        """How many columns there are, with that of the intercept."""
+        return self.xs.shares.shape[1]
+
+
+def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Columns:
+    """Standardised columns of x [n, d] for a loss of curvature at most kappa in each row, and penalty alpha |w|^2 / 2.
+
+    Rounds some 50: means, roots, and one product of n d elements, which is rounded once.
+
+    Raises:
+        ArgumentError: more than 2^19 rows, whose sums would leave the ring.
+    """
+    context, f = context_of(x), x.scheme.frac_bits
+    n, halves = x.shares.shape[0], halves_of(x)
+    x, means, most = center_columns(context, x, intercept)
+    coarse = round_scale(context, x, min(f, (HEADROOM_BITS - 1 - halves) // 2 - most))
+    curvature = at_scale_bits(context, sum_rows(context, square_shares(context, coarse), halves), f)
+    curvature = curvature.bounded(2.0 ** (2 * most + 1 + f)) * kappa + (alpha / 2**halves + FLOOR)
+    scale = with_known_range(context, untyped_torch.rsqrt(curvature), f)
+    scaled = product(context, untyped_torch.mul, x, _each_row(context, scale, n), f)
+    part = square_shares(context, times(context, scale, math.sqrt(alpha / 2**halves), f + 6), 30)
+    unit = 1 / math.sqrt(kappa)
+    size = halves // 2 + 3
+    if intercept:
+        scaled, part = pad_with_number(context, scaled, unit), pad_with_number(context, part, 0.0)
+    part = part.like(context.backend.moved(_upright, part.shares))
+    return Columns(context, scaled, part, means, scale, unit, size, halves)
+
+
+def halves_of(x: SharedTensor) -> int:
+    """h, for the least 2^h from the number of rows on.
+
+    Raises:
+        ArgumentError: more than 2^19 rows, whose sums would leave the ring.
+    """
+    n = x.shares.shape[0]
+    if (n - 1).bit_length() > MOST_HALVES:
+        raise ArgumentError(f"a fit takes up to {1 << MOST_HALVES} rows, got {n}; fit on some of them")
+    return (n - 1).bit_length()
+
+
+def center_columns(
+    context: Context, x: SharedTensor, intercept: bool = True
+) -> tuple[SharedTensor, SharedTensor | None, int]:
+    """x less the means of its columns, the means, and how many bits are in front of the point; at f fraction bits."""
+    most = whole_bits(x)
+    x = at_scale_bits(context, check_below(context, x, most), context.frac_bits)
+    if not intercept:
+        return x.bounded(None), None, most
+    means = _means(context, x, x.shares.shape[0])
+    return (x - means).bounded(None), means, most + 1
+
+
+def _means(context: Context, x: SharedTensor, n: int) -> SharedTensor:
+    """The mean of each column, rounded to f bits. A column of equal entries has exactly their mean, so that what it
+    becomes is zero. What the first division leaves, which is small, is divided once more."""
+    f = x.scale_bits
+    mean, total = at_scale_bits(context, untyped_torch.mean(x, 0), f), untyped_torch.sum(x, 0)
+    rest = x.like(context.backend.each(untyped_torch.sub, total.shares, (mean.shares * n)), f)
+    return at_scale_bits(context, mean + times(context, rest.bounded(n * 2.0**16), 1 / n, f), f)
+
+
+def _upright(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1)
+
+
+def _each_row(context: Context, x: SharedTensor, n: int) -> SharedTensor:
+    return x.like(context.backend.moved(lambda v: v.expand(n, -1), x.shares))
+
+
+def coefficients(made: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:
+    """The coefficients [d] and intercept [1] of the original columns, 2^unit_bits as large as v says; at f bits.
+
+    Raises in secret where one is beyond the activation limit.
+    """
+    context, f = made.context, made.context.frac_bits
+    most = context.scheme.activation_bits
+    v = v[:, 0]
+    own = v if made.means is None else v[:-1]
+    w = product(context, untyped_torch.mul, made.scale, own.bounded(None))
+    w = w.like(w.shares, w.scale_bits - unit_bits)
+    w = check_below(context, round_scale(context, w, f), most)
+    if made.means is None:
+        return w, None
+    last = v[-1:].bounded(None)
+    last = last.like(last.shares, last.scale_bits - unit_bits - round(math.log2(made.unit)))
+    last = check_below(context, round_scale(context, last, f), most)
+    return w, at_scale_bits(context, last - inner(context, made.means.reshape(1, -1), w), f)
+
+
+def inner(context: Context, x: SharedTensor, w: SharedTensor) -> SharedTensor:
+    """x [n, d] times w [d], below twice the activation limit; that is checked in secret, and of both that they are
+    below it. The terms of a product may be far beyond.
+
+    The product with fewer bits of w cannot leave the ring, and differs from it by less than 2^18 for 2^12 columns.
+    """
+    f, most, d = context.frac_bits, context.scheme.activation_bits, x.shares.shape[1]
+    x, w = (at_scale_bits(context, check_below(context, v, most), f).bounded(None) for v in (x, w))
+    column = w.like(context.backend.moved(_upright, w.shares))
+    few = min(f, HEADROOM_BITS - 1 - 2 * most - f - (d - 1).bit_length())
+    check_below(context, product(context, matmul, x, at_scale_bits(context, column, few)), HEADROOM_BITS - 3 - 2 * f)
+    found = at_scale_bits(context, product(context, matmul, x, column), f)
+    return check_below(context, found.like(context.backend.moved(_row, found.shares)), most + 1)
+
+
+def _row(x: Tensor) -> Tensor:
+    return x[:, 0]
+
+
+def certain(context: Context, gradient: SharedTensor, tol: float) -> None:
+    """Nothing of the fit is revealed unless the gradient is below tol in each coordinate."""
+    gradient = gradient.bounded(2.0**62)
+    require(context, gradient, low=-tol, high=tol)

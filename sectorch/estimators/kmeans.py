@@ -10,17 +10,40 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..ops.common import shortened
+from ..ops.common import round_scale
 from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from ..training.arithmetic import held, matmul, minus, product, squared, vouched, whole_bits
-from ..training.functions import F, torch
-from ..training.scale import at
-from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared
-from .optional import ClusterMixin, check_is_fitted, check_random_state, validate_data
-from .standard import FLOOR, centred, halves_of
+from ..training.fixed_point import (
+    at_scale_bits,
+    check_below,
+    matmul,
+    minus,
+    product,
+    square_shares,
+    whole_bits,
+    with_known_range,
+)
+from ..training.operations import F, torch
+from .base import (
+    FLOOR,
+    ClusterMixin,
+    SharedEstimator,
+    as_float32,
+    as_public_value,
+    center_columns,
+    check_is_fitted,
+    check_random_state,
+    count,
+    halves_of,
+    is_shared,
+    one_fit,
+    plain_shared,
+    rows_of,
+    unwrap_shared,
+    validate_data,
+)
 
 ROOT_BITS = 20
 """Square roots are taken of numbers below 2^this."""
@@ -55,7 +78,7 @@ class KMeans(ClusterMixin, SharedEstimator):
             ArgumentError, ShapeError: before anything is sent.
             FitError: plain data that left the range; on shares `revealed` raises it.
         """
-        if secret(X):
+        if is_shared(X):
             self._fit_shared(X)
             return self
         X = validate_data(self, X, dtype=np.float64)
@@ -68,20 +91,22 @@ class KMeans(ClusterMixin, SharedEstimator):
     def predict(self, X: Any) -> Any:
         """The nearest centre's number [n]: in shares if X or the fit is."""
         check_is_fitted(self)
-        if not secret(X):
+        if not is_shared(X):
             X = validate_data(self, X, reset=False, dtype=np.float64)
             if not isinstance(self.cluster_centers_, SharedTensor):
                 return self._nearest(X)
-        elif shared(X).dim() != 2 or shared(X).shape[1] != self.n_features_in_:
+        elif unwrap_shared(X).dim() != 2 or unwrap_shared(X).shape[1] != self.n_features_in_:
             raise ArgumentError(f"X has {tuple(X.shape)}, and the fit was of {self.n_features_in_} features")
-        given = real(shared(X)) if secret(X) else X
+        given = as_float32(unwrap_shared(X)) if is_shared(X) else X
         one = given if isinstance(given, SharedTensor) else self.cluster_centers_
-        x, centres = beside(one, given, "X"), beside(one, self.cluster_centers_, "cluster_centers_")
-        with fitting(x, centres) as (context, made):
+        x, centres = as_public_value(one, given, "X"), as_public_value(one, self.cluster_centers_, "cluster_centers_")
+        with one_fit(x, centres) as (context, made):
             most = max(whole_bits(v) for v in (x, centres))
-            x, centres = (at(context, held(context, v, most), context.frac_bits) for v in (x, centres))
+            x, centres = (
+                at_scale_bits(context, check_below(context, v, most), context.frac_bits) for v in (x, centres)
+            )
             bits = (HEADROOM_BITS - 3 - (x.shape[1] - 1).bit_length()) // 2 - most
-            labels: Any = _far(context, *(shortened(context, v, bits) for v in (x, centres))).argmin(1)
+            labels: Any = _far(context, *(round_scale(context, v, bits) for v in (x, centres))).argmin(1)
             made.append(labels)
         return labels
 
@@ -97,9 +122,9 @@ class KMeans(ClusterMixin, SharedEstimator):
                 f"{self.max_iter}"
             )
         numbers = check_random_state(self.random_state).uniform(size=k)
-        with fitting(x) as (context, made):
+        with one_fit(x) as (context, made):
             unit = _Unit(context, x)
-            x = at(context, held(context, x, whole_bits(x)), context.frac_bits)
+            x = at_scale_bits(context, check_below(context, x, whole_bits(x)), context.frac_bits)
             centres = _begun(unit, x, numbers)
             for _ in range(steps):
                 centres = _moved(context, x, centres, F.one_hot(unit.nearest(centres), k))
@@ -119,14 +144,14 @@ class _Unit:
         self.context, halves, width = context, halves_of(x), (x.shape[1] - 1).bit_length()
         self.room = halves + width + 2
         self.bits = min(context.frac_bits, (HEADROOM_BITS - 1 - self.room) // 2)
-        x, self._means, most = centred(context, x)
-        coarse = shortened(context, x, min(context.frac_bits, (HEADROOM_BITS - 1 - halves - width) // 2 - most))
-        square = squared(context, coarse)
+        x, self._means, most = center_columns(context, x)
+        coarse = round_scale(context, x, min(context.frac_bits, (HEADROOM_BITS - 1 - halves - width) // 2 - most))
+        square = square_shares(context, coarse)
         square = square.like(context.backend.each(_sum, square.shares), square.scale_bits + halves + width)
-        square = at(context, square, context.frac_bits)
+        square = at_scale_bits(context, square, context.frac_bits)
         shift = max(0, most - ROOT_BITS // 2)  # of what a root is taken is below 2^ROOT_BITS
         square = square.like(square.shares, square.scale_bits + 2 * shift, 2.0 ** (2 * most + 1 + context.frac_bits))
-        scale = vouched(context, torch.rsqrt(square + FLOOR), context.frac_bits)
+        scale = with_known_range(context, torch.rsqrt(square + FLOOR), context.frac_bits)
         self._scale = scale.like(scale.shares, scale.scale_bits + shift)
         self.xs = self.of(x)
 
@@ -157,7 +182,7 @@ def _apart(squares: Tensor, products: Tensor) -> Tensor:
 
 def _far(context: Context, x: SharedTensor, centres: SharedTensor) -> SharedTensor:
     """[n, k]: the squared distance of a row to a centre, less the row's own square; the caller vouches for it."""
-    squares, products = squared(context, centres), product(context, _crossed, x, centres)
+    squares, products = square_shares(context, centres), product(context, _crossed, x, centres)
     return products.like(context.backend.each(_apart, squares.shares, products.shares), products.scale_bits)
 
 
@@ -168,7 +193,9 @@ def _moved(context: Context, x: SharedTensor, centres: SharedTensor, codes: Shar
     empty = counts < 1
     filled: Any = (counts + empty).to(torch.float32)
     above, below = (v.like(v.shares, v.scale_bits + unit, v.bound) for v in (sums, filled))
-    return at(context, torch.where(empty.unsqueeze(1), centres, above / below.unsqueeze(1)), context.frac_bits)
+    return at_scale_bits(
+        context, torch.where(empty.unsqueeze(1), centres, above / below.unsqueeze(1)), context.frac_bits
+    )
 
 
 def _begun(unit: _Unit, x: SharedTensor, numbers: np.ndarray) -> SharedTensor:
@@ -178,15 +205,15 @@ def _begun(unit: _Unit, x: SharedTensor, numbers: np.ndarray) -> SharedTensor:
     last = int(numbers[0] * n)
     found, own, distance = [x[last]], xs[last], None
     for number in numbers[1:]:
-        square = squared(context, minus(context, xs, own))
+        square = square_shares(context, minus(context, xs, own))
         more = max(0, unit.room - context.scheme.activation_bits)
         new = square.like(context.backend.each(partial(torch.sum, dim=1), square.shares), square.scale_bits + more,
                           2.0 ** (unit.room + square.scale_bits))  # fmt: skip
         distance = new if distance is None else torch.minimum(distance, new)
-        part = at(context, distance, context.frac_bits)
+        part = at_scale_bits(context, distance, context.frac_bits)
         total = torch.cumsum(part.like(part.shares, part.scale_bits + halves, part.bound), 0)
         reached = (total >= total[-1] * float(number)).to(torch.float32)
         code = reached - F.pad(reached, (1, 0))[:-1]
         found.append(torch.matmul(code, x))
-        own = product(context, matmul, at(context, code, 0).bounded(None), xs)
-    return at(context, torch.stack(found), context.frac_bits)
+        own = product(context, matmul, at_scale_bits(context, code, 0).bounded(None), xs)
+    return at_scale_bits(context, torch.stack(found), context.frac_bits)

@@ -7,15 +7,254 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import ArgumentError
+from ..ops.common import forbid
+from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import SharedTensor
-from .base import SharedEstimator, beside, count, fitting, plain_shared, real, rows_of, secret, shared, wide
-from .descent import INNER, minimised
-from .losses import Logistic, Squares
-from .optional import ClassifierMixin, RegressorMixin, check_classification_targets, check_is_fitted, validate_data
-from .standard import coefficients, columns, inner
+from ..tensor.table import Context
+from ..training.fixed_point import (
+    add_known,
+    at_scale_bits,
+    check_below,
+    cross_product,
+    diagonal,
+    matmul,
+    minus,
+    product,
+    whole_bits,
+    with_known_range,
+)
+from ..training.operations import torch as untyped_torch
+from .base import (
+    COEFFICIENT_BITS,
+    ClassifierMixin,
+    Columns,
+    RegressorMixin,
+    SharedEstimator,
+    as_float32,
+    as_float64,
+    as_public_value,
+    certain,
+    check_classification_targets,
+    check_is_fitted,
+    coefficients,
+    columns,
+    count,
+    inner,
+    is_shared,
+    one_fit,
+    plain_shared,
+    rows_of,
+    unwrap_shared,
+    validate_data,
+)
+
+# Inverses of secret symmetric matrices by the iteration of Newton and Schulz: products alone, and no division.
+#
+# Z <- Z (2 I - H Z) doubles the bits of Z = H^-1 in each step. Begun with Z = c I, c <= 1 / |H|, an eigenvalue l of H
+# becomes (1 - (1 - c l)^(2^k)) / l after k steps: never more than 1 / l, so a step of descent by Z is never too long,
+# and never more than 2^k c, so Z stays in the range of the ring whatever H is. What is smaller than 2^-k of |H| is not
+# inverted but damped: descent is slow there and not wrong. Source: Schulz, "Iterative Berechnung der reziproken
+# Matrix", 1933; Ben-Israel and Cohen, "On iterative computation of generalized inverses", 1966.
+
+
+H_BITS, Z_BITS = 26, 20
+RESOLVED = 13
+"""Eigenvalues down to 2^-13 of the largest possible are inverted: Z is below 2^13."""
+
+
+def steps_for(size: int) -> int:
+    """Steps from Z = I / size that invert eigenvalues from 2^-13 on of a matrix of trace `size`."""
+    return RESOLVED + (size - 1).bit_length()
+
+
+def start_inverse(context: Context, h: SharedTensor) -> SharedTensor:
+    """c I for a matrix of trace at most its size. No message."""
+    size = h.shares.shape[-1]
+    eye = torch.eye(size, dtype=torch.int64, device=context.session.device) << (Z_BITS - (size - 1).bit_length())
+    return h.like(context.backend.embedded(eye), Z_BITS)
+
+
+def invert_by_newton(context: Context, h: SharedTensor, z: SharedTensor, steps: int) -> SharedTensor:
+    """Z after so many steps. Each: rounds 12, two products of size^3 and two roundings of size^2 elements.
+
+    Args:
+        h: [p, p] at 26 fraction bits, of entries below 1 in magnitude.
+        z: [p, p] at 20.
+    """
+    twice = h.like(context.backend.embedded(torch.eye(h.shares.shape[-1], dtype=torch.int64) << (H_BITS + 1)), H_BITS)
+    for _ in range(steps):
+        z = product(context, matmul, z, minus(context, twice, product(context, matmul, h, z, H_BITS)), Z_BITS)
+    return z
+
+
+# Minima of penalised losses on shares: Newton's steps in secret, and a certificate that the gradient is small.
+#
+# Both losses have the gradient Xs^T r / N + q v in standardised columns (`standard.py`), r = prediction - y. A round
+# takes three steps of descent by Z, nearly the inverse of the curvature, with momentum; logistic regression then takes
+# up the curvature of where it is. It begins with a bound of every curvature, Xs^T Xs / 4 N + q (Boehning and Lindsay,
+# "Monotonicity of quadratic-approximation algorithms", 1988), and inverts each curvature from the inverse of the one
+# before, which is near (`curvature.py`).
+#
+# How many rounds is public and does not depend on the data: nobody learns when it came near. What decides is the
+# certificate: the gradient at the final coefficients is computed once more, this time with every range checked, and
+# unless it is below `tol` in each coordinate nothing is revealed. No step before it has to be right, and none is
+# checked.
+
+
+INNER = 3
+"""Steps of a round."""
+
+REFRESHED = 3
+"""Steps of the inverse from one curvature to the next."""
+
+V_BITS, STATE_BITS, GRADIENT_BITS, PROBE_BITS = 26, 40, 30, 10
+"""Fraction bits of coefficients as factors, as a sum of steps, of the gradient, and of the coefficients that show how
+large predictions are."""
+
+
+class Loss:
+    """What a loss adds to the descent.
+
+    Attributes:
+        halvings: no row's curvature is above 2^-halvings.
+        bits: fraction bits of predictions z [n, 1].
+    """
+
+    halvings: int
+    bits: int
+
+    def residual(self, z: SharedTensor) -> SharedTensor:
+        """prediction - y [n, 1]; with every range checked where z has a bound."""
+        raise NotImplementedError
+
+    def weights(self) -> SharedTensor | None:
+        """The curvature of each row [n, 1] at the last residual, at 18 fraction bits; None where it is constant."""
+        return None
+
+
+def minimize(made: Columns, loss: Loss, rounds: int, tol: float) -> SharedTensor:
+    """v [p, 1] at 26 fraction bits, with a certified gradient.
+
+    Rounds: 13 for each step of the inverse, some 28 for each step of descent with a sigmoid and 23 without.
+    """
+    context, p = made.context, made.count
+    if p * 2.0 ** (made.size + COEFFICIENT_BITS + context.frac_bits + PROBE_BITS) > 2.0 ** (HEADROOM_BITS - 1):
+        raise ArgumentError(f"sums over {p} columns of so many rows leave the range; fit on fewer rows or columns")
+    low = with_known_range(context, made.xs, max(6, (39 - made.halves) // 2))
+    penalty = diagonal(context, at_scale_bits(context, made.penalty, H_BITS))
+    h = add_known(
+        context, product(context, cross_product, made.xs, made.xs, H_BITS, made.halves + loss.halvings), penalty
+    )
+    z = invert_by_newton(context, h, start_inverse(context, h), steps_for(p))
+    v = made.penalty.like(made.penalty.shares * 0, STATE_BITS)
+    for number in range(rounds):
+        before = v
+        for step in range(INNER):
+            moved = minus(context, v, before)
+            ahead = (
+                v
+                if step == 0
+                else add_known(context, v, at_scale_bits(context, moved.like(moved.shares, STATE_BITS + 1), STATE_BITS))
+            )
+            gradient = _gradient(made, loss, at_scale_bits(context, ahead, V_BITS))
+            before, v = v, minus(context, ahead, product(context, matmul, z, gradient, STATE_BITS))
+        weights = loss.weights() if number + 1 < rounds else None
+        if weights is not None:
+            curved = product(
+                context, cross_product, low, product(context, torch.mul, low, weights), H_BITS, made.halves
+            )
+            z = invert_by_newton(context, add_known(context, curved, penalty), z, REFRESHED)
+    v = check_below(context, at_scale_bits(context, v, V_BITS), COEFFICIENT_BITS)
+    certain(context, _gradient(made, loss, v, trusted=True), tol)
+    return v
+
+
+def _gradient(made: Columns, loss: Loss, v: SharedTensor, trusted: bool = False) -> SharedTensor:
+    """Xs^T r / N + q v [p, 1]. Sums over rows are right by Cauchy's inequality: a column's squares sum up to N."""
+    context = made.context
+    z = product(context, matmul, made.xs, v)
+    if trusted:
+        # The sum with fewer bits cannot leave the ring, and differs from z by less than 2^12.
+        most = HEADROOM_BITS - 2 - z.scale_bits
+        check_below(
+            context, product(context, matmul, made.xs, at_scale_bits(context, v.bounded(None), PROBE_BITS)), most
+        )
+        z = z.bounded(2.0 ** (z.scale_bits + most + 1))
+    residual = loss.residual(at_scale_bits(context, z, loss.bits)).bounded(None)
+    gradient = product(context, cross_product, made.xs, residual, GRADIENT_BITS, made.halves)
+    return add_known(context, gradient, product(context, torch.mul, made.penalty, v.bounded(None), GRADIENT_BITS))
+
+
+# The losses of the estimators: squares, and logistic.
+
+
+CURVED_BITS = 18
+
+
+class Squares(Loss):
+    """Half the mean of squares of X w - y. y is taken in units of a power of two, by its bound.
+
+    Attributes:
+        unit_bits: coefficients are 2^unit_bits as large as those of the unit.
+    """
+
+    halvings = 0
+
+    def __init__(self, made: Columns, y: SharedTensor):
+        context, self._context = made.context, made.context
+        self.unit_bits = whole_bits(y)
+        y = check_below(context, y, self.unit_bits)
+        self.bits = min(context.frac_bits + 6, HEADROOM_BITS - 4 - context.frac_bits - made.halves)
+        self._room = HEADROOM_BITS - 1 - context.frac_bits - self.bits - made.halves
+        self._y = with_known_range(
+            context, y.like(y.shares, y.scale_bits + self.unit_bits, dtype=untyped_torch.float32), self.bits
+        )
+
+    def residual(self, z: SharedTensor) -> SharedTensor:
+        found = minus(self._context, z, self._y)
+        return found if z.bound is None else check_below(self._context, found.bounded(None), self._room)
+
+
+class Logistic(Loss):
+    """The mean of log(1 + e^z) - y z. Labels are 0 or 1, and both occur, which is checked in secret."""
+
+    halvings = 2
+
+    def __init__(self, made: Columns, y: SharedTensor):
+        self._context, self.bits = made.context, made.context.frac_bits
+        check_labels(made.context, y)
+        self._y = with_known_range(made.context, y.like(y.shares, y.scale_bits, dtype=untyped_torch.float32), self.bits)
+        self._probability: SharedTensor | None = None
+
+    def residual(self, z: SharedTensor) -> SharedTensor:
+        self._probability = at_scale_bits(self._context, untyped_torch.sigmoid(z), self.bits).bounded(None)
+        return minus(self._context, self._probability, self._y)
+
+    def weights(self) -> SharedTensor | None:
+        p = self._probability
+        if p is None:
+            return None
+        rest = add_known(self._context, p.like(-p.shares), 1 << p.scale_bits)
+        return product(self._context, untyped_torch.mul, p, rest, CURVED_BITS)
+
+
+def check_labels(context: Context, y: SharedTensor) -> None:
+    """Nothing is revealed unless each label is 0 or 1 and both occur. Rounds beside those of the fit."""
+    y = check_below(context, y, 12)
+    other = product(context, untyped_torch.mul, y, add_known(context, y.bounded(None), -(1 << y.scale_bits)))
+    forbid(context, -context.backend.is_zero(other.shares) + 1)
+    count, n = context.backend.each(_count, y.shares), y.shares.shape.numel()
+    enough = context.backend.at_least(count, (1, ((n - 1) << y.scale_bits) + 1))
+    forbid(context, -enough[0] + 1)
+    forbid(context, enough[1])
+
+
+def _count(x: Tensor) -> Tensor:
+    return x.sum().reshape(1)
 
 
 def _torch_dtype(dtype: np.dtype) -> torch.dtype | None:
@@ -52,10 +291,10 @@ class _Linear(SharedEstimator):
     def _fit_shared(self, x: Any, y: Any) -> None:
         alpha, rounds = self._checked()
         x, y = rows_of(x, y)
-        with fitting(x, y) as (_, made):
+        with one_fit(x, y) as (_, made):
             standard = columns(x, alpha, 2.0**-self._loss.halvings, bool(self.fit_intercept))
             loss = self._loss(standard, y)
-            v = minimised(standard, loss, rounds, self.tol)
+            v = minimize(standard, loss, rounds, self.tol)
             w, b = coefficients(standard, v, getattr(loss, "unit_bits", 0))
             made += [w] if b is None else [w, b]
         self.coef_, self.intercept_ = w, np.zeros(1) if b is None else b
@@ -69,24 +308,24 @@ class _Linear(SharedEstimator):
     def _scores(self, x: Any) -> Any:
         """x w + b [n]; in shares if x or the fit is."""
         check_is_fitted(self)
-        if not secret(x):
+        if not is_shared(x):
             x = validate_data(self, x, reset=False, dtype=np.float64)
             if not isinstance(self.coef_, SharedTensor):
                 return x @ np.ravel(self.coef_) + self.intercept_
-        elif shared(x).dim() != 2 or shared(x).shape[1] != self.n_features_in_:
+        elif unwrap_shared(x).dim() != 2 or unwrap_shared(x).shape[1] != self.n_features_in_:
             raise ArgumentError(f"X has {tuple(x.shape)}, and the fit was of {self.n_features_in_} features")
-        given = real(shared(x)) if secret(x) else x
+        given = as_float32(unwrap_shared(x)) if is_shared(x) else x
         one = given if isinstance(given, SharedTensor) else self.coef_
-        x, w = beside(one, given, "X"), beside(one, self.coef_, "coef_").reshape(-1)
-        b = beside(one, self.intercept_, "intercept_")
-        with fitting(x, w, b) as (context, made):
+        x, w = as_public_value(one, given, "X"), as_public_value(one, self.coef_, "coef_").reshape(-1)
+        b = as_public_value(one, self.intercept_, "intercept_")
+        with one_fit(x, w, b) as (context, made):
             scores = inner(context, x, w) + b
-            made.append(scores := wide(scores))
+            made.append(scores := as_float64(scores))
         return scores
 
     def _plain(self, x: Any, y: Any, way: str) -> None:
         check_is_fitted(self)
-        if secret(x) or secret(y) or secret(self.coef_):
+        if is_shared(x) or is_shared(y) or is_shared(self.coef_):
             raise ArgumentError(f"score() takes plain data and a fit that is revealed; in shares compute {way}")
 
     def _reason(self) -> str:
@@ -128,7 +367,7 @@ class Ridge(RegressorMixin, _Linear):
             ArgumentError, ShapeError: before anything is sent.
             FitError: plain data without a fit; on shares `revealed` raises it.
         """
-        if secret(X) or secret(y):
+        if is_shared(X) or is_shared(y):
             self._fit_shared(X, y)
             return self
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
@@ -198,9 +437,9 @@ class LogisticRegression(ClassifierMixin, _Linear):
             ArgumentError, ShapeError: before anything is sent.
             FitError: plain data without a fit; on shares `revealed` raises it.
         """
-        if secret(X) or secret(y):
+        if is_shared(X) or is_shared(y):
             self._fit_shared(X, y)
-            labels = np.array([0, 1], dtype=torch.empty(0, dtype=shared(y).dtype).numpy().dtype)
+            labels = np.array([0, 1], dtype=torch.empty(0, dtype=unwrap_shared(y).dtype).numpy().dtype)
             self.classes_, self.coef_ = labels, self.coef_.reshape(1, -1)
             return self
         X, y = validate_data(self, X, y, dtype=np.float64)

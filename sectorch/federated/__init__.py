@@ -9,31 +9,31 @@ A paper's package holds its figures, algorithm and settings; all else is here, o
 
 from __future__ import annotations
 
-from ..plots import Plot as Plot
-from .dividing import Federation as Federation
+from ..display import Plot as Plot
+from .command import Options as Options
+from .command import Study as Study
+from .command import option as option
 from .errors import ArchitectureError as ArchitectureError
 from .errors import CheckpointError as CheckpointError
 from .errors import FederationError as FederationError
 from .errors import PlotError as PlotError
 from .errors import TooLongError as TooLongError
 from .errors import WorkerError as WorkerError
-from .estimate import Estimate as Estimate
 from .folder import RunFolder as RunFolder
-from .options import Options as Options
-from .options import option as option
+from .folder import Workers as Workers
 from .outcome import Outcome as Outcome
-from .parallel import Workers as Workers
+from .outcome import Scores as Scores
+from .participants import FederatedData as FederatedData
 from .participants import Participant as Participant
-from .scores import Scores as Scores
-from .study import Study as Study
 from .training import Training as Training
+from .watch import Estimate as Estimate
 from .watch import Watch as Watch
 
 __all__ = [
     "ArchitectureError",
     "CheckpointError",
     "Estimate",
-    "Federation",
+    "FederatedData",
     "FederationError",
     "Options",
     "Outcome",

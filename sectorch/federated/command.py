@@ -3,30 +3,402 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import io
 import itertools
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 from rich.console import Console, RenderableType
+from rich.table import Table
 
-from ..cli.command import GOES_ON, Parser, at_least, ended, plotting, print_json, watched, writable
+from ..cli.command import (
+    GOES_ON,
+    OldOption,
+    Parser,
+    at_least,
+    command_status,
+    number,
+    plots_wanted,
+    print_json,
+    run_with_screen,
+    writable,
+)
 from ..data.datasets import ROOT_HELP
+from ..deprecation import deprecate
+from ..display import Plot
 from .errors import FederationError
-from .estimate import Estimate, agree
-from .folder import RunFolder
-from .options import Options, add_options, chosen, declared, sweeps
-from .outcome import Outcome
-from .parallel import KINDS, Workers
+from .folder import KINDS, RunFolder, Workers
+from .outcome import Outcome, write_csv
 from .parties import Parties, Simulation
-from .study import Study
-from .watch import Screen, Watch
+from .watch import Estimate, Screen, Watch, agree
+
+# Settings that are declared once: the dataclass's field is the check, the command line's option, and the line in docs.
+#
+# @dataclass(frozen=True)
+# class Settings(Options):
+#     queries: int | None = option(None, "B, of each client and round", least=1)
+#     secure: bool = option(True, "use the protocol", flag="plain", off="the same in the clear; protects nothing")
+#     local: Training = option(Training(), "local training")      # --local-epochs, --local-lr, ...
+
+
+Spec = TypeVar("Spec", bound="Options")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a field besides its type and default. See `option`."""
+
+    about: str
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    among: Sequence[str] | None = None
+    flag: str | None = None
+    off: str | None = None
+    short: str | None = None
+    several: bool = False
+    hidden: bool = False
+    own: str | None = None
+
+    @property
+    def limits(self) -> str:
+        """The range in words; empty where there is none."""
+        words = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
+
+    def allows(self, value: float) -> bool:
+        """NaN lies in no range."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+
+def option(
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    among: Sequence[str] | None = None,
+    flag: str | None = None,
+    off: str | None = None,
+    short: str | None = None,
+    several: bool = False,
+    hidden: bool = False,
+    own: str | None = None,
+) -> Any:
+    """A field of `Options`.
+
+    Args:
+        default: the field's; None where something else decides, and `about` says what.
+        about: what it is, with its unit, for help and docs.
+        least, above, most, below: the range of a number, or of each of a tuple.
+        among: the words that may be chosen.
+        flag: its name on the command line; the field's own unless named.
+        off: the help of a flag that switches off what is on by default.
+        short: its name of one letter.
+        several: whether several values may stand on the command line, of which each makes a run.
+        hidden: whether none can stand there.
+        own: that among parties apart each says it for itself, and never another for it: "value", or "folder" for a
+            path.
+    """
+    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own)
+    return field(default=default, metadata={"option": made})
+
+
+class Options:
+    """The base of settings. Subclasses are frozen dataclasses, whose docstring is completed by their fields.
+
+    Raises:
+        FederationError: when made with a value that a field does not allow.
+    """
+
+    renamed_fields: ClassVar[dict[str, str]] = {}
+    """Old names of fields, for this release."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        own = [(n, v.metadata["option"]) for n, v in vars(cls).items() if isinstance(v, dataclasses.Field)]
+        if own:
+            cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Args:", *(f"    {n}: {o.about}." for n, o in own)])
+
+    def __post_init__(self) -> None:
+        for name, kind, several, o in declared(type(self)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            for one in value if several else (value,):
+                _check(name, one, kind, o)
+
+    def but(self: Spec, **changes: Any) -> Spec:
+        """The same settings with others in some places."""
+        for old, new in self.renamed_fields.items():
+            if old in changes:
+                deprecate(f"but({old}=)", f"but({new}=)")
+                changes[new] = changes.pop(old)
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings, for JSON and for recognising a run."""
+        return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
+
+
+def _check(name: str, value: Any, kind: type, o: Option) -> None:
+    if issubclass(kind, Options):
+        wanted: Any = kind
+    else:
+        wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise FederationError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    if o.among is not None and value not in o.among:
+        raise FederationError(f"there is no {name} {value!r}; there are {', '.join(o.among)}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and not o.allows(value):
+        raise FederationError(f"{name} must be {o.limits}, got {value}")
+
+
+def declared(cls: type[Options]) -> Iterator[tuple[str, type, bool, Option]]:
+    """Fields in order: name, type of one value, whether it is a tuple of them, and what is known of it."""
+    hints = typing.get_type_hints(cls)
+    for one in fields(cls):  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
+        if (o := one.metadata.get("option")) is not None:
+            kind, several = _kind(hints[one.name])
+            yield one.name, kind, several, o
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type[Options], prefix: str = "", base: Any = None) -> None:
+    """Options of a command line, one for each field that can be written there and that another class did not bring.
+
+    Nothing is a default there: `chosen` gives what was named. Help names the dataclass's defaults.
+    """
+    known = {action.dest for action in parser._actions}
+    for name, kind, several, o in declared(cls):
+        default = getattr(base, name) if base is not None else _default(cls, name)
+        if o.hidden:
+            continue
+        if issubclass(kind, Options):
+            add_options(parser, kind, f"{prefix}{(o.flag or name).replace('_', '-')}-", default)
+            continue
+        dest = f"{prefix}{name}".replace("-", "_")
+        if dest in known:
+            continue
+        flags = [f"--{prefix}{(o.flag or name).replace('_', '-')}", *([f"-{o.short}"] if o.short else [])]
+        common: dict[str, Any] = dict(dest=dest, default=argparse.SUPPRESS)
+        if kind is bool:
+            on = not default
+            parser.add_argument(*flags, action="store_const", const=on, help=o.about if on else o.off, **common)
+            continue
+        shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
+        about = o.about if shown in (None, "") else f"{o.about} (default {shown})"
+        if o.several:
+            about += "; several make a run of each"
+        many: dict[str, Any] = dict(nargs="+") if several or o.several else {}
+        metavar = (
+            None if o.among else kind.__name__.upper().replace("STR", "NAME").replace("FLOAT", "X").replace("INT", "N")
+        )
+        read = number(kind, o.allows, o.limits) if o.limits else kind
+        parser.add_argument(
+            *flags, type=read, choices=o.among, metavar=metavar, help=about.replace("%", "%%"), **many, **common
+        )
+        for old in (old for old, new in cls.renamed_fields.items() if new == name):
+            flag = f"--{prefix}{old.replace('_', '-')}"
+            known_by: dict[str, Any] = dict(type=read, choices=o.among, help=argparse.SUPPRESS, **many, **common)
+            parser.add_argument(flag, action=OldOption, const=flags[0], **known_by)
+
+
+def chosen(options: argparse.Namespace, base: Spec, prefix: str = "") -> Spec:
+    """`base`, with what was named on the command line in its place; of several values the first."""
+    changes: dict[str, Any] = {}
+    for name, kind, several, o in declared(type(base)):
+        if issubclass(kind, Options):
+            inner = getattr(base, name)
+            if inner is not None:
+                changes[name] = chosen(options, inner, f"{prefix}{(o.flag or name).replace('-', '_')}_")
+            continue
+        dest = f"{prefix}{name}".replace("-", "_")
+        if hasattr(options, dest):
+            value = getattr(options, dest)
+            changes[name] = tuple(value) if several else value[0] if o.several else value
+    return base.but(**changes)
+
+
+def sweeps(options: argparse.Namespace, *classes: type[Options]) -> dict[str, list]:
+    """The values of each option for which several were given."""
+    names = [name for cls in classes for name, _, several, o in declared(cls) if o.several and not several]
+    return {n: getattr(options, n) for n in dict.fromkeys(names) if len(getattr(options, n, ())) > 1}
+
+
+def owned(*classes: type[Options]) -> dict[str, Option]:
+    """What each party says for itself where parties are apart: by the field's name."""
+    return {name: o for cls in classes for name, _, _, o in declared(cls) if o.own is not None}
+
+
+def described(cls: type[Options], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Rows for docs: the field, its default, and what it is with its range."""
+    rows = []
+    for name, _, _, o in declared(cls):
+        default = _default(cls, name)
+        extra = [", ".join(o.among)] if o.among else []
+        extra += [o.limits] if o.limits else []
+        text = o.about + (f" ({'; '.join(extra)})" if extra else "")
+        rows.append((prefix + name, "" if default is None else str(default), text))
+    return rows
+
+
+def _default(cls: type[Options], name: str) -> Any:
+    return next(f.default for f in fields(cls) if f.name == name)  # pyright: ignore[reportArgumentType]  as above
+
+
+# Several runs side by side: values of one setting, controls and seeds; means, their spread, and honest differences.
+
+
+@dataclass
+class Study:
+    """Headlines of runs, by condition and seed. The first condition is what the others are compared with.
+
+    Args:
+        across: what differs between conditions, for titles and plots.
+    """
+
+    across: str
+    unit: str = "%"
+    found: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+
+    def add(self, condition: str, seed: int, outcome: Outcome) -> None:
+        """One run more."""
+        self.unit = outcome.unit
+        self.found.setdefault(condition, {})[seed] = outcome.headline()
+
+    @property
+    def factor(self) -> float:
+        """Of what is shown: fractions are shown in percent."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
+    def names(self) -> list[str]:
+        """What the headlines hold."""
+        return list(dict.fromkeys(n for seeds in self.found.values() for h in seeds.values() for n in h))
+
+    def values(self, condition: str, name: str) -> list[float]:
+        """Of each seed that has it."""
+        return [h[name] for h in self.found[condition].values() if name in h]
+
+    def difference(self, condition: str, name: str, other: str) -> list[float]:
+        """Of the same seeds: this condition's less the other's."""
+        mine, theirs = self.found[condition], self.found[other]
+        return [mine[s][name] - theirs[s][name] for s in mine if s in theirs and name in mine[s] and name in theirs[s]]
+
+    def table(self) -> Table:
+        """Means and standard deviations over seeds; the last columns compare with the first condition."""
+        seeds, last = max(len(found) for found in self.found.values()), self.names[-1]
+        count = f"{len(self.found)} conditions, {seeds} seed{'s' if seeds > 1 else ''}"
+        shown = Table(title=f"{count}: mean and spread, {self.unit}")
+        for column in (self.across, *self.names, f"{last} against the first"):
+            shown.add_column(column, justify="left" if column == self.across else "right")
+        scaled = lambda values: [self.factor * value for value in values]
+        first = next(iter(self.found))
+        for condition in self.found:
+            cells = [shown_with_spread(scaled(self.values(condition, name))) for name in self.names]
+            against = "" if condition == first else verdict(scaled(self.difference(condition, last, first)))
+            shown.add_row(condition, *cells, against)
+        return shown
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return {
+            "across": self.across,
+            "runs": {c: {str(s): h for s, h in found.items()} for c, found in self.found.items()},
+        }
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the last number of the headlines in each condition, with its range over seeds, and give the Axes.
+
+        Args:
+            ax: matplotlib's Axes to draw into; those of a new figure unless given.
+
+        Raises:
+            PlotError: matplotlib is not installed.
+        """
+        return self.as_plot().plot(ax)
+
+    def as_plot(self) -> Plot:
+        """What `plot` draws, as data."""
+        name = self.names[-1]
+        points = {c: [self.factor * v for v in self.values(c, name)] for c in self.found}
+        try:
+            places: Mapping = {float(c.split()[-1]): v for c, v in points.items()}
+        except ValueError:
+            return Plot("study", self.across, f"{name}, {self.unit}", {name: points}, kind="bars")
+        return Plot("study", self.across, f"{name}, {self.unit}", {name: places})
+
+    def write(self, folder: Path, drawn: bool) -> list[Path]:
+        """study.json, study.csv (a row for each run) and, where wanted, study.png."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / "study.json", folder / "study.csv"]
+        paths[0].write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+        rows = [{"condition": c, "seed": s, **h} for c, found in self.found.items() for s, h in found.items()]
+        write_csv(paths[1], rows)
+        return [*paths, *([self.as_plot().draw(folder)] if drawn else [])]
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """A difference with its spread over seeds, and whether the seeds tell it from none.
+
+    One seed shows no spread, and is said to be one. Otherwise a difference counts where Student's t test of the paired
+    differences has p < 0.05; else it is "within the spread".
+    """
+    if not differences:
+        return ""
+    mean = statistics.fmean(differences)
+    if len(differences) == 1:
+        return f"{mean:+.4g} (one seed)"
+    spread = statistics.stdev(differences)
+    return f"{mean:+.4g} +- {spread:.2g}{'' if differs(differences) else ', within the spread'}"
+
+
+def differs(differences: Sequence[float]) -> bool:
+    """Whether paired differences are told from none: two-sided t test, p < 0.05; equal ones are, unless they are 0."""
+    from scipy.stats import ttest_1samp
+
+    if len(differences) < 2:
+        return False
+    if statistics.stdev(differences) == 0:
+        return differences[0] != 0
+    return float(np.asarray(ttest_1samp(differences, 0.0))[1]) < 0.05
+
+
+def shown_with_spread(values: Sequence[float]) -> str:
+    """The mean and the standard deviation of values; nothing of nothing."""
+    if not values:
+        return ""
+    spread = f" +- {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4g}{spread}"
+
 
 F = TypeVar("F", bound=Options)
 S = TypeVar("S", bound=Options)
@@ -140,7 +512,7 @@ class Command(Generic[F, S]):
         Args:
             join: makes this process one party of a federation, where `--federation` and `--as` ask for it.
         """
-        return ended(self.parser(join), arguments, functools.partial(self._joined, join=join), GOES_ON)
+        return command_status(self.parser(join), arguments, functools.partial(self._joined, join=join), GOES_ON)
 
     def take_part(self, arguments: Sequence[str], parties: Parties, out: Path, root: Path | None = None) -> None:
         """Run as one party, without a screen: what there is to say stands in the folder `out`.
@@ -173,7 +545,7 @@ class Command(Generic[F, S]):
 
     def _run(self, options: argparse.Namespace, console: Console, parties: Parties) -> None:
         writable(options.out)
-        drawn = plotting(options, console)
+        drawn = plots_wanted(options, console)
         trials = list(self._trials(options))
         if len(trials) > 1 and not isinstance(parties, Simulation):
             raise FederationError("a federation makes one run at a time: one seed, one value, no controls")
@@ -184,7 +556,7 @@ class Command(Generic[F, S]):
         study, last = Study(self._across(options)), None
         for condition, seed, out, run in runs:
             screen = Screen(run, console, condition)
-            last = watched(lambda run=run, screen=screen: run.run(screen), screen, console)
+            last = run_with_screen(lambda run=run, screen=screen: run.run(screen), screen, console)
             files = last.write(out, drawn)
             study.add(condition, seed, last)
             if not options.json and len(runs) == 1:

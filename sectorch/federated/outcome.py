@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..plots import Plot
+from ..choreography.ledger import Observer
+from ..choreography.net import Sent
+from ..display import Plot
+from .errors import FederationError
 
 
 class Outcome(ABC):
@@ -82,3 +89,126 @@ def percents(values: Sequence[float]) -> list[str]:
         return []
     gain = f"{100 * (values[-1] - values[0]):+.2f}" if len(values) > 1 else ""
     return [*(f"{100 * v:.2f}" for v in values), gain]
+
+
+# What each role received, counted from the ledger as a run goes on, and shown by what it says.
+
+
+Key = tuple[str, str, str, str, str]
+"""Receiver's role, protocol, message, what hides it, what it shows (empty: uniform bits)."""
+
+
+class Received(Observer):
+    """Counts messages and bytes for each role, in memory that does not grow with the run."""
+
+    def __init__(self):
+        self.messages: Counter[Key] = Counter()
+        self.bytes: Counter[Key] = Counter()
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        key = (line.dst.role, line.protocol, line.label, line.mask, line.shows)
+        self.messages[key] += 1
+        self.bytes[key] += line.bytes
+
+    def rows(self) -> list[dict]:
+        """For JSON."""
+        names = ("role", "protocol", "message", "hidden_by", "shows")
+        return [
+            {**dict(zip(names, key, strict=True)), "messages": count, "bytes": self.bytes[key]}
+            for key, count in sorted(self.messages.items())
+        ]
+
+
+def merged(reports: Iterable[list[dict]]) -> list[dict]:
+    """Rows of several ledgers added up."""
+    total: dict[Key, dict] = {}
+    for row in (row for report in reports for row in report):
+        key = (row["role"], row["protocol"], row["message"], row["hidden_by"], row["shows"])
+        if key in total:
+            total[key] = {**row, "messages": total[key]["messages"] + row["messages"],
+                          "bytes": total[key]["bytes"] + row["bytes"]}  # fmt: skip
+        else:
+            total[key] = dict(row)
+    return [total[key] for key in sorted(total)]
+
+
+def table(rows: list[dict]) -> Table:
+    """What each role received over all queries of the run, by what it shows; each message is in results.json."""
+    shown = Table(title="What each role received (from the ledger)")
+    for column in ("role", "learns", "protocols", "messages", "MB"):
+        shown.add_column(column, justify="right" if column in ("messages", "MB") else "left")
+    for key in sorted({(row["role"], row["shows"]) for row in rows}):
+        mine = [row for row in rows if (row["role"], row["shows"]) == key]
+        protocols = ", ".join(sorted({row["protocol"] for row in mine}))
+        messages, size = (sum(row[name] for row in mine) for name in ("messages", "bytes"))
+        learns = key[1] or "nothing (uniform bits)"
+        shown.add_row(key[0], learns, protocols, str(messages), f"{size / 1e6:.3f}")
+    return shown
+
+
+# Accuracy, balanced accuracy, and fairness criteria (the definitions are those of CaPC, appendix D).
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well predictions fit: the fraction of right ones, and the recall of each class (NaN where it has no sample).
+
+    `balanced` is the mean of the recalls (definition 9).
+    """
+
+    accuracy: float
+    per_class: list[float]
+
+    @property
+    def balanced(self) -> float:
+        there = [value for value in self.per_class if value == value]
+        return sum(there) / len(there)
+
+    def as_dict(self) -> dict:
+        """For JSON, which has no NaN."""
+        per_class = [value if value == value else None for value in self.per_class]
+        return dict(accuracy=self.accuracy, balanced=self.balanced, per_class=per_class)
+
+    @classmethod
+    def from_dict(cls, kept: dict) -> Scores:
+        """What `as_dict` gave."""
+        return cls(kept["accuracy"], [math.nan if value is None else value for value in kept["per_class"]])
+
+
+def scores(predicted: torch.Tensor, labels: torch.Tensor, classes: int) -> Scores:
+    """Of predicted classes [N] against true ones [N]."""
+    _check(predicted, labels)
+    right = predicted == labels
+    recalls = [float(right[labels == k].double().mean()) for k in range(classes)]
+    return Scores(float(right.double().mean()), recalls)
+
+
+def equal_opportunity(predicted: torch.Tensor, labels: torch.Tensor, group: torch.Tensor, favoured: int = 1) -> float:
+    """The largest difference between groups of Pr[prediction = favoured | label = favoured] (definition 11); 0 is fair.
+
+    Args:
+        group: [N], the protected attribute A, with any number of values.
+    """
+    return _spread(predicted == favoured, labels == favoured, group)
+
+
+def equalized_odds(predicted: torch.Tensor, labels: torch.Tensor, group: torch.Tensor) -> float:
+    """The largest difference between groups of Pr[prediction = k | label = y] over all k and y (definition 10, for any
+    number of classes); 0 is fair. Combinations that only one group has do not count.
+    """
+    _check(predicted, labels, group)
+    kinds = torch.cat((predicted, labels)).unique()
+    return max(_spread(predicted == k, labels == y, group) for k in kinds for y in labels.unique())
+
+
+def _spread(hit: torch.Tensor, among: torch.Tensor, group: torch.Tensor) -> float:
+    """Largest less smallest rate of `hit` among `among`, over the groups that have any."""
+    _check(hit, among, group)
+    rates = [hit[among & (group == a)].double().mean() for a in group.unique() if bool((among & (group == a)).any())]
+    return float(max(rates) - min(rates)) if rates else 0.0
+
+
+def _check(*vectors: torch.Tensor) -> None:
+    shapes = {tuple(v.shape) for v in vectors}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1 or not len(vectors[0]):
+        raise FederationError(f"predictions, labels and groups are vectors of one length from 1, got {sorted(shapes)}")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import nn
 
+from ..data.datasets import DATASETS, Dataset, load
+from ..data.partition import PARTITIONS, partition
+from ..data.seeds import derive
+from ..nn.models import BasicBlock, Square, lenet, resnet8, resnet10, resnet14, resnet16, resnet18, vgg5, vgg7
+from .command import Options, option
 from .errors import ArchitectureError, FederationError
 from .folder import digest
 
@@ -129,3 +136,197 @@ def check_fits(model: nn.Module, name: str, shape: Sequence[int], classes: int, 
     if not isinstance(out, torch.Tensor) or out.shape != (2, classes):
         what = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise ArchitectureError(f"{name} gives {what} for two images, but logits (2, {classes}) were expected")
+
+
+# One data set divided among participants with architectures in turn: what an experiment starts from.
+
+
+Build = Callable[[str, Sequence[int], int, int], nn.Module]
+"""Name, shape of an image, classes, seed -> a network."""
+
+
+@dataclass(frozen=True)
+class FederatedData(Options):
+    """Participants made of one data set."""
+
+    data: str = option("digits", "data set", among=tuple(DATASETS))
+    clients: int = option(10, "how many", least=2, several=True)
+    samples: int | None = option(
+        None, "private samples of each client or, of dirichlet-classes, in the mean (default: the data set's)", least=1
+    )
+    architectures: tuple[str, ...] = option((), "names, in turn (default: the data set's)")
+    partition: str = option("iid", "who has which classes", among=tuple(PARTITIONS))
+    alpha: float = option(0.5, "of the Dirichlet partitions; small is uneven", above=0, several=True)
+    classes_each: int = option(2, "classes of each client, of the skewed partition", least=1)
+    test_samples: int | None = option(None, "the first so many test images (default: all)", least=1)
+    seed: int = option(0, "of everything but shares, keys and noise", least=0, several=True)
+
+
+def dataset_of(data: str | Dataset, root: str | Path | None = None) -> Dataset:
+    """A data set by name, or the one that is given."""
+    return load(data, root) if isinstance(data, str) else data
+
+
+def participants(
+    dataset: Dataset,
+    how: FederatedData,
+    samples: int | None,
+    names: Sequence[str],
+    build: Build,
+    prefix: str = "c",
+    own: int | None = None,
+) -> tuple[list[Participant], Samples, int]:
+    """Participants c1, c2, ..., the test set and the number of classes.
+
+    Args:
+        samples: of each; the training split divided evenly unless named.
+        names: of architectures; participant i has number i modulo their count, so three are used by n/3 each.
+        build: makes a network; its seed depends on the federation's seed and the participant.
+        own: seed of the first weights, in place of the federation's.
+
+    Raises:
+        ArchitectureError, DataError, PartitionError: as they are raised by those who make the parts.
+    """
+    parts = partition(
+        dataset.train.labels, how.clients, samples, kind=how.partition, alpha=how.alpha,
+        classes_each=how.classes_each, seed=how.seed,
+    )  # fmt: skip
+    made = []
+    for i, part in enumerate(parts):
+        name, architecture = f"{prefix}{i + 1}", names[i % len(names)]
+        model = build(
+            architecture, dataset.shape, dataset.classes, derive(how.seed if own is None else own, name, "weights")
+        )
+        made.append(Participant(name, model, *dataset.train.take(part), architecture=architecture))
+    return made, dataset.test.take(slice(how.test_samples)), dataset.classes
+
+
+def images_and_labels(people: Sequence[Participant]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Everybody's samples together: what pooled training would have."""
+    return torch.cat([p.images for p in people]), torch.cat([p.labels for p in people])
+
+
+# The participants' architectures by name: the papers' families, and small ones for small images.
+#
+# | name | image | source |
+# | --- | --- | --- |
+# | vgg5 | 3 x 32 x 32 | CaPC, 4.2 (CIFAR10) |
+# | vgg7, resnet8, resnet10 | 3 x 32 x 32 | PrivHFL, appendix F (SVHN, CIFAR10); `sectorch/nn/models/` |
+# | resnet14, resnet16, resnet18 | 3 x 64 x 64 | PrivHFL, appendix F (Tiny ImageNet) |
+# | vgg7-small, resnet8-small, resnet10-small | any from 8 x 8 | ours: the same layers, channels divided by four |
+# | lenet | 1 x 28 x 28 | CaPC, F.2 |
+# | mlp, cnn | any | ours: a hidden layer of 64; a convolution, pooling and a linear layer, without batch statistics |
+# | square | any | ours, for CKKS: a hidden layer of 32 whose activation is a square (CryptoNets) |
+
+
+Constructor = Callable[[int, Sequence[int]], nn.Module]
+"""Number of classes, shape of one image [C, H, W] -> a network in training mode."""
+
+
+def _conv(channels_in: int, channels_out: int) -> list[nn.Module]:
+    return [nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False), nn.BatchNorm2d(channels_out), nn.ReLU()]
+
+
+def vgg7_small(num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
+    """VGG-7 (`sectorch.nn.models.vgg7`) with a quarter of its channels. Input [N, C, H, W] with H, W of at least 8."""
+    return nn.Sequential(
+        *_conv(in_channels, 16), nn.MaxPool2d(2),
+        *_conv(16, 32), nn.MaxPool2d(2),
+        *_conv(32, 64), *_conv(64, 64), nn.MaxPool2d(2),
+        *_conv(64, 128), *_conv(128, 128),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes),
+    )  # fmt: skip
+
+
+def _resnet_small(widths: Sequence[int], num_classes: int, in_channels: int) -> nn.Sequential:
+    blocks = [
+        BasicBlock(before, width, 1 if i == 0 else 2)
+        for i, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False))
+    ]
+    return nn.Sequential(
+        *_conv(in_channels, widths[0]),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], num_classes),
+    )
+
+
+def resnet8_small(num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
+    """ResNet-8 with a quarter of its channels (16, 32, 64). Input [N, C, H, W], any H and W from 4."""
+    return _resnet_small((16, 32, 64), num_classes, in_channels)
+
+
+def resnet10_small(num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
+    """ResNet-10 with a quarter of its channels (16, 32, 64, 128). Input [N, C, H, W], any H and W from 8."""
+    return _resnet_small((16, 32, 64, 128), num_classes, in_channels)
+
+
+def mlp(num_classes: int, shape: Sequence[int]) -> nn.Module:
+    """Any image, through one hidden layer of 64."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+def cnn(num_classes: int, shape: Sequence[int]) -> nn.Module:
+    """A convolution, pooling and a linear layer; no batch normalisation, which few samples do not feed."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16 * (shape[1] // 2) * (shape[2] // 2), num_classes),
+    )  # fmt: skip
+
+
+def square(num_classes: int, shape: Sequence[int]) -> nn.Module:
+    """For CKKS: a hidden layer whose activation is a square (CryptoNets)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 32), Square(), nn.Linear(32, num_classes))
+
+
+def _of_channels(make: Callable[[int, int], nn.Module]) -> Constructor:
+    return lambda classes, shape: make(classes, shape[0])
+
+
+ARCHITECTURES: dict[str, Constructor] = {
+    "vgg7": _of_channels(vgg7),
+    "resnet8": _of_channels(resnet8),
+    "resnet10": _of_channels(resnet10),
+    "resnet14": _of_channels(resnet14),
+    "resnet16": _of_channels(resnet16),
+    "resnet18": _of_channels(resnet18),
+    "vgg5": _of_channels(vgg5),
+    "vgg7-small": _of_channels(vgg7_small),
+    "resnet8-small": _of_channels(resnet8_small),
+    "resnet10-small": _of_channels(resnet10_small),
+    "lenet": lambda classes, shape: lenet(classes),
+    "mlp": mlp,
+    "cnn": cnn,
+    "square": square,
+}
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "digits": ("vgg7-small", "resnet8-small", "resnet10-small"),
+    "svhn": ("vgg7", "resnet8", "resnet10"),
+    "cifar10": ("vgg7", "resnet8", "resnet10"),
+    "tiny-imagenet": ("resnet14", "resnet16", "resnet18"),
+}
+"""PrivHFL's three architectures of a data set; each is used by n/3 of the clients (its section 4.1)."""
+
+
+def build(
+    name: str, shape: Sequence[int], classes: int, seed: int, among: Mapping[str, Constructor] = ARCHITECTURES
+) -> nn.Module:
+    """A network with random weights, which depend on the seed only.
+
+    Args:
+        name: one of `among`.
+        shape: of one image, [C, H, W].
+
+    Raises:
+        ArchitectureError: an unknown name, or a network that does not take such images.
+    """
+    if name not in among:
+        raise ArchitectureError(f"there is no architecture {name!r}; there are {', '.join(among)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = among[name](classes, shape)
+    way_out = f"choose an architecture for that size, such as {', '.join(FAMILIES['digits'])}"
+    check_fits(model, name, shape, classes, way_out)
+    return model

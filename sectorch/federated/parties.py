@@ -7,19 +7,20 @@ a federation (`sectorch.network.federation.party.Federation`), with the same res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from ..choreography import Party, Roles
-from ..choreography.roles import STAR
+from ..choreography import Located, Net, Party, Phase, Roles
+from ..choreography.located import compute, run_in
+from ..choreography.net import Runtime
+from ..choreography.roles import STAR, Cast
 from ..choreography.run.local import LocalRuntime
-from ..choreography.steps import Runtime
 from ..errors import ArgumentError
-from ..session import Session
+from ..session import S, Session
 
 Names = Mapping[str, str | Sequence[str]]
 """Of the parties that play each role; several in a list."""
@@ -113,3 +114,77 @@ def tensors(result: Any) -> dict[str, torch.Tensor]:
     if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
         raise ArgumentError(f"a program returns a tensor, tensors by name, or nothing, got a {type(result).__name__}")
     return {str(name): value for name, value in named.items() if not value.is_meta}
+
+
+# Clients and a server in processes apart take turns: what one says, all hear, from the beginning of a run to its end.
+#
+# Each client has a net of its own with the server. A paper declares what is said (a protocol from C to S) and how it is
+# passed on (one from S to C), of the roles in `TURN`.
+
+
+TURN = Roles("C S", edges="C-S")
+
+Say = Callable[[Net, Located], Located]
+"""A declared protocol of one message."""
+
+
+class Turns:
+    """All clients and the server: that one is lost ends the run for all.
+
+    Args:
+        clients: their names, in the order of their turns.
+    """
+
+    def __init__(self, clients: Sequence[str], runtime: Runtime):
+        parties = {name: Party(name, "C") for name in clients}
+        self._everyone = frozenset((*parties.values(), S))
+        casts = [Cast(TURN, {"C": party, "S": S}) for party in parties.values()]
+        self._nets = {
+            name: Net(runtime, number, cast, Phase.ONLINE)
+            for number, (name, cast) in enumerate(zip(parties, casts, strict=True))
+        }
+
+    def hear(self, client: str, said: torch.Tensor | None, count: int, tell: Say, told: Say) -> torch.Tensor:
+        """What a client says to the server, and the server to everybody. Rounds 2, bytes 8 count (clients + 1).
+
+        Args:
+            said: int64 [count], at the client; None elsewhere.
+        """
+        net = self._nets[client]
+        return self._passed(tell(net, net.own(net.C, _or_blank(said, count))), told)
+
+    def hear_all(self, said: Mapping[str, torch.Tensor], count: int, tell: Say, told: Say) -> dict[str, torch.Tensor]:
+        """What each client says, at everybody. Rounds 2, bytes 8 count clients (clients + 1).
+
+        Args:
+            said: int64 [count] of the clients that are here.
+        """
+        at_S = [tell(net, net.own(net.C, _or_blank(said.get(name), count))) for name, net in self._nets.items()]
+        with run_in(next(iter(self._nets.values()))):
+            value = compute(torch.cat, at_S)
+        return dict(zip(self._nets, self._passed(value, told).split(count), strict=True))
+
+    def _passed(self, value: Located, told: Say) -> torch.Tensor:
+        for net in self._nets.values():
+            value = told(net, value)
+        return next(iter(self._nets.values())).agreed(value, self._everyone)
+
+
+def _or_blank(said: torch.Tensor | None, count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.int64, device="meta") if said is None else said
+
+
+@contextmanager
+def joined(clients: Sequence[str], together: Parties, *, label: str, agreed: str) -> Iterator[Turns]:
+    """Everybody meets.
+
+    Args:
+        label: the paper's.
+        agreed: what all have to agree on.
+
+    Raises:
+        RefusedError: another party has other settings, or knows of others than these. PeerLostError: one did not come.
+    """
+    everyone = {**{Party(name, "C"): name for name in clients}, S: S.name}
+    with together.runtime(TURN, everyone, label=label, agreed=agreed) as runtime:
+        yield Turns(clients, runtime)

@@ -6,18 +6,21 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
 
-from ..data.seeds import generator
+from ..data.seeds import derive, generator
 from ..deprecation import renamed_fields
-from ..nn.watched import calls_of
+from ..nn.symbolic_trace import calls_of
+from ..optional_deps import required_imports
+from .command import Options, option
 from .errors import FederationError
-from .options import Options, option
 
 OPTIMIZERS = ("sgd", "adam")
 Extra = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -143,3 +146,160 @@ def features(model: nn.Module, images: torch.Tensor, batch: int = 512) -> torch.
     if not seen:
         raise FederationError("the model did not run its last linear layer in the thread that called it")
     return torch.cat([entered.flatten(1) for entered, _ in seen])
+
+
+# Many small models trained side by side as one batched computation (`torch.func`), each as it would be on its own.
+#
+# A scikit-learn classifier may stand in a model's place; `answer_of` and `logits_of` take both.
+
+
+_DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to be trained, an untrained nn.Module or a scikit-learn classifier, which is copied; and its data."""
+
+    name: str
+    model: Any
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+def train_all(
+    tasks: Sequence[Task], how: Training, seed: int, tick: Callable[[int], None] = lambda count: None
+) -> dict[str, Any]:
+    """Trained copies of all models, by name, in evaluation mode. The same seed gives the same models.
+
+    Args:
+        tick: called with the number of models that are finished.
+    """
+    trained: dict[str, Any] = {}
+    for group in grouped(tasks, how):
+        trained.update(train_group(group, how, seed))
+        tick(len(group))
+    return {task.name: trained[task.name] for task in tasks}
+
+
+def grouped(tasks: Sequence[Task], how: Training) -> list[list[Task]]:
+    """Tasks that are trained together: those of one architecture, where nothing in it changes or draws as it runs."""
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        together = isinstance(task.model, nn.Module) and _batchable(task.model) and how.optimizer == "adam"
+        groups.setdefault(str(task.model) if together else f"alone/{task.name}", []).append(task)
+    return list(groups.values())
+
+
+def train_group(group: Sequence[Task], how: Training, seed: int) -> dict[str, Any]:
+    """One of `grouped`, trained. What it is seeded with are the names in the group, so a part of it is another."""
+    first = group[0]
+    if isinstance(first.model, nn.Module) and _batchable(first.model) and how.optimizer == "adam":
+        return _together(group, how, generator(seed, "batches", *(task.name for task in group)))
+    return {task.name: _alone(task, how, derive(seed, task.name, "train")) for task in group}
+
+
+def seconds_of_all(tasks: Sequence[Task], how: Training) -> float:
+    """What training all of them would take on this machine, from an epoch of each group or a few steps of a model."""
+    total = 0.0
+    for group in grouped(tasks, how):
+        if len(group) > 1:
+            start = time.perf_counter()
+            train_group(group, replace(how, epochs=1, milestones=()), 0)
+            total += (time.perf_counter() - start) * how.epochs
+        elif isinstance(group[0].model, nn.Module):
+            total += seconds_of(group[0].model, group[0].images, group[0].labels, how)
+        else:
+            start = time.perf_counter()
+            _alone(group[0], how, 0)
+            total += time.perf_counter() - start
+    return total
+
+
+def _batchable(model: nn.Module) -> bool:
+    """Nothing that changes or draws while it runs: no batch statistics, no dropout."""
+    return not list(model.buffers()) and not any(isinstance(layer, _DRAWS) for layer in model.modules())
+
+
+def _alone(task: Task, how: Training, seed: int) -> Any:
+    if isinstance(task.model, nn.Module):
+        model = copy.deepcopy(task.model)
+        train(model, task.images, task.labels, how, seed)
+        return model
+    with required_imports("a classifier with fit()", "scikit-learn", FederationError):
+        from sklearn.base import clone
+
+    classifier: Any = clone(task.model)
+    if "random_state" in classifier.get_params():
+        classifier.set_params(random_state=seed % 2**32)
+    return classifier.fit(task.images.flatten(1).numpy(), task.labels.numpy())
+
+
+def _together(tasks: Sequence[Task], how: Training, draw: torch.Generator) -> dict[str, nn.Module]:
+    """Adam on all models of one architecture at once; data sets may differ in size."""
+    models = [copy.deepcopy(task.model).train() for task in tasks]
+    base = copy.deepcopy(models[0]).to("meta")
+    weights, _ = stack_module_state(models)
+    weights = {name: value.detach().clone() for name, value in weights.items()}
+    sizes = torch.tensor([len(task.labels) for task in tasks])
+    most = int(sizes.max())
+    pad = lambda v: torch.cat((v, v.new_zeros((most - len(v), *v.shape[1:]))))
+    images = torch.stack([pad(task.images) for task in tasks])
+    labels = torch.stack([pad(task.labels) for task in tasks])
+
+    def loss_of(weights, x, y, used):
+        losses = F.cross_entropy(functional_call(base, weights, (x,)), y, reduction="none")
+        return (losses * used).sum() / used.sum().clamp_min(1)
+
+    gradients = vmap(grad(loss_of))
+    adam = _Adam(weights, len(tasks))
+    rows = torch.arange(len(tasks))[:, None]
+    beyond = torch.arange(most)[None] >= sizes[:, None]
+    for epoch in range(how.epochs):
+        rate = how.lr * how.gamma ** sum(epoch >= milestone for milestone in how.milestones)
+        # Each model has an order of its own; padding comes last and does not count.
+        order = torch.rand(len(tasks), most, generator=draw).masked_fill(beyond, 2.0).argsort(1)
+        for start in range(0, most, how.batch_size):
+            chosen = order[:, start : start + how.batch_size]
+            used = (~beyond.gather(1, chosen)).float()
+            found = gradients(weights, images[rows, chosen], labels[rows, chosen], used)
+            adam.step(found, rate, used.sum(1) >= 2)
+    for i, model in enumerate(models):
+        model.load_state_dict({name: value[i].detach() for name, value in weights.items()})
+        model.eval()
+    return {task.name: model for task, model in zip(tasks, models, strict=True)}
+
+
+class _Adam:
+    """torch's Adam with its defaults, for models that are stacked; in a step some of them may rest, as `train` leaves
+    out a batch of fewer than two samples."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], models: int):
+        self.weights, self.steps = weights, torch.zeros(models)
+        self.first, self.second = ({n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2))
+
+    def step(self, gradients: dict[str, torch.Tensor], rate: float, moves: torch.Tensor) -> None:
+        """In place; `moves` says which models take it."""
+        self.steps += moves
+        one, two = 1 - 0.9**self.steps, 1 - 0.999**self.steps
+        for name, weight in self.weights.items():
+            wide = lambda v, weight=weight: v.view(-1, *[1] * (weight.dim() - 1))
+            gradient, now = gradients[name], wide(moves)
+            first = self.first[name].lerp(gradient, 0.1)
+            second = self.second[name] * 0.999 + 0.001 * gradient**2
+            change = rate * (first / wide(one)) / ((second / wide(two)).sqrt() + 1e-8)
+            for kept, new in ((self.first[name], first), (self.second[name], second), (weight, weight - change)):
+                kept.copy_(torch.where(now, new, kept))
+
+
+def answer_of(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """The class that a trained model gives each image, int64 [N]; of equal logits the first."""
+    if isinstance(model, nn.Module):
+        return predict(model, images).argmax(1)
+    return torch.as_tensor(model.predict(images.flatten(1).numpy()), dtype=torch.int64)
+
+
+def logits_of(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """Logits of a module, or the logarithms of a scikit-learn classifier's probabilities, [N, classes]."""
+    if isinstance(model, nn.Module):
+        return predict(model, images)
+    return torch.as_tensor(model.predict_proba(images.flatten(1).numpy())).clamp_min(1e-12).log()

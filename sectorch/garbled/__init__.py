@@ -9,17 +9,17 @@ cheaper, and secure only while no two of the parties collude. `argmax_confident`
 step 3 only where the vote is clear. See docs/garbled.md.
 """
 
+from .argmax import UNANSWERED as UNANSWERED
+from .argmax import argmax_confident as argmax_confident
+from .argmax import argmax_confident_shares as argmax_confident_shares
 from .argmax import argmax_noisy as argmax_noisy
+from .argmax import argmax_noisy_shares as argmax_noisy_shares
 from .argmax import argmax_onehot as argmax_onehot
-from .confident import UNANSWERED as UNANSWERED
-from .confident import argmax_confident as argmax_confident
-from .confident import argmax_confident_shares as argmax_confident_shares
-from .pair import Pair as Pair
-from .pair import correlate as correlate
-from .sealing import relay as relay
-from .shares import argmax_noisy_shares as argmax_noisy_shares
-from .shares import argmax_onehot_shares as argmax_onehot_shares
+from .argmax import argmax_onehot_shares as argmax_onehot_shares
+from .transfer import Pair as Pair
+from .transfer import correlate as correlate
 from .transfer import oblivious_transfer as oblivious_transfer
+from .transfer import relay as relay
 
 __all__ = [
     "UNANSWERED",

@@ -16,13 +16,14 @@ import torch
 from ..choreography import Located, Message, Net, Party, leaf, protocol
 from ..choreography.located import compute
 from ..errors import ArgumentError, MisplacedValueError, ShapeError
-from .circuit import Circuit
-from .gates import argmax_circuit
-from .halfgates import colours, evaluate, garble, share_outputs, take_share
-from .hashing import WORDS
-from .pair import Pair
-from .sealing import deliver
-from .transfer import correlated_transfer, pack, unpack
+from ..mpc.star.compare import drelu
+from ..mpc.star.masking import open_masked
+from ..mpc.star.multiply import multiply
+from ..mpc.star.select import bit_to_ring, select
+from ..mpc.star.shares import Shares, each, reveal, share
+from .circuit import Circuit, argmax_circuit, confident_circuit
+from .halfgates import WORDS, colours, evaluate, garble, share_outputs, take_share
+from .transfer import Pair, correlated_transfer, deliver, pack, unpack
 
 CHUNK = 1024
 """Batch elements that are garbled at a time: with 10 classes of 32 bits 28 MB of tables and 19 MB of labels."""
@@ -177,15 +178,221 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
         own, others = input_bits(at_S, drop, bits), input_bits(at_Q, drop, bits)
         zero, labels, _ = garbled_circuit(net, pair, circuit, own, others)
         decoding = deliver(net, pack(colours(zero)), net.S, net.Q, "decoding")
-        return (decoded(labels, decoding),)
+        return (decode_outputs(labels, decoding),)
 
     results = in_chunks(run, at_S.at("S"), at_Q.at("Q"))
     return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])
 
 
 @leaf
-def decoded(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor:
+def decode_outputs(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor:
     """The number that output labels [bits, n, 2] stand for, from the packed colours of the zero labels: [n]."""
     found = colours(labels)
     found = found ^ unpack(decoding, found.shape)
     return (found << torch.arange(found.shape[0], device=found.device).unsqueeze(1)).sum(0)
+
+
+# The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits.
+#
+# Cheaper by far, and weaker: a garbled circuit is safe for Q and A (or Q and S) whatever others do, and these need that
+# no two of Q, A and S collude, since Q deals, and A and S compute. CaPC assumes of its privacy guardian, which is S,
+# that it colludes with nobody; what is added here is that S takes part in step 1c, and an answering party in step 3.
+
+
+def _one_hot(net: Net, values: Shares, high: int) -> Shares:
+    """The one-hot argmax along the first dimension, as shares of 0 and 1; of equal values the first.
+
+    The tournament of `garbled.gates.one_hot_argmax`: neighbours meet, and the winner's path is followed back.
+    """
+    wins: list[Shares] = []
+    while (count := values.shape[0]) > 1:
+        pairs = count // 2
+        second = values[1 : 2 * pairs : 2]
+        ahead = values[0 : 2 * pairs : 2] - second
+        masked = open_masked(net, ahead)
+        first = drelu(net, masked, high)
+        wins.append(bit_to_ring(net, first, ahead.shape))
+        if count > 2:
+            larger = second + select(net, first, masked)
+            values = each(_one_after_other, larger, values[2 * pairs :])
+        else:
+            break
+    reached = _beside(net, wins[-1], -wins[-1] + 1)
+    for first in reversed(wins[:-1]):
+        pairs = first.shape[0]
+        match = reached[:pairs]
+        left = multiply(net, torch.mul, match, first)
+        both = _beside(net, left, match - left)
+        reached = each(_one_after_other, both, reached[pairs:])
+    return reached
+
+
+def _one_after_other(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
+
+
+def _beside(net: Net, left: Shares, right: Shares) -> Shares:
+    """Pairs next to each other again: [pairs, ...] twice -> [2 pairs, ...]."""
+    return each(lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
+
+
+def compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
+    """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
+    hot = _one_hot(net, each(torch.movedim, values, -1, 0), min(63, drop + bits))
+    return each(torch.movedim, hot, 0, -1)
+
+
+def position(hot: torch.Tensor) -> torch.Tensor:
+    """Of the one in a one-hot code, [..., classes] -> [...]; linear, so of a share too."""
+    return (hot * torch.arange(hot.shape[-1], device=hot.device)).sum(-1)
+
+
+@protocol(
+    "argmax_onehot_shares",
+    "CaPC, step 1c, on three-party shares",
+    [Message("half", "S", "Q", "rho of k_SA")],
+)
+def argmax_onehot_shares(
+    net: Net, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
+) -> tuple[Located, Located]:
+    """s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64, with S's help.
+
+    Args:
+        at_A, at_Q: int64 [..., classes], shares of numbers within [-2^(drop + bits - 1), 2^(drop + bits - 1)), and
+            within 2^62 of zero.
+        drop: with `bits`, the range; all planes are compared, so that the result is exact, equal numbers by the first.
+
+    Returns:
+        (s at Q, s^ at A), int64 [..., classes]. S gives Q its half under a mask that Q lacks, and Q moves both halves
+        by a mask that S lacks, so that S learns nothing when A sends it s^ (step 2).
+
+    Assumes that no two of Q, A and S collude. Nobody learns anything.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_A, at_Q, drop, bits)
+    Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
+    hot = compare(net, share(net, at_Q) + at_A, drop, bits)
+    against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
+    half = (hot.S + against_Q).send(S, Q, "half")
+    return half + against_S, hot.A - against_Q - against_S
+
+
+@protocol("argmax_noisy_shares", "CaPC, step 3, on three-party shares")
+def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0, bits: int = 32) -> Located:
+    """The label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64, with the help of the answering party of this net.
+
+    Args:
+        at_S, at_Q: int64 [..., classes]; range and `drop` as in `argmax_onehot_shares`.
+
+    Returns:
+        the label, int64 [...], at Q.
+
+    Assumes that no two of Q, A and S collude. Q learns the label, the others nothing.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_S, at_Q, drop, bits)
+    halves = share(net, at_Q)
+    hot = compare(net, Shares(halves.A, halves.S + at_S), drop, bits)
+    return reveal(net, each(position, hot))
+
+
+# CaPC's step 3 with PATE's check before the answer (Confident-GNMax): the label where the vote is clear, else none.
+#
+# A query is answered where the largest count with noise of its own reaches a threshold. With the same noise z and the
+# threshold T for all counts that is the same as: any v_j + z - T is at least zero, which needs no maximum. The guardian
+# adds z - T to one copy of its share of the counts and the answer's noise to another; Q's share is the same for both.
+
+
+UNANSWERED = -1
+"""In a label's place where the query is not answered."""
+
+
+@protocol(
+    "garbled_argmax_confident",
+    "CaPC, step 3, with the check of PATE 2018, algorithm 1",
+    [
+        Message(
+            "decoding", "S", "Q", "nothing: it is what Q is to learn",
+            "whether the query is answered, and the label if it is, which are Q's to learn",
+        )
+    ],
+)  # fmt: skip
+def argmax_confident(
+    net: Net, pair: Pair, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32
+) -> Located:
+    """argmax(at_S + at_Q) where any of check_at_S + at_Q is at least zero, else -1; at Q alone.
+
+    Args:
+        pair: of S and Q, from `correlate(session.setup(A), S)` with any answering party of the session.
+        check_at_S, at_S: int64 [..., classes]: the guardian's share of the counts, with the check's noise less the
+            threshold, the same for all classes; and with the answer's noise.
+        at_Q: int64 [..., classes]: Q's share of the counts.
+        bits: that are compared; all sums lie in [-2^(bits - 1), 2^(bits - 1)).
+
+    Returns:
+        int64 [...] at Q: whether a query is answered, and the label if it is. Nothing of the largest count beyond that.
+
+    S garbles and Q evaluates. Rounds 2. Bytes per batch element of C classes and L bits: 16 C L + 32 (2 C (L - 1) +
+    (2 C - 3) L + 2 C - 3 + ceil(log2 C)), and 1 + ceil(log2 C) bits of decoding. S learns nothing, not even the bit.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+        MisplacedValueError: a pair of another garbler.
+    """
+    check_inputs(at_S, at_Q, 0, bits)
+    check_inputs(check_at_S, at_Q, 0, bits)
+    check_pair(pair, net.S)
+    shape = at_Q.shape
+    circuit = confident_circuit(shape[-1], bits)
+
+    def run(check_at_S: Located, at_S: Located, at_Q: Located) -> tuple[Located]:
+        own = compute(torch.cat, (input_bits(check_at_S, 0, bits), input_bits(at_S, 0, bits)))
+        zero, labels, _ = garbled_circuit(net, pair, circuit, own, input_bits(at_Q, 0, bits))
+        return (_answered(decode_outputs(labels, deliver(net, pack(colours(zero)), net.S, net.Q, "decoding"))),)
+
+    results = in_chunks(run, check_at_S.at("S"), at_S.at("S"), at_Q.at("Q"))
+    return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])
+
+
+@leaf
+def _answered(number: torch.Tensor) -> torch.Tensor:
+    """The circuit's outputs as a number, whose lowest bit is the check's, to the label."""
+    return torch.where(number & 1 == 1, number >> 1, UNANSWERED)
+
+
+@protocol("argmax_confident_shares", "CaPC, step 3, with the check of PATE 2018, algorithm 1, on three-party shares")
+def argmax_confident_shares(net: Net, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32) -> Located:
+    """The same on three-party shares, with the help of the answering party of this net.
+
+    Args and returns: see `argmax_confident`.
+
+    Assumes that no two of Q, A and S collude. Q learns whether a query is answered and the label if it is, the others
+    nothing.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_S, at_Q, 0, bits)
+    check_inputs(check_at_S, at_Q, 0, bits)
+    high = min(63, bits)
+    halves = share(net, at_Q)
+    label = each(position, compare(net, Shares(halves.A, halves.S + at_S), 0, bits))
+    checked = each(torch.movedim, Shares(halves.A, halves.S + check_at_S), -1, 0)
+    below = -bit_to_ring(net, drelu(net, open_masked(net, checked), high), checked.shape) + 1
+    while (count := below.shape[0]) > 1:
+        left = multiply(net, torch.mul, below[: count // 2], below[count // 2 : count // 2 * 2])
+        below = each(_and_rest, left, below[count // 2 * 2 :])
+    reached = -below[0] + 1
+    return reveal(net, multiply(net, torch.mul, reached, label + 1) + UNANSWERED)
+
+
+def _and_rest(products: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    return torch.cat((products, rest))

@@ -9,13 +9,89 @@ Wire labels are int64 [wires, n, 2] for a batch of n, tables [ands, 2, n, 2].
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from ..choreography import Located, leaf
-from .circuit import ONE, Circuit, Step
-from .hashing import SLACK, encrypt, hash_blocks, sigma, tweaks
+from ..choreography.streams import PairKey, random_secret
+from .circuit import ONE, Circuit, GateStep
+
+# The hash of garbling: H(x, i) = E(i, sigma(x)) xor sigma(x), with AES-128 as the ideal cipher E.
+#
+# sigma(l | r) = (l xor r | l) is a linear orthomorphism. H is tweakable circular correlation robust for an ideal
+# cipher, and what p evaluations of AES give an adversary grows with mu p / 2^127, where mu is how often one tweak is
+# used: C. Guo, J. Katz, X. Wang, C. Weng, Y. Yu, "Better concrete security for half-gates garbling (in the multi-
+# instance setting)", CRYPTO 2020. The tweak i is the AES key: public, and one for each half gate. It serves a whole
+# batch, so its key schedule costs nothing that counts. With one fixed key, as in H(x, i) = pi(2x xor i) xor 2x xor i of
+# the half-gates paper, the number of all gates ever garbled takes the place of mu; the paper named above has the
+# attack.
+#
+# A label, as any 128-bit block, is a pair of int64 words [..., 2].
+
+
+WORDS = 2
+"""int64 words in a label."""
+
+LABEL_BYTES = 16
+
+SLACK = 2
+"""Words after an output buffer, which ECB of the `cryptography` package asks for and leaves alone."""
+
+_ZEROS = memoryview(bytes(1 << 16))
+
+
+def sigma(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """(l | r) -> (l xor r | l), blocks [..., 2]."""
+    out = torch.empty_like(x) if out is None else out
+    torch.bitwise_xor(x[..., 0], x[..., 1], out=out[..., 0])
+    out[..., 1] = x[..., 0]
+    return out
+
+
+def tweaks(nonce: torch.Tensor, first: int, count: int) -> list[bytes]:
+    """The AES keys nonce + first ... nonce + first + count - 1 (mod 2^128), for a nonce of two words."""
+    start = int.from_bytes(nonce.numpy().data.cast("B"), "little") + first
+    return [((start + i) % (1 << 128)).to_bytes(LABEL_BYTES, "little") for i in range(count)]
+
+
+def encrypt(keys: Iterable[bytes], blocks: torch.Tensor, out: torch.Tensor) -> None:
+    """AES-128 of blocks [k, ..., 2], contiguous, under the k keys; `out` is flat, with `SLACK` words to spare."""
+    source, target = (t.numpy().reshape(-1).data.cast("B") for t in (blocks, out))
+    size = len(source) // max(1, blocks.shape[0])
+    for i, key in enumerate(keys):
+        cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        cipher.update_into(source[i * size : (i + 1) * size], target[i * size : (i + 1) * size + 8 * SLACK])
+
+
+def hash_blocks(keys: list[bytes], x: torch.Tensor) -> torch.Tensor:
+    """H of blocks x [k, ..., 2], the i-th of the first dimension under the i-th key."""
+    prepared = sigma(x)
+    out = torch.empty(x.numel() + SLACK, dtype=torch.int64)
+    encrypt(keys, prepared, out)
+    return out[: x.numel()].view(x.shape).bitwise_xor_(prepared)
+
+
+def expand(seeds: torch.Tensor, nonce: torch.Tensor, words: int) -> torch.Tensor:
+    """Streams [k, words] from seeds [k, 2]: AES-128 in counter mode, from the nonce (two words) on."""
+    out = torch.empty(seeds.shape[0], words, dtype=torch.int64)
+    start = bytes(nonce.numpy().data.cast("B"))
+    for seed, row in zip(seeds.contiguous().numpy(), out.numpy(), strict=True):
+        stream = Cipher(algorithms.AES(seed.tobytes()), modes.CTR(start)).encryptor()
+        target = row.data.cast("B") if words else memoryview(b"")
+        for at in range(0, len(target), len(_ZEROS)):
+            part = target[at : at + len(_ZEROS)]
+            stream.update_into(_ZEROS[: len(part)], part)
+    return out
+
+
+def private_words(*shape: int) -> torch.Tensor:
+    """Uniform int64 words that only the caller has: a stream (`choreography/streams.py`) under a fresh secret."""
+    count = torch.Size(shape).numel()
+    return PairKey(random_secret(), b"").words("private", 0, 0, count).view(shape)
+
 
 PART = 1 << 13
 """Labels of one operand that are worked on at a time: 128 KiB."""
@@ -55,7 +131,7 @@ class _Scratch:
         return out[:-SLACK].view(prepared.shape).bitwise_xor_(prepared)
 
 
-def _parts(step: Step, size: int):
+def _parts(step: GateStep, size: int):
     count = step.out.stop - step.out.start
     for at in range(0, count, size):
         yield slice(at, min(count, at + size))
@@ -94,7 +170,7 @@ def garble(
     scratch = _Scratch(n, 2)
     wide, wide_sigma = delta.expand(n, 2).contiguous(), sigma(delta).expand(n, 2).contiguous()
 
-    def gate(step: Step, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    def gate(step: GateStep, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         for part in _parts(step, scratch.gates):
             x, y, first = left[part], right[part], step.first + part.start
             gates = x.shape[0]
@@ -124,7 +200,7 @@ def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce
     n = inputs.shape[1]
     scratch = _Scratch(n, 1)
 
-    def gate(step: Step, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    def gate(step: GateStep, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         for part in _parts(step, scratch.gates):
             x, y, first = left[part], right[part], step.first + part.start
             gates = x.shape[0]

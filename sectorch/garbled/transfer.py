@@ -15,20 +15,220 @@ R. Kumaresan, "Improved OT extension for transferring short secrets", CRYPTO 201
 
 from __future__ import annotations
 
-import torch
+import os
+from dataclasses import dataclass
 
-from ..choreography import Located, Message, Net, leaf, protocol
-from ..ring.bitplanes import planes, rows, words_for
-from .hashing import WORDS, expand, hash_blocks
-from .pair import TRANSFERS, Pair
-from .sealing import deliver
+import torch
+from nacl import bindings as sodium
+from nacl.exceptions import CryptoError
+
+from ..choreography import Located, Message, Net, Party, leaf, protocol, with_shapes
+from ..choreography.streams import derive
+from ..errors import KeyAgreementError, TopologyError
+from ..ring.bitplanes import planes, to_rows, words_for
+from .halfgates import LABEL_BYTES, WORDS, expand, hash_blocks, private_words
+
+# Oblivious transfer of random keys from public-key operations: Chou and Orlandi on Ed25519.
+#
+# The sender publishes A = a G. For choice bit c the receiver answers R = b G + c A and has the key H(b A). The sender
+# has the keys H(a R) and H(a (R - A)), of which the receiver's is the c-th. R is uniform in the group whatever c is;
+# the key not chosen is H of a Diffie-Hellman value (computational Diffie-Hellman, H a random oracle). T. Chou and C.
+# Orlandi, "The simplest protocol for oblivious transfer", LATINCRYPT 2015, Figure 1.
+#
+# What is known against it, and what is done: points outside the prime-order subgroup would show c (a component of low
+# order in A appears in R only for c = 1), so every point received is checked to be canonical, on the curve, in the
+# subgroup and not the identity; H takes the session, A, R and the number of the transfer in, so that no answer of one
+# transfer means anything in another. The claim of universally composable security against malicious parties does not
+# hold (Genc, Iovino, Rial, ePrint 2017/370; Hauck, Loss, ePrint 2017/1011); here the parties follow the protocol.
+#
+# Group operations are libsodium's through PyNaCl. Points and scalars are 32 bytes, tensors [.., 4] int64.
+
+
+POINT_WORDS = 4
+
+
+def random_scalar() -> bytes:
+    """Uniform modulo the group order, from the operating system."""
+    return sodium.crypto_core_ed25519_scalar_reduce(os.urandom(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES))
+
+
+def base_multiple(scalar: bytes) -> bytes:
+    """scalar * G."""
+    return sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+
+
+def points(tensor: torch.Tensor) -> list[bytes]:
+    """The points of a tensor [.., 4], checked.
+
+    Raises:
+        KeyAgreementError: one of them is not a point of the group, or its identity.
+    """
+    found = [row.tobytes() for row in tensor.reshape(-1, POINT_WORDS).contiguous().numpy()]
+    if not all(sodium.crypto_core_ed25519_is_valid_point(point) for point in found):
+        raise KeyAgreementError("the peer's oblivious transfer holds a point outside the group of Ed25519; stop here")
+    return found
+
+
+def tensor_of(rows: list[bytes]) -> torch.Tensor:
+    """Byte strings of equal length as int64 [len(rows), length / 8]."""
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.int64).view(len(rows), -1)
+
+
+def start() -> tuple[bytes, torch.Tensor]:
+    """The sender's secret a, and A [4]."""
+    secret = random_scalar()
+    return secret, tensor_of([base_multiple(secret)])[0]
+
+
+def choose(sender: torch.Tensor, choices: list[int], session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The receiver's answers R [k, 4] and its keys [k, 2], for A [4] and k choice bits."""
+    (A,) = points(sender)
+    answers, keys = [], []
+    for i, choice in enumerate(choices):
+        secret = random_scalar()
+        plain = base_multiple(secret)
+        # Both answers are made, so that the time does not show which one is sent.
+        answers.append((plain, sodium.crypto_core_ed25519_add(plain, A))[choice])
+        keys.append(_base_key(_multiple(secret, A), session, A, answers[-1], i))
+    return tensor_of(answers), tensor_of(keys)
+
+
+@leaf(shapes=lambda _secret, _sender, answers, _session: answers.new_empty(answers.shape[0], 2, 2))
+def finish(secret: bytes, sender: torch.Tensor, answers: torch.Tensor, session: bytes) -> torch.Tensor:
+    """The sender's keys [k, 2 (choice), 2], for its secret a, A [4] and answers R [k, 4]."""
+    (A,) = points(sender)
+    shift, keys = _multiple(secret, A), []
+    for i, R in enumerate(points(answers)):
+        first = _multiple(secret, R)
+        for shared in (first, sodium.crypto_core_ed25519_sub(first, shift)):
+            keys.append(_base_key(shared, session, A, R, i))
+    return tensor_of(keys).view(-1, 2, 2)
+
+
+def _multiple(scalar: bytes, point: bytes) -> bytes:
+    try:
+        return sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
+    except CryptoError as error:
+        raise KeyAgreementError("the peer's oblivious transfer holds a point of low order; stop here") from error
+
+
+def _base_key(shared: bytes, session: bytes, A: bytes, R: bytes, number: int) -> bytes:
+    return derive(shared, session + A + R, f"base oblivious transfer {number}", LABEL_BYTES)
+
+
+# What Q and A say to each other goes through S, sealed end to end.
+
+
+@protocol(
+    "garbled_relay",
+    "PrivHFL, C.5 (CaPC without a channel between clients)",
+    [
+        Message("from_A", "A", "S", "pad of k_QA", opens="Q", outermost=True),
+        Message("to_Q", "S", "Q", "pad of k_QA; within it, see the protocol that sends it", opens="Q", outermost=True),
+        Message("from_Q", "Q", "S", "pad of k_QA", opens="A", outermost=True),
+        Message("to_A", "S", "A", "pad of k_QA; within it, see the protocol that sends it", opens="A", outermost=True),
+    ],
+)
+def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:
+    """`value` goes from Q to A or back through S, under a one-time pad from the stream of their pair key.
+
+    Args:
+        value: int64 at `src`, any shape.
+        src, dst: Q and A, in the direction of the message.
+
+    Returns:
+        the value, at `dst`.
+
+    Rounds 2; the bytes of the value, on both edges. S receives uniform bits. The pad hides; it does not authenticate:
+    S, which is honest but curious, could flip bits.
+    """
+    away = src == net.A
+    pad = net.common(net.Q, net.A, value.shape, "pad")
+    sealed = (value.at(src.role) ^ pad).send(src, net.S, "from_A" if away else "from_Q")
+    sealed = sealed.send(net.S, dst, "to_Q" if away else "to_A")
+    return sealed.at(dst.role) ^ pad
+
+
+def deliver(net: Net, value: Located, src: Party, dst: Party, label: str) -> Located:
+    """`value` of `src` becomes known to `dst`: over their edge where one is S, else by `relay`."""
+    if net.S in (src, dst):
+        return value.send(src, dst, label)
+    return relay(net, value, src, dst)
+
+
+# What a garbler and Q make once a session: Delta, and the seeds of the correlated oblivious transfers.
+
+
+TRANSFERS = 128
+"""Base transfers: one for each bit of a label."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A garbler (an answering party, or S) and the evaluator Q. Serves any number of calls of one session.
+
+    Attributes:
+        delta: [2] at the garbler, its lowest bit one.
+        seeds: [128, 2] at the garbler: of the two seeds in each row of Q's, the one that Delta's bit chooses.
+        both_seeds: [128, 2, 2] at Q.
+    """
+
+    garbler: Party
+    delta: Located
+    seeds: Located
+    both_seeds: Located
+
+
+@protocol(
+    "garbled_pair",
+    "Chou, Orlandi 2015, Figure 1; Ishai, Kilian, Nissim, Petrank 2003",
+    [
+        Message("point", "Q", "S", "a public key", "a random point A of Ed25519"),
+        Message("points", "S", "Q", "b G for each", "128 random points of Ed25519"),
+    ],
+)
+def correlate(net: Net, garbler: Party) -> Pair:
+    """Base oblivious transfers between Q, who sends, and `garbler`, whose choice bits are its Delta.
+
+    Args:
+        net: the setup net of an answering party (`session.setup(A)`); its base phase makes this a part of the setup.
+        garbler: that answering party for step 1c, or S for step 3.
+
+    Rounds 2 with S, 4 with A (through S, sealed); bytes 32 + 4096, with A on both edges. The messages are random group
+    elements. Neither learns anything: Q has two seeds a row and not Delta, the garbler has one of each.
+
+    Raises:
+        TopologyError: the garbler is neither S nor this net's answering party.
+        KeyAgreementError: a point that came is not a point of the group.
+    """
+    if garbler not in (net.A, net.S):
+        raise TopologyError(f"{garbler} cannot garble for {net.Q} in a call with {net.A} and {net.S}")
+    Q, session = net.Q, net.runtime.session
+    delta = net.fresh(garbler, _delta)
+    secret, point = net.fresh(Q, start)
+    answers, seeds = net.fresh(garbler, _chosen, delta, deliver(net, point, Q, garbler, "point"), session)
+    answers = deliver(net, answers, garbler, Q, "points")
+    return Pair(garbler, delta, seeds, finish(secret, point, answers, session))
+
+
+def _delta() -> torch.Tensor:
+    """A fresh Delta."""
+    words = private_words(2)
+    words[0] |= 1
+    return words
+
+
+@with_shapes(lambda _delta, point, _session: (point.new_empty(TRANSFERS, POINT_WORDS), point.new_empty(TRANSFERS, 2)))
+def _chosen(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The garbler's answers [128, 4] and its seeds [128, 2]: Delta's bits are its choices."""
+    return choose(point, [int(word) >> i & 1 for word in delta for i in range(64)], session)
 
 
 @leaf
 def pack(bits: torch.Tensor) -> torch.Tensor:
     """Bits (int64, any shape) -> words [W]: bit t of word w is element t W + w, as in `sectorch.ring.bitplanes`."""
     positions = torch.arange(64, device=bits.device).unsqueeze(1)
-    return (rows(bits) << positions).sum(0)
+    return (to_rows(bits) << positions).sum(0)
 
 
 def unpack(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -37,7 +237,7 @@ def unpack(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return ((words >> positions) & 1).reshape(-1)[: shape.numel()].view(shape)
 
 
-def transposed(columns: torch.Tensor, count: int) -> torch.Tensor:
+def transpose_streams(columns: torch.Tensor, count: int) -> torch.Tensor:
     """Streams [128, W] -> blocks [count, 2]: block j holds bit j of every stream."""
     halves = planes(columns.view(WORDS, 64, -1))
     return halves.permute(1, 2, 0).reshape(-1, WORDS)[:count]
@@ -52,7 +252,9 @@ def choose_columns(both_seeds: torch.Tensor, bits: torch.Tensor, nonce: torch.Te
     """Q's message [128, W], and its blocks [*bits.shape, 2], for choice bits."""
     packed = pack(bits)
     first, second = (expand(both_seeds[:, i], nonce, packed.shape[0]) for i in range(2))
-    return second.bitwise_xor_(first).bitwise_xor_(packed), transposed(first, bits.numel()).view(*bits.shape, WORDS)
+    return second.bitwise_xor_(first).bitwise_xor_(packed), transpose_streams(first, bits.numel()).view(
+        *bits.shape, WORDS
+    )
 
 
 @leaf(shapes=lambda _seeds, _delta, columns, shape, _nonce: columns.new_empty((*shape, WORDS)))
@@ -62,7 +264,7 @@ def zero_blocks(
     """The garbler's blocks [*shape, 2] from Q's message."""
     chosen = -unpack_bits(delta).unsqueeze(1)
     own = expand(seeds, nonce, columns.shape[1])
-    return transposed(own.bitwise_xor_(chosen & columns), shape.numel()).view(*shape, WORDS)
+    return transpose_streams(own.bitwise_xor_(chosen & columns), shape.numel()).view(*shape, WORDS)
 
 
 def unpack_bits(block: torch.Tensor) -> torch.Tensor:

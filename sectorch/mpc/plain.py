@@ -15,25 +15,24 @@ import torch
 from ..backend import Backend, Noise, Normal, Series
 from ..choreography import Located, Net
 from ..choreography.streams import key_stream, random_secret
+from ..config import Scheme
 from ..ring import rounded_shift
-from ..ring.products import Tiled
-from ..ring.scheme import Scheme
-from ..ring.words import weighted
-from .smooth.normalise import factor_steps, mantissa, powers
-from .smooth.trigonometric import turns_of, value_at
+from ..ring.fixed_point import weighted_bit_sum
+from ..ring.products import PreparedProduct
+from .series import factor_steps, mantissa, powers, turns_of, value_at
 from .star.backend import in_table, one_hot
 from .star.shuffle import in_order
 
 T = torch.Tensor
 
 
-class Own(torch.Tensor):
+class OwnNumbers(torch.Tensor):
     """Q's own whole numbers. What is made of them is a plain tensor again."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  meant for this
 
 
-class Operand:
+class PlainOperand:
     """The answering party's numbers, and what products have made of them."""
 
     def __init__(self, value: T):
@@ -49,7 +48,7 @@ class Plain(Backend):
 
     def share(self, x: Located, whole: bool) -> T:
         value = self.net.read(x, self.net.Q)
-        return value.as_subclass(Own) if whole else value
+        return value.as_subclass(OwnNumbers) if whole else value
 
     def held(self, x: Located) -> T:
         return self.net.read(x, self.net.A)
@@ -67,7 +66,7 @@ class Plain(Backend):
         return self.net.own(party, x)
 
     def own_code(self, x: T, count: int) -> T | None:
-        return one_hot(x.as_subclass(T), count) if isinstance(x, Own) else None
+        return one_hot(x.as_subclass(T), count) if isinstance(x, OwnNumbers) else None
 
     def kept(self, x: T) -> tuple[torch.Tensor, ...]:
         return (x,)
@@ -97,7 +96,7 @@ class Plain(Backend):
 
     def moved(self, f: Callable, x: T, *public: Any) -> Any:
         found = f(x, *public)
-        own = (lambda v: v.as_subclass(Own)) if isinstance(x, Own) else (lambda v: v)
+        own = (lambda v: v.as_subclass(OwnNumbers)) if isinstance(x, OwnNumbers) else (lambda v: v)
         return [own(v) for v in found] if isinstance(found, tuple) else own(found)
 
     def affine(self, f: Callable, x: T, number: int, *public: Any) -> T:
@@ -107,17 +106,17 @@ class Plain(Backend):
         keys = key_stream(torch.frombuffer(bytearray(random_secret()), dtype=torch.int64)[:2], len(x))
         return in_order(x, keys)
 
-    def weight(self, x: Located) -> Operand:
-        return Operand(self.held(x))
+    def weight(self, x: Located) -> PlainOperand:
+        return PlainOperand(self.held(x))
 
-    def streamed(self, x: Located, encoded: Callable) -> Operand:
-        return Operand(encoded(self.held(x)))
+    def streamed(self, x: Located, encoded: Callable) -> PlainOperand:
+        return PlainOperand(encoded(self.held(x)))
 
-    def viewed(self, weight: Operand, view: Callable) -> Operand:
-        return Operand(view(weight.value))
+    def viewed(self, weight: PlainOperand, view: Callable) -> PlainOperand:
+        return PlainOperand(view(weight.value))
 
-    def linear(self, product: Callable, x: T, weight: Operand) -> T:
-        form = product.prepared(x.shape, weight.value.shape) if isinstance(product, Tiled) else None
+    def linear(self, product: Callable, x: T, weight: PlainOperand) -> T:
+        form = product.prepared(x.shape, weight.value.shape) if isinstance(product, PreparedProduct) else None
         if form is None:
             return product(x, weight.value, None)
         kind = type(form), form.form
@@ -176,7 +175,7 @@ class Plain(Backend):
 
     def normalise(self, x: T, low: int, high: int) -> Normal:
         bits = self.at_least(x, powers(low, high))
-        return Normal(mantissa(x * weighted(bits, factor_steps(low, high)), bits, high), bits, low, high)
+        return Normal(mantissa(x * weighted_bit_sum(bits, factor_steps(low, high)), bits, high), bits, low, high)
 
     def flag(self, bad: T) -> None:
         self.net.raised.append(bad)
@@ -188,6 +187,6 @@ class Plain(Backend):
         self.flag((x < -1 << bits) | (x >= 1 << bits))
 
     def check_index(self, x: T, count: int) -> bool:
-        if isinstance(x, Own):
+        if isinstance(x, OwnNumbers):
             in_table(x, count)
-        return isinstance(x, Own)
+        return isinstance(x, OwnNumbers)

@@ -24,15 +24,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from ..config import Scheme
 from ..errors import AbortedError, ArgumentError, SectorchError
 from ..federated.parties import Parties
-from ..nn.calls import Like
-from ..ring.scheme import Scheme
+from ..serving.calls import Like
 from .federation.party import Federation as _Federation
-from .identity.certificates import Credentials
+from .identity.identity import Credentials
 from .parties.client import Connection as _Connection
 from .parties.client import connect
-from .parties.query import RemoteModel
+from .parties.remote_model import RemoteModel
 
 THREADS = 64
 """Calls at once; further ones wait."""
@@ -62,7 +62,7 @@ class _Beside:
         self._pool.shutdown(wait=False)
 
 
-class Connection:
+class AsyncConnection:
     """A client's connection to the server, for `async with`.
 
     Args: of `sectorch.network.connect`, which also says what entering it raises.
@@ -72,7 +72,7 @@ class Connection:
         self._connect = lambda: connect(address, credentials, **options)
         self._beside, self._there = _Beside(), None
 
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> AsyncConnection:
         self._there = await self._beside(self._connect)
         return self
 
@@ -92,13 +92,13 @@ class Connection:
 
     async def model(
         self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None
-    ) -> Model:
+    ) -> AsyncModel:
         """The model of that name; see `sectorch.network.Connection.model`."""
         there = self._known()
-        return Model(await self._beside(lambda: there.model(name, scheme, version=version)), self._beside)
+        return AsyncModel(await self._beside(lambda: there.model(name, scheme, version=version)), self._beside)
 
 
-class Model:
+class AsyncModel:
     """A model at another party: `await model(x)`. What it takes and raises is as of `sectorch.network.RemoteModel`."""
 
     def __init__(self, remote: RemoteModel, beside: _Beside):
@@ -121,7 +121,7 @@ class Model:
         await self._beside(self.remote.close)
 
 
-class Federation:
+class AsyncFederation:
     """This process as one party of a federation, for `async with`.
 
     Args: of `sectorch.network.federation.party.Federation`, which also says what entering it raises.
@@ -131,7 +131,7 @@ class Federation:
         self._join = lambda: _Federation(path, as_, folder, **options)
         self._beside, self._there = _Beside(), None
 
-    async def __aenter__(self) -> Federation:
+    async def __aenter__(self) -> AsyncFederation:
         self._there = await self._beside(self._join)
         return self
 

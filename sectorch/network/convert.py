@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..cli.command import Parser, ended, print_json
+from ..cli.command import Parser, command_status, print_json
 from ..errors import ArgumentError, SectorchError
-from ..nn.describe import describe
 from ..nn.inputs import Inputs
-from ..nn.model_file import write_model
-from .code import function_of, is_function
-from .commands import arrays
+from ..serving.description import describe
+from ..serving.model_file import write_model
+from .commands import array_files
+from .user_functions import function_of, is_function
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def convert(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--trust", action="store_true", help="read the .pt2, or call the function, although that runs code")
     p.add_argument("--inputs", type=Path, help="write the function's example inputs too, to ask with: .npy or .npz")
     p.takes_json("what was written")
-    return ended(p, arguments, _convert)
+    return command_status(p, arguments, _convert)
 
 
 def _convert(options: argparse.Namespace, console: Console) -> None:
@@ -46,7 +46,7 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     if options.inputs is not None:
         if not is_function(options.source):
             raise ArgumentError(f"--inputs are what a function gives; {options.source} is none")
-        arrays.check_out(options.inputs, "--inputs")
+        array_files.check_out(options.inputs, "--inputs")
     if target.suffix in (".py", ".pem"):
         raise ArgumentError(f"a model is not written over code or a key: {target}; name it NAME.safetensors")
     example: Any = None
@@ -60,7 +60,7 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_model(description, weights, target)
     if options.inputs is not None:
-        arrays.write(_tensors(example), options.inputs)
+        array_files.write_arrays(_tensors(example), options.inputs)
     made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
     if options.json:
         print_json(made)

@@ -79,7 +79,7 @@ def step(name: str, trace: object = None, **facts: Any) -> Iterator[None]:
         yield
 
 
-def carried() -> dict[str, str]:
+def trace_entry() -> dict[str, str]:
     """An entry of a request, by which the other parties' steps of it belong to the step that this thread is in."""
     found = [said for watcher in _WATCHERS if (said := watcher.carried()) is not None]
     return {"trace": found[0]} if found else {}
@@ -134,7 +134,7 @@ def _shown(value: object) -> str:
     return text if _WORD.fullmatch(text) else json.dumps(text)
 
 
-class Moved(Observer):
+class TrafficCount(Observer):
     """Counts the bytes that one party sends and receives in the block."""
 
     def __init__(self, me: Party):
@@ -146,7 +146,7 @@ class Moved(Observer):
 
 
 @dataclass
-class Asked:
+class QueryFacts:
     """What is asked: the number of its receipt's line, if there is one, and further facts for its line in the log."""
 
     number: int | None = None
@@ -156,7 +156,7 @@ class Asked:
 @contextmanager
 def query(
     me: Party, receipts: Receipts | None = None, session: str = "", call: int = 0, trace: object = None, **facts: Any
-) -> Iterator[Asked]:
+) -> Iterator[QueryFacts]:
     """What is asked in the block has a line at its end, whichever way it ends, and its receipts, if any are kept.
 
     Args:
@@ -167,8 +167,8 @@ def query(
     Raises:
         ReceiptError: there can be no receipt. The block is not entered, or what came of it must not be used.
     """
-    outcome, number, head, failed, asked = "done", None, None, None, Asked()
-    moved, since = Moved(me), time.monotonic()
+    outcome, number, head, failed, asked = "done", None, None, None, QueryFacts()
+    moved, since = TrafficCount(me), time.monotonic()
     try:
         if receipts is not None:
             number = receipts.asked(session=session, call=call, **facts)
@@ -190,7 +190,7 @@ def query(
         raise failed
 
 
-def learned(what: object, of: int, in_shares: bool) -> str:
+def learned_description(what: object, of: int, in_shares: bool) -> str:
     """What the one that asks learns of such a question when it is done."""
     if what == "aggregate":
         return f"sum-of-{of}-results"

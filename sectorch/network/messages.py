@@ -7,14 +7,16 @@ what only the receiver can judge (who may say it, whether it belongs here) the r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 from msgspec import Meta
 
-from ..errors import FrameError
-from .names import readable
+from ..errors import ArgumentError, BusyError, FrameError
+from .names import NAME, readable, worker_of
 
 JOINED = 16
 """Calls that are taken together at most."""
@@ -154,13 +156,13 @@ class Unmeet(ServerRequest, frozen=True, kw_only=True, tag="unmeet"):
     parties: Annotated[list[str], Meta(min_length=2, max_length=PARTIES)]
 
 
-class Done(ServerRequest, frozen=True, kw_only=True, tag="done"):
+class PartFinished(ServerRequest, frozen=True, kw_only=True, tag="done"):
     """A party has done its part of a session."""
 
     meeting: Run
 
 
-ToServer = Hello | ListModels | Register | Open | Void | IsUp | WhoIsUp | Note | Meet | Unmeet | Done
+ToServer = Hello | ListModels | Register | Open | Void | IsUp | WhoIsUp | Note | Meet | Unmeet | PartFinished
 
 
 # What the server replies, beside `do` and `number`.
@@ -202,13 +204,13 @@ class SessionParts(ServerReply, frozen=True):
     parts: list[OfferedModel]
 
 
-class Missing(ServerReply, frozen=True):
+class PartiesMissing(ServerReply, frozen=True):
     """The parties for which a session waits still."""
 
     missing: Parties
 
 
-class AreUp(ServerReply, frozen=True):
+class PartiesUp(ServerReply, frozen=True):
     """The parties that are up, each with a word that changes when it comes again."""
 
     up: dict[str, str]
@@ -237,7 +239,7 @@ class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
     calls: Calls = []
 
 
-class Begins(ControlMessage, frozen=True, kw_only=True, tag="begins"):
+class SessionBegin(ControlMessage, frozen=True, kw_only=True, tag="begins"):
     """All parties of a session that was waited for are there."""
 
     meeting: Run
@@ -245,7 +247,7 @@ class Begins(ControlMessage, frozen=True, kw_only=True, tag="begins"):
     parties: Parties
 
 
-class Refused(ControlMessage, frozen=True, kw_only=True, tag="refused"):
+class Refusal(ControlMessage, frozen=True, kw_only=True, tag="refused"):
     """A session that was waited for does not come about: the kind of error, and why."""
 
     label: str
@@ -254,14 +256,14 @@ class Refused(ControlMessage, frozen=True, kw_only=True, tag="refused"):
     text: str
 
 
-class Delivered(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
+class Delivery(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
     """A note of another party's."""
 
     note: dict[str, Any]
     sender: str = msgspec.field(name="from")
 
 
-ToClient = Serve | Void | Begins | Refused | Delivered
+ToClient = Serve | Void | SessionBegin | Refusal | Delivery
 
 
 # What is said in a session.
@@ -317,13 +319,13 @@ class Close(ControlMessage, frozen=True, tag="close"):
 ToFollow = Predict | Aggregate | Prepare | Close
 
 
-class Ready(ControlMessage, frozen=True, kw_only=True, tag="ready"):
+class MaterialReady(ControlMessage, frozen=True, kw_only=True, tag="ready"):
     """The calls of a session that was taken up for which the sender has material."""
 
     calls: Calls
 
 
-class Stored(ControlMessage, frozen=True, kw_only=True, tag="stored"):
+class StoredCall(ControlMessage, frozen=True, kw_only=True, tag="stored"):
     """Material of one call was stored: its bytes, and bytes for which there is room."""
 
     bytes: Count
@@ -340,10 +342,10 @@ T = TypeVar("T")
 
 
 @overload
-def read(kind: type[T], came: object, kinds: str = ...) -> T: ...
+def parse_message(kind: type[T], came: object, kinds: str = ...) -> T: ...
 @overload
-def read(kind: Any, came: object, kinds: str = ...) -> Any: ...
-def read(kind: Any, came: object, kinds: str = "message") -> Any:
+def parse_message(kind: Any, came: object, kinds: str = ...) -> Any: ...
+def parse_message(kind: Any, came: object, kinds: str = "message") -> Any:
     """What came, as a value of its declared type.
 
     Args:
@@ -374,6 +376,122 @@ def _said(error: Exception) -> str:
     return readable(f"{entry}: {text[:1].lower()}{text[1:]}" if entry else text[:1].lower() + text[1:], 160)
 
 
-def form(message: Mapping[str, Any] | msgspec.Struct) -> dict[str, Any]:
+def message_form(message: Mapping[str, Any] | msgspec.Struct) -> dict[str, Any]:
     """A message as the JSON object that goes over the network."""
     return dict(message) if isinstance(message, Mapping) else msgspec.to_builtins(message)
+
+
+# Which of several servers a client is connected to: workers behind one port, and replicas behind one address.
+
+
+MOST = 64
+
+
+class ServerProcess(ServerReply, frozen=True):
+    """A process that serves, as it says to whoever dials.
+
+    Attributes:
+        worker, workers: which of how many behind its port.
+        replica: the name of all of these together, if they have one.
+    """
+
+    worker: Annotated[int, Meta(ge=0, lt=MOST)] = 0
+    workers: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    replica: Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z")] = ""
+
+    def __post_init__(self) -> None:
+        if self.worker >= self.workers:
+            raise ValueError(f"worker {self.worker} of {self.workers}")
+
+    @property
+    def label(self) -> str:
+        """By which material is known that was prepared here; empty where there is one server only."""
+        return f"{self.replica}.{self.worker}of{self.workers}" if self.replica or self.workers > 1 else ""
+
+    def check(self, client: str) -> None:
+        """Raise BusyError where a client is another worker's."""
+        if worker_of(client, self.workers) != self.worker:
+            raise BusyError(f"this is not the worker of '{client}'; dial again, with this version of sectorch")
+
+    def check_first(self) -> None:
+        """Raise BusyError where parties do not meet here: those of one session have to be at one worker."""
+        if self.worker:
+            raise BusyError("parties meet at the first worker of a server; dial again, with this version of sectorch")
+
+
+# Files of TOML that a party or a federation has: what a table may hold is a declared type, which `read_table` checks.
+#
+# An entry's `Meta(description=...)` says in words what is expected, for the error where something else came.
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports] # the same, before Python 3.11
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+Entries = Annotated[dict[str, Any], Meta(description="a table")]
+"""Of tables under names, each of which is read by itself, so that an error has its name."""
+Flag = Annotated[bool, Meta(description="true or false")]
+Names = Annotated[list[str], Meta(min_length=1, description="a list of names of parties")]
+
+
+def read_toml(path: Path, what: str, of: str) -> dict[str, Any]:
+    """What a file of TOML says.
+
+    Args:
+        what: the file, in words, and `of` what it is, for errors.
+
+    Raises:
+        ArgumentError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"cannot read {what} {path}: {error.strerror}") from None
+    except RecursionError:
+        raise ArgumentError(f"{path} is not TOML of {of}: it is nested too deeply") from None
+    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
+        twice = "; a party's name, and each key, stands there once" if "Cannot" in str(error) else ""
+        raise ArgumentError(f"{path} is not TOML: {str(error).splitlines()[0][:200]}{twice}") from None
+
+
+def read_table(kind: type[Table], said: object, where: str) -> Table:
+    """A table as a value of its declared type.
+
+    Args:
+        where: the table, as the file's reader knows it.
+
+    Raises:
+        ArgumentError: it is no table, or an entry is unknown, missing or of another kind; names it, what came, and what
+            is expected.
+    """
+    if not isinstance(said, Mapping):
+        raise ArgumentError(f"{where} is a table, got {short_repr(said)}")
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    strange = sorted(set(said) - set(fields))
+    if strange:
+        raise ArgumentError(f"{where} has no {short_repr(strange[0])}; it has {', '.join(fields)}")
+    found = {}
+    for name, field in fields.items():
+        if name in said or field.required:
+            try:
+                found[field.name] = msgspec.convert(said[name], field.type)
+            except (KeyError, msgspec.ValidationError, UnicodeError, RecursionError):
+                came = short_repr(said.get(name))
+                raise ArgumentError(f"{name} in {where} is {_expected(field.type)}, got {came}") from None
+    return kind(**found)
+
+
+def _expected(kind: Any) -> str:
+    return next(meta.description for meta in kind.__metadata__ if meta.description)
+
+
+def in_file(error: ArgumentError, path: Path) -> ArgumentError:
+    """The error with the file's name, once."""
+    return error if str(path) in str(error) else ArgumentError(f"{path}: {error}")
+
+
+def short_repr(value: object) -> str:
+    """What came, for a message."""
+    return ascii(value)[:60] if value is not None else "nothing"

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .module import SecureModule as SecureModule
-from .reference import reference as reference
+from .secure import reference as reference
 from .secure import secure as secure
 
 if TYPE_CHECKING:

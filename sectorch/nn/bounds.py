@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..choreography import Phase
-from ..choreography.kernels import spare
 from ..choreography.ledger import Profile
+from ..choreography.shapes import spare
 from ..errors import ProgramError, SectorchError
 from ..tensor.table import row_of
 
@@ -102,7 +102,7 @@ def item(values: Any, at: int) -> Any:
     return values[at]
 
 
-class Budget(TorchDispatchMode):
+class OperationBudget(TorchDispatchMode):
     """What a dry run may make, and what it has made.
 
     Args:
@@ -241,7 +241,7 @@ class Budget(TorchDispatchMode):
             raise ProgramError(f"the model asks '{name}' for {asked} cells or steps; at most {MAX_CELLS}")
 
 
-spare(Budget.__torch_dispatch__)
+spare(OperationBudget.__torch_dispatch__)
 
 
 @functools.cache

@@ -15,59 +15,379 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..choreography.shapes import spare
+from ..errors import ArgumentError, NonFiniteError, SectorchError, UnsupportedOpError
 from ..ops.infinity import CARRIES
 from ..session import Session
-from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
-from ..tensor.arguments import (
+from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner_ops
+from ..tensor.compile_mode import as_if_compiling
+from ..tensor.dispatch import METADATA, overlap, rewrite_views, strided_places, strided_view
+from ..tensor.infinity import Infinite, infinite_of, mask_beyond_range
+from ..tensor.signatures import (
     CONVERSIONS,
     LIKE,
-    alone,
-    as_sizes,
-    dense,
-    of_python,
-    on_cpu,
-    refuse_dropped,
-)
-from ..tensor.compiling import compiling
-from ..tensor.infinity import Infinite, beyond, infinite_of
-from ..tensor.on_meta import (
     MASKED_FILL,
     MASKED_SELECT,
     READS_CONTENT,
+    as_sizes,
+    dense,
     first_positions,
     is_number,
+    of_python,
+    on_cpu,
+    refuse_dropped,
     selected_on_meta,
     to_meta,
     torch_on_meta,
+    without_like_tensor,
 )
-from ..tensor.table import BEFORE, COMPOSED, row_of, spell
-from ..tensor.views import overlap, rewritten, strided_places
+from ..tensor.table import BEFORE, COMPOSED, IN_PLACE, row_of, spell
 from . import bounds
-from .drawing import Drawing
-from .huggingface import without_caches
-from .inputs import Inputs, flattened, refuse_results
+from .graph import CONSTANT, OutOfPlace, Trace, functional_form
+from .inputs import Inputs, flatten_tree, refuse_results
 from .nodes import name_of
-from .state import state_of, version
-from .trace import CONSTANT, OutOfPlace, Trace, functional_form
-from .where import Place, layers_refusals, raise_located
-from .written import Written, defined
+from .source_location import SourceLocation, layers_refusals, raise_located
+
+# Whether something draws torch's random numbers.
+
+
+class RandomnessWatch(TorchDispatchMode):
+    """Notices torch's random numbers, of this thread."""
+
+    drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawn = True
+        return func(*args, **(kwargs or {}))
+
+
+spare(RandomnessWatch.__torch_dispatch__)
+
+
+# What HuggingFace's models need beside their forward: nothing is kept for a next call.
+
+
+def adapt_model(model: nn.Module) -> None:
+    """Change a copy of a model to what computes the same on secrets, at less cost.
+
+    Its own configuration is set to no cache of keys and values, and to experts as products of matrices. GELUs that are
+    spelled out by tanh are torch's `gelu(approximate="tanh")`, the same function: half the bytes, and a sixth of the
+    rounds.
+    """
+    spelled_out = tuple(getattr(sys.modules.get("transformers.activations"), name, ()) for name in _GELUS)
+    for layer in list(model.modules()):
+        for name, part in layer.named_children():
+            if isinstance(part, spelled_out) and not part._forward_hooks and not part._forward_pre_hooks:
+                setattr(layer, name, nn.GELU("tanh").eval())
+        config: Any = getattr(layer, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "batched_mm"
+
+
+_GELUS = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
+
+
+def without_caches(result: Any) -> Any:
+    """A model's result with None in the place of each cache of keys and values.
+
+    A cache is a state of the model for its next call, of intermediate values that nobody may learn; it is dropped.
+    `transformers` is not imported: where it was not, there is no cache.
+    """
+    cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
+    if cache is None:
+        return result
+    leaves, spec = flatten_tree(result)
+    return pytree.tree_unflatten([None if isinstance(leaf, cache) else leaf for leaf in leaves], spec)
+
+
+# What a module remembers from one call to the next: its attributes, compared before and after a call.
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_OPAQUE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, nn.Module)
+MAX_ITEMS = 200_000
+
+
+class State:
+    """Equal to another if nothing was left behind between the two; keeps what it saw, so that an id stays its own."""
+
+    def __init__(self, found: list, kept: dict[int, Any]):
+        self._found, self._kept = found, kept
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self._found == other._found
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  how Python says "not hashable"; object's stub has a method
+
+
+def state_of(module: nn.Module) -> State:
+    """Everything that a call could leave behind in the module.
+
+    Tensors count by identity and version, so that a write into a buffer is seen; containers and objects are looked
+    into; a module that holds more than `MAX_ITEMS` of them counts as changed, since that cannot be seen.
+    """
+    return state_of_layers(dict(module.named_modules()))
+
+
+def state_of_layers(layers: Mapping[Any, nn.Module]) -> State:
+    """The same of some layers, by name, without what they consist of."""
+    found: list = []
+    seen: dict[int, Any] = {}
+    for name, layer in layers.items():
+        found.append((name, id(layer)))
+        _look(vars(layer), found, seen)
+    return State(found, seen)
+
+
+def attributes_of(layers: Mapping[Any, nn.Module]) -> list[tuple[dict, dict]]:
+    """The dicts of some layers' attributes, parameters and buffers, each with a copy of what it holds."""
+    dicts = [d for layer in layers.values() for d in (vars(layer), *vars(layer).values()) if type(d) is dict]
+    return [(d, dict(d)) for d in dicts]
+
+
+def put_back(held: list[tuple[dict, dict]]) -> None:
+    """Give them their content again: a call that was refused leaves nothing in the user's model."""
+    for attributes, before in held:
+        attributes.clear()
+        attributes.update(before)
+
+
+def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _PLAIN):
+            found.append((type(value), value if value == value else "nan"))
+            continue
+        found.append(id(value))
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen[id(value)] = value
+        if len(found) > MAX_ITEMS:
+            found.append(object())  # equal to nothing
+            return
+        if isinstance(value, torch.Tensor):
+            found.append(version(value))
+            continue
+        for kind in (dict, list, tuple, set, frozenset):
+            if isinstance(value, kind):  # by the kind's own methods: a class of a package's may have others
+                found_in: Any = kind.__iter__
+                pending += found_in(value)
+                pending += dict.values(value) if isinstance(value, dict) else ()
+        pending.append(getattr(value, "__dict__", None))
+
+
+def version(x: torch.Tensor) -> int:
+    """How often a tensor was written into, as far as torch counts it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return x._version
+        except (RuntimeError, AttributeError):  # made in inference mode
+            return -1
+
+
+# Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
+#
+# A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
+# stand for it, and others for its views, wherever they are used from then on. Nobody else may have its memory then, and
+# that is filled with what no call takes (not a number, or a whole number out of range), so that a later call, which
+# knows nothing of this, has no wrong number.
+
 
 _T = torch.Tensor
+MAKES = {
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.ones_like, torch.full_like,
+    torch.empty_like, torch.tensor, torch.eye, torch.arange, torch.clone, _T.clone, _T.new, _T.new_tensor, _T.new_zeros,
+    _T.new_ones, _T.new_full, _T.new_empty,
+}  # fmt: skip
+"""What makes a tensor whose memory nobody else has."""
+_LEFT = {
+    torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, _T.new_empty, _T.new_empty_strided,
+    _T.new,
+}  # fmt: skip
+_RESIZES = {_T.resize_, _T.resize_as_}
+"""What leaves memory as it was found."""
 
 
-class NotCaptured(Exception):
+def call_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """func(*args, **kwargs), with zeros where torch leaves memory as it was found: two calls do the same."""
+    target: Any = args[0] if args else None
+    before = target.untyped_storage().nbytes() if func in _RESIZES and type(target) is torch.Tensor else None
+    result = func(*args, **kwargs)
+    if type(result) is torch.Tensor and not result.is_meta and result.layout == torch.strided:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            if func in _LEFT and not (func is _T.new and not all(isinstance(v, int) for v in args[1:])):
+                result.zero_()
+            elif before is not None:
+                result.flatten()[max(0, before // result.element_size() - result.storage_offset()) :] = 0
+    return result
+
+
+_WHOLE = (torch.int32, torch.int64)
+
+
+class InplaceWrites:
+    """The plain tensors of one call that were made by `MAKES`, and the secret ones that stand for some of them."""
+
+    def __init__(self, strided: Callable, weights: Iterable[Any] = ()):
+        """`strided` is `views.strided`, or what stands for it in a recording; `weights` stand for the plain tensors of
+        which they were made, which a forward may have from elsewhere: from a list, a closure."""
+        self._strided = strided
+        self._made: dict[int, list[ref]] = {}
+        """By its memory: what was made, and the views of it."""
+        self._secret: dict[int, tuple[torch.Tensor, Any]] = {}
+        for weight in weights:
+            plain = [one() for one in weight.stands_for] if isinstance(weight, PrivateTensor) else []
+            self._secret |= {id(x): (x, weight) for x in plain if x is not None}
+        self._unset: dict[int, torch.Tensor] = {}
+        """Of tensors that were made of NaN, where nothing was written yet."""
+
+    def made(self, func: Callable, result: Any) -> Any:
+        for leaf in result if isinstance(result, (list, tuple)) else (result,):
+            memory = _memory(leaf)
+            if memory is None:
+                continue
+            if func in MAKES:
+                self._made[memory] = [ref(leaf)]
+            elif memory in self._made and any(one() is not None for one in self._made[memory]):
+                self._made[memory].append(ref(leaf))
+        return result
+
+    def swapped(self, tree: Any, func: Callable | None = None) -> Any:
+        """The tree with secret tensors in the places of those for which they stand.
+
+        Raises:
+            NonFiniteError: func, whose arguments it is, reads what is NaN there.
+        """
+        if not self._secret:
+            return tree
+        if self._unset:
+            self._reads(tree, func)
+        return self._stood(tree)
+
+    def _stood(self, tree: Any) -> Any:
+        size = lambda v: isinstance(v, torch.Size)  # which torch tells from other tuples
+        return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree, is_leaf=size)
+
+    def _reads(self, tree: Any, func: Callable | None) -> None:
+        for leaf in pytree.tree_leaves(tree):
+            unset = self._unset.get(id(leaf))
+            if unset is None or func in METADATA:
+                continue
+            args: tuple[Any, ...] = tree[0] if func is not None else ()
+            target: Any = args[0] if args else None
+            index: Any = args[1] if len(args) > 1 else ...
+            known = not any(isinstance(v, SecretTensor) for v in pytree.tree_leaves(index))
+            if target is leaf and func in (_T.__setitem__, _T.copy_, _T.fill_, _T.zero_):
+                if func is not _T.__setitem__ or known:
+                    unset[index if func is _T.__setitem__ else ...] = False
+                continue
+            read = unset[index] if target is leaf and func is _T.__getitem__ and known else unset
+            if bool(read.any()):
+                raise NonFiniteError(
+                    f"{'a result' if func is None else spell(func)} holds {int(read.sum())} NaN of a tensor that "
+                    f"the forward makes of NaN and has not written there; make it with torch.zeros, or write it first"
+                )
+
+    def taken(self, func: Callable, args: Any) -> Any:
+        """The arguments of a function; where it writes a secret into a plain tensor, secret ones stand for that and for
+        its views from now on. A weight stands for one until something else is written there."""
+        if func in IN_PLACE and args and isinstance(args[0], PrivateTensor):
+            at = next((at for at, (_, secret) in self._secret.items() if secret is args[0] and secret.copied), None)
+            secret = self._from(args)
+            if at is None or secret is None or isinstance(secret, PrivateTensor):
+                return args
+            made = args[0] + secret.flatten()[:0].sum().to(args[0].dtype)
+            self._secret[at] = self._secret[at][0], made
+            return (made, *args[1:])
+        if func in IN_PLACE and args and type(args[0]) is torch.Tensor:
+            sharing = self._sharing(args[0])
+            if sharing and self._takes(args, sharing):
+                self._take(args, sharing)
+                if self._unset:
+                    self._reads((args, {}), func)
+                return self._stood(args)
+        return args
+
+    def _sharing(self, target: torch.Tensor) -> list[torch.Tensor]:
+        """The living tensors of the target's memory, if a tensor that was made has it and all others are known."""
+        memory = _memory(target)
+        known = [] if memory is None else self._made.get(memory, [])
+        living = list({id(x): x for x in (one() for one in known) if x is not None}.values())
+        if not any(x is target for x in living):
+            return []
+        return living if _holders(target) == _holders(torch.zeros(1)) + len(living) - 1 else []
+
+    def _takes(self, args: tuple, sharing: list[torch.Tensor]) -> bool:
+        target, secret = args[0], self._from(args)
+        fillable = not _is_whole(target) or target.dtype in _WHOLE
+        alone = len(sharing) == 1 and not (isinstance(secret, PrivateTensor) and secret.is_complex())
+        return fillable and secret is not None and (alone or not (target.is_complex() or secret.is_complex()))
+
+    def _take(self, args: tuple, sharing: list[torch.Tensor]) -> None:
+        target, secret = args[0], self._from(args)
+        part = secret.real if secret.is_complex() else secret
+        zero = part.flatten()[:0].sum()
+        zero = zero if _is_whole(target) else zero.to(target.dtype.to_real())
+        if len(sharing) == 1:
+            start = target.detach().clone()
+            if start.is_floating_point() and bool((unset := start.isnan()).any()):
+                start, self._unset[id(target)] = torch.where(unset, 0.0, start), unset
+            stands = start + zero
+            self._secret[id(target)] = target, stands.clone() if isinstance(stands, PrivateTensor) else stands
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            size = target.untyped_storage().nbytes() // target.element_size()
+            memory = torch.as_strided(target, (size,), (1,), 0)
+            start = memory.clone()
+            memory.fill_(torch.iinfo(target.dtype).max if _is_whole(target) else float("nan"))
+        if len(sharing) > 1:
+            line = start + zero
+            for x in sharing:
+                self._secret[id(x)] = x, self._strided(line, tuple(x.shape), x.stride(), x.storage_offset())
+
+    def _from(self, args: tuple) -> Any:
+        """A secret tensor among what is written whose numbers the target can hold; a weight if there is no other."""
+        given = [v for v in pytree.tree_leaves(args[1:]) if isinstance(v, SecretTensor)]
+        given.sort(key=lambda v: isinstance(v, PrivateTensor))
+        fits = lambda v: torch.can_cast(v.dtype, args[0].dtype)
+        return next((v for v in given if fits(v)), None)
+
+
+def _memory(x: Any) -> int | None:
+    """What names the memory of a plain tensor, if it has one."""
+    try:
+        return x.untyped_storage()._cdata if type(x) is torch.Tensor else None
+    except (NotImplementedError, RuntimeError):  # of a sparse tensor, or of torch.func's own
+        return None
+
+
+def _holders(x: torch.Tensor) -> int:
+    """How many there are of a tensor's memory: views and arrays beside it would not see what is written."""
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex()
+
+
+class CaptureFailure(Exception):
     """A recording would not be what the next call does; the text says why."""
 
 
@@ -76,11 +396,11 @@ class StandIn(SharedTensor):
 
     SPOKEN = "SharedTensor"  # what errors call it
     twin: torch.Tensor
-    recorder: Recorder
+    recorder: GraphRecorder
     node: fx.Node
 
     @staticmethod
-    def __new__(cls, twin: torch.Tensor, recorder: Recorder, node: fx.Node):
+    def __new__(cls, twin: torch.Tensor, recorder: GraphRecorder, node: fx.Node):
         session = recorder.session
         shape: Any = SimpleNamespace(shape=twin.shape)
         self = SharedTensor.__new__(
@@ -90,10 +410,10 @@ class StandIn(SharedTensor):
         return self
 
     def reveal(self, to: Any = None) -> torch.Tensor:
-        raise NotCaptured("the module reveals a value on its way")
+        raise CaptureFailure("the module reveals a value on its way")
 
 
-class Recorder(TorchFunctionMode):
+class GraphRecorder(TorchFunctionMode):
     """Records what is done with secrets inside it."""
 
     def __init__(self, session: Session, scheme: Scheme, weights: dict[str, PrivateTensor], layers: dict[int, str]):
@@ -106,7 +426,7 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
         self._living: list[ref] = []
-        self.written = Written(self._strided, weights.values())
+        self.written = InplaceWrites(self._strided, weights.values())
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -124,10 +444,10 @@ class Recorder(TorchFunctionMode):
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
         if not secrets:
-            return defined(func, args, kwargs)
+            return call_with_zeros(func, args, kwargs)
         args, kwargs = of_python(args, kwargs)
         if func in LIKE and not isinstance(args[0], StandIn):
-            func, args, kwargs = alone(func, args, kwargs)
+            func, args, kwargs = without_like_tensor(func, args, kwargs)
             if not isinstance(args[0], SecretTensor):
                 return func(*args, **kwargs)
             secrets = [args[0]]
@@ -138,7 +458,7 @@ class Recorder(TorchFunctionMode):
                 return func(*args, **kwargs)
         for secret in secrets:
             if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
-                raise NotCaptured("the module reads a tensor that an earlier call made")
+                raise CaptureFailure("the module reads a tensor that an earlier call made")
         try:
             dense(leaves)
             if func in COMPOSED:
@@ -148,13 +468,13 @@ class Recorder(TorchFunctionMode):
                     return made
             return self._secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
-            raise_located(error, Place.now(self.layers).text(name_of(func)))
+            raise_located(error, SourceLocation.now(self.layers).text(name_of(func)))
 
     def _secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
         args, kwargs = as_sizes(func, args, kwargs)
         shared = [s for s in secrets if isinstance(s, StandIn)]
         row = row_of(func)
-        if not shared and not owner.endless(self.scheme, func, args, kwargs):
+        if not shared and not owner_ops.meets_infinity(self.scheme, func, args, kwargs):
             return self._own(func, types, args, kwargs)
         writes = (row is not None and func in row.in_place) or getattr(func, "__name__", "") == "__setitem__"
         elsewhere = writes and not isinstance(args[0], StandIn)
@@ -191,7 +511,7 @@ class Recorder(TorchFunctionMode):
         if row is None or row.name not in CARRIES:
             return None
         leaves = pytree.tree_leaves((args, kwargs))
-        met = any(infinite_of(x) is not None or beyond(self.scheme, x) is not None for x in leaves)
+        met = any(infinite_of(x) is not None or mask_beyond_range(self.scheme, x) is not None for x in leaves)
         return Infinite(-math.inf, math.inf) if met else None
 
     def _results(self, node: fx.Node, meta: Any, known: dict[int, StandIn]) -> Any:
@@ -218,7 +538,7 @@ class Recorder(TorchFunctionMode):
         target: Any = args[0] if args else None
         storage = lambda s: s.twin.untyped_storage()._cdata
         if id(target) not in changed or any(storage(s) != storage(target) for s in changed.values()):
-            raise NotCaptured(f"{spell(func)} changes a tensor that is not its first argument")
+            raise CaptureFailure(f"{spell(func)} changes a tensor that is not its first argument")
         others = self._of_its_memory(func, target)
         dtypes = {a.dtype for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
         plain = functional_form(func) if len(dtypes) == 1 else None
@@ -229,7 +549,7 @@ class Recorder(TorchFunctionMode):
         node.meta.update(shape=tuple(target.twin.shape), dtype=target.twin.dtype)
         target.node = node
         for other, theirs, mine in others:
-            other.node = rewritten(other, target, tuple(other.twin.shape), theirs, mine, self._local)
+            other.node = rewrite_views(other, target, tuple(other.twin.shape), theirs, mine, self._local)
             other.node.meta.update(shape=tuple(other.twin.shape), dtype=other.twin.dtype)
             other.infinite = other.infinite or mark
         target.infinite = mark
@@ -269,9 +589,9 @@ class Recorder(TorchFunctionMode):
     def _own(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         """An operation among A's own tensors."""
         target = args[0] if args else None
-        if owner.in_place(func) and isinstance(target, PrivateTensor):
+        if owner_ops.in_place(func) and isinstance(target, PrivateTensor):
             if target.origin is not None:
-                raise NotCaptured(f"{spell(func)} changes a weight's copy through a view")
+                raise CaptureFailure(f"{spell(func)} changes a weight's copy through a view")
             node = self._node(OutOfPlace(func), args, kwargs)
             result = dispatch.call(func, types, args, kwargs)
             self._private[id(target)] = node
@@ -301,7 +621,7 @@ class Recorder(TorchFunctionMode):
         swap = lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf
         args, kwargs = map_aggregate(args, swap), map_aggregate(kwargs, swap)
         node = self.graph.create_node("call_function", func, args, kwargs, name=name_of(func))
-        node.meta = {"value": node.name, "where": Place.now(self.layers)}
+        node.meta = {"value": node.name, "where": SourceLocation.now(self.layers)}
         return node
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
@@ -313,7 +633,7 @@ class Recorder(TorchFunctionMode):
             if node is None:
                 name = self._weights.get(id(x))
                 if name is None:
-                    raise NotCaptured("the module reads a tensor that an earlier call derived from its weights")
+                    raise CaptureFailure("the module reads a tensor that an earlier call derived from its weights")
                 node = self._private[id(x)] = self._attribute(name)
             return node
         if isinstance(x, nn.Parameter) and x.is_floating_point():
@@ -394,17 +714,17 @@ def capture(
     first = next(iter(weights.values()), None)
     session, scheme = (first.session, first.scheme) if first is not None else (Session(dry=True), Scheme())
     layers = {id(layer): name for name, layer in module.named_modules()}
-    recorder, draws, before = Recorder(session, scheme, weights, layers), Drawing(), state_of(module)
+    recorder, draws, before = GraphRecorder(session, scheme, weights, layers), RandomnessWatch(), state_of(module)
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
-    with torch.no_grad(), compiling(module), layers_refusals(layers), draws, recorder:
+    with torch.no_grad(), as_if_compiling(module), layers_refusals(layers), draws, recorder:
         result = recorder.written.swapped(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)
-        raise NotCaptured("the module draws random numbers")
+        raise CaptureFailure("the module draws random numbers")
     refuse_results(result)
     changed = state_of(module) != before
-    leaves, spec = flattened(result)
+    leaves, spec = flatten_tree(result)
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     used = {n.target for n in recorder.graph.nodes if n.op == "get_attr"}
     kept = {name: value for name, value in {**values, **recorder.values}.items() if name in used}
@@ -418,3 +738,68 @@ def _drop_unread(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
+
+
+# A module that runs operation by operation, by its own forward.
+
+
+class LocatedErrors(TorchFunctionMode):
+    """Names layer and line in every error of an operation inside."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.written = InplaceWrites(strided_view, (*module.parameters(), *module.buffers()))
+        self.layers = {id(layer): name for name, layer in module.named_modules()}
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.written.swapped((args, kwargs or {}), func)
+        if func in METADATA:
+            return func(*args, **kwargs)
+        try:
+            args = self.written.taken(func, args)
+            return self.written.made(func, call_with_zeros(func, args, kwargs))
+        except SectorchError as error:
+            raise_located(error, SourceLocation.now(self.layers).text(name_of(func)))
+
+
+def run_eagerly(module: nn.Module, inputs: Inputs) -> Any:
+    """The module's own call, with its hooks and its attributes."""
+    watching = LocatedErrors(module)
+    with as_if_compiling(module), layers_refusals(watching.layers), watching:
+        return watching.written.swapped(without_caches(inputs.called(module)))
+
+
+# What `nn.TransformerEncoder` gives at padded places: zeros, as torch's evaluation without gradients has them.
+#
+# torch has two ways through an encoder with a padding mask. Without gradients it leaves padded places out (its fast
+# path, in nested tensors) and fills them with zeros; with gradients it computes something there, which nobody should
+# read. A secure model does what `with torch.no_grad()` does.
+
+
+def zeros_at_padded_places(model: nn.Module) -> None:
+    """Change a copy of a model: its encoders give zeros where torch's fast path gives them."""
+    for layer in model.modules():
+        inherited = isinstance(layer, nn.TransformerEncoder) and type(layer).forward is nn.TransformerEncoder.forward
+        if inherited and getattr(layer, "use_nested_tensor", False):
+            layer.__dict__["forward"] = MethodType(_forward, layer)
+
+
+def _forward(
+    self: Any,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    """`nn.TransformerEncoder.forward`, with its conditions for the fast path."""
+    given = src_key_padding_mask
+    if given is None or mask is not None or src.dim() != 3 or not torch.backends.mha.get_fastpath_enabled():
+        return nn.TransformerEncoder.forward(self, src, mask, given, is_causal)
+    padded = given if given.dtype == torch.bool else given != 0
+    if getattr(self, "mask_check", True) and padded.shape[1] > 1:  # the places before must be whole rows' beginnings
+        padded = padded & (padded[:, :-1] & padded[:, 1:].logical_not()).any().logical_not()
+    keys = F._canonical_mask(given, "src_key_padding_mask", None, "mask", src.dtype)
+    for layer in self.layers:
+        src = layer(src, src_mask=None, is_causal=bool(is_causal), src_key_padding_mask=keys)
+    src = src.masked_fill(padded.unsqueeze(-1), 0.0)
+    return src if self.norm is None else self.norm(src)

@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from ..ckks import CKKSTensor, polynomial
 from ..errors import ArgumentError
 from ..tensor.table import row_of
-from .symbolic import Tracer, symbolic_trace
+from .symbolic_trace import Tracer, symbolic_trace
 
 GELU = (0.0711, 0.5, 0.2576, 0.0, -0.0128)
 """CaPriDe, section 4.4: 0.0711 + 0.5 x + 0.2576 x^2 - 0.0128 x^4, close to GELU for |x| below about 3."""
@@ -62,7 +62,7 @@ DEGREE, DOMAIN = 4, 3.0
 """Of the polynomials that are fitted: two levels, and where the paper's is close to GELU."""
 
 
-def fitted(function: Callable[[torch.Tensor], torch.Tensor], name: str) -> Polynomial:
+def fit_polynomial(function: Callable[[torch.Tensor], torch.Tensor], name: str) -> Polynomial:
     """The polynomial of degree 4 that is nearest to a function of one number on [-3, 3].
 
     It interpolates by least squares in 256 Chebyshev nodes, which comes near the smallest largest error (L. N.
@@ -133,7 +133,7 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
     return graph.train(model.training)
 
 
-def folded(model: nn.Module) -> nn.Module:
+def fold_batchnorms(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode, each BatchNorm folded into the layer before it: it takes no level of its own then.
 
     A copy as the model is where fx cannot see through the forward.
@@ -199,9 +199,9 @@ def _replacement(module: nn.Module, coefficients: tuple[float, ...]) -> nn.Modul
         return Polynomial(coefficients)
     if isinstance(module, nn.PReLU):
         slope = float(module.weight.detach().mean())
-        return fitted(lambda x: torch.nn.functional.leaky_relu(x, slope), "PReLU")
+        return fit_polynomial(lambda x: torch.nn.functional.leaky_relu(x, slope), "PReLU")
     if isinstance(module, _FITTED):
-        return fitted(copy.deepcopy(module).eval(), type(module).__name__)
+        return fit_polynomial(copy.deepcopy(module).eval(), type(module).__name__)
     if isinstance(module, nn.MaxPool2d):
         return nn.AvgPool2d(
             module.kernel_size, module.stride, module.padding, module.ceil_mode, count_include_pad=False
@@ -226,7 +226,7 @@ def _functional(graph: fx.GraphModule, coefficients: tuple[float, ...]) -> None:
             raise _refused(f"'{name}' in the forward")
         if name in ("relu", "relu6", "gelu", *_FITTED_ROWS):
             target = f"polynomial_{node.name}"
-            made = Polynomial(coefficients) if name not in _FITTED_ROWS else fitted(_function_of(node), name)
+            made = Polynomial(coefficients) if name not in _FITTED_ROWS else fit_polynomial(_function_of(node), name)
             graph.add_submodule(target, made)
             with graph.graph.inserting_after(node):
                 new = graph.graph.call_module(target, (node.args[0] if node.args else node.kwargs["input"],))

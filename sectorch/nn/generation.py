@@ -10,29 +10,203 @@ so that every step is the same program: it is traced once, and can be prepared a
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from .choice import Choice, Texts
-from .held import as_shared
-from .inputs import Inputs
+from ..errors import ArgumentError, DimensionError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
+from ..optional_deps import required_imports
+from .inputs import Inputs, as_shared
 from .module import SecureModule
-from .step import Cache, Step, check_places, check_window, texts_of
+from .remote_program import Choice, TextSettings
+
+# One call of a causal language model of `transformers` as a module: from tokens and a cache to the next of both.
 
 
-class Continuing:
+Cache = list[tuple[Any, Any]]
+"""Keys and values of each layer."""
+
+
+class TokenScorer(nn.Module):
+    """A causal language model that scores the next token."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        taken = inspect.signature(model.forward).parameters
+        self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
+        before = "cache" not in taken and "past_key_values" in taken  # as transformers called it until 5.23
+        self._cache = "past_key_values" if before else "cache"
+
+    def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
+        """The scores of the next token, [rows, words], and the whole cache."""
+        with required_imports("generating text", "transformers", ArgumentError):
+            from transformers.cache_utils import DynamicCache
+
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(past):
+            cache.update(keys, values, layer)
+        more = {"position_ids": position_ids} if self._placed else {}
+        more |= {"logits_to_keep": 1} if self._last else {}
+        more |= {self._cache: cache}
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **more)
+        layers = getattr(getattr(out, self._cache), "layers", None)
+        if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
+            raise UnsupportedOpError(
+                f"{type(self.model).__name__} keeps no keys and values that generate() could pass on"
+            )
+        return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
+
+
+class TokenStep(TokenScorer):
+    """One call of a causal language model: from tokens and the cache before them to the next token and the cache."""
+
+    def __init__(self, model: nn.Module, choice: Choice):
+        super().__init__(model)
+        self.choice = choice
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
+    ) -> Any:
+        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
+        return self.choice.token(scores, noise), [tuple(last_positions(x, window) for x in pair) for pair in cache]
+
+
+def last_positions(x: Any, window: int) -> Any:
+    """The last positions of a cache's tensor [rows, heads, positions, width]; zeros stand before a shorter one."""
+    empty = window - x.shape[-2]
+    return F.pad(x, (0, 0, empty, 0)) if empty > 0 else x[..., x.shape[-2] - window :, :]
+
+
+def check_window(step: TokenScorer) -> None:
+    """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
+
+    Raises:
+        ArgumentError: it does not, or the model cannot be called so.
+    """
+    model: Any = step.model
+    draw = torch.Generator().manual_seed(0x5EC)
+    ids = torch.randint(0, min(model.config.vocab_size, 1000), (1, 5), generator=draw)
+    reason = "its scores depend on the places of tokens in the cache"
+    try:
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
+            _, cache = step.scores(ids[:, :4], None, None, [])
+            past = [(last_positions(keys, 7), last_positions(values, 7)) for keys, values in cache]
+            mask = F.pad(torch.ones(1, 5, dtype=torch.int64), (3, 0))
+            found, _ = step.scores(ids[:, 4:], mask, torch.tensor([[4]]), past)
+            if torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())):
+                return
+    except SectorchError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    raise ArgumentError(f"generate() cannot continue texts of {type(model).__name__}: {reason}")
+
+
+def check_places(module: SecureModule, ids: torch.Tensor, mask: torch.Tensor | None, tokens: int) -> None:
+    """Where the model is: whether it has places for all tokens of a text, those to come included.
+
+    Raises:
+        ArgumentError: a table of positions that ends before.
+    """
+    if not module.session.present(module.party):
+        return
+    step: Any = module.plain
+    length = ids.shape[1] if mask is None or mask.is_meta else int(mask.sum(1).max())
+    last_place = torch.tensor([[length + tokens - 2]])
+    try:
+        with torch.no_grad():
+            step.scores(torch.zeros(1, 1, dtype=torch.int64), None, last_place, [])
+    except IndexError:
+        raise ArgumentError(
+            f"{type(step.model).__name__} has fewer places than {length} tokens of a prompt and {tokens} new ones: "
+            f"shorten the prompt, or ask for fewer max_new_tokens"
+        ) from None
+
+
+def _configured(model: nn.Module, name: str) -> Any:
+    named = getattr(getattr(model, "generation_config", None), name, None)
+    return named if named is not None else getattr(getattr(model, "config", None), name, None)
+
+
+_CHANGES_SCORES = {
+    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0), "bad_words_ids": (None, []), "force_words_ids": (None, []),
+    "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}),
+    "forced_bos_token_id": (None,), "forced_eos_token_id": (None,), "min_length": (None, 0),
+    "min_new_tokens": (None, 0), "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
+}  # fmt: skip
+"""What a model's generation_config may ask of each step beside its scores, and the values that change nothing."""
+
+
+def _refuse_configured(model: nn.Module) -> None:
+    """Raise for what the plain model's `generate` would do, and this one does not.
+
+    Raises:
+        ArgumentError: naming it.
+    """
+    config = getattr(model, "generation_config", None)
+    for name, neutral in _CHANGES_SCORES.items():
+        value = getattr(config, name, None)
+        if value not in neutral:
+            raise ArgumentError(
+                f"the model's generation_config has {name}={value!r:.60}, which generate() does not compute on secret "
+                f"scores; model.generation_config.{name} = {neutral[-1]!r} leaves it out"
+            )
+
+
+def texts_of(
+    plain: nn.Module,
+    max_new_tokens: int,
+    choice: Choice,
+    eos_token_id: int | list[int] | None,
+    pad_token_id: int | None,
+    until_end: bool,
+) -> TextSettings:
+    """How a causal language model continues texts.
+
+    Raises:
+        ArgumentError: it is none, no token is asked for, or an end or a padding that is no token.
+    """
+    config: Any = getattr(plain, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
+        raise ArgumentError(
+            f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
+            f"{type(plain).__name__}; call the secure model in a loop of your own"
+        )
+    _refuse_configured(plain)
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
+    words = int(config.vocab_size)
+    named = eos_token_id if eos_token_id is not None else _configured(plain, "eos_token_id")
+    named = tuple(named) if isinstance(named, (list, tuple)) else () if named is None else (named,)
+    if not all(type(end) is int for end in named):
+        raise ArgumentError(f"eos_token_id must be a whole number or a list of such, got {eos_token_id!r:.80}")
+    ends = tuple(end for end in named if 0 <= end < words)  # others are never chosen
+    known = lambda token: type(token) is int and 0 <= token < words
+    if pad_token_id is not None and not known(pad_token_id):  # it is an input of the steps after an end
+        raise ArgumentError(f"pad_token_id must be a token of the model, 0 to {words - 1}, got {pad_token_id!r:.40}")
+    pad = pad_token_id if pad_token_id is not None else _configured(plain, "pad_token_id")
+    pad = pad if known(pad) else ends[0] if ends else 0
+    return TextSettings(max_new_tokens, words, choice, ends, pad, until_end=until_end)
+
+
+class TextContinuation:
     """Continues texts: asks for one token after the other.
 
     Attributes:
         texts: how; public.
     """
 
-    texts: Texts
+    texts: TextSettings
 
     def __call__(
         self,
@@ -116,7 +290,7 @@ class Continuing:
         return {**called, "past": past, "window": window}
 
 
-class Generation(Continuing):
+class Generation(TextContinuation):
     """Generation with prompts of one shape: what `sectorch.generate` uses, for more than one text.
 
     Args:
@@ -151,7 +325,7 @@ class Generation(Continuing):
             raise ArgumentError(f"generate() takes what sectorch.secure() made, got {type(model).__name__}")
         plain, choice = model.plain, Choice(do_sample, temperature, top_k)
         self.texts = texts_of(plain, max_new_tokens, choice, eos_token_id, pad_token_id, until_end)
-        step = Step(plain, choice).eval()
+        step = TokenStep(plain, choice).eval()
         if model.session.present(model.party):
             check_window(step)
         self.secure = model.over(step)
@@ -230,3 +404,193 @@ def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not mask.is_meta and not bool((mask[:, -1] == 1).all() and (mask.diff(dim=1) >= 0).all()):
         raise ArgumentError("prompts are padded on the left: tokenizer.padding_side = 'left'")
     return ids, mask
+
+
+# Beam search with secret tokens: `sectorch.generate(secure_model, input_ids, max_new_tokens, num_beams=4)`.
+#
+# The beams' scores stay in shares, beside the keys and values. Q learns which beams go on, and with which tokens, and
+# gives the next step the order of the beams as a secret of its own.
+
+
+class BeamStep(TokenScorer):
+    """One call of a causal language model for all beams of a text, which stand one after the other among the rows."""
+
+    def __init__(self, model: nn.Module, beams: int):
+        super().__init__(model)
+        self._beams = beams
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, order: Any = None,
+        before: Any = None,
+    ) -> Any:  # fmt: skip
+        """
+        Args:
+            order: of a later step, which beam each one goes on from, one-hot [rows, beams, beams].
+            before: the beams' sums of log-probabilities so far [rows, beams].
+
+        Returns:
+            beam * words + token of each beam, the best first; their sums; the cache.
+        """
+        if order is not None:
+            past = [(_ordered(keys, order), _ordered(values, order)) for keys, values in past]
+        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
+        found = torch.log_softmax(scores, -1)
+        if order is not None:
+            found = (found.reshape(*before.shape, -1) + before[..., None]).flatten(1)
+        sums, chosen = found.topk(self._beams)
+        cache = [tuple(last_positions(x, window) for x in pair) for pair in cache]
+        if order is None:
+            cache = [tuple(x.repeat_interleave(self._beams, 0) for x in pair) for pair in cache]
+        return chosen, sums, cache
+
+
+def _ordered(x: Any, order: Any) -> Any:
+    """A cache's tensor [rows * beams, ...] with the beams of each row in another order."""
+    rows, beams = order.shape[:2]
+    return (order.to(x.dtype) @ x.reshape(rows, beams, -1)).reshape(x.shape)
+
+
+class Beams(TextContinuation):
+    """Beam search with prompts of one shape: what `sectorch.generate` uses for `num_beams`.
+
+    Args:
+        model: what `sectorch.secure` made of a causal language model of `transformers`.
+        max_new_tokens: how many tokens are generated, neither more nor less: no text ends before.
+        num_beams: how many texts are kept; the best is given.
+        eos_token_id: [] where the model's configuration names a token that ends a text.
+
+    Attributes:
+        secure: one step as a secure module.
+
+    Raises:
+        ArgumentError: fewer than two beams, or an end of texts; a model that is not secure, or that generates in
+            another way.
+    """
+
+    def __init__(
+        self, model: SecureModule, max_new_tokens: int, num_beams: int, eos_token_id: int | list[int] | None = None
+    ):
+        if not isinstance(model, SecureModule):
+            raise ArgumentError(f"generate() takes what sectorch.secure() made, got {type(model).__name__}")
+        if not isinstance(num_beams, int) or num_beams < 2:
+            raise ArgumentError(f"num_beams must be a whole number of 2 or more, got {num_beams!r}")
+        self.texts = texts_of(model.plain, max_new_tokens, Choice(), eos_token_id, None, False)
+        if self.texts.ends:
+            raise ArgumentError(
+                f"a beam search does not stop at the end of a text (token {self.texts.ends[0]}): its sums stay secret; "
+                f"eos_token_id=[] goes on to max_new_tokens"
+            )
+        if num_beams > self.texts.words:
+            raise ArgumentError(f"num_beams must be at most {self.texts.words}, the number of words, got {num_beams}")
+        step = BeamStep(model.plain, num_beams).eval()
+        if model.session.present(model.party):
+            check_window(step)
+        self.secure, self._beams = model.over(step), num_beams
+
+    def __call__(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **other: Any
+    ) -> torch.Tensor:
+        """Prompts and what follows them, [rows, positions + new tokens]: of each the text of the largest probability
+        that was found.
+
+        Raises:
+            ArgumentError: other arguments, which beams do not take.
+        """
+        given = sorted(name for name, value in other.items() if value is not None)
+        if given:
+            raise ArgumentError(f"num_beams goes without {', '.join(given)}")
+        ids, mask = prompt_of(input_ids, attention_mask)
+        check_words(ids, self.texts.words)
+        check_places(self.secure, ids, mask, self.texts.max_new_tokens)
+        chosen, sums, past = self.secure.in_shares(Inputs(**self._prompt(ids, mask)).staying(1))
+        texts = (chosen % self.texts.words)[..., None]
+        mask = None if mask is None else mask.repeat_interleave(self._beams, 0)
+        while texts.shape[-1] < self.texts.max_new_tokens:
+            beam, token = chosen // self.texts.words, texts[..., -1].reshape(-1, 1)
+            called = self._later(token, mask, past, texts.shape[-1])
+            inputs = Inputs(**called, order=F.one_hot(beam, self._beams), before=sums).staying(1)
+            chosen, sums, past = self.secure.in_shares(inputs)
+            texts = texts.gather(1, (chosen // self.texts.words)[..., None].expand_as(texts))
+            texts = torch.cat((texts, (chosen % self.texts.words)[..., None]), -1)
+        return torch.cat((ids, texts[:, 0]), 1)
+
+
+# Text generation with secret tokens: `sectorch.generate(secure_model, input_ids, max_new_tokens)`.
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _naming_options(f: Function) -> Function:
+    """Refuse a keyword that there is none of by an error that names the nearest one."""
+    options = [name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        unknown = sorted(set(kwargs) - set(inspect.signature(f).parameters))
+        if unknown:
+            close = {name: difflib.get_close_matches(name, options) for name in unknown}
+            near = [f"{name} (perhaps {close[name][0]})" for name in unknown if close[name]]
+            raise ArgumentError(
+                f"{f.__name__}() has no option {', '.join(near or unknown)}; it takes {', '.join(options)}"
+            )
+        return f(*args, **kwargs)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+@_naming_options
+def generate(
+    model: SecureModule,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+    streamer: Callable[[torch.Tensor], Any] | None = None,
+    num_beams: int = 1,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    eos_token_id: int | list[int] | None = None,
+    pad_token_id: int | None = None,
+    until_end: bool = False,
+) -> torch.Tensor:
+    """Continue secret texts with a secret causal language model of `transformers`.
+
+    Args:
+        model: `sectorch.secure(AutoModelForCausalLM....eval())`.
+        input_ids: Q's prompts, whole numbers [rows, positions]; prompts of several lengths are padded on the left.
+        max_new_tokens: how many tokens are generated at most.
+        attention_mask: 0 where a prompt is padded; as secret as the prompt.
+        generator: Q's randomness for `do_sample`; the operating system's unless named.
+        streamer: called with the tokens of each step [rows], as soon as Q has them.
+        num_beams: how many texts are kept in a beam search; it goes on to `max_new_tokens`, without the options
+            below.
+        do_sample, temperature, top_k, eos_token_id, pad_token_id, until_end: as of `Generation`.
+
+    Returns:
+        the prompts and what follows them, [rows, positions + new tokens].
+
+    What is learned: Q learns the tokens, one after the other (of a beam search those of all beams, and which go on),
+    and nothing of the scores but their order; the others learn the shape of the prompts and the number of steps.
+    Numeric error: that of the scores in fixed point; a token differs from the plain model's where two scores are closer
+    than that.
+
+    Raises:
+        DtypeError, ShapeError: prompts or masks that are none; nothing was shared.
+        ArgumentError: a choice that is none, or a model that generates in another way.
+        RangeExceededError: a value left its range; Q has the tokens before it.
+    """
+    if num_beams != 1:
+        beams = Beams(model, max_new_tokens, num_beams, eos_token_id)
+        return beams(
+            input_ids, attention_mask, generator=generator, streamer=streamer, do_sample=do_sample or None,
+            temperature=None if temperature == 1.0 else temperature, top_k=top_k, pad_token_id=pad_token_id,
+            until_end=until_end or None,
+        )  # fmt: skip
+    run = Generation(
+        model, max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id, until_end=until_end,
+    )  # fmt: skip
+    return run(input_ids, attention_mask, generator=generator, streamer=streamer)

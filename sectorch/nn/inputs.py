@@ -9,19 +9,202 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, DtypeError, UnsupportedOpError
-from ..tensor import SecretTensor, SharedTensor
-from .held import Held
+from ..backend import Value
+from ..choreography import Party
+from ..errors import ArgumentError, DtypeError, FixedPointRangeError, ProgramError, UnsupportedOpError
+from ..ops.common import as_factor
+from ..ring import HEADROOM_BITS
+from ..session import Session
+from ..tensor import Scheme, SecretTensor, SharedTensor
+from ..tensor.infinity import Infinite, with_exact_infinities
+from ..tensor.table import Context
+
+# Tensors that stay in shares between the calls of a module: as results of one program, and as inputs of another.
+
+
+@dataclass(frozen=True)
+class SharedInputSpec:
+    """What everybody knows of a tensor in shares, beside its shape and dtype.
+
+    Attributes:
+        scale_bits, bound, whole_bits: as of `SharedTensor`.
+        infinite: what may stand for infinity, at whatever positions.
+    """
+
+    scale_bits: int
+    bound: float | None
+    whole_bits: int
+    infinite: Infinite | None = None
+
+    @classmethod
+    def of(cls, x: SharedTensor) -> SharedInputSpec:
+        infinite = x.infinite
+        if infinite is not None:
+            if infinite.unchecked:
+                raise FixedPointRangeError(
+                    "a tensor that holds infinities, and numbers added to them, goes from one program to another; take "
+                    "torch.nan_to_num of it first, or fill with a number in the range"
+                )
+            infinite = replace(infinite, at=None, certain=False)
+        return cls(x.scale_bits, x.bound, x.whole_bits, infinite)
+
+    @property
+    def said(self) -> tuple[int, float | None, int]:
+        """As a description has it.
+
+        Raises:
+            ProgramError: it may hold what stands for infinity, of which no description says anything.
+        """
+        if self.infinite is not None:
+            raise ProgramError("a tensor that may hold infinities does not stay between calls of a served model")
+        return self.scale_bits, self.bound, self.whole_bits
+
+    @classmethod
+    def read(cls, said: Any) -> SharedInputSpec:
+        """What a description says.
+
+        Raises:
+            ProgramError: it is none.
+        """
+        if said is None or not isinstance(said, list) or [*map(type, said)][::2] != [int, int] or len(said) != 3:
+            raise ProgramError("a model description does not say what is known of a tensor in shares")
+        scale_bits, bound, whole_bits = said
+        fits = bound is None or (type(bound) in (int, float) and 0 <= bound < 2.0**HEADROOM_BITS)
+        if not (fits and 0 <= scale_bits <= HEADROOM_BITS and abs(whole_bits) <= 2 * HEADROOM_BITS):
+            raise ProgramError("a model description holds a tensor in shares that is not in the ring")
+        return cls(scale_bits, bound, whole_bits)
+
+    def tensor(self, shares: Value, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> SharedTensor:
+        """The tensor of these shares."""
+        made = SharedTensor(shares, self.scale_bits, session, party, scheme, dtype, self.bound)
+        made.whole_bits, made.infinite = self.whole_bits, self.infinite
+        return made
+
+    def again(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
+        """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
+        half = torch.empty(x.shape, dtype=torch.int64, device="meta")
+        shares = session.backend(session.net(party), scheme).again(name, (half, half))
+        return self.tensor(shares, session, party, scheme, x.dtype)
+
+
+class RetainedTensor(NamedTuple):
+    """A tensor of a program's results that nobody learns: what each party holds of it, and what all know."""
+
+    halves: tuple[torch.Tensor, ...]
+    held: SharedInputSpec
+    dtype: torch.dtype
+
+
+class RetainedResults(NamedTuple):
+    """A program's results in shares, and the flags on which all of them depend, joined as far as they can be; the
+    results that Q learns as `Opening`s, which then hold all flags."""
+
+    results: Any
+    flags: list[tuple[torch.Tensor, ...]]
+
+
+def retain_results(outputs: Any, learned: int = 0) -> RetainedResults:
+    """In a call: its results as what the parties keep. No message, but for what rounds and checks a result.
+
+    A tensor of many fraction bits is rounded as a factor of a product is, and held to the activation limit: what takes
+    it next need not.
+
+    Args:
+        learned: so many of the results, the first ones, Q learns, and with them whether all of the call was in range.
+    """
+    leaves, spec = pytree.tree_flatten(outputs)
+    ready = [_ready(y) if isinstance(y, SharedTensor) and at >= learned else y for at, y in enumerate(leaves)]
+    leaves = reveal_first(ready, learned)
+    raised = dict.fromkeys(flag for y in leaves if isinstance(y, SharedTensor) for flag in y.flags)
+    kept, flags = [_kept(y) if isinstance(y, SharedTensor) else y for y in leaves], []
+    for dims in sorted({len(flag.shape) for flag in raised}):
+        backend = next(y.backend for y in leaves if isinstance(y, SharedTensor))
+        alike = [flag for flag in raised if len(flag.shape) == dims]
+        flags.append(backend.kept(backend.each(_joined, *alike)))
+    return RetainedResults(pytree.tree_unflatten(kept, spec), flags)
+
+
+def reveal_first(results: list[Any], learned: int) -> list[Any]:
+    """The first results revealed to Q, not yet looked at, with the flags of all; the others then depend on none, but
+    where Q's word that it has looked, and goes on, is not enough."""
+    if not learned:
+        return results
+    flags = tuple(dict.fromkeys(flag for y in results if isinstance(y, SharedTensor) for flag in y.flags))
+    results = [
+        _flagged(y, flags if at < learned or y.scheme.verified else ()) if isinstance(y, SharedTensor) else y
+        for at, y in enumerate(results)
+    ]
+    return [y.open() if isinstance(y, SharedTensor) and at < learned else y for at, y in enumerate(results)]
+
+
+def reveal_tree(outputs: Any, learned: int) -> Any:
+    """A tree of results, of which Q learns the first ones, as `opened`."""
+    leaves, spec = pytree.tree_flatten(outputs)
+    return pytree.tree_unflatten(reveal_first(leaves, learned), spec)
+
+
+def _flagged(y: SharedTensor, flags: tuple[Value, ...]) -> SharedTensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        made = y.like(y.shares, bound=y.bound, dtype=y.dtype)
+    made.whole_bits, made.infinite, made.flags = y.whole_bits, y.infinite, flags
+    return made
+
+
+def _joined(*flags: torch.Tensor) -> torch.Tensor:
+    return torch.cat(flags, -1)
+
+
+def _ready(y: SharedTensor) -> SharedTensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = y.dtype
+    y = with_exact_infinities(y)
+    raised = len(y.session.net(y.party).raised)
+    most = None if y.infinite is None else 2 * y.infinite.size
+    made = as_factor(Context(y.session, y.party, y.scheme), y, most=most)
+    if made is y:
+        return y
+    made = made.like(made.shares, bound=made.bound, dtype=dtype)
+    made.infinite = y.infinite
+    made.flags = (*y.flags, *y.session.net(y.party).raised[raised:])
+    return made
+
+
+def _kept(y: SharedTensor) -> RetainedTensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return RetainedTensor(y.backend.kept(y.shares), SharedInputSpec.of(y), y.dtype)
+
+
+def as_shared(
+    staying: RetainedResults, given: list[SharedTensor], session: Session, party: Party, scheme: Scheme
+) -> Any:
+    """The results of a run as SharedTensors, which depend on what the program checked and on what its inputs do.
+
+    Args:
+        given: those of the inputs that were shared before.
+    """
+    backend = session.backend(session.setup(party), scheme)
+    flags = [backend.again("flags", halves) for halves in staying.flags]
+    flags += dict.fromkeys(flag for x in given for flag in x.flags)
+
+    def shared(y: Any) -> Any:
+        if not isinstance(y, RetainedTensor):
+            return y
+        made = y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+        made.flags = tuple(flags)
+        return made
+
+    return pytree.tree_map(shared, staying.results, is_leaf=lambda y: isinstance(y, RetainedTensor))
+
 
 _CONSTANTS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -73,7 +256,7 @@ def public(x: torch.Tensor) -> Public:
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """How the tensors of a call come: the containers, and in each leaf's place a public value or a secret's name."""
 
     spec: Any
@@ -85,7 +268,7 @@ class Form:
         return hash((str(self.spec), self.leaves, self.learned))
 
     def __eq__(self, other: object) -> bool:  # 1 and True are equal, and not the same argument
-        if not isinstance(other, Form) or (self.spec, self.learned) != (other.spec, other.learned):
+        if not isinstance(other, CallForm) or (self.spec, self.learned) != (other.spec, other.learned):
             return False
         return _typed(self.leaves) == _typed(other.leaves)
 
@@ -103,7 +286,7 @@ class Secret:
     """
 
     name: str
-    held: Held | None = None
+    held: SharedInputSpec | None = None
 
 
 class Inputs:
@@ -128,7 +311,7 @@ class Inputs:
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        leaves, spec = flattened((args, kwargs))
+        leaves, spec = flatten_tree((args, kwargs))
         found: list[torch.Tensor] = []
         places: list[Any] = []
         names = _names(spec, leaves)
@@ -142,7 +325,7 @@ class Inputs:
                     raise DtypeError(f"a secure module takes dense tensors, got one of {kind}; use {way}")
                 if id(leaf) not in seen:  # given twice, it is one tensor to the forward as well
                     found.append(leaf)
-                    seen[id(leaf)] = Secret(name, Held.of(leaf) if isinstance(leaf, SharedTensor) else None)
+                    seen[id(leaf)] = Secret(name, SharedInputSpec.of(leaf) if isinstance(leaf, SharedTensor) else None)
                 places.append(seen[id(leaf)])
             elif isinstance(leaf, (Public, *_CONSTANTS)):
                 places.append(leaf)
@@ -159,7 +342,7 @@ class Inputs:
                 f"makes one of numbers"
             )
         known = any(isinstance(leaf, SharedTensor) for leaf in found)
-        self.form, self.tensors = Form(spec, tuple(places), 0 if known else None), tuple(found)
+        self.form, self.tensors = CallForm(spec, tuple(places), 0 if known else None), tuple(found)
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
@@ -214,7 +397,7 @@ class Inputs:
         leaves, spec = pytree.tree_flatten(bound)
         names = list(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Secret)))
         place = lambda leaf: Secret(str(names.index(leaf.name)), leaf.held) if isinstance(leaf, Secret) else leaf
-        return Form(spec, tuple(map(place, leaves)), self.form.learned), names
+        return CallForm(spec, tuple(map(place, leaves)), self.form.learned), names
 
     def as_in(self, other: Inputs, names: list[str], others: list[str]) -> Inputs:
         """These tensors in another call's form, where `names` of these stand for `others` of those."""
@@ -225,18 +408,18 @@ class Inputs:
     def known(self) -> Inputs:
         """The same call, with what everybody knows of those tensors that are in shares by now."""
         pairs = zip(self.names, self.tensors, strict=True)
-        held = {name: Held.of(x) for name, x in pairs if isinstance(x, SharedTensor)}
+        held = {name: SharedInputSpec.of(x) for name, x in pairs if isinstance(x, SharedTensor)}
         return self.holding(held, 0 if held else None)
 
     def asked(self) -> Inputs:
         """The same call as one on plain tensors, whose results are revealed: the module does the same in both."""
         return self.holding({}, None)
 
-    def holding(self, held: Mapping[str, Held], learned: int | None) -> Inputs:
+    def holding(self, held: Mapping[str, SharedInputSpec], learned: int | None) -> Inputs:
         """The same call, where these are in shares, and so many of the results are learned."""
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
         made = self.having(self.tensors)
-        made.form = Form(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
+        made.form = CallForm(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
         return made
 
     def staying(self, learned: int = 0) -> Inputs:
@@ -275,7 +458,7 @@ class Inputs:
         return [secret.name for secret in self._secrets]
 
     @property
-    def held(self) -> list[Held | None]:
+    def held(self) -> list[SharedInputSpec | None]:
         """Of the secret tensors, what is known of those that were shared before."""
         return [secret.held for secret in self._secrets]
 
@@ -348,7 +531,7 @@ class Inputs:
         return self.form.learned
 
 
-def flattened(value: Any) -> tuple[list[Any], Any]:
+def flatten_tree(value: Any) -> tuple[list[Any], Any]:
     """The leaves and the structure of a tree; a dataclass among the leaves counts as a container from then on."""
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (Public, type))}
@@ -356,12 +539,12 @@ def flattened(value: Any) -> tuple[list[Any], Any]:
         return leaves, spec
     for kind in unknown:
         pytree.register_dataclass(kind)
-    return flattened(value)
+    return flatten_tree(value)
 
 
 def refuse_results(results: Any) -> None:
     """Raise `UnsupportedOpError` where a result cannot be revealed: a complex one, one in an object of another kind."""
-    for leaf in flattened(results)[0]:
+    for leaf in flatten_tree(results)[0]:
         if isinstance(leaf, SecretTensor) and leaf.is_complex():
             raise UnsupportedOpError("the model gives a complex tensor: let it give torch.view_as_real(y), or y.abs()")
         if not isinstance(leaf, torch.Tensor) and _holds_secret(leaf, {}):

@@ -13,29 +13,121 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
-from ..choreography.ledger import Profile, alone
-from ..choreography.program.nodes import uncollected
-from ..choreography.program.trace import Program
+from ..choreography.ledger import Profile, sole_observer
+from ..choreography.program.projection import Material
+from ..choreography.program.trace import Program, garbage_collection_paused
+from ..config import NEEDS, WeightNeed, reason_of
 from ..errors import ArgumentError, FixedPointRangeError, PrecisionError, PrecisionWarning, SectorchError
-from ..ring.scheme import NEEDS, Need, reason_of
 from ..session import Session
-from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
-from ..tensor.inference import Inference
-from .accept import Given, check_input, check_model, copied, dtype_of, refuse_meta_device
-from .ahead import Ahead, check_ahead, later
-from .bind import Weights, bind
-from .dry import Checked, dry_run, revealed, shared_inputs
-from .eager import watched
-from .held import as_shared, shown
-from .huggingface import suited
-from .inputs import Inputs
-from .padding import zeros_at_padded_places
-from .precision import loss, way_out
-from .samplewise import same_program
-from .served import Served, ServedTraces
-from .shapes import FEW, Traces, remember
-from .trace import Trace, run
-from .where import placed, range_advice
+from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
+from ..tensor.compile_mode import Inference
+from .capture import adapt_model, run_eagerly, zeros_at_padded_places
+from .dry_run import DryRun, dry_run, find_precision_loss, reveal_outputs, shared_inputs, way_out
+from .graph import Trace, run, same_program
+from .graph_cache import FEW, GraphCache, remember
+from .inputs import Inputs, as_shared, reveal_tree
+from .remote_program import RemoteGraphs, RemoteProgram
+from .source_location import located_errors, range_advice
+from .weights import ModelTensor, Weights, bind, check_input, check_model, copy_model, dtype_of, refuse_meta_device
+
+# Offline material that a module has at hand, by the inputs that it serves.
+
+
+def describe_inputs(inputs: Inputs) -> tuple:
+    """Inputs for people: the shape of a single tensor, and else name and shape of each."""
+    return inputs.shapes[0] if inputs.single else tuple(zip(inputs.names, inputs.shapes, strict=True))
+
+
+class MaterialCache:
+    """Material of later calls: each piece is handed out once, to one of several threads."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._held: dict[Any, tuple[Inputs, list[Material]]] = {}
+
+    def keep(self, inputs: Inputs, material: Material) -> None:
+        """Have it at hand for one call with inputs of this form, shape and dtype."""
+        with self._lock:
+            self._held.setdefault(inputs.key, (inputs.meta(), []))[1].append(material)
+
+    def take(self, inputs: Inputs) -> Material | None:
+        """What was kept for such inputs, or None; it is not at hand any more."""
+        with self._lock:
+            made = self._held.get(inputs.key, (inputs, []))[1]
+            return made.pop() if made else None
+
+    def all(self) -> list[tuple[Inputs, Material]]:
+        """What is at hand, with the inputs that it serves."""
+        with self._lock:
+            return [(inputs, one) for inputs, made in self._held.values() for one in made]
+
+    def counts(self) -> dict[tuple, int]:
+        """How many calls are served, by the shape of a single tensor, and else by name and shape of each."""
+        found: dict[tuple, int] = {}
+        for inputs, _ in self.all():
+            found[describe_inputs(inputs)] = found.get(describe_inputs(inputs), 0) + 1
+        return found
+
+    def clear(self) -> None:
+        """Drop all of it unused."""
+        with self._lock:
+            self._held.clear()
+
+
+def check_ahead(inputs: Inputs, alone: str | None, verified: bool) -> None:
+    """Raise ArgumentError where such a call cannot be prepared.
+
+    Args:
+        alone: why the module runs operation by operation, if it does.
+        verified: whether dealing is proved. What Q learns of tensors that were shared before is then shown in a call of
+            its own, under their flags, which the program does not know.
+    """
+    if alone is not None:
+        raise ArgumentError(f"nothing can be prepared: the module runs operation by operation, since {alone}")
+    if verified and inputs.learned and any(held is not None for held in inputs.held):
+        raise ArgumentError(
+            "nothing can be prepared: with verified=True what is learned of tensors in shares is shown in a call of "
+            "its own; ask without preparing it, or leave all results in shares"
+        )
+
+
+def material_inputs(
+    asked: list[Inputs],
+    size: int | torch.Tensor | Inputs,
+    sample_shape: tuple[int, ...] | None,
+    dtype: torch.dtype | None,
+    usual: torch.dtype,
+) -> Inputs:
+    """What `preprocess` prepares for, without content.
+
+    Args:
+        asked: the inputs of earlier calls, the latest first.
+        size, sample_shape, dtype: as `SecureModule.preprocess` takes them.
+        usual: the dtype where none is named, and none is known.
+    """
+    if isinstance(size, (bool, float, str)) or (
+        isinstance(size, (list, tuple)) and all(isinstance(n, int) for n in size)
+    ):
+        raise ArgumentError(
+            f"preprocess takes a number of rows, or inputs like the later ones, got {size!r}: preprocess(x) for "
+            f"a tensor x, or preprocess(rows, sample_shape=x.shape[1:])"
+        )
+    if not isinstance(size, int):
+        return Inputs.of(size).meta()
+    if size < 1:
+        raise ArgumentError(f"preprocess needs a batch of at least one row, got {size}")
+    asked = [x for x in asked if not x.in_shares]
+    if sample_shape is not None:
+        asked = [x for x in asked if x.single and x.shapes[0][1:] == tuple(sample_shape)]
+        dtype = dtype or (asked[0].dtypes[0] if asked else usual)
+        return Inputs(torch.empty((size, *sample_shape), dtype=dtype, device="meta"))
+    if not asked:
+        raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
+    if asked[0].rows is None:
+        raise ArgumentError(f"the last call, {asked[0]!r}, has no rows in common: pass Inputs(...) like the later ones")
+    made = asked[0].meta(size)
+    return made if dtype is None else made.having([x.to(dtype) for x in made.tensors])
+
 
 ROWS = 64
 """Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
@@ -69,8 +161,8 @@ class SecureModule(Inference):
     """
 
     plain: nn.Module
-    traces: Traces | ServedTraces
-    _served: Served | None
+    traces: GraphCache | RemoteGraphs
+    _served: RemoteProgram | None
     _bound: nn.Module
     _weights: Weights
     _dry_weights: Weights
@@ -79,9 +171,9 @@ class SecureModule(Inference):
     scheme: Scheme
 
     def __init__(
-        self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
+        self, model: nn.Module | RemoteProgram, session: Session, party: Party, scheme: Scheme, chunk: int | None,
         dtype: torch.dtype | None = None, like: SecureModule | None = None,
-        given: dict[int, Given] | None = None,
+        given: dict[int, ModelTensor] | None = None,
         chooses: bool | None = None,
         strict: bool = False,
         typical: Inputs | None = None,
@@ -95,17 +187,17 @@ class SecureModule(Inference):
         self.format_reason = ""
         """Why the number format is another than the default one, where none was named."""
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
-        self.__dict__["_served"] = model if isinstance(model, Served) else None
-        if isinstance(model, Served):
+        self.__dict__["_served"] = model if isinstance(model, RemoteProgram) else None
+        if isinstance(model, RemoteProgram):
             self.dtype, plain = model.dtype, nn.Module()
-            traces = like.traces if like is not None else ServedTraces(model, session.on_shapes(), party)
+            traces = like.traces if like is not None else RemoteGraphs(model, session.on_shapes(), party)
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
-            plain, self._given = (model, given or {}) if dtype else copied(model)
-            suited(plain)
+            plain, self._given = (model, given or {}) if dtype else copy_model(model)
+            adapt_model(plain)
             zeros_at_padded_places(plain)
-            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
+            traces = GraphCache(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["traces"] = traces
@@ -113,7 +205,7 @@ class SecureModule(Inference):
         self._typical = typical.cycled(FEW) if typical is not None and typical.rows else typical
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
-        self._checked: dict[Any, Checked] = {}
+        self._checked: dict[Any, DryRun] = {}
         self._precise: set[Any] = set()
         """The rows whose programs the owner has checked for precision."""
         self._rows: dict[Any, Trace] = {}
@@ -125,7 +217,7 @@ class SecureModule(Inference):
         else:  # what was worked out on shapes is nobody's
             shared = ("_dry_weights", "_checked", "_precise", "_rows", "largest", "_lock")
             self.__dict__.update({name: like.__dict__[name] for name in shared})
-        self.ahead = Ahead()
+        self.ahead = MaterialCache()
         self._forms: dict[Any, tuple[Inputs, list[str]]] = {}
         """By what the forward's parameters get, the form of the first such call."""
         self._asked: dict[Any, Inputs] = {}
@@ -222,11 +314,11 @@ class SecureModule(Inference):
         named.place, named.layer = error.place, error.layer
         raise named from None
 
-    def needs(self, inputs: Inputs) -> list[Need]:
+    def needs(self, inputs: Inputs) -> list[WeightNeed]:
         """What all weights of the program ask of a number format; none where there is no program."""
         token = NEEDS.set(found := [])
         try:
-            with alone(Profile()):  # nothing of it is a message of this module's session
+            with sole_observer(Profile()):  # nothing of it is a message of this module's session
                 session = Session(device=self.session.device)
                 args = self.plain, session, session.answering[0], self.scheme, None
                 like = SecureModule(*args, dtype=self.dtype, given=self._given)
@@ -244,7 +336,7 @@ class SecureModule(Inference):
         # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
         found = [self._predict(piece) for piece in self.pieces(inputs)]
         with range_advice(self.program(inputs)):
-            outputs = [unwrapped(one) for one in found]
+            outputs = [unwrap_openings(one) for one in found]
         if len(outputs) == 1:
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -273,7 +365,7 @@ class SecureModule(Inference):
         """
         with self._lock:
             asked = list(reversed(self._asked.values()))
-        inputs = self._as_before(self.inputs_of(later(asked, batch_size, sample_shape, dtype, self.dtype)))
+        inputs = self._as_before(self.inputs_of(material_inputs(asked, batch_size, sample_shape, dtype, self.dtype)))
         self.choose_format(inputs)
         self._ensure(inputs)
         check_ahead(inputs, self.traces.alone, self.named.verified)
@@ -320,7 +412,7 @@ class SecureModule(Inference):
             FixedPointRangeError: at the owner, naming the weight.
         """
         inputs = self.inputs_of(x)
-        with placed():
+        with located_errors():
             self.session.check(self.choreography(inputs), self._brought(inputs))
 
     def _brought(self, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -343,8 +435,8 @@ class SecureModule(Inference):
         if program is None:
             self.named.check_trusting()
             with self.session.call(self.party):
-                return revealed(self._run(self._shared(inputs)))
-        with placed():
+                return reveal_outputs(self._run(self._shared(inputs)))
+        with located_errors():
             return self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
@@ -358,7 +450,7 @@ class SecureModule(Inference):
     def _run(self, shared: Inputs) -> Any:
         program = self.program(shared)
         if program is None:
-            return watched(self._bound, shared)
+            return run_eagerly(self._bound, shared)
         return run(program, self._weights.of(program), shared.tensors)
 
     def in_shares(self, *args: Any, **kwargs: Any) -> Any:
@@ -375,16 +467,16 @@ class SecureModule(Inference):
         program, learned = self._choreography(inputs), inputs.learned or 0
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
         if learned and self.named.verified and any(x.flags for x in given):  # whatever Q says of what was before
-            return unwrapped(shown(self(inputs.staying()), learned))
+            return unwrap_openings(reveal_tree(self(inputs.staying()), learned))
         for x in given if learned else ():  # what Q learns depends on what was in range before, too
             x.check_range()
         if program is None:
             with self.session.call(self.party):
-                return unwrapped(shown(self._run(self._shared(inputs)), learned))
-        with placed():
+                return unwrap_openings(reveal_tree(self._run(self._shared(inputs)), learned))
+        with located_errors():
             found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
         with range_advice(self.program(inputs)):
-            return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
+            return unwrap_openings(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""
@@ -416,7 +508,7 @@ class SecureModule(Inference):
             with self._lock:
                 remember(self._rows, row, program)
 
-    def _check(self, x: torch.Tensor | Inputs) -> Checked:
+    def _check(self, x: torch.Tensor | Inputs) -> DryRun:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
         inputs = self.inputs_of(x)
         key = inputs.key
@@ -425,12 +517,12 @@ class SecureModule(Inference):
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
         program = self.program(inputs)
-        with uncollected():
+        with garbage_collection_paused():
             limited = self._served is not None
             checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
         looks = (program is not None or self.strict) and NEEDS.get() is None  # which has no weights encoded
         if looks and self.session.present(self.party) and not self.session.reference:
-            with uncollected():
+            with garbage_collection_paused():
                 self._check_precision(inputs, checked.vanished)
         with self._lock:
             remember(self._checked, key, checked)
@@ -461,7 +553,9 @@ class SecureModule(Inference):
             if program is None and self.strict:
                 raise ArgumentError("the module runs operation by operation")
             weights = lambda session: self.bind(session, session.answering[0])[1]
-            lost = program and loss(program, weights, self.scheme, few, self.strict, self._typical_of(few))
+            lost = program and find_precision_loss(
+                program, weights, self.scheme, few, self.strict, self._typical_of(few)
+            )
         except Exception as error:  # no such batch, or numbers beyond an operation's domain: it cannot be said
             lost = None
             if self.strict:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .graph import CONSTANT, FOLDED, Trace
 from .nodes import ARGUMENTS, arguments, function_of, op_name
-from .trace import CONSTANT, FOLDED, Trace
 
 _MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
 _LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}
@@ -35,10 +35,10 @@ _LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}
 
 def optimise(program: Trace) -> Trace:
     """A program with all passes applied, in order; the given one is not changed."""
-    return [program, *optimised(program)][-1]
+    return [program, *optimize_passes(program)][-1]
 
 
-def optimised(program: Trace) -> Iterator[Trace]:
+def optimize_passes(program: Trace) -> Iterator[Trace]:
     """The program after each of the passes in turn."""
     for name in PASSES:
         program = program.copy()

@@ -22,10 +22,10 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .symbolic import computation
+from .symbolic_trace import computation
 
 Cotangents = torch.Tensor | list[torch.Tensor]
-Backward = Callable[[Cotangents, "Terms"], Sequence[Cotangents | None]]
+Backward = Callable[[Cotangents, "UpdateTerms"], Sequence[Cotangents | None]]
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RELUS = {("call_function", F.relu), ("call_function", torch.relu), ("call_method", "relu")}
 _SUMS = {("call_function", operator.add), ("call_function", torch.add), ("call_method", "add")}
@@ -48,7 +48,7 @@ class Spare:
         return self._kept.view(shape)
 
 
-class Terms:
+class UpdateTerms:
     """The flat rows of an update, float [T, P], and where in them each parameter's gradients go."""
 
     def __init__(self, count: int, parameters: Mapping[str, torch.Tensor], spare: Spare):
@@ -111,7 +111,7 @@ class Pullback:
 
     def forward(
         self, state: Mapping[str, torch.Tensor], inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, Callable[[Cotangents, Terms], None]]:
+    ) -> tuple[torch.Tensor, Callable[[Cotangents, UpdateTerms], None]]:
         """The features [B, F], and what adds the parameters' gradients to `Terms` given cotangents [T, B, F], once."""
         values: dict[fx.Node, Any] = {}
         steps: list[tuple[fx.Node, Backward]] = []
@@ -132,7 +132,7 @@ class Pullback:
                     if not uses[used]:
                         del values[used]
 
-        def pull(cotangents: Cotangents, terms: Terms) -> None:
+        def pull(cotangents: Cotangents, terms: UpdateTerms) -> None:
             waiting = {last: cotangents}
             with torch.no_grad():
                 while steps:
@@ -195,7 +195,7 @@ class Pullback:
             return out, None
         wanted = [*leaves.values(), *(mine[name[len(str(node.target)) + 1 :]] for name in names)]
 
-        def backward(cotangents: Cotangents, terms: Terms) -> list[Cotangents | None]:
+        def backward(cotangents: Cotangents, terms: UpdateTerms) -> list[Cotangents | None]:
             each = list(cotangents)
             by_term = [
                 torch.autograd.grad(out, wanted, g.reshape(out.shape), index < len(each) - 1, allow_unused=True)
@@ -214,7 +214,7 @@ class Pullback:
 def _dense(name: str, state: Mapping, x: torch.Tensor, live: bool) -> tuple[torch.Tensor, Backward]:
     weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
 
-    def backward(cotangents: Cotangents, terms: Terms) -> list[Cotangents]:
+    def backward(cotangents: Cotangents, terms: UpdateTerms) -> list[Cotangents]:
         g = torch.stack(cotangents) if isinstance(cotangents, list) else cotangents
         terms.product(f"{name}.weight", g, x)
         if bias is not None:
@@ -232,7 +232,7 @@ def _convolve(
     wanted = [live, f"{name}.weight" in trained, f"{name}.bias" in trained]
     widths = None if bias is None else bias.shape
 
-    def backward(cotangents: Cotangents, terms: Terms) -> list[Cotangents]:
+    def backward(cotangents: Cotangents, terms: UpdateTerms) -> list[Cotangents]:
         found = [torch.ops.aten.convolution_backward(g, x, weight, widths, *form, wanted) for g in cotangents]
         for kind, column, wish in zip(("weight", "bias"), (1, 2), wanted[1:], strict=True):
             if wish:
@@ -252,7 +252,7 @@ def _normalise(name: str, module: _BatchNorm, state: Mapping, x: torch.Tensor, l
     out, *kept = torch.native_batch_norm(x, weight, bias, mean, variance, own, momentum, module.eps)
     wanted = [live, f"{name}.weight" in trained, f"{name}.bias" in trained]
 
-    def backward(cotangents: Cotangents, terms: Terms) -> list[Cotangents]:
+    def backward(cotangents: Cotangents, terms: UpdateTerms) -> list[Cotangents]:
         back = torch.ops.aten.native_batch_norm_backward
         found = [back(g, x, weight, mean, variance, *kept, own, module.eps, wanted) for g in cotangents]
         for kind, column, wish in zip(("weight", "bias"), (1, 2), wanted[1:], strict=True):

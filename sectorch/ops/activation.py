@@ -12,9 +12,25 @@ from ..errors import NonFiniteError
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .bilinear import scaled
-from .common import beside, bound, encoded_public, excess, finer, plus, raised, refuse, shortened, small, standing_for
-from .ranges import above, dropped, fitted, limit_at, limit_bits
+from .common import (
+    add_values,
+    bound,
+    check_fits,
+    dropped_bits_bound,
+    encoded_public,
+    excess_bits,
+    fit_beside_bounds,
+    limit_at,
+    limit_bits,
+    limit_of_difference,
+    raise_scale,
+    refuse,
+    round_scale,
+    small_public_number,
+    standing_for,
+    with_fine_scale,
+)
+from .linear import times_number
 
 T = torch.Tensor
 LEAST_FACTOR_BITS = 8
@@ -26,14 +42,14 @@ LEAST_FACTOR_BITS = 8
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     leaky = context.scheme.relu != "exact"
     if leaky:
-        x = shortened(context, x, max(context.frac_bits, 63 - LEAST_FACTOR_BITS - context.scheme.activation_bits))
-        x = fitted(context, x, limit_at(context, x.scale_bits))
-    shift = excess(context, x.scale_bits)
+        x = round_scale(context, x, max(context.frac_bits, 63 - LEAST_FACTOR_BITS - context.scheme.activation_bits))
+        x = check_fits(context, x, limit_at(context, x.scale_bits))
+    shift = excess_bits(context, x.scale_bits)
     if not leaky:
         scale = x.scale_bits - shift
         limit = limit_bits(context, x, scale)
         (shares,) = context.backend.ramps(x.shares, (0,), shift, bound(context, x.scale_bits), limit)
-        result = x.like(shares, scale, dropped(context, x, shift))
+        result = x.like(shares, scale, dropped_bits_bound(context, x, shift))
     else:
         bits = context.scheme.activation_bits + x.scale_bits
         result = x.like(context.backend.leaky_relu(x.shares, shift, bits), x.scale_bits - shift, x.bound)
@@ -51,11 +67,11 @@ def _stored(x: SharedTensor, result: SharedTensor, inplace: bool) -> SharedTenso
 
 def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
-    shift = excess(context, x.scale_bits)
+    shift = excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
-    limit, smaller = limit_bits(context, x, scale), dropped(context, x, shift)
+    limit, smaller = limit_bits(context, x, scale), dropped_bits_bound(context, x, shift)
     if not shift and limit is not None:
-        x = fitted(context, x, limit_at(context, scale))
+        x = check_fits(context, x, limit_at(context, scale))
     positive, whole = context.backend.relu_and_rest(x.shares, shift, bound(context, x.scale_bits), limit)
     return x.like(positive, scale, smaller), x.like(whole, scale, smaller)
 
@@ -63,7 +79,9 @@ def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTens
 @implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact")
 def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> SharedTensor:
     positive, whole = _pieces(context, x)
-    result = plus(context, scaled(context, whole, negative_slope), scaled(context, positive, 1 - negative_slope))
+    result = add_values(
+        context, times_number(context, whole, negative_slope), times_number(context, positive, 1 - negative_slope)
+    )
     return _stored(x, result, inplace)
 
 
@@ -100,29 +118,29 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if low is None and high is None:
         return x
     bounds = [bound for bound in (low, high) if bound is not None]
-    fine = any(small(context, b) is not None and b * 2.0**context.frac_bits % 1 for b in bounds)
+    fine = any(small_public_number(context, b) is not None and b * 2.0**context.frac_bits % 1 for b in bounds)
     if fine:  # a guard against zero, as in log(x.clamp(min=1e-8)), would be lost among f fraction bits
         if high is not None and abs(high) >= 2.0 ** (HEADROOM_BITS - 2 - 2 * context.frac_bits):
             return _clamped(context, _clamped(context, x, None, high), low, None)
-        x = finer(context, x)
+        x = with_fine_scale(context, x)
     elif any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
-        x = raised(context, x, max(x.scale_bits, context.frac_bits))
+        x = raise_scale(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
         constant = context.backend.each(torch.zeros_like, x.shares)
         ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
         return _lifted(context, x.like(constant, x.scale_bits), high, ends)
-    x = beside(context, x, *bounds)
-    backend, shift = context.backend, 0 if fine else excess(context, x.scale_bits)
+    x = fit_beside_bounds(context, x, *bounds)
+    backend, shift = context.backend, 0 if fine else excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale, fine)) for b in bounds)
-    smaller = dropped(context, x, shift)
+    smaller = dropped_bits_bound(context, x, shift)
     # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
     limit = None if low is not None and high is not None else limit_bits(context, x, scale)
     if high is None and limit is not None:
-        limit = above(limit, thresholds[0])
+        limit = limit_of_difference(limit, thresholds[0])
         smaller = 2.0**limit
     if low is None and not shift and limit is not None:  # no truncation checks it
-        x = fitted(context, x, limit_at(context, scale))
+        x = check_fits(context, x, limit_at(context, scale))
     ends = max(abs(b) for b in bounds) * 2.0**scale + 1
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
     parts = backend.ramps(x.shares, thresholds, shift, limit_bits=limit if high is None else None)

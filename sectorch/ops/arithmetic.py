@@ -13,26 +13,26 @@ from ..errors import ArgumentError, DtypeError
 from ..ring import HEADROOM_BITS, check_encodable, encode, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.table import Context, implements, stepwise
-from .bilinear import bilinear, scaled, times_encoded
-from .common import (
+from .common import (  # fmt: skip
     SLACK_BITS,
+    add_values,
+    as_factor,
+    as_floating,
     encoded_public,
     is_secret,
-    local,
-    plus,
-    real,
+    local_map,
     refuse,
     require,
-    settled,
-    shortened,
-    small,
+    round_scale,
+    signed_sum,
+    small_public_number,
     summand,
-    total,
-)  # fmt: skip
-from .powers import fractional_power, quotient, small_over
-from .ranges import within_domain
-from .reduction import over
+    within_domain,
+)
+from .linear import bilinear, times_encoded, times_number
+from .reduction import mean_of_sum
 from .rounding import rounded_quotient
+from .smooth import fractional_power, quotient, small_over
 
 T = torch.Tensor
 SIZE_BITS = 8
@@ -42,19 +42,19 @@ SIZE_BITS = 8
 def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> torch.Tensor:
     if getattr(x, "dtype", None) == getattr(y, "dtype", None) == torch.bool:
         return torch.logical_or(x, y)
-    return total(context, x, _times(y, alpha))
+    return signed_sum(context, x, _times(y, alpha))
 
 
 @implements("sub", torch.sub, torch.subtract, T.sub, T.subtract, T.__sub__, in_place=(T.sub_, T.__isub__), note="local")
 def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     _check_not_logical(x, y)
-    return total(context, x, _times(y, alpha), -1)
+    return signed_sum(context, x, _times(y, alpha), -1)
 
 
 @implements("rsub", torch.rsub, T.__rsub__, note="local")
 def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     _check_not_logical(x, y)
-    return total(context, y, _times(x, alpha), -1)
+    return signed_sum(context, y, _times(x, alpha), -1)
 
 
 def _check_not_logical(*operands: Any) -> None:
@@ -70,7 +70,7 @@ def _times(value: Any, alpha: float) -> Any:
 
 @implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local")
 def neg(context: Context, x: SharedTensor) -> SharedTensor:
-    return local(context, torch.neg, x)
+    return local_map(context, torch.neg, x)
 
 
 @implements("positive", torch.positive, T.positive, T.__pos__, note="local")
@@ -110,7 +110,7 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     if rounding_mode is not None:
         return rounded_quotient(context, x, y, rounding_mode)
     if isinstance(y, SharedTensor):
-        numerator = small(context, x)
+        numerator = small_public_number(context, x)
         if numerator is None:
             return quotient(context, summand(context, x), y)
         return small_over(context, numerator, y.expand(torch.broadcast_shapes(x.shape, y.shape)))
@@ -120,7 +120,7 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
         if y == 0:
             raise ArgumentError("division by zero")
         counted = 1 < y < 2**20 and y == int(y) and x.scale_bits > context.frac_bits
-        return over(context, x, int(y)) if counted else scaled(context, x, 1.0 / y)
+        return mean_of_sum(context, x, int(y)) if counted else times_number(context, x, 1.0 / y)
     if not isinstance(y, PrivateTensor):
         y = torch.as_tensor(y).to(torch.float64)
         if isinstance(x, SharedTensor):
@@ -139,7 +139,7 @@ def _by_sizes(context: Context, x: SharedTensor, factors: torch.Tensor) -> Share
     if factors.is_meta or not factors.numel():
         return bilinear(context, torch.mul, x, factors)
     sizes = torch.frexp(factors.to(torch.float64))[1]
-    value = settled(context, real(x))
+    value = as_factor(context, as_floating(x))
     room = HEADROOM_BITS - 1 - context.scheme.activation_bits - value.scale_bits
     bits = max(context.frac_bits, min(context.frac_bits + SIZE_BITS, room))
     top, parts = int(sizes.max()), []
@@ -147,18 +147,20 @@ def _by_sizes(context: Context, x: SharedTensor, factors: torch.Tensor) -> Share
         here = (sizes <= high) & (sizes > high - SIZE_BITS)
         if bool(here.any()):
             part = encode(torch.where(here, factors, 0.0) * 2.0**-high, bits)
-            parts.append(scaled(context, times_encoded(context, torch.mul, value, part, bits, torch.abs), 2.0**high))
+            parts.append(
+                times_number(context, times_encoded(context, torch.mul, value, part, bits, torch.abs), 2.0**high)
+            )
     if len(parts) == 1:
         return parts[0]
-    parts = [shortened(context, part, context.frac_bits + SLACK_BITS) for part in parts]
-    return functools.reduce(lambda a, b: plus(context, a, b), parts)
+    parts = [round_scale(context, part, context.frac_bits + SLACK_BITS) for part in parts]
+    return functools.reduce(lambda a, b: add_values(context, a, b), parts)
 
 
 @implements("div", T.__rdiv__, T.__rtruediv__)
 def rdiv(context: Context, x: Any, y: Any) -> torch.Tensor:
     if isinstance(y, torch.Tensor):
         return torch.div(y, x)
-    numerator = small(context, y)
+    numerator = small_public_number(context, y)
     return small_over(context, numerator, x) if numerator else quotient(context, _constant(context, x, y), x)
 
 
@@ -178,7 +180,7 @@ def rpow(context: Context, x: Any, base: Any) -> torch.Tensor:
     "square", torch.square, T.square, in_place=(T.square_,), note="|x| < 2^11; exact after rounding to f bits; 1 round"
 )
 def square(context: Context, x: SharedTensor) -> SharedTensor:
-    value = settled(context, x, 0)
+    value = as_factor(context, x, 0)
     require(context, value, *_roots(context, 2))
     most = None if value.bound is None else min(value.bound**2, 4.0 ** (value.scale_bits) * _roots(context, 2)[1] ** 2)
     return value.like(context.backend.square(value.shares), 2 * value.scale_bits, most)
@@ -270,14 +272,14 @@ def right_shift(context: Context, x: Any, bits: Any) -> torch.Tensor:
 
 def _exponent(context: Context, x: SharedTensor, factor: float) -> SharedTensor:
     """x times a public factor, for exp: what is far below zero may be beyond the limit of activations."""
-    value = within_domain(context, settled(context, x))
-    return real(scaled(context, value.bounded(None) if abs(factor) < 32 else value, factor))
+    value = within_domain(context, as_factor(context, x))
+    return as_floating(times_number(context, value.bounded(None) if abs(factor) < 32 else value, factor))
 
 
 def _whole_power(context: Context, x: SharedTensor, n: int) -> SharedTensor:
     """x^n by squaring; the power of the last place stays in the ring if x^n does."""
     if n > 1:
-        x = settled(context, x, 0)
+        x = as_factor(context, x, 0)
         require(context, x, *_roots(context, n))
     result, factor = None, x
     while True:
@@ -287,7 +289,7 @@ def _whole_power(context: Context, x: SharedTensor, n: int) -> SharedTensor:
         if not n and result is not None:
             most = None if x.bound is None else 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits + result.scale_bits)
             return result if result is x else result.bounded(most)
-        value = settled(context, factor, 0)
+        value = as_factor(context, factor, 0)
         factor = value.like(context.backend.square(value.shares), 2 * value.scale_bits)
 
 

@@ -12,13 +12,118 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..backend import MAX_SHIFT
+from ..backend import MAX_SHIFT, Normal, Value
+from ..config import VANISHED
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..ring import HEADROOM_BITS, check_encodable, encode
-from ..ring.scheme import VANISHED
+from ..ring.fixed_point import weighted_bit_sum
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.table import Context
-from .ranges import CAPACITY, beyond, dropped, fitted, forbid, limit_at, limit_bits
+
+# What values are below, and the checks of what nothing proves.
+#
+# Every shared value has a public bound. A protocol is exact for ring elements below 2^62; an operation whose result
+# could be beyond that, or a factor beyond the activation limit, is checked, securely and beside the computation
+# (`mpc/star/guard.py`). A value that is sure to fit is not.
+
+
+CAPACITY = 2.0**HEADROOM_BITS
+"""What every element is below in magnitude: protocols are exact for such."""
+
+
+ROOM = 129 / 128
+"""What a value that was checked may have grown by before it is checked again; `Scheme.gain` leaves room for it."""
+
+
+def domain_bits(context: Context) -> int:
+    """Functions and norms are right for arguments below 2^this in magnitude: 56 - 2 f, above the activation limit."""
+    return 56 - 2 * context.frac_bits
+
+
+def limit_at(context: Context, scale_bits: int) -> float:
+    """The activation limit as a whole number of the ring, at so many fraction bits."""
+    return 2.0 ** (context.scheme.activation_bits + scale_bits)
+
+
+def limit_bits(context: Context, x: SharedTensor, scale_bits: int, most: float | None = None) -> int | None:
+    """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
+
+    Without range checks, and for values that their handler vouches for, nothing is checked.
+
+    Args:
+        most: what x must be below in magnitude; None for the activation limit.
+    """
+    if x.bound is None or not context.scheme.range_check:
+        return None
+    bits = _bits(context, most) + scale_bits
+    return bits if x.bound * 2.0 ** (scale_bits - x.scale_bits) > 2.0**bits else None
+
+
+def _bits(context: Context, most: float | None) -> int:
+    return context.scheme.activation_bits if most is None else math.floor(math.log2(most))
+
+
+def dropped_bits_bound(context: Context, x: SharedTensor, shift: int, most: float | None = None) -> float | None:
+    """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
+    if x.bound is None:
+        return None
+    smaller = x.bound / 2.0**shift + 1
+    return min(smaller, 2.0 ** (_bits(context, most) + x.scale_bits - shift)) if context.scheme.range_check else smaller
+
+
+def limit_of_difference(limit: int, low: int) -> int:
+    """The limit of x - low in bits, for x below 2^limit: more where `low` is no small part of that."""
+    if -low <= 2.0 ** (limit - 2):
+        return limit
+    return math.ceil(math.log2(2.0**limit - low))
+
+
+def planes(x: SharedTensor, factor: float = 1.0, more: float = 0.0) -> int:
+    """Planes that a comparison has to look at of `factor` x and a number of magnitude `more`: as many as the bound has
+    bits, and all 63 of what nothing is known of, or is taken for granted without a check: a result would else depend on
+    the dealer's mask where a value is beyond."""
+    if x.bound is None or not x.scheme.range_check:
+        return 63
+    return max(1, min(63, math.frexp(factor * x.bound + more)[1]))
+
+
+def check_fits(context: Context, x: SharedTensor, allowed: float) -> SharedTensor:
+    """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
+
+    Raises:
+        FixedPointRangeError: hardly any value would be: the product or sum is too large for the number representation.
+    """
+    if x.bound is None or x.bound <= allowed or not context.scheme.range_check:
+        return x
+    bits = math.frexp(allowed)[1] - 1 if allowed >= 1 else 0  # log2 would round up what lies just below a power
+    if bits <= x.scale_bits - context.frac_bits + 1:
+        raise FixedPointRangeError(
+            f"a sum or product here leaves the range for any operand of magnitude {2.0 ** (bits - x.scale_bits):.3g}; "
+            f"scale the operands down first, or use fewer than {context.frac_bits} fraction bits"
+        )
+    context.backend.flag_outside(x.shares, bits)
+    return x.like(x.shares, x.scale_bits, 2.0**bits)
+
+
+def forbid(context: Context, bad: Value) -> None:
+    """The call's result is withheld, with `RangeExceededError` at Q, if one of these is 1.
+
+    Args:
+        bad: shared 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/star/guard.py`.
+    """
+    if context.scheme.range_check:
+        context.backend.flag(bad)
+
+
+def beyond(x: SharedTensor, factor: float) -> bool:
+    """Whether x times a factor may leave the ring."""
+    return x.bound is not None and x.bound * factor > CAPACITY
+
+
+def within_domain(context: Context, x: SharedTensor) -> SharedTensor:
+    """x, below 2^`domain_bits` in magnitude."""
+    return check_fits(context, x, 2.0 ** (domain_bits(context) + x.scale_bits))
+
 
 SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
@@ -27,14 +132,14 @@ KEPT = 2.0**-13
 """The relative error of a constant that logarithms and inverse roots need not mend."""
 
 
-def typed(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
+def with_dtype(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
     """The same ring elements for another dtype."""
     return x.like(x.shares, bound=x.bound, dtype=dtype)
 
 
-def real(x: SharedTensor) -> SharedTensor:
+def as_floating(x: SharedTensor) -> SharedTensor:
     """The same ring elements as a floating-point operand of torch functions."""
-    return x if fractional(x) else typed(x, torch.float32)
+    return x if fractional(x) else with_dtype(x, torch.float32)
 
 
 def summand(context: Context, value: Any) -> SharedTensor:
@@ -46,7 +151,7 @@ def is_secret(x: Any) -> bool:
     return isinstance(x, SecretTensor)
 
 
-def raised(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
+def raise_scale(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
     """The same value with more fraction bits: a local shift to the left."""
     bits = scale_bits - x.scale_bits
     if bits == 0:
@@ -57,7 +162,7 @@ def raised(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
     return made
 
 
-def shortened(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
+def round_scale(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
     """The value rounded to at most `scale_bits` fraction bits."""
     while x.scale_bits > scale_bits:
         shift = min(MAX_SHIFT, x.scale_bits - scale_bits)
@@ -66,48 +171,48 @@ def shortened(context: Context, x: SharedTensor, scale_bits: int) -> SharedTenso
     return x
 
 
-def settled(context: Context, x: SharedTensor, slack: int = SLACK_BITS, most: float | None = None) -> SharedTensor:
+def as_factor(context: Context, x: SharedTensor, slack: int = SLACK_BITS, most: float | None = None) -> SharedTensor:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
 
     What is truncated is checked beside that to be below `most`, which is the activation limit where it is not given.
     """
     while x.scale_bits - context.frac_bits > slack:
-        shift = excess(context, x.scale_bits)
+        shift = excess_bits(context, x.scale_bits)
         limit = limit_bits(context, x, x.scale_bits - shift, most)
         shares = context.backend.truncate(x.shares, shift, limit)
-        x = x.like(shares, x.scale_bits - shift, dropped(context, x, shift, most))
+        x = x.like(shares, x.scale_bits - shift, dropped_bits_bound(context, x, shift, most))
     return x
 
 
-def settled_bits(context: Context, scale_bits: int) -> int:
+def factor_bits(context: Context, scale_bits: int) -> int:
     """The fraction bits that `settled` leaves of so many."""
     while scale_bits - context.frac_bits > SLACK_BITS:
-        scale_bits -= excess(context, scale_bits)
+        scale_bits -= excess_bits(context, scale_bits)
     return scale_bits
 
 
-def beside(context: Context, x: SharedTensor, *bounds: float) -> SharedTensor:
+def fit_beside_bounds(context: Context, x: SharedTensor, *bounds: float) -> SharedTensor:
     """The value with few enough fraction bits that its difference from public bounds stays in the range."""
     fits = max(map(abs, bounds), default=0.0) < 2.0 ** (HEADROOM_BITS - 2 - x.scale_bits)
-    return x if fits else settled(context, x, 0)
+    return x if fits else as_factor(context, x, 0)
 
 
-def aligned(context: Context, *values: SharedTensor) -> list[SharedTensor]:
+def align_scales(context: Context, *values: SharedTensor) -> list[SharedTensor]:
     """The values at one scale, the finest; but one with more than 2 f bits is truncated before others are raised to it.
 
     Raising to more than 2 f bits would take the range that the project promises away from them.
     """
     if len({x.scale_bits for x in values}) > 1:
-        values = tuple(settled(context, x, 0) if x.scale_bits > 2 * context.frac_bits else x for x in values)
+        values = tuple(as_factor(context, x, 0) if x.scale_bits > 2 * context.frac_bits else x for x in values)
     scale = max(x.scale_bits for x in values)
     # The sum of all must stay in the ring.
     part = CAPACITY / len(values)
     if any(x.bound is not None and x.bound * 2.0 ** (scale - x.scale_bits) > part for x in values):
         if part < limit_at(context, scale):
-            values = tuple(settled(context, x, 0) for x in values)
+            values = tuple(as_factor(context, x, 0) for x in values)
             scale = max(x.scale_bits for x in values)
-        values = tuple(fitted(context, x, part * 2.0 ** (x.scale_bits - scale)) for x in values)
-    return [raised(context, x, scale) for x in values]
+        values = tuple(check_fits(context, x, part * 2.0 ** (x.scale_bits - scale)) for x in values)
+    return [raise_scale(context, x, scale) for x in values]
 
 
 def encoded_public(context: Context, value: Any, scale_bits: int, kept: bool = False) -> torch.Tensor:
@@ -142,7 +247,7 @@ def note_vanished(value: Any, scale_bits: int) -> None:
         noted.append(float(sizes.max()))
 
 
-def small(context: Context, value: Any) -> float | None:
+def small_public_number(context: Context, value: Any) -> float | None:
     """A public number, or that of a tensor of one number, of which f fraction bits keep at most eight digits; else
     None. The guards of logarithms and quotients against zero are such."""
     if isinstance(value, torch.Tensor):
@@ -154,10 +259,10 @@ def small(context: Context, value: Any) -> float | None:
     return value if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits) else None
 
 
-def finer(context: Context, x: SharedTensor) -> SharedTensor:
+def with_fine_scale(context: Context, x: SharedTensor) -> SharedTensor:
     """x with at least 2 f fraction bits, among which a small public number keeps its digits."""
     scale = max(x.scale_bits, 2 * context.frac_bits)
-    return raised(context, fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
+    return raise_scale(context, check_fits(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
 
 
 def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
@@ -172,7 +277,7 @@ def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
     return element
 
 
-def unshared(context: Context, value: Any, scale_bits: int, kept: bool = False) -> Any:
+def public_summand(context: Context, value: Any, scale_bits: int, kept: bool = False) -> Any:
     """A summand that is not shared, as ring elements: public, or held by its owner."""
     if isinstance(value, PrivateTensor):
         limit = context.scheme.activation_limit if context.scheme.range_check else None
@@ -184,7 +289,7 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> SharedTenso
     """Any operand as shares. No message."""
     if isinstance(value, SharedTensor):
         return value
-    content = unshared(context, value, scale_bits)
+    content = public_summand(context, value, scale_bits)
     if isinstance(content, torch.Tensor):
         content = content.to(context.session.device)
     return context.tensor(context.backend.embedded(content), scale_bits, _largest(context, value, scale_bits))
@@ -206,20 +311,20 @@ def end_to_end(*parts: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def total(context: Context, x: Any, y: Any, sign: int = 1) -> SharedTensor:
+def signed_sum(context: Context, x: Any, y: Any, sign: int = 1) -> SharedTensor:
     """x + sign * y with broadcasting, at the finer of the two scales. No message."""
     if not isinstance(x, SharedTensor):
-        return _plus(context, local(context, torch.neg, y) if sign < 0 else y, x)
+        return _plus(context, local_map(context, torch.neg, y) if sign < 0 else y, x)
     if not isinstance(y, SharedTensor):
         return _plus(context, x, y, sign)
-    left, right = aligned(context, x, y)
+    left, right = align_scales(context, x, y)
     shares = left.shares - right.shares if sign < 0 else left.shares + right.shares
-    made = left.like(shares, left.scale_bits, both(left.bound, right.bound))
+    made = left.like(shares, left.scale_bits, sum_bound(left.bound, right.bound))
     made.whole_bits = min(left.whole_bits, right.whole_bits)
     return made
 
 
-def both(x: float | None, y: float | None) -> float | None:
+def sum_bound(x: float | None, y: float | None) -> float | None:
     """The bound of a sum."""
     return None if x is None or y is None else x + y
 
@@ -229,21 +334,21 @@ def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> Share
 
     A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
     """
-    little = small(context, value)
+    little = small_public_number(context, value)
     known, bits = x.constant or (0, 0.0), x.scale_bits
-    x = x if little is None else finer(context, x)
+    x = x if little is None else with_fine_scale(context, x)
     scale = x.scale_bits
     if scale == 0 and fractional(value):
         scale = context.frac_bits
-        x = raised(context, x, scale)
+        x = raise_scale(context, x, scale)
     bound = _largest(context, value, scale)
     if x.bound is not None and x.bound + bound > CAPACITY:
         if CAPACITY - bound < limit_at(context, scale):
-            x = settled(context, x, 0)
+            x = as_factor(context, x, 0)
             scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
-        x = fitted(context, x, CAPACITY - bound)
-    content = unshared(context, value, scale, little is not None)
-    made = x.like(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
+        x = check_fits(context, x, CAPACITY - bound)
+    content = public_summand(context, value, scale, little is not None)
+    made = x.like(x.shares - content if sign < 0 else x.shares + content, scale, sum_bound(x.bound, bound))
     counted = isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
     made.whole_bits = min(x.whole_bits, scale) if counted else 0
     if little is not None:
@@ -261,13 +366,13 @@ def fractional(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
 
 
-def plus(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
+def add_values(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
     """Sum of two handler values."""
-    x, y = aligned(context, x, y)
-    return x.like(x.shares + y.shares, x.scale_bits, both(x.bound, y.bound))
+    x, y = align_scales(context, x, y)
+    return x.like(x.shares + y.shares, x.scale_bits, sum_bound(x.bound, y.bound))
 
 
-def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1) -> SharedTensor:
+def local_map(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1) -> SharedTensor:
     """A public linear map of a shared tensor. No message.
 
     Args:
@@ -276,15 +381,15 @@ def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: i
     if terms > 1 and x.bound is not None and beyond(x, terms):
         if terms > 8:  # of products, which may be large, with fewer bits, as in `summable`; a few are checked
             over = math.ceil(math.log2(x.bound * terms / CAPACITY))
-            x = shortened(context, x, max(min(context.frac_bits, x.scale_bits), x.scale_bits - over))
-        x = fitted(context, x, CAPACITY / terms)
+            x = round_scale(context, x, max(min(context.frac_bits, x.scale_bits), x.scale_bits - over))
+        x = check_fits(context, x, CAPACITY / terms)
     bound = None if x.bound is None else x.bound * max(1, terms)
     made = x.like(context.backend.moved(f, x.shares, *public), bound=bound)
     made.whole_bits = x.whole_bits
     return made
 
 
-def excess(context: Context, scale_bits: int) -> int:
+def excess_bits(context: Context, scale_bits: int) -> int:
     """Fraction bits above f, which a non-linear step drops at no cost: at most what one truncation can."""
     return min(MAX_SHIFT, max(0, scale_bits - context.frac_bits))
 
@@ -304,7 +409,7 @@ def require(context: Context, x: SharedTensor, low: float | None = None, high: f
     if not context.scheme.range_check:
         return
     bounds = [b for b in (low, high) if b is not None]
-    x = beside(context, x, *bounds)
+    x = fit_beside_bounds(context, x, *bounds)
     bits = context.backend.at_least(x.shares, tuple(math.ceil(b * 2**x.scale_bits) for b in bounds))
     if low is not None:
         forbid(context, -bits[0] + 1)
@@ -315,3 +420,23 @@ def require(context: Context, x: SharedTensor, low: float | None = None, high: f
 def refuse(what: str, instead: str) -> NoReturn:
     """Raise for an argument that a supported operation does not take."""
     raise UnsupportedOpError(f"{what} is not supported on secret tensors; {instead}")
+
+
+# Public functions of a unary code: of the bits [x >= t], one for each of some thresholds. No message.
+
+
+def exponent_map(context: Context, x: Normal, g: Callable[[int], int], below: int | None = None) -> Value:
+    """g(e) for a public function g of the exponent e = low + 1 .. high, with ring values.
+
+    Args:
+        below: the value for x < 2^low; g(low + 1) unless named.
+    """
+    first = g(x.low + 1)
+    start = first if below is None else below
+    steps = [first - start] + [g(e) - g(e - 1) for e in range(x.low + 2, x.high + 1)] + [0]
+    return unary_map(context, x.bits, start, steps)
+
+
+def unary_map(context: Context, bits: Value, start: int, steps: list[int]) -> Value:
+    """start + sum_k steps[k] bits[k]: a public step function of a value whose unary code is `bits`."""
+    return context.backend.each(weighted_bit_sum, bits, steps) + start

@@ -13,19 +13,19 @@ from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, COMPOSED, Context, implements
 from .common import (
-    finer,
+    as_factor,
+    as_floating,
     is_secret,
     note_vanished,
-    real,
+    planes,
     refuse,
-    settled,
-    small,
+    signed_sum,
+    small_public_number,
     standing_for,
     summand,
-    total,
-    typed,
+    with_dtype,
+    with_fine_scale,
 )
-from .ranges import planes
 from .reduction import sum_
 
 T = torch.Tensor
@@ -43,12 +43,12 @@ def complement(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("ge", torch.ge, torch.greater_equal, T.ge, T.__ge__, note="exact")
 def ge(context: Context, x: Any, y: Any) -> SharedTensor:
-    return not_negative(context, total(context, x, y, -1))
+    return not_negative(context, signed_sum(context, x, y, -1))
 
 
 @implements("le", torch.le, torch.less_equal, T.le, T.__le__, note="exact")
 def le(context: Context, x: Any, y: Any) -> SharedTensor:
-    return not_negative(context, total(context, y, x, -1))
+    return not_negative(context, signed_sum(context, y, x, -1))
 
 
 @implements("gt", torch.gt, torch.greater, T.gt, T.__gt__, note="exact")
@@ -63,7 +63,7 @@ def lt(context: Context, x: Any, y: Any) -> SharedTensor:
 
 @implements("eq", torch.eq, T.eq, T.__eq__, note="exact")
 def eq(context: Context, x: Any, y: Any) -> SharedTensor:
-    difference = total(context, x, y, -1)
+    difference = signed_sum(context, x, y, -1)
     return difference.like(context.backend.is_zero(difference.shares), 0)
 
 
@@ -112,12 +112,12 @@ def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
 @implements("logical_or", torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__, note="of comparisons")
 def logical_or(context: Context, x: Any, y: Any) -> SharedTensor:
     x, y = _require_bool(x), _require_bool(y)
-    return total(context, total_tensor(context, x, y), x * y, -1)
+    return signed_sum(context, total_tensor(context, x, y), x * y, -1)
 
 
 def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
-    return typed(total(context, x, y), torch.int64)
+    return with_dtype(signed_sum(context, x, y), torch.int64)
 
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
@@ -150,9 +150,9 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
     if isinstance(condition, SharedTensor):
         _require_bool(condition)
     if not (is_secret(x) and is_secret(y)):
-        if small(context, y) is not None and small(context, x) is None:
+        if small_public_number(context, y) is not None and small_public_number(context, x) is None:
             return _or_small(context, condition, x, y)
-        if small(context, x) is not None and small(context, y) is None:
+        if small_public_number(context, x) is not None and small_public_number(context, y) is None:
             return _or_small(context, ~condition, y, x)
     if isinstance(condition, SharedTensor):
         if is_secret(x) and is_secret(y):
@@ -161,8 +161,8 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
             return _chosen(context, condition, x, y)
         return _kept(context, condition, x) + _kept(context, complement(context, condition), y)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
-    difference = total(context, x, y, -1)
-    return y + typed(difference, dtype) * condition.to(torch.int64)
+    difference = signed_sum(context, x, y, -1)
+    return y + with_dtype(difference, dtype) * condition.to(torch.int64)
 
 
 def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
@@ -170,13 +170,13 @@ def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
     if not isinstance(x, SharedTensor):
         note_vanished(x, context.frac_bits)
         return condition * x
-    x = settled(context, x, most=range_limit(context.frac_bits))
+    x = as_factor(context, x, most=range_limit(context.frac_bits))
     return x.like(context.backend.multiply(torch.mul, condition.shares, x.shares), bound=x.bound)
 
 
 def _chosen(context: Context, condition: SharedTensor, x: Any, y: Any) -> SharedTensor:
     """y + condition * (x - y), which is one of both, and no larger than they are."""
-    made = total(context, y, _kept(context, condition, total(context, x, y, -1)))
+    made = signed_sum(context, y, _kept(context, condition, signed_sum(context, x, y, -1)))
     bounds = [v.bound * 2.0 ** (made.scale_bits - v.scale_bits) + 1 for v in (x, y) if getattr(v, "bound", None)]
     most = max(bounds) if len(bounds) == 2 else made.bound
     return made.bounded(most if made.bound is None or most is None else min(most, made.bound))
@@ -184,12 +184,12 @@ def _chosen(context: Context, condition: SharedTensor, x: Any, y: Any) -> Shared
 
 def _or_small(context: Context, condition: Any, x: Any, number: Any) -> SharedTensor:
     """x where the condition holds, and a small public number elsewhere, which keeps its digits."""
-    value = small(context, number) or 0.0
+    value = small_public_number(context, number) or 0.0
     if isinstance(number, torch.Tensor):
         condition = condition.expand(torch.broadcast_shapes(condition.shape, number.shape))
     chosen = condition if isinstance(condition, SharedTensor) else condition.to(torch.int64)
     kept = _kept(context, condition, x) if isinstance(condition, SharedTensor) else x * chosen
-    kept = finer(context, summand(context, real(kept)))
+    kept = with_fine_scale(context, summand(context, as_floating(kept)))
     rest = complement(context, condition).shares if isinstance(condition, SharedTensor) else 1 - chosen
     made = kept.bounded(None if kept.bound is None else kept.bound + abs(value) * 2.0**kept.scale_bits + 1)
     element = standing_for(made, value, least=1) if value > 0 else round(value * 2.0**kept.scale_bits)
@@ -204,7 +204,7 @@ def where_method(context: Context, x: Any, condition: Any, y: Any = None) -> Sha
 
 
 def _at_least_one(context: Context, x: SharedTensor, dim: Any, keepdim: bool) -> SharedTensor:
-    counts = sum_(context, typed(x, torch.int64), dim, keepdim)
+    counts = sum_(context, with_dtype(x, torch.int64), dim, keepdim)
     return x.like(context.backend.at_least(counts.shares, (1,))[0], 0)
 
 
@@ -224,7 +224,7 @@ def all_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = Fal
 
 @implements("count_nonzero", torch.count_nonzero, T.count_nonzero, note="exact")
 def count_nonzero(context: Context, x: SharedTensor, dim: Any = None) -> SharedTensor:
-    return sum_(context, typed(_truth(x), torch.int64), dim)
+    return sum_(context, with_dtype(_truth(x), torch.int64), dim)
 
 
 @implements("isin", torch.isin, note="exact; a comparison of each with each")
@@ -237,8 +237,8 @@ def isin(
 
 
 def _xor(context: Context, x: Any, y: Any) -> SharedTensor:
-    both = typed(x * y, torch.int64)
-    return total(context, total_tensor(context, x, y), both * 2, -1)
+    both = with_dtype(x * y, torch.int64)
+    return signed_sum(context, total_tensor(context, x, y), both * 2, -1)
 
 
 @implements("logical_xor", torch.logical_xor, T.logical_xor, note="of numbers: whether one alone is zero")

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError
 from ..tensor import ComplexShared, PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements, of_complex
-from . import places, structure
-from .common import real, refuse, summand
+from . import indexing, structure
+from .common import as_floating, refuse, summand
 
 T = torch.Tensor
 
@@ -40,7 +40,7 @@ def split(value: Any) -> tuple[Any, Any]:
     return value, None
 
 
-def joined(context: Context, re: Any, im: Any) -> ComplexShared:
+def join_parts(context: Context, re: Any, im: Any) -> ComplexShared:
     """The complex tensor of two parts, of which one is shared and another may be missing."""
     types = [v.dtype for v in (re, im) if isinstance(v, torch.Tensor)]
     if torch.bfloat16 in types:
@@ -49,7 +49,7 @@ def joined(context: Context, re: Any, im: Any) -> ComplexShared:
     shape = torch.broadcast_shapes(*(v.shape for v in (re, im) if isinstance(v, torch.Tensor)))
     parts = [torch.zeros((), dtype=dtype) if v is None else v for v in (re, im)]
     parts = [v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=dtype) for v in parts]
-    return ComplexShared(*(real(summand(context, v if v.shape == shape else v.expand(shape))) for v in parts))
+    return ComplexShared(*(as_floating(summand(context, v if v.shape == shape else v.expand(shape))) for v in parts))
 
 
 def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +62,8 @@ def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any
     re: Any = part(0)
     im: Any = part(1)
     if isinstance(re, (list, tuple)):
-        return [ComplexShared(real(a), real(b)) for a, b in zip(re, im, strict=True)]
-    return ComplexShared(real(re), real(im))
+        return [ComplexShared(as_floating(a), as_floating(b)) for a, b in zip(re, im, strict=True)]
+    return ComplexShared(as_floating(re), as_floating(im))
 
 
 def _linear(func: Callable) -> Callable:
@@ -128,13 +128,13 @@ def view_as_complex(context: Context, x: SharedTensor) -> ComplexShared:
 @implements("complex", torch.complex, note="local; gives a complex tensor")
 @of_complex(torch.complex)
 def complex_of(context: Context, real: Any, imag: Any) -> ComplexShared:
-    return joined(context, real, imag)
+    return join_parts(context, real, imag)
 
 
 @implements("polar", torch.polar, note="as cos, times the magnitude; gives a complex tensor")
 @of_complex(torch.polar)
 def polar(context: Context, abs: Any, angle: Any) -> ComplexShared:
-    return joined(context, abs * torch.cos(angle), abs * torch.sin(angle))
+    return join_parts(context, abs * torch.cos(angle), abs * torch.sin(angle))
 
 
 @implements("angle", torch.angle, T.angle, note="pi where a real number is below zero; of a complex one as atan2")
@@ -162,7 +162,7 @@ def _sum(context: Context, x: Any, y: Any, sign: int) -> ComplexShared:
             parts.append(right if sign > 0 else -right)
         else:
             parts.append(left + right if sign > 0 else left - right)
-    return joined(context, *parts)
+    return join_parts(context, *parts)
 
 
 @of_complex(torch.add, T.add, T.__add__, T.__radd__)
@@ -190,7 +190,7 @@ def product(context: Context, func: Callable, x: Any, y: Any) -> ComplexShared:
         im = func(a, d)
     if b is not None:
         im = func(b, c) if im is None else im + func(b, c)
-    return joined(context, re, im)
+    return join_parts(context, re, im)
 
 
 def _bilinear(func: Callable) -> Callable:
@@ -227,7 +227,7 @@ CONJUGATE = "multiply by z.conj() / (z.real ** 2 + z.imag ** 2)"
 def div(context: Context, x: Any, y: Any, *, rounding_mode: Any = None) -> ComplexShared:
     c, d = split(y)
     if d is None:
-        return joined(context, *(None if v is None else v / c for v in split(x)))
+        return join_parts(context, *(None if v is None else v / c for v in split(x)))
     if not isinstance(y, (ComplexShared, PrivateTensor)):
         return product(context, torch.mul, x, 1 / y)
     refuse(SECRET_DIVISOR, CONJUGATE)
@@ -259,7 +259,7 @@ def _several(func: Callable) -> Callable:
     def handler(context: Context, tensors: Any, *args: Any, **kwargs: Any) -> ComplexShared:
         zeros = lambda v: torch.zeros(v.shape, dtype=v.dtype)
         pairs = [(a, zeros(a) if b is None else b) for a, b in map(split, tensors)]
-        return joined(context, *(func([pair[at] for pair in pairs], *args, **kwargs) for at in (0, 1)))
+        return join_parts(context, *(func([pair[at] for pair in pairs], *args, **kwargs) for at in (0, 1)))
 
     return handler
 
@@ -274,7 +274,7 @@ def where(context: Context, condition: Any, x: Any, y: Any) -> ComplexShared:
         refuse("where with a complex condition", "compare x.abs()")
     zero = lambda v: 0.0 if v is None else v
     (a, b), (c, d) = split(x), split(y)
-    return joined(context, torch.where(condition, a, c), torch.where(condition, zero(b), zero(d)))
+    return join_parts(context, torch.where(condition, a, c), torch.where(condition, zero(b), zero(d)))
 
 
 @of_complex(torch.masked_fill, T.masked_fill)
@@ -286,8 +286,8 @@ def masked_fill(context: Context, x: Any, mask: Any, value: Any) -> ComplexShare
 def setitem(context: Context, x: ComplexShared, index: Any, value: Any) -> ComplexShared:
     re, im = split(value)
     return ComplexShared(
-        places.setitem(context, x.parts[0], index, re),
-        places.setitem(context, x.parts[1], index, 0 if im is None else im),
+        indexing.setitem(context, x.parts[0], index, re),
+        indexing.setitem(context, x.parts[1], index, 0 if im is None else im),
     )
 
 
@@ -302,4 +302,4 @@ def to(context: Context, x: Any, *args: Any, **kwargs: Any) -> ComplexShared:
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype) and not value.is_complex:
             raise DtypeError(f"a complex secret tensor has no {value}: it would lose its imaginary part; use x.real")
-    return x if isinstance(x, ComplexShared) else joined(context, x, None)
+    return x if isinstance(x, ComplexShared) else join_parts(context, x, None)

@@ -21,20 +21,20 @@ from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.dispatch import spell
-from ..tensor.infinity import (
+from ..tensor.infinity import (  # fmt: skip
     Infinite,
-    beyond,
     infinite_of,
-    joined,
+    join_infinite,
+    mask_beyond_range,
     of_public,
     one_of,
-    rounded,
+    round_to_dtype,
     set_rules,
     size_of,
     standing_for,
-)  # fmt: skip
+)
 from ..tensor.table import HANDLER, IN_PLACE, Context
-from .ranges import fitted, limit_at
+from .common import check_fits, limit_at
 
 T = torch.Tensor
 KEPT = 2.0**29
@@ -96,7 +96,7 @@ CARRIES = MOVES | {
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """A user's call: where it computes, the torch function, and the row that it is of."""
 
     context: Context
@@ -141,7 +141,7 @@ def _plain(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _stored(call: Call, target: Any, result: Any, inplace: bool = False) -> SharedTensor:
+def _stored(call: OperatorCall, target: Any, result: Any, inplace: bool = False) -> SharedTensor:
     """The result, written to the first operand by a function that does so."""
     if call.func not in IN_PLACE and not inplace:
         return result
@@ -180,10 +180,10 @@ def _with_flags(context: Context, x: SharedTensor, infinite: Infinite, allowed: 
     with context.session.operation(context.party) as net:
         before = len(net.raised)
         for y in infinite.unchecked:
-            fitted(context, y, limit_at(context, y.scale_bits))
+            check_fits(context, y, limit_at(context, y.scale_bits))
         made = x.like(x.shares, bound=x.bound)
         if allowed is not None:
-            made = fitted(context, made, 2.0 ** math.floor(math.log2(allowed)))
+            made = check_fits(context, made, 2.0 ** math.floor(math.log2(allowed)))
         others = (flag for y in infinite.unchecked for flag in y.flags)
         made.flags = tuple(dict.fromkeys((*x.flags, *others, *net.raised[before:])))
     made.whole_bits = x.whole_bits
@@ -254,9 +254,9 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     marks = [mark for leaf in leaves if (mark := infinite_of(leaf)) is not None]
     has = bool(marks)
     takes = name in PLACED or name in RULES
-    if not has and not (takes and any(beyond(context.scheme, leaf) is not None for leaf in leaves)):
+    if not has and not (takes and any(mask_beyond_range(context.scheme, leaf) is not None for leaf in leaves)):
         return NotImplemented
-    call = Call(context, func, name)
+    call = OperatorCall(context, func, name)
     result: Any = NotImplemented
     if name in RULES:
         named: Any = {_NAMES.get(key, key): value for key, value in kwargs.items()}
@@ -277,19 +277,19 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
     return func(*_numbers(call, args), **_numbers(call, kwargs))
 
 
-def _rounds(call: Call, args: tuple, kwargs: dict) -> bool:
+def _rounds(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
     """Whether this is a conversion to whole numbers or bits."""
     if call.name != "to" or not _is(args[0]) or not _fractional(args[0]):
         return False
     return not _converted(call, args, kwargs).is_floating_point
 
 
-def _adds(call: Call, args: tuple, kwargs: dict) -> bool:
+def _adds(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
     """Whether this is a write that adds up."""
     return call.name in ("index_put", "put") and bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
 
 
-def _converted(call: Call, args: tuple, kwargs: dict) -> torch.dtype:
+def _converted(call: OperatorCall, args: tuple, kwargs: dict) -> torch.dtype:
     """The type that a conversion gives."""
     like = lambda x: torch.empty(0, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
     return _plain(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs)).dtype
@@ -302,15 +302,15 @@ def _tell_views(target: Any) -> None:
         return
     for other in (member() for member in target.layout_in_memory.members):
         if other is not None and other is not target:
-            other.infinite = joined(other.infinite, mark)
+            other.infinite = join_infinite(other.infinite, mark)
 
 
-def _numbers(call: Call, tree: Any) -> Any:
+def _numbers(call: OperatorCall, tree: Any) -> Any:
     held = lambda x: held_to_numbers(call.context, x, spell(call.func)) if infinite_of(x) is not None else x
     return pytree.tree_map(held, tree)
 
 
-def _model(call: Call, leaf: Any, dtype: torch.dtype) -> Any:
+def _model(call: OperatorCall, leaf: Any, dtype: torch.dtype) -> Any:
     """A public operand of 0 where a number is, and -1 and 1 where a stand-in is or may be; others as they are."""
     if isinstance(leaf, SharedTensor):
         infinite = leaf.infinite
@@ -324,14 +324,14 @@ def _model(call: Call, leaf: Any, dtype: torch.dtype) -> Any:
     if isinstance(leaf, torch.Tensor):
         if not leaf.is_floating_point():
             return leaf
-        found = beyond(call.scheme, leaf)
+        found = mask_beyond_range(call.scheme, leaf)
         return torch.zeros(leaf.shape) if found is None else _plain(torch.where, found, leaf.sign().float(), 0.0)
     if isinstance(leaf, float):
-        return 0.0 if beyond(call.scheme, leaf) is None else math.copysign(1.0, leaf)
+        return 0.0 if mask_beyond_range(call.scheme, leaf) is None else math.copysign(1.0, leaf)
     return leaf
 
 
-def _moved(call: Call, args: tuple, kwargs: dict) -> Any:
+def _moved(call: OperatorCall, args: tuple, kwargs: dict) -> Any:
     """A function whose results consist of elements of its operands."""
     dtypes = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SharedTensor)]
     public = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -357,7 +357,7 @@ def _moved(call: Call, args: tuple, kwargs: dict) -> Any:
     outs = [x for x in pytree.tree_leaves(target) if isinstance(x, SharedTensor) and x.dtype != torch.bool]
     if call.name in ORDERED and len(outs) == 2 and call.name != "aminmax":
         outs = outs[:1]  # values, and positions
-    whole = joined(*parts)
+    whole = join_infinite(*parts)
     for k, out in enumerate(outs):
         where = at[k] if at is not None and k < len(at) and at[k].shape == out.shape else None
         sure = bool(certain) and where is not None
@@ -386,7 +386,7 @@ def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
     return made
 
 
-def _positions(call: Call, args: tuple, kwargs: dict, dtype: torch.dtype) -> list[torch.Tensor] | None:
+def _positions(call: OperatorCall, args: tuple, kwargs: dict, dtype: torch.dtype) -> list[torch.Tensor] | None:
     """Where the results of a function that moves elements may hold stand-ins; None where that takes secrets."""
     flat = pytree.tree_leaves((args, kwargs))
     if any(_is(x) and (not _fractional(x) or x.dtype == torch.bool) for x in flat):
@@ -404,19 +404,19 @@ def _positions(call: Call, args: tuple, kwargs: dict, dtype: torch.dtype) -> lis
     return [x != 0 for x in leaves if x.is_floating_point()] or None
 
 
-def _cut_off(call: Call, args: tuple, out: SharedTensor) -> None:
+def _cut_off(call: OperatorCall, args: tuple, out: SharedTensor) -> None:
     """A maximum has negative stand-ins where both operands have, a minimum positive ones."""
     public = next((x for x in args[:2] if isinstance(x, torch.Tensor) and not _is(x)), None)
     shared = next(x for x in args[:2] if _is(x))
     if public is None or out.infinite is None:
         return
     sign = "low" if call.name in ("maximum", "max") else "high"
-    if beyond(call.scheme, public) is None or getattr(infinite_of(shared), sign, None) is None:
+    if mask_beyond_range(call.scheme, public) is None or getattr(infinite_of(shared), sign, None) is None:
         out.infinite = out.infinite.but(**{sign: None, "at": None, "certain": False})
 
 
 @_rule("where")
-def _where(call: Call, condition: Any, input: Any = None, other: Any = None) -> Any:
+def _where(call: OperatorCall, condition: Any, input: Any = None, other: Any = None) -> Any:
     if call.func is T.where:  # x.where(condition, y)
         condition, input = input, condition
     dtype = _together(input, other)
@@ -425,9 +425,9 @@ def _where(call: Call, condition: Any, input: Any = None, other: Any = None) -> 
     shape = made.shape
     first, second = (_at(mark, v, shape) for mark, v in ((one, input), (two, other)))
     if isinstance(condition, SharedTensor):
-        return _labelled(made, joined(one, two, at=_plain(torch.logical_or, first, second)))
+        return _labelled(made, join_infinite(one, two, at=_plain(torch.logical_or, first, second)))
     at = _plain(torch.where, condition.detach().cpu(), first, second)
-    mark = joined(one, two, at=at, certain=all(m is None or m.certain for m in (one, two)))
+    mark = join_infinite(one, two, at=at, certain=all(m is None or m.certain for m in (one, two)))
     return _labelled(made, mark if bool(at.any()) else None)
 
 
@@ -441,7 +441,7 @@ def _at(infinite: Infinite | None, value: Any, shape: torch.Size) -> torch.Tenso
 
 
 @_rule("masked_fill")
-def _masked_fill(call: Call, input: Any, mask: Any, value: Any) -> Any:
+def _masked_fill(call: OperatorCall, input: Any, mask: Any, value: Any) -> Any:
     dtype = input.dtype
     known = infinite_of(input)
     fill, number = call.put(value, dtype)
@@ -450,27 +450,27 @@ def _masked_fill(call: Call, input: Any, mask: Any, value: Any) -> Any:
     before = _plain(torch.broadcast_to, before, made.shape)
     if isinstance(mask, SharedTensor):
         at = torch.ones(made.shape, dtype=torch.bool) if fill is not None else before
-        return _labelled(made, joined(known, fill, at=at))
+        return _labelled(made, join_infinite(known, fill, at=at))
     there = _plain(torch.broadcast_to, mask.detach().cpu(), made.shape)
     at = _plain(torch.where, there, torch.tensor(fill is not None), before)
-    mark = joined(known, fill, at=at, certain=known is None or known.certain)
+    mark = join_infinite(known, fill, at=at, certain=known is None or known.certain)
     return _labelled(made, mark if bool(at.any()) else None)
 
 
-def swapped(infinite: Infinite) -> Infinite:
+def negated_infinite(infinite: Infinite) -> Infinite:
     """What the negative of a tensor may hold."""
     low, high = (None if v is None else -v for v in (infinite.high, infinite.low))
     return replace(infinite, low=low, high=high)
 
 
 @_rule("neg")
-def _neg(call: Call, input: SharedTensor) -> Any:
-    mark = swapped(input.infinite) if input.infinite else None
+def _neg(call: OperatorCall, input: SharedTensor) -> Any:
+    mark = negated_infinite(input.infinite) if input.infinite else None
     return _labelled(call.without(input), mark)
 
 
 @_rule("abs")
-def _abs(call: Call, input: SharedTensor) -> Any:
+def _abs(call: OperatorCall, input: SharedTensor) -> Any:
     mark: Any = input.infinite
     high = [abs(v) for v in (mark.low, mark.high) if v is not None]
     value = high[0] if len(set(high)) == 1 else math.nan
@@ -486,7 +486,7 @@ def _bare(x: SharedTensor) -> SharedTensor:
 
 
 @_rule("add", "sub", "rsub")
-def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
+def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     if alpha != 1:
         input, other = (
             (input * alpha, other) if call.name == "rsub" and call.func is not T.__rsub__ else (input, other * alpha)
@@ -498,7 +498,7 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     least = KEPT_WIDE if dtype == torch.float64 else KEPT
     for term in terms:
         mark = call.put(term, dtype if dtype.is_floating_point else torch.float32)[0]
-        marks.append(mark if mark is None or signs[len(marks)] > 0 else swapped(mark))
+        marks.append(mark if mark is None or signs[len(marks)] > 0 else negated_infinite(mark))
     low, high = ([m is not None and getattr(m, sign) is not None for m in marks] for sign in ("low", "high"))
     opposite = (low[0] and high[1]) or (high[0] and low[1])
     tight = any(m is not None and _is(t) and m.size <= 2 * call.scheme.activation_limit and _moves(call, terms[1 - k])
@@ -547,23 +547,23 @@ def _sum(call: Call, input: Any, other: Any, *, alpha: Any = 1) -> Any:
         if bool(at.any()):
             made = _refilled(call, made, at, sign * size, in_place)
     certain = all(m is None or m.certain for m in marks)
-    return _labelled(made, joined(*parts, at=every, certain=certain))
+    return _labelled(made, join_infinite(*parts, at=every, certain=certain))
 
 
 def _broadcast(at: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return _plain(torch.broadcast_to, at, shape)
 
 
-def _beyond_sign(call: Call, value: Any, sign: int) -> torch.Tensor:
-    found = beyond(call.scheme, value)
+def _beyond_sign(call: OperatorCall, value: Any, sign: int) -> torch.Tensor:
+    found = mask_beyond_range(call.scheme, value)
     if found is None:
         return torch.tensor(False)
     return _plain(lambda v: found.cpu() & (v.detach().cpu().sign() == sign), torch.as_tensor(value))
 
 
-def _cleared_public(call: Call, value: Any) -> Any:
+def _cleared_public(call: OperatorCall, value: Any) -> Any:
     """A public operand with zeros where it is beyond the range."""
-    found = None if _is(value) else beyond(call.scheme, value)
+    found = None if _is(value) else mask_beyond_range(call.scheme, value)
     if found is None:
         return value
     if not isinstance(value, torch.Tensor):
@@ -571,14 +571,14 @@ def _cleared_public(call: Call, value: Any) -> Any:
     return _plain(torch.where, found, torch.zeros((), dtype=value.dtype, device=value.device), value)
 
 
-def _moves(call: Call, value: Any) -> bool:
+def _moves(call: OperatorCall, value: Any) -> bool:
     """Whether a summand is not zero everywhere, beside what is beyond the range."""
     if isinstance(value, torch.Tensor) and not _is(value) and not value.is_meta and type(value) is torch.Tensor:
         return bool(_plain(torch.any, _cleared_public(call, value).detach() != 0))
     return _cleared_public(call, value) != 0 if isinstance(value, (int, float)) else True
 
 
-def _most(call: Call, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
+def _most(call: OperatorCall, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
     """What a summand is below in magnitude, and itself if nobody has held it to that."""
     limit = call.scheme.activation_limit
     if _is(value):
@@ -591,7 +591,9 @@ def _most(call: Call, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
     return abs(float(_cleared_public(call, value))), ()
 
 
-def _refilled(call: Call, y: SharedTensor, at: torch.Tensor, number: float, in_place: bool = False) -> SharedTensor:
+def _refilled(
+    call: OperatorCall, y: SharedTensor, at: torch.Tensor, number: float, in_place: bool = False
+) -> SharedTensor:
     made = _without(torch.masked_fill, y, at, number if _fractional(y) else int(number))
     if in_place:
         _without(T.copy_, y, made)
@@ -599,7 +601,7 @@ def _refilled(call: Call, y: SharedTensor, at: torch.Tensor, number: float, in_p
 
 
 @_rule("mul", "div")
-def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
+def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
     if call.func in (T.__rdiv__, T.__rtruediv__):
         return call.func(*_numbers(call, (input, other))) if _marked(input, other) else NotImplemented
     x, factor = (input, other) if _is(input) else (other, input)
@@ -617,7 +619,7 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
     least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
     one: Any = one_of(factors)
     dtype = _together(input, other)
-    values = [None if v is None else rounded(v * one, dtype) if one == one or math.isinf(v)
+    values = [None if v is None else round_to_dtype(v * one, dtype) if one == one or math.isinf(v)
               else math.nan for v in (known.low, known.high)]  # fmt: skip
     sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
     mixed = bool((factors > 0).any()) and bool((factors < 0).any())
@@ -647,9 +649,9 @@ def _scaled(call: Call, input: Any, other: Any, *, rounding_mode: Any = None) ->
                                    threshold=known.threshold * least, exact=exact))  # fmt: skip
 
 
-def _times_endless(call: Call, x: SharedTensor, factor: Any) -> Any:
+def _times_endless(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
     """Zeros and ones, times a public number beyond the range: a mask."""
-    found = beyond(call.scheme, factor)
+    found = mask_beyond_range(call.scheme, factor)
     if found is None or not (x.whole or x.dtype == torch.bool):
         return NotImplemented
     dtype = torch.result_type(torch.empty((), dtype=x.dtype), factor)
@@ -667,7 +669,7 @@ def _times_endless(call: Call, x: SharedTensor, factor: Any) -> Any:
 
 
 @_rule("eq", "ne", "ge", "lt", "le", "gt")
-def _compared(call: Call, input: Any, other: Any) -> Any:
+def _compared(call: OperatorCall, input: Any, other: Any) -> Any:
     known = [infinite_of(v) for v in (input, other)]
     if _is(input) and _is(other):
         same = all(m is None or m.exact for m in known) and len({m.known for m in known if m is not None}) <= 1
@@ -730,7 +732,7 @@ def _far_answer(name: str, c: torch.Tensor) -> torch.Tensor:
 
 
 @_rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "relu6")
-def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
     if call.name in ("relu", "relu6", "hardtanh") and args and isinstance(args[-1], bool):
         inplace, args = args[-1], args[:-1]
     both: Any = {
@@ -747,7 +749,10 @@ def _clamped(call: Call, input: Any, *args: Any, inplace: bool = False, **kwargs
         x = x if low is None else torch.maximum(x, as_tensor(low))
         return _stored(call, input, x if high is None else torch.minimum(x, as_tensor(high)), inplace)
     mark = input.infinite
-    far = [b is not None and not math.isnan(b) and beyond(call.scheme, float(b)) is not None for b in (low, high)]
+    far = [
+        b is not None and not math.isnan(b) and mask_beyond_range(call.scheme, float(b)) is not None
+        for b in (low, high)
+    ]
     if (far[0] and low > 0) or (far[1] and high < 0):
         bound = float(low if far[0] else high)
         raise (NonFiniteError if math.isinf(bound) else FixedPointRangeError)(
@@ -782,7 +787,7 @@ def _pair(args: tuple, kwargs: dict, one: str, two: str, *defaults: Any) -> tupl
 
 
 @_rule("isfinite")
-def _is_finite(call: Call, input: SharedTensor) -> Any:
+def _is_finite(call: OperatorCall, input: SharedTensor) -> Any:
     kind = spell(call.func).rsplit(".", 1)[-1]
     mark: Any = input.infinite
     plain = lambda: call.without(input)
@@ -800,7 +805,9 @@ def _is_finite(call: Call, input: SharedTensor) -> Any:
 
 
 @_rule("nan_to_num")
-def _nan_to_num(call: Call, input: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+def _nan_to_num(
+    call: OperatorCall, input: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Any:
     mark = input.infinite
     if mark is None:
         return NotImplemented
@@ -812,7 +819,7 @@ def _nan_to_num(call: Call, input: SharedTensor, nan: Any = None, posinf: Any = 
         if info is None or getattr(mark, name) != sign * math.inf:
             continue
         value = float(value) if value is not None else info.min if sign < 0 else info.max
-        if beyond(call.scheme, value) is not None and value * sign > 0:
+        if mask_beyond_range(call.scheme, value) is not None and value * sign > 0:
             left = left and left.but(**{name: value})
         else:
             made = _without(torch.masked_fill, made, _signs(input, sign < 0, sign > 0), value)
@@ -821,7 +828,7 @@ def _nan_to_num(call: Call, input: SharedTensor, nan: Any = None, posinf: Any = 
 
 
 @_rule("softmax", "log_softmax")
-def _softmax(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _softmax(call: OperatorCall, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """A row of nothing but negative infinities gives zeros, of which torch makes NaN; one of numbers that stand far
     below zero is as torch's."""
     mark = input.infinite
@@ -844,7 +851,7 @@ def _softmax(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any)
 
 
 @_rule("softmin")
-def _softmin(call: Call, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _softmin(call: OperatorCall, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     return NotImplemented if input.infinite is None else F.softmax(-input, dim, *args, **kwargs)
 
 
@@ -857,7 +864,7 @@ def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tupl
     return func(torch.cat((x, beside), dim), dim, *args, **(kwargs or {})).narrow(dim, 0, x.shape[dim])
 
 
-def _log_softmax(call: Call, input: Any, dim: int, args: tuple, kwargs: dict) -> Any:
+def _log_softmax(call: OperatorCall, input: Any, dim: int, args: tuple, kwargs: dict) -> Any:
     exact = input if input.infinite.exact else _exactly(input)
     mark: Any = exact.infinite
     if mark.high is not None or mark.low is None:
@@ -877,7 +884,7 @@ def _log_softmax(call: Call, input: Any, dim: int, args: tuple, kwargs: dict) ->
 
 
 @_rule("logsumexp")
-def _logsumexp(call: Call, input: SharedTensor, dim: Any, keepdim: bool = False) -> Any:
+def _logsumexp(call: OperatorCall, input: SharedTensor, dim: Any, keepdim: bool = False) -> Any:
     mark: Any = input.infinite
     if mark.high is not None:
         return call.func(_numbers(call, input), dim, keepdim)
@@ -892,7 +899,7 @@ def _logsumexp(call: Call, input: SharedTensor, dim: Any, keepdim: bool = False)
 
 
 @_rule("scatter_reduce", "index_reduce")
-def _reduced(call: Call, *args: Any, **kwargs: Any) -> Any:
+def _reduced(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     """A maximum or minimum by index is one of the elements."""
     kind = kwargs.get("reduce", args[4] if len(args) > 4 else None)
     if kind not in ("amax", "amin"):
@@ -900,7 +907,7 @@ def _reduced(call: Call, *args: Any, **kwargs: Any) -> Any:
     leaves: Any = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (float, torch.Tensor))]
     dtype = next(x.dtype for x in leaves if _is(x))
     put = lambda x: call.put(x, dtype)[1] if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-    mark = joined(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))
+    mark = join_infinite(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))
     if mark is None:
         return NotImplemented
     return _labelled(call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs)), mark)
@@ -911,7 +918,7 @@ def _marked(*trees: Any) -> bool:
 
 
 @_rule("bucketize", "searchsorted")
-def _bucketized(call: Call, *args: Any, **kwargs: Any) -> Any:
+def _bucketized(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     at = 1 if call.name == "bucketize" else 0
     if any(infinite_of(x) is not None for x in args) or len(args) < 2 or _is(args[at]):
         return call.func(*_numbers(call, args), **kwargs)
@@ -921,7 +928,7 @@ def _bucketized(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 @_rule("scaled_dot_product_attention", "multi_head_attention")
-def _attention(call: Call, *args: Any, **kwargs: Any) -> Any:
+def _attention(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     """Masks come as they are; what they mask is no key, query or value."""
     names = ("query", "key", "value")
     numbers = [_numbers(call, x) for x in args[:3]]
@@ -932,7 +939,7 @@ def _attention(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 @_rule("cross_entropy", "nll_loss")
-def _class_loss(call: Call, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+def _class_loss(call: OperatorCall, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Of public labels: what they take is looked at alone."""
     if not _marked(input, target, kwargs):
         return NotImplemented
@@ -942,7 +949,7 @@ def _class_loss(call: Call, input: Any, target: Any, *args: Any, **kwargs: Any) 
 
 
 @_rule("threshold")
-def _refused(call: Call, *args: Any, **kwargs: Any) -> Any:
+def _refused(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     if _marked(args, kwargs):
         return call.func(*_numbers(call, args), **_numbers(call, kwargs))
     raise UnsupportedOpError(f"{spell(call.func)} takes no number beyond the range of fixed point; use torch.where")

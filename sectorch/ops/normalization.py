@@ -2,22 +2,342 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from ..backend import MAX_SHIFT, Normal, Value
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from . import series as series_of
-from .codes import exponent_map
-from .common import encoded_public, excess, refuse, shortened, summand
-from .moments import mean_of_squares, root_mean_square, standardised
-from .powers import logarithm_bound, positive_reciprocal, quotient, quotient_bits
-from .ranges import fitted
-from .smooth import lifted, series
+from .common import (
+    check_fits,
+    domain_bits,
+    encoded_public,
+    end_to_end,
+    excess_bits,
+    exponent_map,
+    forbid,
+    raise_scale,
+    refuse,
+    round_scale,
+    summand,
+    unary_map,
+    within_domain,
+)
+from .series import RSQRT, SQRT
+from .smooth import add_constant, logarithm_bound, positive_reciprocal, quotient, quotient_bits, series
+
+# Sums of squares over the whole domain of the scheme: deviations with an exponent that the entries of a row share.
+#
+# A square has twice the bits of its root, and a sum of n of them log2 n more, so that squares of f-bit numbers leave
+# the ring from sums of 2^(62-2f) on. So the deviations d = x - mean are first brought to a size that fits:
+#
+# 1. x rounded to so few bits that its squares fit in any case (it is opened once for this and for step 3) gives a
+# coarse sum of squares, whose size says in which of some regimes, each a factor of two wide, the row lies. 2. The mean
+# is that of the coarse numbers, corrected twice by the mean of what is left, until it is the nearest number at the
+# scale of the deviations: constant rows have deviations of zero. 3. d times the power of two of the regime, rounded: m.
+# The sum of the m^2 is below 2^62 and, but for rows that are all but constant, above 2^48. So it has its bits wherever
+# the row lies.
+
+
+WHOLE = 61
+"""Sums of squares stay below 2^61, and with an eps below 2^62."""
+LONGEST = MAX_SHIFT - 1
+"""Bits that the scaled deviations lose at most: they fill 62 before."""
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """Public: the sizes of rows that are told apart. `scales[j]`: fraction bits of m in regime j, falling."""
+
+    coarse: int
+    thresholds: tuple[int, ...]
+    scales: tuple[int, ...]
+    least: tuple[float, ...]
+    """A lower bound of the sum of the m^2 in regime j."""
+    most: tuple[float, ...]
+    """An upper bound of the sum of the d^2 in regime j."""
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """m, the sum of its squares (dimensions kept), and the unary code of each row's regime."""
+
+    scaled: Value
+    squares: Value
+    bits: Value | None
+    regimes: Regimes
+
+
+def regimes(context: Context, n: int, cap: float = math.inf) -> Regimes:
+    """The regimes of rows of n activations. `cap`: fraction bits that m may have at most.
+
+    A coarse number errs by half a unit and the coarse mean by less than three. So the root mean square of the d lies
+    within 3 units of the coarse one, from 4 units on within a factor of four.
+    """
+    limit = domain_bits(context)
+    coarse = math.floor((WHOLE - math.log2(n)) / 2 - limit)
+    largest = n * 4.0**limit
+    thresholds, scales, least, most = [], [], [], []
+    while True:
+        j = len(scales)
+        low = max(0.0, 2.0 ** (j + 1) - 3) if j else 0.0
+        most.append(min(largest, n * (4 * 2.0**j + 3) ** 2 * 4.0**-coarse))
+        scales.append(math.floor(min(cap, (WHOLE - math.log2(most[-1])) / 2)))
+        least.append(n * low * low * 4.0 ** (scales[-1] - coarse) / 2)
+        if most[-1] == largest:
+            return Regimes(coarse, tuple(thresholds), tuple(scales), tuple(least), tuple(most))
+        thresholds.append(16 * n << (2 * j))
+
+
+def deviations(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], centred: bool, cap: float = math.inf, wanted: int = 0
+) -> Deviations:
+    """The entries of each row over `dims`, less the row's mean if `centred`, as m at the scale of the row's regime.
+
+    Args:
+        cap: fraction bits that m may have at most.
+        wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has
+            fewer, and is divided once more, by the sum of the m^2 of a first attempt.
+    """
+    backend = context.backend
+    n = math.prod(x.shares.shape[d] for d in dims)
+    found = regimes(context, n, cap)
+    bottom = found.scales[-1]
+    x = within_domain(context, x).bounded(None)
+    x = raise_scale(context, x, max(x.scale_bits, context.frac_bits, found.coarse))
+    x = round_scale(context, x, max(found.coarse, bottom + LONGEST))
+    more = min(cap, wanted, bottom + LONGEST) - found.scales[0]
+    more = max(0, min(math.floor(more), (WHOLE - 5 - math.ceil(math.log2(n))) // 2))
+    fine = max(x.scale_bits, found.scales[0] + more)
+    if fine - bottom > LONGEST:
+        refuse("an eps above the square of the largest activation", "use a smaller one")
+    drop = x.scale_bits - found.coarse
+    near = backend.truncate(x.shares, drop) if drop else x.shares
+
+    def total(v: Value) -> Value:
+        return backend.each(torch.sum, v, dim=dims, keepdim=True)
+
+    mean = None
+    if centred:
+        size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
+        mean = moment_quotient(context, total(near), size, n, 2.5)
+        near = near - mean
+    sums = total(backend.square(near))
+    bits = None
+    if found.thresholds:
+        bits = backend.at_least(sums, found.thresholds)
+    if mean is not None:
+        mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
+    scaled = _scaled(context, x, mean, bits, found.scales, fine)
+    squares = total(backend.multiply(torch.mul, scaled, scaled))
+    if more:
+        bits, found = _divided(context, squares, bits, found, more)
+        scaled = _scaled(context, x, mean, bits, found.scales, fine)
+        squares = total(backend.multiply(torch.mul, scaled, scaled))
+    return Deviations(scaled, squares, bits, found)
+
+
+def _scaled(
+    context: Context, x: SharedTensor, mean: Value | None, bits: Value | None, scales: tuple[int, ...], fine: int
+) -> Value:
+    """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded."""
+    backend, finer = context.backend, fine - x.scale_bits
+    if bits is None:
+        product = x.shares << finer
+        product = product if mean is None else product - mean
+    else:
+        factor = by_regime(context, bits, [1 << (k - scales[-1]) for k in scales])
+        product = backend.multiply(torch.mul, x.shares, factor << finer)
+        if mean is not None:
+            product = product - backend.multiply(torch.mul, mean, factor)
+    shift = fine - scales[-1]
+    return backend.truncate(product, shift) if shift else product
+
+
+def _divided(context: Context, squares: Value, bits: Value | None, found: Regimes, more: int) -> tuple[Value, Regimes]:
+    """The lowest regime in `more` + 1 parts, by a sum of squares that is right to a factor of two from 16 n on."""
+    backend, scale = context.backend, found.scales[0]
+    sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
+    codes = backend.at_least(squares, tuple(1 << k for k in sizes))
+    if bits is not None:  # a row of another regime is above all of these
+        above = bits[:1]
+        both = backend.multiply(torch.mul, codes, above)
+        codes = codes + above - both
+        bits = backend.each(end_to_end, codes, bits)
+    least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
+    most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
+    return codes if bits is None else bits, Regimes(
+        found.coarse,
+        found.thresholds,
+        (*range(scale + more, scale, -1), *found.scales),
+        (*least, *found.least[1:]),
+        (*most, *found.most),
+    )
+
+
+def by_regime(context: Context, bits: Value, values: list[int]) -> Value:
+    """A public function of the regime."""
+    return unary_map(context, bits, values[0], [b - a for a, b in itertools.pairwise(values)])
+
+
+def _times_regime(context: Context, x: Value, bits: Value | None, values: list[int]) -> Value:
+    if bits is None:
+        return x * values[0]
+    return context.backend.multiply(torch.mul, x, by_regime(context, bits, values))
+
+
+def moment_quotient(context: Context, x: Value, size: int, n: float, error: float = math.inf) -> Value:
+    """x / n to the nearest ring element, and within `error` of that, for |x| < 2^size and a public n >= 1.
+
+    One truncation where it is precise enough, and two where not.
+    """
+    backend = context.backend
+    k = math.floor(math.log2(n))
+    if n == 1 << k:
+        return backend.truncate(x, k) if k else x
+    bits = min(WHOLE - size, MAX_SHIFT - k)
+    if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
+        factor = round(2.0 ** (k + bits) / n)
+        return backend.truncate(x * factor, k + bits)
+    bits = min(LONGEST, WHOLE - size + k)
+    factor = round(2.0 ** (k + bits) / n)
+    x = backend.truncate(x, k) if k else x
+    return backend.truncate(x * factor, bits)
+
+
+def _refined(context: Context, x: Value, mean: Value, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Value:
+    """The mean of x at `finer` more bits, from a coarse one within three units at `drop` bits less: to the nearest.
+
+    Sums of what is left are exact, whatever wraps around on the way. The second is within a few units times n, so that
+    its quotient is rounded once.
+    """
+    mean = mean << drop
+    spare = math.ceil(math.log2(n))
+    size = spare + 2 + drop
+    for _ in range(2):
+        rest = context.backend.each(_left, x, mean, finer, dims)
+        mean = mean + moment_quotient(context, rest, size, n)
+        k = math.floor(math.log2(n))
+        size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
+    return mean
+
+
+def _left(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tuple[int, ...]) -> torch.Tensor:
+    return (x << finer).sub_(mean).sum(dims, keepdim=True)
+
+
+def standardize(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False
+) -> SharedTensor:
+    """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
+
+    Args:
+        unit: by the root of the sum of squares, not of their mean; and then rows of zeros stay zeros without an eps.
+    """
+    if eps < 0:
+        refuse("a negative eps", "use a positive one")
+    backend, f = context.backend, context.frac_bits
+    n = math.prod(x.shares.shape[d] for d in dims)
+    gain = 1.0 if unit else math.sqrt(n)
+    half = math.log2(gain)
+    cap = (WHOLE - 1 - math.log2(n * eps)) / 2 if eps else math.inf
+    wanted = f + 10
+    if eps:
+        wanted = min(wanted, math.ceil(f - 4 - math.log2(eps) / 2))
+    d = deviations(context, x, dims, centred, cap, wanted)
+    offsets = [round(n * eps * 4.0**k) for k in d.regimes.scales]
+    low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
+    sums = backend.each(torch.clone, d.squares)
+    if any(offsets):
+        offset = offsets[0] if d.bits is None else by_regime(context, d.bits, offsets)
+        sums = sums + offset
+    normal = backend.normalise(sums, low, HEADROOM_BITS)
+    if not eps and not unit:
+        forbid(context, -normal.bits[0] + 1)
+    root = series(context, x.like(normal.mantissa, normal.high), RSQRT)
+    bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
+    if bits + f + 1 + half - (low + 1) / 2 <= HEADROOM_BITS - 1:
+        power = exponent_map(context, normal, lambda e: round(gain * 2.0 ** (bits - e / 2)))
+        inverse = root.like(backend.multiply(torch.mul, root.shares, power), root.scale_bits + bits)
+        inverse = round_scale(context, inverse, bits).shares
+    else:
+        inverse = _inverse_root(context, normal, root, gain, bits)
+    bound = 1.01 * (1.0 if unit else gain) * 2.0**bits if context.scheme.range_check else None
+    return x.like(backend.multiply(torch.mul, d.scaled, inverse), bits, bound)
+
+
+def _inverse_root(context: Context, normal: Normal, root: SharedTensor, gain: float, bits: int) -> Value:
+    """root gain 2^(bits - e/2) for a wide range of e: first what is no power of two, and then an exact power."""
+    backend, finer = context.backend, context.frac_bits + 1
+
+    def split(e: int) -> tuple[float, int]:
+        whole = math.floor(math.log2(gain) - e / 2)
+        return gain * 2.0 ** (-e / 2 - whole), whole
+
+    part = exponent_map(context, normal, lambda e: round(split(e)[0] * 2**finer))
+    mixed = round_scale(
+        context, root.like(backend.multiply(torch.mul, root.shares, part), root.scale_bits + finer), finer
+    )
+    return backend.multiply(
+        torch.mul, mixed.shares, exponent_map(context, normal, lambda e: 1 << bits - finer + split(e)[1])
+    )
+
+
+def mean_of_squares(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], divisor: float, centred: bool
+) -> SharedTensor:
+    """The sum over `dims` of (x - mean)^2, or of x^2, over `divisor`; dimensions are kept. At 2 f + 3 fraction bits.
+
+    A result from 2^(59-2f) on ends in a range error.
+    """
+    backend, f = context.backend, context.frac_bits
+    bits, dropped = 2 * f + 3, LONGEST
+    k = math.floor(math.log2(divisor))
+    d = deviations(context, x, dims, centred, (dropped + bits - k) // 2)
+    beyond = [most / divisor >= 2.0 ** (HEADROOM_BITS - bits) for most in d.regimes.most]
+    if d.bits is None:
+        bits = min(bits, math.floor(WHOLE - math.log2(d.regimes.most[0] / divisor)))
+    elif any(beyond):
+        forbid(context, by_regime(context, d.bits, [int(b) for b in beyond]))
+    sums = backend.truncate(d.squares, dropped)
+    if divisor != 2.0**k:
+        factor = round(2.0 ** (k + 30) / divisor)
+        sums = backend.truncate(sums * factor, 30)
+    powers = [_power(dropped - 2 * s - k + bits) for s in d.regimes.scales]
+    return x.like(_times_regime(context, sums, d.bits, powers), bits)
+
+
+def _power(exponent: int) -> int:
+    return 1 << min(max(0, exponent), HEADROOM_BITS)
+
+
+def root_mean_square(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], divisor: float, centred: bool
+) -> SharedTensor:
+    """The square root of what `mean_of_squares` gives, wherever it lies; dimensions are kept."""
+    backend, f = context.backend, context.frac_bits
+    n = math.prod(x.shares.shape[d] for d in dims)
+    k = math.floor(math.log2(divisor)) // 2
+    spare = min(f // 2, WHOLE - 32 - f)
+    largest = math.ceil(domain_bits(context) + math.log2(n / divisor) / 2) + 1
+    finer = WHOLE - largest - spare
+    d = deviations(context, x, dims, centred, finer - k)
+    normal = backend.normalise(d.squares, 0, HEADROOM_BITS)
+    root = series(context, x.like(normal.mantissa, normal.high), SQRT)
+    size = 2.0 ** (k + spare) / math.sqrt(divisor)
+    power = exponent_map(context, normal, lambda e: round(2.0 ** (e / 2) * size), 0)
+    product = root.like(backend.multiply(torch.mul, root.shares, power), root.scale_bits + spare)
+    product = round_scale(context, product, spare).shares
+    powers = [_power(finer - s - k) for s in d.regimes.scales]
+    return x.like(_times_regime(context, product, d.bits, powers), spare + finer)
+
 
 T = torch.Tensor
 
@@ -34,13 +354,13 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
     backend = context.backend
     difference = x - x.amax(dim, keepdim=True)
     half, floor = difference.like(difference.shares, difference.scale_bits + 1), series_of.EXP.low
-    shift = excess(context, half.scale_bits)
+    shift = excess_bits(context, half.scale_bits)
     threshold = int(encoded_public(context, floor, half.scale_bits - shift))
     (above,) = backend.ramps(half.shares, (threshold,), shift)
-    root = series(context, lifted(context, x.like(above, half.scale_bits - shift), floor), series_of.EXP)
+    root = series(context, add_constant(context, x.like(above, half.scale_bits - shift), floor), series_of.EXP)
     e = root.like(backend.square(root.shares), 2 * root.scale_bits)
     spare = HEADROOM_BITS - _sum_is_below(x.shares.shape, dim)
-    return difference, shortened(context, e, spare)
+    return difference, round_scale(context, e, spare)
 
 
 @implements(
@@ -114,7 +434,7 @@ def logsumexp(context: Context, x: Any, dim: Any, keepdim: bool = False) -> torc
 
 
 def _normal(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
-    return standardised(context, x, dims, eps, centred)
+    return standardize(context, x, dims, eps, centred)
 
 
 def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
@@ -193,7 +513,7 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     if not k:
         return quotient(context, x, summand(context, sums**beta)) * outside
     most = min(1.0, k**beta) * 2.0 ** (quotient_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
-    y = quotient(context, fitted(context, x, most), summand(context, (sums + k) ** beta), positive=True)
+    y = quotient(context, check_fits(context, x, most), summand(context, (sums + k) ** beta), positive=True)
     return y if outside == 1.0 else y * outside
 
 
@@ -206,7 +526,7 @@ def normalize(
     dims = _dims(x, dim)
     least = 2.0**-context.frac_bits
     if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
-        return standardised(context, x, dims, 0.0, False, unit=True)
+        return standardize(context, x, dims, 0.0, False, unit=True)
     size = x.abs().sum(dims, keepdim=True) if p == 1 else norm(context, x, 2, dims, True)
     return quotient(context, x, summand(context, size.clamp_min(max(eps, least))), positive=True)
 

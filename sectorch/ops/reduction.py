@@ -12,10 +12,22 @@ from ..errors import ArgumentError
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .bilinear import scaled
-from .common import SLACK_BITS, aligned, plus, raised, shortened, small, summand
+from .common import (
+    CAPACITY,
+    SLACK_BITS,
+    add_values,
+    align_scales,
+    check_fits,
+    domain_bits,
+    limit_at,
+    planes,
+    raise_scale,
+    round_scale,
+    small_public_number,
+    summand,
+)
+from .linear import times_number
 from .order import with_indices
-from .ranges import CAPACITY, domain_bits, fitted, limit_at, planes
 
 T = torch.Tensor
 
@@ -50,12 +62,12 @@ def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     f, terms = context.frac_bits, max(0, count - 1).bit_length()
     if x.bound is not None:
         over = math.ceil(math.log2(max(1.0, x.bound * count / CAPACITY)))
-        x = shortened(context, x, max(min(f, x.scale_bits), x.scale_bits - over))
-        return fitted(context, x, CAPACITY / max(1, count))
+        x = round_scale(context, x, max(min(f, x.scale_bits), x.scale_bits - over))
+        return check_fits(context, x, CAPACITY / max(1, count))
     if x.scale_bits > f:
         known = min(HEADROOM_BITS, x.scale_bits + HEADROOM_BITS - 2 * f)
-        return shortened(context, x, max(f, x.scale_bits - max(0, known + terms - HEADROOM_BITS)))
-    return shortened(context, x, x.scale_bits - max(0, x.scale_bits + domain_bits(context) + terms - HEADROOM_BITS))
+        return round_scale(context, x, max(f, x.scale_bits - max(0, known + terms - HEADROOM_BITS)))
+    return round_scale(context, x, x.scale_bits - max(0, x.scale_bits + domain_bits(context) + terms - HEADROOM_BITS))
 
 
 @implements("mean", torch.mean, T.mean, torch.nanmean, T.nanmean,
@@ -66,10 +78,10 @@ def mean(
     count = _count(x, dim)
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
-    return over(context, sum_(context, x, dim, keepdim), count)
+    return mean_of_sum(context, sum_(context, x, dim, keepdim), count)
 
 
-def over(context: Context, x: SharedTensor, count: int) -> SharedTensor:
+def mean_of_sum(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back.
 
     A sum of more than f fraction bits, of squares say, has them for small means: what the first quotient leaves is
@@ -77,10 +89,10 @@ def over(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     """
     f, terms = context.frac_bits, (count - 1).bit_length()
     if count == 1 << terms:
-        return scaled(context, x, 1.0 / count)
+        return times_number(context, x, 1.0 / count)
     factor = round(2.0 ** (f + terms) / count)
     if x.scale_bits <= f:
-        x = fitted(context, x, limit_at(context, x.scale_bits) * count)
+        x = check_fits(context, x, limit_at(context, x.scale_bits) * count)
     most = x.bound
     if most is None:  # an activation, or anything that the ring holds
         most = count * 2.0 ** (x.scale_bits + domain_bits(context)) if x.scale_bits <= f else CAPACITY
@@ -93,13 +105,13 @@ def over(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     def times(v: SharedTensor) -> SharedTensor:
         return v.like(v.shares * factor, v.scale_bits + f + terms)
 
-    near = times(shortened(context, x, x.scale_bits - wide))
+    near = times(round_scale(context, x, x.scale_bits - wide))
     if x.scale_bits <= f or not wide:
-        return shortened(context, near, bits).bounded(bound)
-    near = shortened(context, near, x.scale_bits)
+        return round_scale(context, near, bits).bounded(bound)
+    near = round_scale(context, near, x.scale_bits)
     rest = x.shares - near.shares * count
-    rest = shortened(context, times(x.like(rest, x.scale_bits)), bits)
-    return plus(context, raised(context, near, rest.scale_bits), rest).bounded(bound)
+    rest = round_scale(context, times(x.like(rest, x.scale_bits)), bits)
+    return add_values(context, raise_scale(context, near, rest.scale_bits), rest).bounded(bound)
 
 
 def _listed(dim: Any) -> list[int]:
@@ -160,10 +172,10 @@ def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Any:
     backend = context.backend
     for a, b in ((x, y), (y, x)):
-        if (bound := small(context, b)) is not None:
+        if (bound := small_public_number(context, b)) is not None:
             spread = a.expand(torch.broadcast_shapes(a.shape, b.shape)) if isinstance(b, torch.Tensor) else a
             return torch.clamp(spread, min=bound) if sign > 0 else torch.clamp(spread, max=bound)
-    operands = aligned(context, *(summand(context, v) for v in (x, y)))
+    operands = align_scales(context, *(summand(context, v) for v in (x, y)))
     bounds = [v.bound for v in operands if v.bound is not None]
     bound = max(bounds) if len(bounds) == len(operands) else None
     first, shape = operands[0], torch.broadcast_shapes(*(v.shares.shape for v in operands))

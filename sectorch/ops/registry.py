@@ -15,7 +15,7 @@ from ..tensor.table import SHARES, Context, row_of, spell
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegisteredOp:
     """What a registered operation says of itself; `sectorch.testing.check_op` holds it to that.
 
     Attributes:
@@ -33,7 +33,7 @@ class Registered:
     bytes: float | None
 
 
-REGISTERED: dict[Any, Registered] = {}
+REGISTERED: dict[Any, RegisteredOp] = {}
 """By torch function."""
 
 
@@ -91,7 +91,7 @@ def register_op(
         name = _free_name(getattr(func, "__name__", f.__name__), func)
         SHARES.implements(name, func, note=note, override=override)(handler)
         SHARES.rows[name].exact = exact
-        REGISTERED[func] = Registered(reference or func, domain, error, rounds, bytes)
+        REGISTERED[func] = RegisteredOp(reference or func, domain, error, rounds, bytes)
         return f
 
     return register

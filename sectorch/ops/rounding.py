@@ -16,22 +16,32 @@ from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import encode
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .bilinear import bilinear
-from .common import is_secret, local, refuse, require, shortened, summand, total, typed
+from .common import (
+    CAPACITY,
+    check_fits,
+    is_secret,
+    local_map,
+    refuse,
+    require,
+    round_scale,
+    signed_sum,
+    summand,
+    with_dtype,
+)
 from .compare import complement, not_negative
-from .ranges import CAPACITY, fitted
+from .linear import bilinear
 
 T = torch.Tensor
 LARGEST = 2.0**17
 """Below this in magnitude a plain quotient errs by less than 1/4: 2^-19 of it, and the last place of the dividend."""
 
 
-def floored(context: Context, x: SharedTensor) -> SharedTensor:
+def floor_value(context: Context, x: SharedTensor) -> SharedTensor:
     """The whole number below, without fraction bits."""
     while x.scale_bits:
         shift = min(MAX_SHIFT, x.scale_bits)
         half = 1 << (shift - 1)
-        x = fitted(context, x, CAPACITY - half)
+        x = check_fits(context, x, CAPACITY - half)
         bound = None if x.bound is None else (x.bound + half) / 2.0**shift + 1
         x = x.like(context.backend.truncate(x.shares - half, shift), x.scale_bits - shift, bound)
     return x
@@ -43,7 +53,7 @@ def sign_of(context: Context, x: SharedTensor) -> SharedTensor:
     return x.like(bit.shares * 2 - 1, 0, 1.0)
 
 
-def signed(context: Context, x: SharedTensor, sign: Any) -> SharedTensor:
+def apply_sign(context: Context, x: SharedTensor, sign: Any) -> SharedTensor:
     """x times signs."""
     made = bilinear(context, torch.mul, x, sign)
     return made.bounded(x.bound)
@@ -51,12 +61,12 @@ def signed(context: Context, x: SharedTensor, sign: Any) -> SharedTensor:
 
 @implements("floor", torch.floor, T.floor, in_place=(T.floor_, torch.floor_), note="exact")
 def floor(context: Context, x: SharedTensor) -> SharedTensor:
-    return floored(context, x)
+    return floor_value(context, x)
 
 
 @implements("ceil", torch.ceil, T.ceil, in_place=(T.ceil_, torch.ceil_), note="exact")
 def ceil(context: Context, x: SharedTensor) -> SharedTensor:
-    return local(context, torch.neg, floored(context, local(context, torch.neg, x)))
+    return local_map(context, torch.neg, floor_value(context, local_map(context, torch.neg, x)))
 
 
 @implements("trunc", torch.trunc, T.trunc, torch.fix, T.fix, in_place=(T.trunc_, T.fix_, torch.trunc_, torch.fix_),
@@ -65,7 +75,7 @@ def trunc(context: Context, x: SharedTensor) -> SharedTensor:
     if not x.scale_bits:
         return x
     sign = sign_of(context, x)
-    return signed(context, floored(context, signed(context, x, sign)), sign)
+    return apply_sign(context, floor_value(context, apply_sign(context, x, sign)), sign)
 
 
 def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
@@ -77,18 +87,18 @@ def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
         return x != 0
     most, known = torch.iinfo(dtype), x.bound
     if x.scale_bits:
-        x = shortened(context, x, 0) if x.whole else trunc(context, x)
+        x = round_scale(context, x, 0) if x.whole else trunc(context, x)
     elif x.dtype == torch.bool or (torch.can_cast(x.dtype, dtype) and torch.iinfo(x.dtype).bits <= most.bits):
         return x
-    whole = typed(x, torch.int64)
+    whole = with_dtype(x, torch.int64)
     if most.bits < 63 and (known is None or x.bound is None or x.bound > most.max or not most.min):
         require(context, whole, most.min, most.max + 1)
-    return typed(x, dtype)
+    return with_dtype(x, dtype)
 
 
 @implements("frac", torch.frac, T.frac, in_place=(T.frac_, torch.frac_), note="exact")
 def frac(context: Context, x: SharedTensor) -> SharedTensor:
-    return total(context, x, trunc(context, x), -1)
+    return signed_sum(context, x, trunc(context, x), -1)
 
 
 MOST_DECIMALS = 18
@@ -105,17 +115,17 @@ def round_(context: Context, x: SharedTensor, *, decimals: int = 0) -> torch.Ten
         return torch.round(x * 10**decimals) / 10**decimals
     if not x.scale_bits:
         return x
-    x = fitted(context, x, CAPACITY / 2)
+    x = check_fits(context, x, CAPACITY / 2)
     half = 1 << (x.scale_bits - 1)
-    up = floored(context, x.like(x.shares + half, bound=None if x.bound is None else x.bound + half))
-    down = floored(context, x.like(-x.shares + half, bound=None if x.bound is None else x.bound + half))
+    up = floor_value(context, x.like(x.shares + half, bound=None if x.bound is None else x.bound + half))
+    down = floor_value(context, x.like(-x.shares + half, bound=None if x.bound is None else x.bound + half))
     tie = up.like(up.shares + down.shares, 0, 1.0)  # 1 where both halves are as near
-    halved = floored(context, up.like(up.shares, 1, up.bound))
+    halved = floor_value(context, up.like(up.shares, 1, up.bound))
     odd = up.like(up.shares - halved.shares * 2, 0, 1.0)
-    return total(context, up, bilinear(context, torch.mul, tie, odd), -1)
+    return signed_sum(context, up, bilinear(context, torch.mul, tie, odd), -1)
 
 
-def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
+def floor_divmod(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
     """floor(x / y) and x - floor(x / y) y, of the operands as they are encoded.
 
     What is left is checked where nothing proves it: unless its magnitude is below that of y, there is no result.
@@ -134,23 +144,23 @@ def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTenso
         return _by_whole_number(context, x, y)
     quotient, rest = _step(context, x, y, whole)
     most = CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1))
-    quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
+    quotient = quotient.bounded(most) if quotient.bound is None else check_fits(context, quotient, most)
     for _ in range(_further_steps(context, isinstance(y, SharedTensor))):
         more, rest = _step(context, rest, y, whole)
-        quotient = total(context, quotient, more)
+        quotient = signed_sum(context, quotient, more)
         require(context, more, -LARGEST, LARGEST)
     if isinstance(y, SharedTensor):
         sign = sign_of(context, y)
-        size = signed(context, y, sign)
+        size = apply_sign(context, y, sign)
     else:
         sign, size = _exact(y).sign().to(torch.int64), _exact(y).abs()
-    left = signed(context, rest, sign)
-    require(context, total(context, left, size), 0.0)
-    require(context, total(context, left, size, -1), None, 0.0)
+    left = apply_sign(context, rest, sign)
+    require(context, signed_sum(context, left, size), 0.0)
+    require(context, signed_sum(context, left, size, -1), None, 0.0)
     below = complement(context, not_negative(context, left)).bounded(1.0)
-    quotient = total(context, quotient, below, -1)
-    quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
-    return quotient, total(context, rest, _times(context, below, y))
+    quotient = signed_sum(context, quotient, below, -1)
+    quotient = quotient.bounded(most) if quotient.bound is None else check_fits(context, quotient, most)
+    return quotient, signed_sum(context, rest, _times(context, below, y))
 
 
 def _further_steps(context: Context, secret: bool) -> int:
@@ -188,16 +198,16 @@ def _by_whole_number(context: Context, x: SharedTensor, y: Any) -> tuple[SharedT
         shift = max(0, bits - 30)
         error = ((1 << shift if shift else 0) + 2.0 ** (bits - 30)) / size
         last = error <= 1 / 4
-        upper = floored(context, x.like(rest.shares, shift, rest.bound))
+        upper = floor_value(context, x.like(rest.shares, shift, rest.bound))
         half = 1 << (deep - shift - 1) if last else 0
         plain = x.like(upper.shares * factor + half, deep - shift, 2.0 ** min(bits, 30) * factor + half)
-        found = floored(context, plain)
+        found = floor_value(context, plain)
         quotient = x.like(quotient.shares + found.shares, 0, CAPACITY / size)
         rest = x.like(rest.shares - found.shares * size, 0, size * (error + (1 / 2 if last else 1)))
     below = complement(context, not_negative(context, rest)).bounded(1.0)
     quotient, rest = (
-        total(context, quotient, below, -1),
-        total(context, rest, x.like(below.shares * size, 0, 1.0 * size)),
+        signed_sum(context, quotient, below, -1),
+        signed_sum(context, rest, x.like(below.shares * size, 0, 1.0 * size)),
     )
     return quotient, x.like(rest.shares * sign, 0, float(size))
 
@@ -209,9 +219,9 @@ def _no_public_zero(y: Any) -> None:
 
 def _step(context: Context, x: SharedTensor, y: Any, whole: bool) -> tuple[SharedTensor, SharedTensor]:
     """The plain quotient rounded to a whole number, and what it leaves."""
-    plain = torch.div(typed(x, torch.int64 if whole else torch.float32), y)
-    found = floored(context, total(context, plain, 0.5))
-    return found, total(context, x, _times(context, found, y), -1)
+    plain = torch.div(with_dtype(x, torch.int64 if whole else torch.float32), y)
+    found = floor_value(context, signed_sum(context, plain, 0.5))
+    return found, signed_sum(context, x, _times(context, found, y), -1)
 
 
 def _exact(y: Any) -> torch.Tensor:
@@ -240,7 +250,7 @@ def _times(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
     scale = context.frac_bits if y.is_floating_point() else 0
     largest = _size_of(y) * 2.0**scale
     factor = encode(y, scale)
-    x = fitted(context, x, CAPACITY / max(1.0, largest))
+    x = check_fits(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
     return x.like(context.backend.moved(torch.mul, x.shares, factor), scale, bound)
 
@@ -253,13 +263,13 @@ def _reflected(func: Any) -> Any:
             in_place=(T.floor_divide_,),
             note="exact on encoded values; |quotient| < 2^16, by a public divisor < 2^34")  # fmt: skip
 def floor_divide(context: Context, x: Any, y: Any) -> SharedTensor:
-    return divided(context, x, y)[0]
+    return floor_divmod(context, x, y)[0]
 
 
 @implements("remainder", torch.remainder, T.remainder, T.__mod__, in_place=(T.remainder_, T.__imod__),
             note="as floor_divide")  # fmt: skip
 def remainder(context: Context, x: Any, y: Any) -> SharedTensor:
-    return divided(context, x, y)[1]
+    return floor_divmod(context, x, y)[1]
 
 
 implements("floor_divide", T.__rfloordiv__)(_reflected(floor_divide))
@@ -276,11 +286,11 @@ def _towards_zero(context: Context, x: Any, y: Any) -> tuple[SharedTensor, Share
     elif is_secret(y):
         y = summand(context, y)
         of_divisor = sign_of(context, y)
-        size = signed(context, y, of_divisor)
+        size = apply_sign(context, y, of_divisor)
     else:
         of_divisor, size = torch.where(y < 0, -1, 1), y.abs()
-    quotient, rest = divided(context, signed(context, x, sign), size)
-    return signed(context, signed(context, quotient, sign), of_divisor), signed(context, rest, sign)
+    quotient, rest = floor_divmod(context, apply_sign(context, x, sign), size)
+    return apply_sign(context, apply_sign(context, quotient, sign), of_divisor), apply_sign(context, rest, sign)
 
 
 @implements("fmod", torch.fmod, T.fmod, in_place=(T.fmod_,), note="as remainder")
@@ -290,4 +300,4 @@ def fmod(context: Context, x: Any, y: Any) -> SharedTensor:
 
 def rounded_quotient(context: Context, x: Any, y: Any, rounding_mode: str) -> SharedTensor:
     """torch.div with a rounding mode."""
-    return divided(context, x, y)[0] if rounding_mode == "floor" else _towards_zero(context, x, y)[0]
+    return floor_divmod(context, x, y)[0] if rounding_mode == "floor" else _towards_zero(context, x, y)[0]

@@ -6,19 +6,43 @@ Every function states its domain; outside it saturates as said, and never wraps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ..backend import SERIES_BITS, Series, Value
+from ..backend import SERIES_BITS, Normal, Series, Value
 from ..ring import HEADROOM_BITS
-from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor import SecretTensor, SharedTensor
+from ..tensor.table import Context, implements, stepwise
 from . import series as series_of
-from .bilinear import scaled
-from .codes import unary_map
-from .common import encoded_public, end_to_end, excess, plus, refuse, settled, summand
-from .ranges import above, domain_bits, dropped, forbid, limit_bits
+from .common import (
+    CAPACITY,
+    SLACK_BITS,
+    add_values,
+    as_factor,
+    as_floating,
+    check_fits,
+    domain_bits,
+    dropped_bits_bound,
+    encoded_public,
+    end_to_end,
+    excess_bits,
+    exponent_map,
+    forbid,
+    limit_bits,
+    limit_of_difference,
+    planes,
+    raise_scale,
+    refuse,
+    require,
+    round_scale,
+    summand,
+    unary_map,
+    within_domain,
+)
+from .linear import times_number
 
 T = torch.Tensor
 PIECE = 1 << 14
@@ -44,10 +68,10 @@ def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
         starts = range(0, shape.numel(), PIECE)
         parts = [run(flat[k : k + PIECE]) for k in starts]
         shares = backend.each(torch.reshape, backend.each(end_to_end, *parts), shape)
-    return settled(context, x.like(shares, SERIES_BITS), 0)
+    return as_factor(context, x.like(shares, SERIES_BITS), 0)
 
 
-def clamped(
+def clamp_with_excess(
     context: Context, x: SharedTensor, low: float, high: float, checked: bool = False
 ) -> tuple[SharedTensor, SharedTensor]:
     """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening.
@@ -55,27 +79,27 @@ def clamped(
     Args:
         checked: whether the second is used, and x must be below the activation limit.
     """
-    shift = excess(context, x.scale_bits)
+    shift = excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
     limit = limit_bits(context, x, scale) if checked else None
-    limit = None if limit is None else above(limit, bounds[0])
+    limit = None if limit is None else limit_of_difference(limit, bounds[0])
     above_low, above_high = context.backend.ramps(x.shares, bounds, shift, limit_bits=limit)
     inside = above_low - above_high
-    bound = dropped(context, x, shift) if limit is None else 2.0**limit
-    return lifted(context, x.like(inside, scale), low), x.like(above_high, scale, bound)
+    bound = dropped_bits_bound(context, x, shift) if limit is None else 2.0**limit
+    return add_constant(context, x.like(inside, scale), low), x.like(above_high, scale, bound)
 
 
-def lifted(context: Context, x: SharedTensor, constant: float) -> SharedTensor:
+def add_constant(context: Context, x: SharedTensor, constant: float) -> SharedTensor:
     """x plus a public number."""
     return x.like(x.shares + round(constant * 2**x.scale_bits), x.scale_bits)
 
 
-def saturated(context: Context, x: SharedTensor, which: Series, right_slope: float = 0.0) -> SharedTensor:
+def saturated_series(context: Context, x: SharedTensor, which: Series, right_slope: float = 0.0) -> SharedTensor:
     """The series on its interval; constant to the left of it, and with a slope to the right."""
-    inside, beyond = clamped(context, x, which.low, which.high, right_slope != 0)
+    inside, beyond = clamp_with_excess(context, x, which.low, which.high, right_slope != 0)
     y = series(context, inside, which)
-    return _no_larger(plus(context, y, scaled(context, beyond, right_slope)), beyond) if right_slope else y
+    return _no_larger(add_values(context, y, times_number(context, beyond, right_slope)), beyond) if right_slope else y
 
 
 def _no_larger(y: SharedTensor, beyond: SharedTensor) -> SharedTensor:
@@ -105,13 +129,13 @@ def exponential(context: Context, x: SharedTensor, high: float) -> SharedTensor:
     """e^x for x < high; 0 below -14, of what stands for -infinity too; from `high` on a range error."""
     low = EXP_LOW
     steps = range(low, math.ceil(high) + 1)
-    x = settled(context, x, most=8 * context.scheme.activation_limit)
+    x = as_factor(context, x, most=8 * context.scheme.activation_limit)
     thresholds = (*(k << x.scale_bits for k in steps[:-1]), round(high * 2**x.scale_bits))
     codes = context.backend.at_least(x.shares, thresholds)
     forbid(context, codes[-1])
     whole = unary_map(context, codes, 0, [low + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
     part = x.like(x.shares - whole, x.scale_bits)  # in [-1, 0)
-    f = fitting(context, math.exp(high))
+    f = fitting_bits(context, math.exp(high))
     powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
     factor = unary_map(context, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
     y = series(context, part, series_of.EXP)
@@ -119,7 +143,7 @@ def exponential(context: Context, x: SharedTensor, high: float) -> SharedTensor:
     return y.like(context.backend.multiply(torch.mul, y.shares, factor), y.scale_bits + f, most)
 
 
-def fitting(context: Context, largest: float) -> int:
+def fitting_bits(context: Context, largest: float) -> int:
     """Fraction bits, f at most, of a public factor below `largest` that multiplies a number below two of f bits."""
     return min(context.frac_bits, HEADROOM_BITS - 2 - context.frac_bits - math.ceil(math.log2(max(1.0, largest))))
 
@@ -127,18 +151,18 @@ def fitting(context: Context, largest: float) -> int:
 @implements("sigmoid", torch.sigmoid, T.sigmoid, F.sigmoid, torch.special.expit, in_place=(T.sigmoid_, torch.sigmoid_),
        note="everywhere; error 4e-6")  # fmt: skip
 def sigmoid(context: Context, x: SharedTensor) -> SharedTensor:
-    return saturated(context, x, series_of.SIGMOID)
+    return saturated_series(context, x, series_of.SIGMOID)
 
 
 @implements("tanh", torch.tanh, T.tanh, F.tanh, in_place=(T.tanh_, torch.tanh_), note="everywhere; error 8e-6")
 def tanh(context: Context, x: SharedTensor) -> SharedTensor:
-    y = saturated(context, x.like(x.shares, x.scale_bits - 1), series_of.SIGMOID)
-    return lifted(context, y.like(y.shares, y.scale_bits - 1), -1.0)
+    y = saturated_series(context, x.like(x.shares, x.scale_bits - 1), series_of.SIGMOID)
+    return add_constant(context, y.like(y.shares, y.scale_bits - 1), -1.0)
 
 
 @implements("erf", torch.erf, T.erf, torch.special.erf, in_place=(T.erf_, torch.erf_), note="everywhere; error 4e-6")
 def erf(context: Context, x: SharedTensor) -> SharedTensor:
-    return saturated(context, x, series_of.ERF)
+    return saturated_series(context, x, series_of.ERF)
 
 
 @implements("erfc", torch.erfc, T.erfc, torch.special.erfc, note="everywhere; error 4e-6")
@@ -149,7 +173,7 @@ def erfc(context: Context, x: SharedTensor) -> torch.Tensor:
 @implements("gelu", F.gelu, note="everywhere; error 4e-6")
 def gelu(context: Context, x: SharedTensor, approximate: str = "none") -> SharedTensor:
     which = series_of.GELU if approximate == "none" else series_of.GELU_TANH
-    return saturated(context, x, which, 1.0)
+    return saturated_series(context, x, which, 1.0)
 
 
 @implements("softplus", F.softplus, note="everywhere; error 5e-6 / beta")
@@ -158,8 +182,8 @@ def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: fl
         refuse(f"softplus with threshold={threshold}", f"use {series_of.SOFTPLUS.high} or more")
     if beta == 0:
         refuse("softplus with beta=0", "name another")
-    y = saturated(context, x if beta == 1 else x * beta, series_of.SOFTPLUS, 1.0)
-    return y if beta == 1 else scaled(context, y, 1.0 / beta)
+    y = saturated_series(context, x if beta == 1 else x * beta, series_of.SOFTPLUS, 1.0)
+    return y if beta == 1 else times_number(context, y, 1.0 / beta)
 
 
 @implements("logsigmoid", F.logsigmoid, note="everywhere; error 5e-6")
@@ -169,7 +193,7 @@ def logsigmoid(context: Context, x: SharedTensor) -> torch.Tensor:
 
 def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
     """x gate(x) for a gate that is 0 far to the left and 1 far to the right: beyond the series, a constant and x."""
-    inside, beyond = clamped(context, x, gate.low, gate.high, True)
+    inside, beyond = clamp_with_excess(context, x, gate.low, gate.high, True)
     return _no_larger(inside * series(context, inside, gate) + beyond, beyond)
 
 
@@ -194,7 +218,7 @@ def _in_place(context: Context, x: SharedTensor, y: torch.Tensor, inplace: bool)
 
 def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
     """exp(min(x, 0)) and ReLU(x)."""
-    inside, beyond = clamped(context, x, series_of.EXP.low, 0.0, True)
+    inside, beyond = clamp_with_excess(context, x, series_of.EXP.low, 0.0, True)
     return series(context, inside, series_of.EXP), beyond
 
 
@@ -281,3 +305,427 @@ def sinh(context: Context, x: SharedTensor) -> SharedTensor:
 @implements("cosh", torch.cosh, T.cosh, note="result < 2^16; error as exp")
 def cosh(context: Context, x: SharedTensor) -> SharedTensor:
     return _half_exp(context, x) + _half_exp(context, -x)
+
+
+# Logarithms, roots, reciprocals and quotients: x = m 2^e, a series of m and a public map of e.
+#
+# An argument keeps all its fraction bits, so that a mean of squares of 40 bits has its root down to 2^-20.
+
+
+SPARE_BITS = 4
+"""Arguments may be 2^4 times the largest activation."""
+
+
+def exponent(context: Context, x: SharedTensor, low: int, high: int) -> Normal:
+    """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents; above, a range error."""
+    s = x.scale_bits
+    high = min(HEADROOM_BITS, s + high)
+    normal = context.backend.normalise(x.shares, max(0, s + low), high)
+    forbid(context, normal.bits[-1])
+    return normal
+
+
+def high_bits(context: Context) -> int:
+    return result_bits(context) + SPARE_BITS
+
+
+def forbid_below(context: Context, normal: Normal) -> None:
+    """What lies below the range of exponents, zero and negative numbers with it, ends in a range error."""
+    forbid(context, -normal.bits[0] + 1)
+
+
+def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> SharedTensor:
+    """mantissa(m) power(e), power(e) with so many fraction bits; 0 below the range."""
+    m = series(context, context.tensor(normal.mantissa, normal.high), mantissa)
+    g = exponent_map(context, normal, lambda e: round(power(e) * 2**bits), 0)
+    return m.like(context.backend.multiply(torch.mul, m.shares, g), m.scale_bits + bits)
+
+
+def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> SharedTensor:
+    """log x; what is below the last place of x ends in a range error, or gives `zero`."""
+    element, constant = x.constant or (0, 0.0)
+    normal = exponent(context, x, -x.scale_bits, high_bits(context))
+    if zero is None and constant and not element:
+        forbid(context, -context.backend.at_least(x.shares, high=planes(x))[0] + 1)
+        zero = math.log(constant)
+    elif zero is None:
+        forbid_below(context, normal)
+    m = series(context, x.like(normal.mantissa, normal.high), series_of.LOG)
+    unit = 2**m.scale_bits
+    below = None if zero is None else round((zero + math.log(2)) * unit)
+    whole = exponent_map(context, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
+    if element:
+        whole = whole + _where_constant(context, x, lambda v: math.log(v) * unit)
+    return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
+
+
+def _where_constant(context: Context, x: SharedTensor, function: Callable[[float], float]) -> Value:
+    """Where x stands for a constant: what the function of that is more than the function of the ring's number."""
+    element, constant = x.constant or (0, 0.0)
+    bits = context.backend.at_least(x.shares, (element, element + 1))
+    return (bits[0] - bits[1]) * round(function(constant) - function(element * 2.0**-x.scale_bits))
+
+
+def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
+    """Of a logarithm of a number between the last place and the end of the ring."""
+    return (HEADROOM_BITS + abs(zero)) * 2.0**scale_bits
+
+
+@implements("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
+def log(context: Context, x: SharedTensor) -> SharedTensor:
+    return logarithm(context, x)
+
+
+@implements("log2", torch.log2, T.log2, note="as log")
+def log2(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.log(x) * (1 / math.log(2))
+
+
+@implements("log10", torch.log10, T.log10, note="as log")
+def log10(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.log(x) * (1 / math.log(10))
+
+
+@implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
+def log1p(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.log(1 + x)
+
+
+@implements("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
+def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
+    sign = context.backend.at_least(x.shares, high=planes(x))
+    forbid(context, -sign + 1)
+    s, high = x.scale_bits, high_bits(context)
+    normal = exponent(context, x, -s, high)
+    bits = fitting_bits(context, 2.0 ** (high / 2))
+    return _times_power(context, normal, series_of.SQRT, lambda e: 2.0 ** ((e - s) / 2), bits)
+
+
+@implements("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
+       note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3")  # fmt: skip
+def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
+    x, limit = x, result_bits(context)
+    s = x.scale_bits
+    normal = exponent(context, x, -min(s, 2 * limit), high_bits(context))
+    forbid_below(context, normal)
+    bits = _factor_bits(context, (s - normal.low) / 2)
+    y = _times_power(context, normal, series_of.RSQRT, lambda e: 2.0 ** ((s - e) / 2), bits)
+    y = round_scale(context, y, context.frac_bits + SLACK_BITS)
+    if x.constant and x.constant[0] >= 1 << normal.low:
+        added = _where_constant(context, x, lambda v: v**-0.5 * 2.0**y.scale_bits)
+        y = y.like(y.shares + added, y.scale_bits, y.bound)
+    return y
+
+
+def _factor_bits(context: Context, largest: float) -> int:
+    """Fraction bits of a power of two below 2^largest that multiplies a number of f bits below two."""
+    return min(context.frac_bits + 12, math.floor(HEADROOM_BITS - 2 - context.frac_bits - largest))
+
+
+def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int, numerator: float = 1.0) -> SharedTensor:
+    """numerator / x for 2^low <= x < 2^high, to f + 6 fraction bits."""
+    s = x.scale_bits
+    normal = exponent(context, x, low, high)
+    forbid_below(context, normal)
+    bits = _factor_bits(context, math.frexp(numerator)[1] - 1 - low)
+    y = _times_power(context, normal, series_of.RECIPROCAL, lambda e: numerator * 2.0 ** (s - e), bits)
+    return round_scale(context, y, context.frac_bits + SLACK_BITS)
+
+
+def _signed(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:
+    return x if sign is None else x.like(context.backend.multiply(torch.mul, x.shares, sign), x.scale_bits, x.bound)
+
+
+def _sign(context: Context, x: SharedTensor) -> Value:
+    """1 where x >= 0, and -1."""
+    return context.backend.at_least(x.shares, high=planes(x))[0] * 2 - 1
+
+
+@implements("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
+       note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
+def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
+    sign = _sign(context, x)
+    y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
+    return _signed(context, y, sign)
+
+
+def small_over(context: Context, numerator: float, x: SharedTensor) -> SharedTensor:
+    """numerator / x for a small public numerator, of which f fraction bits would keep few digits."""
+    sign = _sign(context, x)
+    size = abs(numerator)
+    low = math.frexp(size)[1] - quotient_bits(context)
+    y = positive_reciprocal(context, _signed(context, x, sign), low, high_bits(context), size)
+    y = _signed(context, y, sign)
+    return y if numerator > 0 else y.like(-y.shares, y.scale_bits, y.bound)
+
+
+def quotient_bits(context: Context) -> int:
+    """Quotients are held below 2^this: `domain_bits`, or less: divisors up to the activation limit need the room."""
+    room = HEADROOM_BITS - 2 - context.frac_bits
+    return min(domain_bits(context), max(room - context.scheme.activation_bits - 1, room // 2))
+
+
+def quotient(context: Context, x: SharedTensor, y: SharedTensor, positive: bool = False) -> SharedTensor:
+    """x / y where the result is an activation: y = m 2^e, first x 2^-e, and then times 1 / m.
+
+    So the result has its bits however small or large both are. A quotient from the limit of activations on, 0 / 0 with
+    it, ends in a range error.
+
+    Args:
+        positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
+    """
+    f, limit = context.frac_bits, quotient_bits(context)
+    if x.scale_bits < f:
+        x = raise_scale(context, check_fits(context, x, CAPACITY / 2.0 ** (f - x.scale_bits)), f)
+    x = round_scale(context, x, f)
+    if not positive:
+        sign = _sign(context, y)
+        x, y = _signed(context, x, sign), _signed(context, y, sign)
+        _require_quotient(context, x, y, limit)
+    high = min(high_bits(context), HEADROOM_BITS - 2 - f - limit)
+    y = round_scale(context, y, HEADROOM_BITS - high)  # below, powers of two up to 2^(high + s) are ring elements
+    s = y.scale_bits
+    normal = exponent(context, y, -s, high)
+    forbid_below(context, normal)
+    power = exponent_map(context, normal, lambda e: 1 << high + s - e, 0)
+    coarse = x.like(context.backend.multiply(torch.mul, x.shares, power), f + high)
+    inverse = series(context, x.like(normal.mantissa, normal.high), series_of.RECIPROCAL)
+    coarse = round_scale(context, coarse, f + SLACK_BITS - 1)
+    return coarse.like(
+        context.backend.multiply(torch.mul, coarse.shares, inverse.shares), coarse.scale_bits + inverse.scale_bits
+    )
+
+
+@implements("softsign", F.softsign, note="everywhere; error 1e-5")
+def softsign(context: Context, x: SharedTensor) -> SharedTensor:
+    return quotient(context, x, 1 + x.abs(), positive=True)
+
+
+def _require_quotient(context: Context, x: SharedTensor, y: SharedTensor, limit: int) -> None:
+    """-2^limit y < x < 2^limit y, for y >= 0."""
+    most = y.like(y.shares, y.scale_bits - limit)
+    scale = max(most.scale_bits, x.scale_bits)
+    x = check_fits(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits))
+    most, x = raise_scale(context, most, scale), raise_scale(context, x, scale)
+    shape = torch.broadcast_shapes(most.shares.shape, x.shares.shape)
+    require(context, x.like(context.backend.each(_both_sides, x.shares, most.shares, shape), scale), low=0.0)
+
+
+def _both_sides(x: torch.Tensor, most: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
+
+
+def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
+    """x^y = exp(y log x) for x > 0; 0^y = 0 for a public y > 0."""
+    if not isinstance(y, (int, float)) or y <= 0:
+        return torch.exp(torch.log(x) * y)
+    if x.constant:
+        return torch.exp(torch.log(x) * y)
+    lowest = -(x.scale_bits + 1) * math.log(2)
+    power = logarithm(context, x, lowest) * y
+    positive = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
+    forbid(context, -positive[0] + 1)
+    return _signed(context, as_factor(context, power.exp()), positive[1])
+
+
+# Functions that are made of exponentials, logarithms and roots.
+
+
+@implements("logit", torch.logit, T.logit, torch.special.logit, in_place=(T.logit_, torch.logit_),
+            note="0 < x < 1; error 1e-5 + 1e-6 / x (1 - x)")  # fmt: skip
+def logit(context: Context, x: SharedTensor, eps: float | None = None) -> torch.Tensor:
+    if eps is not None:
+        if not 0 <= eps <= 0.5:
+            refuse(f"logit with eps={eps}", "the bounds eps and 1 - eps would cross")
+        x = x.clamp(eps, 1 - eps)
+    return torch.log(x) - torch.log(1 - x)
+
+
+@implements("logaddexp", torch.logaddexp, T.logaddexp, note="everywhere; error 5e-6")
+def logaddexp(context: Context, x: Any, y: Any) -> torch.Tensor:
+    return torch.maximum(x, y) + F.softplus(-(x - y).abs())
+
+
+@implements("logaddexp2", torch.logaddexp2, T.logaddexp2, note="everywhere; error 8e-6")
+def logaddexp2(context: Context, x: Any, y: Any) -> torch.Tensor:
+    return torch.maximum(x, y) + F.softplus((x - y).abs() * -math.log(2)) * (1 / math.log(2))
+
+
+@implements("logcumsumexp", torch.logcumsumexp, T.logcumsumexp, note="error 5e-6 log2 n")
+def logcumsumexp(context: Context, x: SharedTensor, dim: int) -> torch.Tensor:
+    if not x.dim():
+        return x
+    line, step = x.movedim(dim, 0), 1
+    while step < line.shape[0]:
+        line = torch.cat((line[:step], torch.logaddexp(line[step:], line[:-step])))
+        step *= 2
+    return line.movedim(0, dim)
+
+
+@implements("hypot", torch.hypot, T.hypot, in_place=(T.hypot_,), note="as norm")
+def hypot(context: Context, x: Any, y: Any) -> torch.Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return torch.linalg.vector_norm(torch.stack((x.expand(shape), y.expand(shape))), 2, 0)
+
+
+def _log_where(x: Any, y: torch.Tensor) -> torch.Tensor:
+    """log y, and 0 where x is zero, whatever y is there."""
+    return torch.log(torch.where(torch.as_tensor(x == 0), 1.0, y))
+
+
+@implements("xlog1py", torch.special.xlog1py, note="as log1p, times x; 0 where x is 0")
+def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
+    y = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
+    if isinstance(y, SecretTensor):
+        return x * _log_where(x, y + 1)
+    logs = torch.log1p(y)
+    finite = logs.isfinite()
+    result = x * logs.where(finite, 0)
+    return result if finite.all() else result + x * _log_where(x, (y + 1).where(~finite, 1))
+
+
+@implements("xlogy", torch.xlogy, T.xlogy, torch.special.xlogy, in_place=(T.xlogy_,),
+            note="as log, times x; 0 where x is 0")  # fmt: skip
+def xlogy(context: Context, x: Any, y: Any) -> torch.Tensor:
+    if isinstance(y, SecretTensor):
+        return x * _log_where(x, y)
+    logs = torch.log(y if isinstance(y, torch.Tensor) else torch.tensor(float(y)))
+    finite = logs.isfinite()
+    result = x * logs.where(finite, 0)
+    return result if finite.all() else result + x * _log_where(x, torch.as_tensor(y).where(~finite, 1))
+
+
+@implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6")
+def ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
+    return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5
+
+
+@implements("ldexp", torch.ldexp, T.ldexp, in_place=(T.ldexp_,), note="public whole exponents; local")
+def ldexp(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tensor:
+    return x * torch.exp2(other.to(torch.float32))
+
+
+# Sine, cosine, and the inverse functions of both kinds.
+
+
+TURN = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))
+"""cos(2 pi x), of any x: the period is exact."""
+
+QUARTER = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
+"""sin(2 pi x)."""
+
+FAR = 2.0**9
+"""From here on sqrt(x^2 + 1) is x, to 2^-19 of it: squares beyond are not taken."""
+
+
+@implements("cos", torch.cos, T.cos, in_place=(T.cos_,), note="everywhere; error 4e-6")
+def cos(context: Context, x: SharedTensor) -> SharedTensor:
+    return series(context, _turns(context, x), TURN)
+
+
+@implements("sin", torch.sin, T.sin, in_place=(T.sin_,), note="everywhere; error 4e-6")
+def sin(context: Context, x: SharedTensor) -> SharedTensor:
+    return series(context, _turns(context, x), QUARTER)
+
+
+def _turns(context: Context, x: SharedTensor) -> SharedTensor:
+    """x / (2 pi) modulo 1, with all fraction bits that there are: the error of the constant grows with x."""
+    x = within_domain(context, as_factor(context, x, 0))
+    bits = HEADROOM_BITS - x.scale_bits
+    factor = round(2**bits / (2 * math.pi))
+    return x.like(x.shares * factor, HEADROOM_BITS)
+
+
+@implements("tan", torch.tan, T.tan, in_place=(T.tan_,), note="error 1e-5 (1 + y^2); |y| < 2^12, else a range error")
+@stepwise
+def tan(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.sin(x) / torch.cos(x)
+
+
+SINC = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in range(1, 5))
+"""sin(pi x) / (pi x) - 1 in powers of x^2: the next is below 2^-21 where |x| <= 1/4."""
+
+
+@implements("sinc", torch.sinc, T.sinc, torch.special.sinc, in_place=(T.sinc_,), note="everywhere; error 1e-5")
+@stepwise
+def sinc(context: Context, x: SharedTensor) -> torch.Tensor:
+    """Near zero a polynomial, elsewhere the quotient; the period of sin(pi x) is exact, whatever x is."""
+    x = within_domain(context, as_factor(context, as_floating(x), 0))
+    half = x.like(x.shares * 2 ** (HEADROOM_BITS - 1 - x.scale_bits), HEADROOM_BITS)
+    size, wave = x.abs(), series(context, half, QUARTER)
+    sign = (x >= 0) * 2 - 1
+    far = quotient(context, as_factor(context, wave * sign, 0), summand(context, size.clamp_min(0.25) * math.pi))
+    square = size.clamp_max(0.25).square()
+    near = square * SINC[3]
+    for factor in (*SINC[2::-1],):
+        near = (near + factor) * square
+    return torch.where(size >= 0.25, far, near + 1)
+
+
+@implements("atan", torch.atan, torch.arctan, T.atan, T.arctan, in_place=(T.atan_, T.arctan_, torch.atan_),
+       note="everywhere; error 8e-6")  # fmt: skip
+def atan(context: Context, x: SharedTensor) -> torch.Tensor:
+    """atan |x| = A(min(|x|, 1)) - A(1 / max(|x|, 1)) + pi / 4, A on [0, 1] a series; then the sign."""
+    sign = (x >= 0) * 2 - 1
+    size = x * sign
+    near = size.clamp_max(1.0)
+    over = size - near + 1
+    inverse = as_factor(context, positive_reciprocal(context, over, 0, domain_bits(context) + 1), 0)
+    both = torch.stack((near.expand(inverse.shape), inverse))
+    low, high = series(context, as_factor(context, summand(context, both), 0), series_of.ATAN).unbind(0)
+    return (low - high + math.pi / 4) * sign
+
+
+@implements("atan2", torch.atan2, torch.arctan2, T.atan2, T.arctan2, in_place=(T.atan2_, T.arctan2_),
+            note="everywhere; error 1e-5 + 1e-6 / |(x, y)|")  # fmt: skip
+def atan2(context: Context, y: Any, x: Any) -> torch.Tensor:
+    """The angle of the smaller of both over the larger, turned into the octant."""
+    y, x = (as_floating(summand(context, v)) for v in (y, x))
+    shape = torch.broadcast_shapes(y.shape, x.shape)
+    y, x = y.expand(shape), x.expand(shape)
+    left, down = x < 0, y < 0
+    across, up = x.abs(), y.abs()
+    steep = up > across
+    large, small = torch.maximum(across, up), torch.minimum(across, up)
+    least = 2.0**-context.frac_bits
+    ratio = quotient(context, summand(context, small), summand(context, large.clamp_min(least)), positive=True)
+    angle = series(context, as_factor(context, ratio, 0), series_of.ATAN)
+    angle = torch.where(steep, math.pi / 2 - angle, angle)
+    angle = torch.where(left, math.pi - angle, angle)
+    return torch.where(down, -angle, angle)
+
+
+@implements("asin", torch.asin, torch.arcsin, T.asin, T.arcsin, in_place=(T.asin_, T.arcsin_, torch.asin_),
+       note="|x| <= 1; error 2e-5")  # fmt: skip
+def asin(context: Context, x: SharedTensor) -> torch.Tensor:
+    last = 2.0**-context.frac_bits
+    require(context, x, -1.0, 1.0 + last)
+    return torch.atan2(x, torch.sqrt((1 - x) * (1 + x)))
+
+
+@implements("acos", torch.acos, torch.arccos, T.acos, T.arccos, in_place=(T.acos_, T.arccos_, torch.acos_),
+       note="|x| <= 1; error 2e-5")  # fmt: skip
+def acos(context: Context, x: SharedTensor) -> torch.Tensor:
+    return math.pi / 2 - torch.asin(x)
+
+
+@implements("asinh", torch.asinh, torch.arcsinh, T.asinh, T.arcsinh, in_place=(T.asinh_, T.arcsinh_, torch.asinh_),
+       note="everywhere; error 1e-5")  # fmt: skip
+def asinh(context: Context, x: SharedTensor) -> torch.Tensor:
+    sign = (x >= 0) * 2 - 1
+    size = x * sign
+    near = size.clamp_max(FAR)
+    return torch.log(size + (torch.sqrt(near.square() + 1) + (size - near))) * sign
+
+
+@implements("acosh", torch.acosh, torch.arccosh, T.acosh, T.arccosh, in_place=(T.acosh_, T.arccosh_, torch.acosh_),
+       note="x >= 1; error 1e-5 + 1e-6 / y")  # fmt: skip
+def acosh(context: Context, x: SharedTensor) -> torch.Tensor:
+    near = x.clamp_max(FAR)
+    return torch.log(x + (torch.sqrt((near - 1) * (near + 1)) + (x - near)))
+
+
+@implements("atanh", torch.atanh, torch.arctanh, T.atanh, T.arctanh, in_place=(T.atanh_, T.arctanh_, torch.atanh_),
+       note="|x| < 1; error 4e-6 + 1e-6 / (1 - |x|)")  # fmt: skip
+def atanh(context: Context, x: SharedTensor) -> torch.Tensor:
+    return (torch.log(1 + x) - torch.log(1 - x)) * 0.5

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import DtypeError
+from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedOpError
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import COMPOSED, Context, implements
-from .common import encoded_public, is_secret, local, refuse, small
-from .lookup import gathered, indexed, selected, taken_along
+from ..tensor.table import COMPOSED, Context, implements, spell
+from .common import (
+    SLACK_BITS,
+    align_scales,
+    as_factor,
+    encoded_public,
+    is_secret,
+    local_map,
+    refuse,
+    small_public_number,
+    summand,
+)
+from .indexing import gather_by_secret_index, index_by_secret, select_by_secret_index, take_along_secret_index
 from .rounding import of_dtype
 
 T = torch.Tensor
 
 
 BY_INDEX = {
-    torch.gather: gathered, T.gather: gathered, torch.take_along_dim: taken_along, T.take_along_dim: taken_along,
-    torch.index_select: selected, T.index_select: selected,
+    torch.gather: gather_by_secret_index, T.gather: gather_by_secret_index, torch.take_along_dim: take_along_secret_index, T.take_along_dim: take_along_secret_index,
+    torch.index_select: select_by_secret_index, T.index_select: select_by_secret_index,
 }  # fmt: skip
 """What moves elements by a secret index too."""
 
@@ -36,7 +48,7 @@ def _moved(func):
                 refuse("moving elements by private or secret numbers", "only public positions can be taken")
             return BY_INDEX[func](context, x, *args, **kwargs)
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
-        return local(context, *_on(partial(_picked, func) if moves else func, x, *args, **kwargs))
+        return local_map(context, *_on(partial(_picked, func) if moves else func, x, *args, **kwargs))
 
     return handler
 
@@ -150,36 +162,36 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Sh
         shape = (kwargs.get("size", kwargs.get("shape")),)
     if kwargs.get("dtype") or (shape and isinstance(shape[0], torch.dtype)):
         refuse("view as another dtype", "it would reinterpret shares as numbers; use .to(dtype)")
-    return local(context, T.reshape, x, *shape)
+    return local_map(context, T.reshape, x, *shape)
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
 def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tensor:
-    return local(context, T.reshape, x, tuple(other.shape))
+    return local_map(context, T.reshape, x, tuple(other.shape))
 
 
 @implements("flatten", torch.flatten, T.flatten, T.ravel, torch.ravel, view=True, note="local")
 def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int = -1) -> SharedTensor:
-    return local(context, torch.flatten, x, start_dim, end_dim)
+    return local_map(context, torch.flatten, x, start_dim, end_dim)
 
 
 @implements("unflatten", torch.unflatten, T.unflatten, view=True, note="local")
 def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> SharedTensor:
-    return local(
+    return local_map(
         context, lambda v: v.reshape(torch.unflatten(torch.empty(v.shape, device="meta"), dim, sizes).shape), x
     )
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")
 def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tensor:
-    return local(context, T.expand, x, other.shape)
+    return local_map(context, T.expand, x, other.shape)
 
 
 @implements("getitem", T.__getitem__, view=True, note="local by a public index; by a secret one as embedding")
 def getitem(context: Context, x: Any, index: Any) -> torch.Tensor:
     if any(is_secret(part) for part in pytree.tree_leaves(index)):
-        return indexed(context, x, index)
-    return local(context, *_on(operator.getitem, x, index))
+        return index_by_secret(context, x, index)
+    return local_map(context, *_on(operator.getitem, x, index))
 
 
 @implements("conj", torch.conj, T.conj, torch.conj_physical, T.conj_physical, torch.resolve_conj, T.resolve_conj,
@@ -194,7 +206,7 @@ def conj(context: Context, x: SharedTensor) -> SharedTensor:
 def nan_to_num(
     context: Context, x: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> SharedTensor:
-    return local(context, torch.clone, x)
+    return local_map(context, torch.clone, x)
 
 
 @implements("contiguous", T.contiguous, view=True, note="the tensor itself")
@@ -210,7 +222,7 @@ def pad(
         refuse(f"negative padding with mode={mode}", "cut the tensor by indexing")
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
-        return local(context, operator.getitem, x, index)
+        return local_map(context, operator.getitem, x, index)
     fill = int(encoded_public(context, float(value or 0), x.scale_bits))
     shares = context.backend.affine(_padded, x.shares, fill, tuple(pad))
     return x.like(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
@@ -242,7 +254,7 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
     "masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; 1 round for a secret mask"
 )
 def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> torch.Tensor:
-    if isinstance(mask, SharedTensor) or (not is_secret(mask) and small(context, value) is not None):
+    if isinstance(mask, SharedTensor) or (not is_secret(mask) and small_public_number(context, value) is not None):
         return torch.where(mask, value, x)
     if is_secret(mask):
         refuse("masked_fill of shares with a secret mask that is private to a party", "share the mask")
@@ -388,7 +400,7 @@ def dropout(
 def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> SharedTensor:
     shape = torch.broadcast_shapes(x.shares.shape, mask.shape)
     chosen = mask.expand(shape).flatten().nonzero().squeeze(1)
-    return local(context, lambda v: v.expand(shape).flatten().index_select(0, chosen.to(v.device)), x)
+    return local_map(context, lambda v: v.expand(shape).flatten().index_select(0, chosen.to(v.device)), x)
 
 
 def constant(make):
@@ -468,3 +480,132 @@ COMPOSED[torch.tensor], COMPOSED[torch.as_tensor], COMPOSED[torch.asarray] = _te
 COMPOSED[T.new_tensor], COMPOSED[T.new] = _new_tensor, _new
 COMPOSED[torch.full], COMPOSED[torch.full_like] = _filled(torch.full, 1), _filled(torch.full_like, 1)
 COMPOSED[T.new_full] = _filled(T.new_full, 2)
+
+
+# Tensors put together into one: cat, stack and their kin. No message, unless fraction bits have to agree.
+
+
+@implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
+def cat(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
+    return _joined(context, tensors, torch.cat, dim)
+
+
+@implements("stack", torch.stack, note="local")
+def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
+    return _joined(context, tensors, torch.stack, dim)
+
+
+implements("hstack", torch.hstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.hstack))
+implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.vstack))
+
+
+def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
+    return join(values, *public)
+
+
+def _rounded(context: Context, operands: list[SharedTensor], given: Any) -> list[SharedTensor]:
+    """Products beside shares that are factors already, a cache and its new row, say, become factors themselves.
+
+    Else the shares that are would have to be rounded again.
+    """
+    ready = lambda x: 0 < x.scale_bits <= context.frac_bits + SLACK_BITS
+    if any(isinstance(x, SharedTensor) and ready(x) for x in given):
+        return [as_factor(context, x) for x in operands]
+    return operands
+
+
+def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
+    parts = align_scales(context, *_rounded(context, [summand(context, x) for x in tensors], tensors))
+    bounds = [x.bound for x in parts if x.bound is not None]
+    bound = max(bounds) if len(bounds) == len(parts) else None
+    shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
+    return parts[0].like(shares, bound=bound)
+
+
+# Random numbers in the shape of a secret tensor: refused, for torch's name does not say who may know them.
+#
+# Noise that everybody knows hides nothing, noise that S knows does not protect from S, and noise of a party's choice is
+# that party's word. A forward takes it as an input instead: Q draws it and shares it, as it does with its data.
+
+
+def _drawing(func: Callable) -> Callable:
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOpError(
+            f"{spell(func)} of a secret tensor is not supported, since it does not say who may know the numbers; "
+            f"give them to the forward as an input, or use torch.rand(x.shape), which is public"
+        )
+
+    return refused
+
+
+for _random_function in (
+    torch.randn_like, torch.rand_like, torch.bernoulli, T.bernoulli, T.bernoulli_, torch.normal, T.normal_,
+    torch.multinomial, T.multinomial, torch.poisson, T.uniform_, T.exponential_, T.random_, T.cauchy_, T.geometric_,
+    T.log_normal_, torch.randint_like,
+):  # fmt: skip
+    COMPOSED[_random_function] = _drawing(_random_function)
+
+
+def _empty_like(x: Any, **how: Any) -> Any:
+    """What is in such memory is anybody's guess: zeros."""
+    return torch.zeros_like(x, **how)
+
+
+def _new_empty(x: Any, *size: Any, **how: Any) -> Any:
+    return x.new_zeros(*size, **how)
+
+
+COMPOSED[torch.empty_like], COMPOSED[T.new_empty] = _empty_like, _new_empty
+
+
+# `sectorch.shuffle`: rows in an order that nobody knows, the same for several tensors.
+
+
+def shuffle(x: Any, *others: Any) -> Any:
+    """The rows of x, and those of the others in the same order: a uniform one that nobody knows and nobody learns.
+
+    Args:
+        x, others: SharedTensors of one session with as many rows; of any shapes, dtypes and owners.
+
+    Returns:
+        x in its new order, or a tuple where there are several. Rows that are revealed tell what they are, and not where
+        they stood.
+
+    Rounds 2, online 16 bytes per element, dealt 8 (`mpc/star/shuffle.py`). Exact. In a reference session the order is
+    another in each call too.
+
+    Raises:
+        ArgumentError: not in shares, or of two sessions.
+        ShapeError: no rows, or not as many in each.
+    """
+    given = [v.as_shared() if hasattr(v, "as_shared") else v for v in (x, *others)]
+    for value in given:
+        if not isinstance(value, SharedTensor):
+            raise ArgumentError(f"shuffle() takes tensors in shares, got a {type(value).__name__}; share it first")
+        if value.session is not given[0].session or value.party != given[0].party:
+            raise ArgumentError("shuffle() takes tensors of one session; share them in one")
+        if not value.shares.shape or value.shares.shape[0] != given[0].shares.shape[0]:
+            raise ShapeError(f"shuffle() needs equal numbers of rows, got {[tuple(v.shares.shape) for v in given]}")
+    shapes = [value.shares.shape for value in given]
+    context = Context(given[0].session, given[0].party, given[0].scheme)
+    with context.session.operation(context.party):
+        backend = context.backend
+        rows = backend.each(_beside, *(value.shares for value in given))
+        rows = backend.shuffled(rows) if rows.shape[0] > 1 else rows
+        made, at = [], 0
+        for value, shape in zip(given, shapes, strict=True):
+            width = math.prod(shape[1:])
+            moved = value.like(
+                backend.each(partial(_columns, at=at, width=width, shape=shape), rows), bound=value.bound
+            )
+            moved.whole_bits, at = value.whole_bits, at + width
+            made.append(moved)
+    return made[0] if not others else tuple(made)
+
+
+def _beside(*values: Tensor) -> Tensor:
+    return torch.cat([v.reshape(len(v), math.prod(v.shape[1:])) for v in values], 1)
+
+
+def _columns(rows: Tensor, at: int, width: int, shape: tuple) -> Tensor:
+    return rows[:, at : at + width].reshape(shape)

@@ -21,7 +21,7 @@ import torch
 from llvmlite import ir
 from numba import types
 
-from .loops import compiled, intrinsic, over
+from .jit import compiled, intrinsic, run_in_threads
 
 SIDE = 16
 """Rows of a tile, and words in a row."""
@@ -37,7 +37,7 @@ DEPTH = 1024
 """Fan-in at a time, at most."""
 
 
-def packed(x: torch.Tensor) -> torch.Tensor:
+def pack_tiles(x: torch.Tensor) -> torch.Tensor:
     """[n, K] -> tiles of words int32 [n / 16, 8, K / 64, 16, 16], for `product`."""
     n, deep = x.shape
     out = torch.empty(-(-n // SIDE), PLANES, -(-deep // DEEP), SIDE, SIDE, dtype=torch.int32)
@@ -79,7 +79,7 @@ def product(
             xs, x_rows, x_depth, ys, y_rows, y_depth, outs, out_rows, out_columns, kept, *part, size, depth, low, high
         )
 
-    over(-(-len(x_rows) // size), run)
+    run_in_threads(-(-len(x_rows) // size), run)
     return out
 
 

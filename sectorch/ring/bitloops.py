@@ -8,38 +8,531 @@ from __future__ import annotations
 
 import numpy as np
 
-from .andloops import floor_joined as floor_joined
-from .andloops import floor_products as floor_products
-from .andloops import floor_taken as floor_taken
-from .andloops import layer as layer
-from .andloops import masked as masked
-from .andloops import products as products
-from .andloops import xor as _xor
-from .elementloops import SPAN as _RUN
-from .elementloops import bits_less as bits_less
-from .elementloops import chosen_less as chosen_less
-from .elementloops import floored as floored
-from .elementloops import floors as floors
-from .elementloops import floors_by_bit as floors_by_bit
-from .elementloops import masks as masks
-from .elementloops import negative_less as negative_less
-from .elementloops import operands as operands
-from .elementloops import ring_bits as ring_bits
-from .elementloops import selected as selected
-from .elementloops import shifted_less as shifted_less
-from .elementloops import winners as winners
-from .loops import array as array
-from .loops import borrowed as _borrowed
-from .loops import compiled
-from .loops import lines as _lines
-from .loops import on_words as on_words
-from .transposed import planes_at as _planes_at
-from .wideloops import wide_codes as wide_codes
-from .wideloops import wide_leaves as wide_leaves
+from .jit import aligned_zeros, borrow_array, compiled, inlined
+from .jit import aligned_zeros as _lines
+from .jit import array as array
+from .jit import borrow_array as _borrowed
+from .jit import run_on_words as run_on_words
+from .simd import LINE_WORDS, transpose_bits
+from .simd import planes_at as _planes_at
+
+# Compiled loops of layers of ANDs on packed bits (`mpc/star/layers.py`); see `bitloops.py`.
+
 
 _SPAN = 512
-"""Words combined at a time: all their rows stay in the first-level cache."""
+"""Words combined at a time: their rows stay in the cache."""
+_FEW = 32
+"""The same of an AND of more than four operands, whose sets of operands have a row each."""
+
+
+@inlined
+def xor(x, y, out):
+    """Words xor others. Rows are sliced, here and below, since of indices that might be negative the compiler makes no
+    vectors."""
+    for w in range(len(out)):
+        out[w] = x[w] ^ y[w]
+
+
+@compiled
+def mask_layer(state, alpha, opened, at, out, low, high):
+    """The opened rows of a layer under their masks."""
+    for i in range(len(opened)):
+        xor(state[opened[i], low:high], alpha[at + i, low:high], out[i, low:high])
+
+
+@compiled
+def layer(
+    mine, theirs, state, alpha, dealt, count, into, onto, kept, ands, shares, at, made, first, opened, beyond, new, out,
+    low, high,
+):  # fmt: skip
+    """One party's half of the state after a layer of ANDs, and the rows that the next layer opens, under their masks.
+
+    Args:
+        mine, theirs: the opened rows as both sent them. count: new rows that are not kept.
+        ands, into, shares: as in `layers.py`. first: all ones for the party that adds the public term.
+        opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
+    """
+    mine, theirs, state, alpha = borrow_array(mine), borrow_array(theirs), borrow_array(state), borrow_array(alpha)
+    dealt, ands, shares, new, out = (
+        borrow_array(dealt),
+        borrow_array(ands),
+        borrow_array(shares),
+        borrow_array(new),
+        borrow_array(out),
+    )
+    public = np.empty((len(mine), _SPAN), np.int64)
+    sets = np.empty((shares.shape[1] // 2 if ands.shape[1] > 4 else 0, _FEW), np.int64)
+    for start in range(low, high, _SPAN):
+        end = min(high, start + _SPAN)
+        for i in range(len(mine)):
+            xor(mine[i, start:end], theirs[i, start:end], public[i, : end - start])
+        for i in range(count):
+            if i < len(onto):
+                new[i, start:end] = state[onto[i], start:end]
+            else:
+                new[i, start:end] = 0
+        for i in range(len(ands)):
+            if ands.shape[1] > 4 and ands[i, 4] >= 0:
+                _add_wide(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]], sets)
+            else:
+                _add_and(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]])
+        for i in range(len(kept)):
+            new[count + i, start:end] = state[kept[i], start:end]
+        for i in range(len(opened)):
+            xor(new[opened[i], start:end], alpha[beyond + i, start:end], out[i, start:end])
+
+
+@inlined
+def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, new):
+    """One party's half of an AND, xor-ed into a row: the sum, over the sets of operands, of its half of the product of
+    their masks times what is public of the others, one operand after the other taken out."""
+    d0, d1 = public[rows[0], : end - start], public[rows[1], : end - start]
+    a0, a1 = alpha[at + rows[0], start:end], alpha[at + rows[1], start:end]
+    s01, row = dealt[made + shares[3], start:end], new[start:end]
+    if rows[2] < 0:
+        for w in range(end - start):
+            row[w] ^= s01[w] ^ (d0[w] & a1[w]) ^ (d1[w] & (a0[w] ^ (d0[w] & first)))
+        return
+    d2, a2 = public[rows[2], : end - start], alpha[at + rows[2], start:end]
+    s02, s12 = dealt[made + shares[5], start:end], dealt[made + shares[6], start:end]
+    s012 = dealt[made + shares[7], start:end]
+    if rows[3] < 0:
+        for w in range(end - start):
+            x, y = d0[w], d1[w]
+            without = s01[w] ^ (x & a1[w]) ^ (y & (a0[w] ^ (x & first)))
+            row[w] ^= s012[w] ^ (x & s12[w]) ^ (y & (s02[w] ^ (x & a2[w]))) ^ (d2[w] & without)
+        return
+    d3, a3 = public[rows[3], : end - start], alpha[at + rows[3], start:end]
+    s03, s13 = dealt[made + shares[9], start:end], dealt[made + shares[10], start:end]
+    s23, s013 = dealt[made + shares[12], start:end], dealt[made + shares[11], start:end]
+    s023, s123 = dealt[made + shares[13], start:end], dealt[made + shares[14], start:end]
+    s0123 = dealt[made + shares[15], start:end]
+    for w in range(end - start):
+        x, y = d0[w], d1[w]
+        without = s01[w] ^ (x & a1[w]) ^ (y & (a0[w] ^ (x & first)))
+        without = s012[w] ^ (x & s12[w]) ^ (y & (s02[w] ^ (x & a2[w]))) ^ (d2[w] & without)
+        row[w] ^= d3[w] & without
+    for w in range(end - start):
+        x, y = d0[w], d1[w]
+        masked = s013[w] ^ (x & s13[w]) ^ (y & (s03[w] ^ (x & a3[w])))
+        row[w] ^= s0123[w] ^ (x & s123[w]) ^ (y & (s023[w] ^ (x & s23[w]))) ^ (d2[w] & masked)
+
+
+@compiled
+def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, new, sets):
+    """`_add_and` of any number of operands; `sets` is room for half of their sets."""
+    count = 0
+    while count < len(rows) and rows[count] >= 0:
+        count += 1
+    half = 1 << (count - 1)
+    for low in range(start, end, _FEW):
+        size = min(_FEW, end - low)
+        last = public[rows[count - 1], low - start : low - start + size]
+        for s in range(half):
+            found, with_last = sets[s], dealt[made + shares[s | half], low : low + size]
+            if s == 0:
+                with_last = alpha[at + rows[count - 1], low : low + size]
+                for w in range(size):
+                    found[w] = with_last[w] ^ (last[w] & first)
+                continue
+            own = dealt[made + shares[s], low : low + size]
+            if s & (s - 1) == 0:
+                own = alpha[at + shares[s], low : low + size]
+            for w in range(size):
+                found[w] = with_last[w] ^ (last[w] & own[w])
+        for operand in range(count - 2, -1, -1):
+            taken = public[rows[operand], low - start : low - start + size]
+            for s in range(1 << operand):
+                found, with_it = sets[s], sets[s | (1 << operand)]
+                for w in range(size):
+                    found[w] = with_it[w] ^ (taken[w] & found[w])
+        for w in range(size):
+            new[low + w] ^= sets[0, w]
+
+
+@compiled
+def products(alpha, other, mask, sets, out, low, high):
+    """The products of two and more rows of alpha ^ other, under a mask."""
+    alpha, other, mask, out = borrow_array(alpha), borrow_array(other), borrow_array(mask), borrow_array(out)
+    both, several = np.empty((len(alpha), _SPAN), np.int64), np.empty(_SPAN, np.int64)
+    for start in range(low, high, _SPAN):
+        end = min(start + _SPAN, high)
+        for i in range(len(alpha)):
+            xor(alpha[i, start:end], other[i, start:end], both[i, : end - start])
+        for i in range(len(sets)):
+            p, q, third, fourth = sets[i, 0], sets[i, 1], sets[i, 2], sets[i, 3]
+            under, row = mask[i, start:end], out[i, start:end]
+            if third < 0:
+                for w in range(end - start):
+                    row[w] = under[w] ^ (both[p, w] & both[q, w])
+            elif fourth < 0:
+                for w in range(end - start):
+                    row[w] = under[w] ^ (both[p, w] & both[q, w] & both[third, w])
+            else:
+                for w in range(end - start):
+                    several[w] = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
+                for k in range(4, sets.shape[1]):
+                    if sets[i, k] >= 0:
+                        for w in range(end - start):
+                            several[w] &= both[sets[i, k], w]
+                xor(several, under, row)
+
+
+@compiled
+def _three(rows, low, high):
+    return rows[0, low:high], rows[1, low:high], rows[2, low:high]
+
+
+@compiled
+def floor_products(alpha, other, wraps, mask, out, low, high):
+    """The products of masks for the last layer of a ReLU (`relu.py`), and of bits that D knows, under a mask."""
+    (p0, p1, p2), (q0, q1, q2) = _three(alpha, low, high), _three(other, low, high)
+    (m0, m1, m2), (m3, m4, m5) = _three(mask, low, high), _three(mask[3:], low, high)
+    (y0, y1, y2), (y3, y4, y5) = _three(out, low, high), _three(out[3:], low, high)
+    w = wraps[low:high]
+    for i in range(len(w)):
+        eq, k, u = p0[i] ^ q0[i], p1[i] ^ q1[i], p2[i] ^ q2[i]
+        y0[i], y1[i], y2[i] = m0[i] ^ (eq & u), m1[i] ^ (k & u), m2[i] ^ (k & w[i])
+        y3[i], y4[i], y5[i] = m3[i] ^ (u & w[i]), m4[i] ^ (eq & w[i]), m5[i] ^ (eq & u & w[i])
+
+
+@compiled
+def floor_taken(equal, less, borrow, wraps, top, alpha, first, out, low, high):
+    """One party's half of eq, k and u of a ReLU (`relu.py`), under alpha; `first` is all ones for A."""
+    (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
+    eq, lt, u, w, bits = equal[low:high], less[low:high], borrow[low:high], wraps[low:high], top[low:high]
+    for i in range(len(eq)):
+        k = lt[i] ^ w[i] ^ (~bits[i] & first)
+        y0[i], y1[i], y2[i] = a0[i] ^ eq[i], a1[i] ^ k, a2[i] ^ u[i]
+
+
+@compiled
+def floor_joined(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, high):
+    """One party's half of what that layer gives, under a mask; `first` is all ones for A, which adds public terms."""
+    (x0, x1, x2), (z0, z1, z2) = _three(of_A, low, high), _three(of_S, low, high)
+    (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
+    (d0, d1, d2), (d3, d4, d5) = _three(dealt, low, high), _three(dealt[3:], low, high)
+    (m0, m1, m2), w, above = _three(mask, low, high), wraps[low:high], top[low:high]
+    own = x1 if first else z1
+    for i in range(len(w)):
+        eq, k, u = x0[i] ^ z0[i], x1[i] ^ z1[i], x2[i] ^ z2[i]
+        eq_u = d0[i] ^ (eq & a2[i]) ^ (u & (a0[i] ^ (eq & first)))
+        k_u = d1[i] ^ (k & a2[i]) ^ (u & (a1[i] ^ (k & first)))
+        wrapped = d2[i] ^ (k & w[i]) ^ (eq & u & w[i]) ^ (eq & d3[i]) ^ (u & d4[i]) ^ d5[i]
+        half = own[i] ^ a1[i]
+        y0[i], y1[i], y2[i] = m0[i] ^ half ^ eq_u, m1[i] ^ eq_u ^ k_u, m2[i] ^ (wrapped & ~above[i])
+
+
+# Compiled loops from packed bits to ring elements, and on elements: for `mpc/star/select.py`, `truncate.py`, `relu.py`
+# and `largest.py`.
+#
+# They loop as those of `bitloops.py`. The elements of one bit of some words stand side by side, so that a loop over
+# them is one over slices: of indices from `low` on the compiler cannot tell that none is negative, which would count
+# from the end, and takes one element after the other where it could take eight. What a bit chooses is computed before
+# it is looked at, or some processors guess the bit.
+
+
+SPAN = 2048
+"""Words whose 64 bits are taken in turns. They stay in the cache, and the elements of each bit are read in one run: the
+longer the runs, the more of memory comes before it is asked for."""
+
+
+@compiled
+def element_slice(t, width, low, high):
+    """Where the elements of bit t of the words low .. high are; a slice ends where there are no more."""
+    return slice(t * width + low, t * width + high)
+
+
+@compiled
+def _xor(x, y, out):
+    for w in range(len(x)):
+        out[w] = x[w] ^ y[w]
+    return out
+
+
+@compiled
+def _picked(opened, unset, whole):
+    """`unset` where a bit is zero, and whole - unset where it is set."""
+    return whole - unset if opened else unset
+
+
+@compiled
+def logical_shift_right(v, by):
+    """v >> by (logical)."""
+    return np.int64(np.uint64(v) >> np.uint64(by))
+
+
+@compiled
+def bits_less(b, other, mask, out, low, high):
+    """The bits of b ^ other [K, W] as 0 and 1, less a mask: [K, N]."""
+    (copies, width), words = b.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            words = _xor(b[k, left:end], other[k, left:end], words)
+            for t in range(64):
+                place, bit = element_slice(t, width, left, end), np.int64(1) << t
+                less, found = mask[k, place], out[k, place]
+                for i in range(len(found)):
+                    found[i] = (1 if words[i] & bit else 0) - less[i]
+
+
+@compiled
+def masks(words, out, low, high):
+    """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
+    copies, width = words.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            row = words[k, left:end]
+            for t in range(64):
+                found, bit = out[k, element_slice(t, width, left, end)], np.int64(1) << t
+                for i in range(len(found)):
+                    found[i] = -1 if row[i] & bit else 0
+
+
+@compiled
+def chosen_less(b, other, v, shift, mask, out, low, high):
+    """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
+    (copies, width), words = b.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            words = _xor(b[k, left:end], other[k, left:end], words)
+            for t in range(64):
+                place, bit = element_slice(t, width, left, end), np.int64(1) << t
+                x, less, found = v[place], mask[k, place], out[k, place]
+                for i in range(len(found)):
+                    value = logical_shift_right(x[i], shift)
+                    found[i] = (value if words[i] & bit else 0) - less[i]
+
+
+@compiled
+def ring_bits(e, other, b, first, out, low, high):
+    """One party's half of the opened bits xor b, from its half of b: [K, N]; first = 1 for the party that adds them."""
+    (copies, width), words = e.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            words = _xor(e[k, left:end], other[k, left:end], words)
+            for t in range(64):
+                place, bit = element_slice(t, width, left, end), np.int64(1) << t
+                half, found = b[k, place], out[k, place]
+                for i in range(len(found)):
+                    found[i] = _picked(words[i] & bit, half[i], first)
+
+
+@compiled
+def select_elements(e, other, c, b, r, chosen, first, out, low, high):
+    """One party's half of s (c - r) for s = e xor b."""
+    width, words = len(e), np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        words = _xor(e[left:end], other[left:end], words)
+        for t in range(64):
+            place, bit = element_slice(t, width, left, end), np.int64(1) << t
+            x, half, whole, product, found = c[place], b[place], r[place], chosen[place], out[place]
+            for i in range(len(found)):
+                opened = words[i] & bit
+                found[i] = _picked(opened, half[i], first) * x[i] - _picked(opened, product[i], whole[i])
+
+
+@compiled
+def operands(b, other, r, chosen, shift, mask, out, low, high):
+    """r >> shift (logical), the bits of b ^ other [B, W], and r >> shift where those of the first are set, less a mask
+    [1 + B + chosen, N]; see `truncate.py`."""
+    (count, width), words = b.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(count):
+            words = _xor(b[k, left:end], other[k, left:end], words)
+            for t in range(64):
+                place, bit = element_slice(t, width, left, end), np.int64(1) << t
+                x, less, found = r[place], mask[0, place], out[0, place]
+                if k == 0:
+                    for i in range(len(found)):
+                        found[i] = logical_shift_right(x[i], shift) - less[i]
+                less, found = mask[1 + k, place], out[1 + k, place]
+                for i in range(len(found)):
+                    found[i] = (1 if words[i] & bit else 0) - less[i]
+                if k < chosen:
+                    less, found = mask[1 + count + k, place], out[1 + count + k, place]
+                    for i in range(len(found)):
+                        value = logical_shift_right(x[i], shift)
+                        found[i] = (value if words[i] & bit else 0) - less[i]
+
+
+@compiled
+def floor_elements(e, other, c, dealt, wraps, number, copies, first, threshold, shift, out, low, high):
+    """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
+    width, words, chosen = e.shape[1], np.empty((3, SPAN), np.int64), 1 + 2 * copies + number
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(3):
+            row = k * copies + number
+            _xor(e[row, left:end], other[row, left:end], words[k])
+        e0, e1, e2 = words
+        for t in range(64):
+            place, bit = element_slice(t, width, left, end), np.int64(1) << t
+            x, R, s0, s1 = c[place], dealt[0, place], dealt[1 + number, place], dealt[1 + copies + number, place]
+            p, q, found = dealt[chosen, place], wraps[number, place], out[place]
+            for i in range(len(found)):
+                opened = e0[i] & bit
+                s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])
+                borrow = _picked(e1[i] & bit, s1[i], first)
+                wrap = _picked(e2[i] & bit, np.int64(q[i]), first) << (64 - shift)
+                found[i] = s * logical_shift_right(np.uint64(x[i]) - np.uint64(threshold), shift) - half - borrow + wrap
+
+
+@compiled
+def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
+    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
+
+    Args:
+        e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
+    """
+    _, m, width = c.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for t in range(64):
+            found, u, last = out[t, left:end], bits[t, m, left:end], e[m * width + left : m * width + end]
+            bit = np.int64(1) << t
+            for w in range(len(found)):
+                found[w] = -_picked(last[w] & bit, u[w], first)
+            for i in range(m):
+                words, x, R = e[i * width + left : i * width + end], c[t, i, left:end], quotient[t, i, left:end]
+                b, p = bits[t, i, left:end], chosen[t, i, left:end]
+                q, whole = wraps_chosen[t, i, left:end], wraps[t, i, left:end]
+                for w in range(len(found)):
+                    opened = words[w] & bit
+                    s, rest = _picked(opened, b[w], first), _picked(opened, p[w], R[w])
+                    wrap = _picked(opened, np.int64(q[w]), np.int64(whole[w])) << (64 - shift)
+                    found[w] += s * logical_shift_right(x[w], shift) - rest + (wrap if x[w] >= 0 else 0)
+
+
+@compiled
+def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
+    """One party's half of a truncation; see `truncate.py`. `first` is the party that adds what is public."""
+    base, place = np.int64(1) << (62 - shift), slice(low, high)
+    x, R, w, u, found = c[place], quotient[place], wraps[place], borrow[place], out[place]
+    for i in range(len(found)):
+        lifted = np.uint64(x[i]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
+        wrap = np.int64(w[i]) << (64 - shift)
+        found[i] = (
+            (wrap if lifted < np.uint64(1 << 63) else 0)
+            - R[i]
+            - u[i]
+            + first * (logical_shift_right(lifted, shift) - base)
+        )
+
+
+@compiled
+def floors_by_bit(e, other, c, dealt, wraps, half, shift, first, out, low, high):
+    """As `floors`, of c + half, for a borrow e ^ other xor b: dealt are halves of the quotient and of b, [2, N]."""
+    base, width, words = np.int64(1) << (62 - shift), len(e), np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        words = _xor(e[left:end], other[left:end], words)
+        for t in range(64):
+            place, bit = element_slice(t, width, left, end), np.int64(1) << t
+            x, R, b, w, found = c[place], dealt[0, place], dealt[1, place], wraps[place], out[place]
+            for i in range(len(found)):
+                u = _picked(words[i] & bit, b[i], first)
+                lifted = np.uint64(x[i]) + np.uint64(half) + np.uint64(1 << 62)
+                wrap = np.int64(w[i]) << (64 - shift)
+                found[i] = (
+                    (wrap if lifted < np.uint64(1 << 63) else 0)
+                    - R[i]
+                    - u
+                    + first * (logical_shift_right(lifted, shift) - base)
+                )
+
+
+@compiled
+def shifted_less(v, shift, less, out, low, high):
+    """v >> shift (logical), less another."""
+    x, y, found = v[low:high], less[low:high], out[low:high]
+    for i in range(len(found)):
+        found[i] = logical_shift_right(x[i], shift) - y[i]
+
+
+@compiled
+def negative_less(v, less, out, low, high):
+    """1 where v is negative and else 0, less another, mod 2^32."""
+    x, y, found = v[low:high], less[low:high], out[low:high]
+    for i in range(len(found)):
+        found[i] = np.int32((1 if x[i] < 0 else 0) - np.int64(y[i]))
+
+
+# Compiled loops of comparisons in one round (`mpc/star/wide.py`); see `bitloops.py`.
+
+
+"""Words combined at a time: every value of a block has a row of them, which stays in the first-level cache."""
 _CODED = 256
+"""Words of which codes are made at a time: the more, the fewer places are written to by turns."""
+
+
+@compiled
+def wide_codes(r, mask, blocks, tops, out, low, high):
+    """Thermometer codes of r's blocks, each of some width from some plane on, r's planes `tops`, and a mask on all."""
+    width = -(-len(r) // 64)
+    columns = min(_CODED, high - low)
+    a = aligned_zeros(8 * columns).view(np.int64).reshape(64, columns)
+    for start in range(low, high, _CODED):
+        end = min(start + _CODED, high)
+        _planes_at(r, width, start, a[:, : end - start], 0)
+        row = 0
+        for b in range(len(blocks)):
+            size = 0
+            for plane in range(blocks[b, 0], blocks[b, 0] + blocks[b, 1]):
+                bits = a[plane]
+                for j in range(row, row + size):
+                    code, above = out[j, start:end], out[j + size + 1, start:end]
+                    for w in range(end - start):
+                        above[w] = code[w] & bits[w]
+                        code[w] |= bits[w]
+                out[row + size, start:end] = bits[: end - start]
+                size = 2 * size + 1
+            row += size
+        for i in range(len(tops)):
+            out[row + i, start:end] = a[tops[i], : end - start]
+        for i in range(len(out)):
+            found, under = out[i, start:end], mask[i, start:end]
+            for w in range(end - start):
+                found[w] ^= under[w]
+
+
+@compiled
+def wide_leaves(bits, words, blocks, first, out, low, high):
+    """One party's half of lt and eq of blocks, each of some width from some plane on, in rows b and len(blocks) + b.
+
+    `words` are its halves of their thermometer codes, one block's after the other's.
+    """
+    hot = np.empty((1 << blocks[:, 1].max(), _FEW), np.int64)
+    for left in range(low, high, _FEW):
+        size, at = min(_FEW, high - left), 0
+        for b in range(len(blocks)):
+            for w in range(size):
+                hot[0, w] = -1
+            for k in range(blocks[b, 1]):
+                plane = bits[blocks[b, 0] + k, left : left + size]
+                for j in range(1 << k):
+                    unset, taken = hot[j], hot[j + (1 << k)]
+                    for w in range(size):
+                        taken[w] = unset[w] & plane[w]
+                        unset[w] ^= taken[w]
+            less, equal = out[b, left : left + size], out[len(blocks) + b, left : left + size]
+            for w in range(size):
+                less[w], equal[w] = 0, hot[0, w] & first
+            for j in range((1 << blocks[b, 1]) - 1):
+                code, here, above = words[at + j, left : left + size], hot[j], hot[j + 1]
+                for w in range(size):
+                    less[w] ^= here[w] & code[w]
+                    equal[w] ^= (here[w] ^ above[w]) & code[w]
+            at += (1 << blocks[b, 1]) - 1
+
+
+"""Words combined at a time: all their rows stay in the first-level cache."""
 """Words of which codes are made at a time: the more, the fewer places are written to by turns."""
 
 
@@ -80,19 +573,19 @@ def codes(r, mask, spans, tops, out, low, high):
                     for w in range(end - start):
                         found[w] = under[w] ^ (a[p + 2, w] & lower[i, w])
                 k = 3 * total + row
-                _xor(mask[k, start:end], a[p + 2], out[k, start:end])
+                xor(mask[k, start:end], a[p + 2], out[k, start:end])
                 row += 1
         for i in range(len(tops)):
             k = 7 * total + i
-            _xor(mask[k, start:end], a[tops[i]], out[k, start:end])
+            xor(mask[k, start:end], a[tops[i]], out[k, start:end])
 
 
 @compiled
 def signs(v, out, low, high):
     """The sign bits of elements as words."""
     width = len(out)
-    for start in range(low, high, _RUN):
-        found = out[start : min(start + _RUN, high)]
+    for start in range(low, high, SPAN):
+        found = out[start : min(start + SPAN, high)]
         found[:] = 0
         for t in range(63, -1, -1):
             row = v[t * width + start : t * width + start + len(found)]
@@ -109,11 +602,11 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
     `words` are its halves of the codes of `total` blocks, of which those from `block` on are taken, for the columns
     modulo their width.
     """
-    around, zero = words.shape[1], np.zeros(_RUN, np.int64)
+    around, zero = words.shape[1], np.zeros(SPAN, np.int64)
     left = low
     while left < high:
         at = left % around
-        size = min(_RUN, high - left, around - at)
+        size = min(SPAN, high - left, around - at)
         for b in range(blocks):
             p = start + 3 * b
             x0 = bits[p, left : left + size] if p >= 0 else zero
@@ -140,7 +633,7 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
 
 
 @compiled
-def moved(bits, low, k, down, out, at, end):
+def planes_moved_by(bits, low, k, down, out, at, end):
     """The bit planes of c - 2^k (down is -1) or c + 2^k (down is 0) from plane `low` on, from those of c."""
     carry = np.empty(_SPAN, np.int64)
     for start in range(at, end, _SPAN):
@@ -184,3 +677,104 @@ def sums_of_rows(x, y, ends, rows, starts, out, low, high):
                 for w in range(size):
                     found[w] ^= taken[w]
             start = ends[i]
+
+
+# Compiled loops of what is claimed of dealt values (`mpc/star/proved.py`); see `bitloops.py`.
+
+
+@compiled
+def sum_bits(x, y, mask, out, low, high):
+    """The bit planes of the sums of elements [N] and those of their last carries, xor a mask [65, W]."""
+    width, count = mask.shape[1], len(x)
+    a, carry = np.empty((64, LINE_WORDS), np.uint64), np.empty(LINE_WORDS, np.uint64)
+    for word in range(low, high, LINE_WORDS):
+        size = min(LINE_WORDS, high - word)
+        a[:], carry[:] = 0, 0
+        for t in range(64):
+            for c in range(min(size, count - t * width - word)):
+                at = t * width + word + c
+                first, second = np.uint64(x[at]), np.uint64(y[at])
+                found = first + second
+                a[t, c] = found
+                carry[c] |= (((first & second) | ((first | second) & ~found)) >> np.uint64(63)) << np.uint64(t)
+        transpose_bits(a)
+        for t in range(64):
+            for c in range(size):
+                out[t, word + c] = np.int64(a[t, c]) ^ mask[t, word + c]
+        for c in range(size):
+            out[64, word + c] = np.int64(carry[c]) ^ mask[64, word + c]
+
+
+@compiled
+def complements(words, v, zero, difference, low, high):
+    """What the other half of a bit as a number has to be, of one half v [K, N]: where the other half of the words
+    [K, W] is 0, and what is different where it is 1."""
+    copies, width = words.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            bits = words[k, left:end]
+            for t in range(64):
+                place = element_slice(t, width, left, end)
+                halves, unset, different = v[k, place], zero[k, place], difference[k, place]
+                for i in range(len(unset)):
+                    bit, half = (bits[i] >> t) & 1, np.int64(halves[i])
+                    found = np.int64(v.dtype.type(bit - half))
+                    unset[i] = found
+                    different[i] = found ^ np.int64(v.dtype.type(1 - bit - half))
+
+
+@compiled
+def chosen(zero, one, words, base, difference, low, high):
+    """The word that the bit of words [K, W] takes of two [K, N], and what is different in the other."""
+    copies, width = words.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            bits = words[k, left:end]
+            for t in range(64):
+                place = element_slice(t, width, left, end)
+                x, y, taken, different = zero[k, place], one[k, place], base[k, place], difference[k, place]
+                for i in range(len(taken)):
+                    found = x[i] ^ y[i]
+                    different[i] = found
+                    taken[i] = x[i] ^ (found & -((bits[i] >> t) & 1))
+
+
+@compiled
+def quotients(v, r, low_bit, last_bit, shift, out, low, high):
+    """The coefficients [4, N] of 1, c, c' and c c' in (r >> shift) - v + low - 2^(64 - shift) last, where c and c' are
+    the other halves of these two bits."""
+    width, top = len(low_bit), np.int64(64 - shift)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        lows, lasts = low_bit[left:end], last_bit[left:end]
+        for t in range(64):
+            place = element_slice(t, width, left, end)
+            x, y = r[place], v[place]
+            base, first, second, both = out[0, place], out[1, place], out[2, place], out[3, place]
+            for i in range(len(base)):
+                rest = logical_shift_right(x[i], shift) - y[i]
+                bit, last = (lows[i] >> t) & 1, (lasts[i] >> t) & 1
+                zero, one = rest + bit, rest + 1 - bit
+                last, without = last << top, (1 - last) << top
+                base[i] = zero - last
+                first[i] = (zero - last) ^ (one - last)
+                second[i] = (zero - last) ^ (zero - without)
+                both[i] = first[i] ^ (zero - without) ^ (one - without)
+
+
+@compiled
+def placed(elements, out, column):
+    """Copies [K, N] of elements beside each other, from a column of a matrix [64, W] on, as bits of packed words stand;
+    with zeros at the end of each."""
+    copies, count = elements.shape
+    width = (count + 63) // 64
+    for k in range(copies):
+        for t in range(64):
+            row = out[t, column + k * width : column + (k + 1) * width]
+            whole = max(0, min(width, count - t * width))
+            for w in range(whole):
+                row[w] = elements[k, t * width + w]
+            for w in range(whole, width):
+                row[w] = 0

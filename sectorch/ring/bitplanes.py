@@ -15,6 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from . import logical_shift
+
 _STAGES = (
     (32, 0x00000000FFFFFFFF),
     (16, 0x0000FFFF0000FFFF),
@@ -49,7 +51,7 @@ def words_for(count: int) -> int:
     return -(-count // 64)
 
 
-def rows(elements: torch.Tensor) -> torch.Tensor:
+def to_rows(elements: torch.Tensor) -> torch.Tensor:
     """Elements of any shape -> [64, W], zero padded; a view where nothing has to be padded."""
     flat = elements.reshape(-1)
     if flat.shape[0] % 64:
@@ -57,7 +59,7 @@ def rows(elements: torch.Tensor) -> torch.Tensor:
     return flat.view(64, -1)
 
 
-def unrows(matrix: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def from_rows(matrix: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """[64, W] -> the first elements, in `shape`."""
     return matrix.reshape(-1)[: shape.numel()].view(shape)
 
@@ -85,12 +87,12 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
 def planes_below(v: torch.Tensor, thresholds: tuple[int, ...] = (0,)) -> torch.Tensor:
     """The bit planes of v - t for each threshold t, side by side: [64, T W]."""
     if not (loops := fast(v)):
-        moved = [rows(v - t if t else v) for t in thresholds]
+        moved = [to_rows(v - t if t else v) for t in thresholds]
         return planes(torch.cat(moved, -1) if len(moved) > 1 else moved[0])
     width = words_for(v.numel())
     out = v.new_empty(64, len(thresholds) * width)
     for i, t in enumerate(thresholds):
-        loops.on_words(width, loops.planes, loops.array(v).reshape(-1), t, out.numpy(), i * width)
+        loops.run_on_words(width, loops.planes, loops.array(v).reshape(-1), t, out.numpy(), i * width)
     return out
 
 
@@ -99,7 +101,7 @@ def signs_of(v: torch.Tensor) -> torch.Tensor:
     if not (loops := fast(v)):
         return planes_below(v)[63].clone()
     out = torch.empty(words_for(v.numel()), dtype=torch.int64)
-    loops.on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
+    loops.run_on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
     return out
 
 
@@ -125,10 +127,10 @@ def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torc
     if loops := fast(words):
         out = words.new_empty(copies or 1, shape.numel())
         matrix = loops.array(words).reshape(out.shape[0], -1)
-        loops.on_words(matrix.shape[1], loops.masks, matrix, out.numpy())
+        loops.run_on_words(matrix.shape[1], loops.masks, matrix, out.numpy())
         return out.view(shape if copies is None else (copies, *shape))
     if copies is None:
-        return unrows(spread(words), shape)
+        return from_rows(spread(words), shape)
     matrices = spread(words.view(copies, words_for(shape.numel())))
     return matrices.flatten(1)[:, : shape.numel()].view(copies, *shape)
 
@@ -159,9 +161,96 @@ class RowSums:
         """Write them into `out` [N]."""
         if loops := fast(x, y, out):
             arrays = loops.array(x), loops.array(y), self.ends, self.rows, self.starts, out.numpy()
-            loops.on_words(x.shape[1], loops.sums_of_rows, *arrays)
+            loops.run_on_words(x.shape[1], loops.sums_of_rows, *arrays)
             return
         for start, rows in zip(self.starts.tolist(), self.sets, strict=True):
             found = out[start : start + x.shape[1]].zero_()
             for row in rows:
                 found ^= x[row] if row < len(x) else y[row - len(x)]
+
+
+# What has to hold of dealt values, element by element: kernels of `mpc/star/proved.py`.
+#
+# Each has a compiled loop (`claimloops.py`), and torch's functions give the same bits elsewhere.
+
+
+@functools.cache
+def _claim_loops() -> ModuleType:
+    return importlib.import_module("sectorch.ring.bitloops")
+
+
+def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The bit planes of x + y and those of its last carry, xor a mask [65, W]."""
+    if loops := fast(x, y, mask):
+        out = torch.empty_like(mask)
+        arrays = [loops.array(v).reshape(-1) for v in (x, y)]
+        loops.run_on_words(mask.shape[1], _claim_loops().sum_bits, *arrays, mask.numpy(), out.numpy())
+        return out
+    bits = planes_below(x + y)
+    first, second = (signs_of(v) for v in (x, y))
+    return torch.cat((bits, ((first & second) | ((first | second) & ~bits[63]))[None])).bitwise_xor_(mask)
+
+
+def complements(words: torch.Tensor, v: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the other half of a bit as a number has to be, of one half v = bit - other [N] or [copies, N].
+
+    Returns:
+        It where the other half of the packed bits is 0, as int64, and what is different where it is 1.
+    """
+    if loops := fast(words, v):
+        zero, difference = (v.new_empty(v.shape, dtype=torch.int64) for _ in range(2))
+        matrix = words.view(copies or 1, -1).numpy()
+        arrays = [x.view(len(matrix), -1).numpy() for x in (v, zero, difference)]
+        loops.run_on_words(matrix.shape[1], _claim_loops().complements, matrix, *arrays)
+        return zero, difference
+    bit = masks_of(words, v.shape if copies is None else v.shape[1:], copies).bitwise_and_(1)
+    zero, one = ((bit ^ i).to(v.dtype).sub_(v).to(torch.int64) for i in (0, 1))
+    return zero, zero ^ one
+
+
+def choice_words(
+    zero: torch.Tensor, one: torch.Tensor, words: torch.Tensor, copies: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The word that each bit takes of two, and what is different in the other."""
+    if loops := fast(zero, one, words):
+        base, difference = torch.empty_like(zero), torch.empty_like(zero)
+        matrix = words.view(copies or 1, -1).numpy()
+        first, *rest = [x.view(len(matrix), -1).numpy() for x in (zero, one, base, difference)]
+        loops.run_on_words(matrix.shape[1], _claim_loops().chosen, first, rest[0], matrix, *rest[1:])
+        return base, difference
+    difference = zero ^ one
+    return zero ^ (difference & masks_of(words, zero.shape if copies is None else zero.shape[1:], copies)), difference
+
+
+def quotients(
+    v: torch.Tensor, r: torch.Tensor, low: torch.Tensor, last: torch.Tensor, shift: int
+) -> tuple[torch.Tensor, ...]:
+    """The coefficients of 1, c, c' and c c' in (r >> shift) - v + (low xor c) - 2^(64 - shift) (last xor c')."""
+    if loops := fast(v, r, low, last):
+        out = v.new_empty(4, *v.shape)
+        arrays = [loops.array(x).reshape(-1) for x in (v, r, low, last)]
+        loops.run_on_words(len(low), _claim_loops().quotients, *arrays, shift, out.view(4, -1).numpy())
+        return out.unbind()
+    rest = logical_shift(r, shift) - v
+    low, last = (masks_of(words, r.shape, None).bitwise_and_(1) for words in (low, last))
+    zero, first, second, both = (rest + (low ^ i) - ((last ^ j) << (64 - shift)) for j in (0, 1) for i in (0, 1))
+    return zero, zero ^ first, zero ^ second, zero ^ first ^ second ^ both
+
+
+def columns_of(parts: Sequence[torch.Tensor], copies: Sequence[int], nothing: torch.Tensor) -> torch.Tensor:
+    """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
+    counts = [(number, part.numel() // number) for number, part in zip(copies, parts, strict=True)]
+    width, at = sum(number * words_for(count) for number, count in counts), 0
+    out = nothing.new_empty(64, width)
+    if loops := fast(out, *parts):
+        place, found = _claim_loops().placed, out.numpy()
+        for (number, count), part in zip(counts, parts, strict=True):
+            place(loops.array(part).reshape(number, count), found, at)
+            at += number * words_for(count)
+        return out
+    for (number, count), part in zip(counts, parts, strict=True):
+        width = words_for(count)
+        whole = F.pad(part.reshape(number, count), (0, -count % 64)).view(number, 64, width)
+        out[:, at : at + number * width] = whole.transpose(0, 1).reshape(64, -1)
+        at += number * width
+    return out

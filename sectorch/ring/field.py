@@ -16,7 +16,7 @@ import torch
 
 from . import bitplanes
 from .bitplanes import xor_along
-from .words import logical_shift
+from .fixed_point import logical_shift
 
 TILE = (64, 8)
 """Rows, and words of a row, that stand after each other: what the loops take at a time."""
@@ -171,25 +171,25 @@ def weights_at(point: torch.Tensor, infinity: bool = False) -> torch.Tensor:
     return found
 
 
-def combined(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighted_rows_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
     if loops := loops_for(x, weights):
         out = torch.empty(x.shape[1], dtype=torch.int64)
-        loops.combined(*_arrays(x, weights), out.numpy())
+        loops.combine_loops(*_arrays(x, weights), out.numpy())
         return out
     return inner_product(x.t(), weights)[:, 0]
 
 
-def folded(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
+def fold_rows(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
     """As `combined` for each of x [k, n, m], with zeros at the end: [k, width]."""
     out = x.new_zeros(len(x), width)
     if loops := loops_for(x, weights):
         to, (parts, by) = out.numpy(), _arrays(x, weights)
         for i, rows in enumerate(parts):
-            loops.combined(rows, by, to[i, : x.shape[2]])
+            loops.combine_loops(rows, by, to[i, : x.shape[2]])
     else:
         for i, rows in enumerate(x):
-            out[i, : x.shape[2]] = combined(rows, weights)
+            out[i, : x.shape[2]] = weighted_rows_sum(rows, weights)
     return out
 
 
@@ -231,7 +231,7 @@ def twice_folded_bits(
         scales = weights[:0] if scales is None else scales
         loops.twice_folded(*_arrays(x, weights, second, scales), out.numpy())
         return out
-    return combined(_rows_of_bits(x, weights, scales), second)
+    return weighted_rows_sum(_rows_of_bits(x, weights, scales), second)
 
 
 def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,8 @@ import functools
 
 import numpy as np
 
-from .carryless import SIDE, carryless, dot, masked_dot, weighed, xor_line
-from .loops import compiled
-from .transposed import transposed
+from .jit import compiled
+from .simd import LINE_WORDS, carryless, dot, masked_dot, transpose_bits, weighed, xor_line
 
 _REDUCED = np.uint64(0b11011)
 
@@ -70,10 +69,10 @@ def _spread(values, xors):
 @compiled
 def taken(x, start, out):
     """Eight columns of x, with zeros beyond its end."""
-    size = min(SIDE, x.shape[1] - start)
-    if size == SIDE:
+    size = min(LINE_WORDS, x.shape[1] - start)
+    if size == LINE_WORDS:
         for i in range(len(x)):
-            for c in range(SIDE):
+            for c in range(LINE_WORDS):
                 out[i, c] = np.uint64(x[i, start + c])
     else:
         out[: len(x)] = 0
@@ -96,12 +95,12 @@ def bit_points(x, y, weights, out) -> None:
 
 @compiled
 def _bit_points(x, y, weights, xors, places, out):
-    xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
-    scale, totals = np.zeros((1, SIDE), np.uint64), np.zeros((len(places), 2), np.uint64)
+    xs, ys = np.empty((len(places), LINE_WORDS), np.uint64), np.empty((len(places), LINE_WORDS), np.uint64)
+    scale, totals = np.zeros((1, LINE_WORDS), np.uint64), np.zeros((len(places), 2), np.uint64)
     for tile in range(len(x)):
         taken(x[tile], 0, xs)
         taken(y[tile], 0, ys)
-        taken(weights[SIDE * tile :].reshape(1, -1), 0, scale)
+        taken(weights[LINE_WORDS * tile :].reshape(1, -1), 0, scale)
         _spread(xs, xors)
         _spread(ys, xors)
         for p in range(len(places)):
@@ -112,14 +111,14 @@ def _bit_points(x, y, weights, xors, places, out):
 @compiled
 def tiles_weighed(x, rows, columns, out):
     """The sum of words in tiles [T, 64, 8], by the weights of their rows and of their columns."""
-    totals, last = np.empty((SIDE, 2), np.uint64), np.zeros(2, np.uint64)
+    totals, last = np.empty((LINE_WORDS, 2), np.uint64), np.zeros(2, np.uint64)
     for tile in range(len(x)):
         totals[:] = 0
         for i in range(len(rows)):
             weighed(x[tile], i, 0, rows, totals)
-        for c in range(SIDE):
+        for c in range(LINE_WORDS):
             word = reduced(totals[c, 0], totals[c, 1])
-            low, high = carryless(word, np.uint64(columns[SIDE * tile + c]))
+            low, high = carryless(word, np.uint64(columns[LINE_WORDS * tile + c]))
             last[0] ^= low
             last[1] ^= high
     out[0] = np.int64(reduced(last[0], last[1]))
@@ -137,16 +136,20 @@ def chosen_points(x, y, inner, scales, out) -> None:
 @compiled
 def _chosen_points(x, y, inner, scales, xors, places, out):
     count = len(places)
-    xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
-    totals, bits, scale = np.zeros((8 * count, 2), np.uint64), np.zeros(SIDE, np.uint64), np.zeros((1, SIDE), np.uint64)
-    for start in range(0, x.shape[2], SIDE):
-        for c in range(SIDE):
+    xs, ys = np.empty((count, LINE_WORDS), np.uint64), np.empty((count, LINE_WORDS), np.uint64)
+    totals, bits, scale = (
+        np.zeros((8 * count, 2), np.uint64),
+        np.zeros(LINE_WORDS, np.uint64),
+        np.zeros((1, LINE_WORDS), np.uint64),
+    )
+    for start in range(0, x.shape[2], LINE_WORDS):
+        for c in range(LINE_WORDS):
             bits[c] = np.uint64(y[start + c]) if start + c < len(y) else np.uint64(0)
             scale[0, c] = np.uint64(scales[start + c]) if start + c < len(y) else np.uint64(0)
         for t in range(8):
             taken(x[:, t], start, xs)
             for i in range(8):
-                for c in range(SIDE):
+                for c in range(LINE_WORDS):
                     ys[i, c] = np.uint64(0) - ((bits[c] >> np.uint64(8 * i + t)) & np.uint64(1))
             _spread(xs, xors)
             _spread(ys, xors)
@@ -169,9 +172,9 @@ def points(x, y, out) -> None:
 
 @compiled
 def _points(x, y, xors, places, out):
-    xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
+    xs, ys = np.empty((len(places), LINE_WORDS), np.uint64), np.empty((len(places), LINE_WORDS), np.uint64)
     totals = np.zeros((len(places), 2), np.uint64)
-    for start in range(0, x.shape[1], SIDE):
+    for start in range(0, x.shape[1], LINE_WORDS):
         taken(x, start, xs)
         taken(y, start, ys)
         _spread(xs, xors)
@@ -206,12 +209,12 @@ def weights_at(point, infinity, out):
 @compiled
 def combined(x, weights, out):
     """sum_i weights_i x_i of rows x [n, m]."""
-    totals, whole = np.empty((SIDE, 2), np.uint64), x.shape[1] // SIDE * SIDE
-    for start in range(0, whole, SIDE):
+    totals, whole = np.empty((LINE_WORDS, 2), np.uint64), x.shape[1] // LINE_WORDS * LINE_WORDS
+    for start in range(0, whole, LINE_WORDS):
         totals[:] = 0
         for i in range(len(x)):
             weighed(x, i, start, weights, totals)
-        _sums(totals, out[start : start + SIDE])
+        _sums(totals, out[start : start + LINE_WORDS])
     for j in range(whole, x.shape[1]):
         low, high = np.uint64(0), np.uint64(0)
         for i in range(len(x)):
@@ -244,9 +247,9 @@ def _sum_of(tables, bits):
 def _tile(x, tables, a, out):
     """sum_i weights_i x_i of a tile [64, 8] of packed bits, by the tables of the weights: of bit t in row t."""
     taken(x, 0, a)
-    transposed(a)
+    transpose_bits(a)
     for t in range(64):
-        for c in range(SIDE):
+        for c in range(LINE_WORDS):
             out[t, c] = _sum_of(tables, a[t, c])
 
 
@@ -259,14 +262,18 @@ def folded_points(x, y, weights, scales, out) -> None:
 @compiled
 def _folded_points(x, y, weights, scales, xors, places, out):
     tables, count = _tables(weights), len(places)
-    a, left, right = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64)
-    xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
+    a, left, right = (
+        np.empty((64, LINE_WORDS), np.uint64),
+        np.empty((64, LINE_WORDS), np.uint64),
+        np.empty((64, LINE_WORDS), np.uint64),
+    )
+    xs, ys = np.empty((count, LINE_WORDS), np.uint64), np.empty((count, LINE_WORDS), np.uint64)
     totals = np.zeros((count, 2), np.uint64)
     for tile in range(len(x)):
         _tile(x[tile], tables, a, left)
         _tile(y[tile], tables, a, right)
-        for c in range(SIDE):
-            scale = np.uint64(scales[SIDE * tile + c])
+        for c in range(LINE_WORDS):
+            scale = np.uint64(scales[LINE_WORDS * tile + c])
             for t in range(64):
                 low, high = carryless(left[t, c], scale)
                 left[t, c] = reduced(low, high)
@@ -287,15 +294,15 @@ def twice_folded(x, weights, second, scales, out):
     Args:
         scales: for each word, or none.
     """
-    width, tables = SIDE * len(x), _tables(weights)
-    a, found, by = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty(64, np.uint64)
+    width, tables = LINE_WORDS * len(x), _tables(weights)
+    a, found, by = np.empty((64, LINE_WORDS), np.uint64), np.empty((64, LINE_WORDS), np.uint64), np.empty(64, np.uint64)
     for t in range(64):
         low, high = carryless(np.uint64(second[t % 16]), np.uint64(1) << np.uint64(t if len(scales) else 0))
         by[t] = reduced(low, high)
     for tile in range(len(x)):
         _tile(x[tile], tables, a, found)
-        for c in range(SIDE):
-            w = SIDE * tile + c
+        for c in range(LINE_WORDS):
+            w = LINE_WORDS * tile + c
             for s in range(4):
                 low, high = np.uint64(0), np.uint64(0)
                 for t in range(16 * s, 16 * s + 16):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from . import fieldloops
-from .carryless import SIDE, carryless, xor_line
-from .fieldlines import (
+from .fieldloops import combined_words, inner_products, reduced, spread_plan, taken, weights_at
+from .jit import aligned_zeros, compiled
+from .simd import (
+    LINE_WORDS,
     available,
     bits_of_rows,
+    carryless,
     chosen_dots,
     combined_rows,
     copy_tile,
@@ -17,9 +20,8 @@ from .fieldlines import (
     times_line,
     times_powers,
     weighed_sum,
+    xor_line,
 )
-from .fieldloops import combined_words, inner_products, reduced, spread_plan, taken, weights_at
-from .loops import compiled, lines
 
 __all__ = [
     "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
@@ -44,7 +46,7 @@ def _sums(totals, places, out):
     for q in range(len(places)):
         for p in range(_CUBE):
             low, high = np.uint64(0), np.uint64(0)
-            for i in range(0, SIDE, 2):
+            for i in range(0, LINE_WORDS, 2):
                 low ^= totals[_CUBE * places[q] + p, i]
                 high ^= totals[_CUBE * places[q] + p, i + 1]
             out[_CUBE * q + p] = np.int64(reduced(low, high))
@@ -52,14 +54,14 @@ def _sums(totals, places, out):
 
 @compiled
 def _scale_of(weights, start, scale):
-    for c in range(SIDE):
+    for c in range(LINE_WORDS):
         scale[0, c] = np.uint64(weights[start + c]) if start + c < len(weights) else np.uint64(0)
 
 
 @compiled
 def _bit_points(x, y, weights, xors, places, out):
     count = len(places)
-    xs, ys, totals = lines(8 * count), lines(8 * count), lines(_CUBE * count)
+    xs, ys, totals = aligned_zeros(8 * count), aligned_zeros(8 * count), aligned_zeros(_CUBE * count)
     at_x, at_y, to, scale = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data, weights.ctypes.data
     for tile in range(len(x)):
         copy_tile(x.ctypes.data + 4096 * tile, at_x)
@@ -74,12 +76,12 @@ def _bit_points(x, y, weights, xors, places, out):
 @compiled
 def tiles_weighed(x, rows, columns, out):
     """As `fieldloops.tiles_weighed`."""
-    line, by, found = lines(1), lines(1), np.uint64(0)
+    line, by, found = aligned_zeros(1), aligned_zeros(1), np.uint64(0)
     for tile in range(len(x)):
         weighed_sum(x.ctypes.data + 4096 * tile, 64, rows.ctypes.data, len(rows), line.ctypes.data)
         times_line(line.ctypes.data, columns.ctypes.data + 64 * tile, line.ctypes.data)
         xor_line(by.ctypes.data, line.ctypes.data, by.ctypes.data)
-    for c in range(SIDE):
+    for c in range(LINE_WORDS):
         found ^= by[0, c]
     out[0] = np.int64(found)
 
@@ -87,9 +89,9 @@ def tiles_weighed(x, rows, columns, out):
 @compiled
 def _points(x, y, xors, places, out):
     count = len(places)
-    xs, ys, totals = lines(8 * count), lines(8 * count), lines(_CUBE * count)
+    xs, ys, totals = aligned_zeros(8 * count), aligned_zeros(8 * count), aligned_zeros(_CUBE * count)
     at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
-    for start in range(0, x.shape[1], SIDE):
+    for start in range(0, x.shape[1], LINE_WORDS):
         taken(x, start, xs)
         taken(y, start, ys)
         _spread(xs, xors)
@@ -117,14 +119,14 @@ def points(x, y, out) -> None:
 def chosen_points(x, y, inner, scales, out):
     """As `fieldloops.chosen_points`."""
     width = x.shape[2]
-    rest, bits, scale, totals = lines(8), lines(1), lines(1), lines(8 * _CUBE)
-    for start in range(0, width, SIDE):
-        size = min(SIDE, width - start)
+    rest, bits, scale, totals = aligned_zeros(8), aligned_zeros(1), aligned_zeros(1), aligned_zeros(8 * _CUBE)
+    for start in range(0, width, LINE_WORDS):
+        size = min(LINE_WORDS, width - start)
         _scale_of(y, start, bits)
         _scale_of(scales, start, scale)
         for t in range(8):
             at, apart = x.ctypes.data + 8 * (t * width + start), 64 * width
-            if size < SIDE:
+            if size < LINE_WORDS:
                 taken(x[:, t], start, rest)
                 at, apart = rest.ctypes.data, 64
             to = totals.ctypes.data + 64 * _CUBE * t
@@ -133,7 +135,7 @@ def chosen_points(x, y, inner, scales, out):
         low, high = np.uint64(0), np.uint64(0)
         for t in range(8):
             first, second = np.uint64(0), np.uint64(0)
-            for i in range(0, SIDE, 2):
+            for i in range(0, LINE_WORDS, 2):
                 first ^= totals[_CUBE * t + p, i]
                 second ^= totals[_CUBE * t + p, i + 1]
             a, b = carryless(reduced(first, second), np.uint64(inner[t]))
@@ -176,14 +178,19 @@ def folded_points(x, y, weights, scales, out) -> None:
 @compiled
 def _folded_points(x, y, weights, scales, xors, places, out):
     count = len(places)
-    xs, ys, totals, scale = lines(32 * count), lines(32 * count), lines(_CUBE * count), lines(1)
-    matrices, bits, by = _matrices(weights), lines(64), lines(1)
+    xs, ys, totals, scale = (
+        aligned_zeros(32 * count),
+        aligned_zeros(32 * count),
+        aligned_zeros(_CUBE * count),
+        aligned_zeros(1),
+    )
+    matrices, bits, by = _matrices(weights), aligned_zeros(64), aligned_zeros(1)
     by[:] = np.uint64(1 << 16)
     for tile in range(len(x)):
         _tile(x.ctypes.data + 4096 * tile, matrices, bits, xs, count)
         _tile(y.ctypes.data + 4096 * tile, matrices, bits, ys, count)
-        for c in range(SIDE):
-            scale[0, c] = np.uint64(scales[SIDE * tile + c])
+        for c in range(LINE_WORDS):
+            scale[0, c] = np.uint64(scales[LINE_WORDS * tile + c])
         for s in range(4):
             at_x, at_y = xs.ctypes.data + 512 * count * s, ys.ctypes.data + 512 * count * s
             times_powers(at_x, 16, scale.ctypes.data)
@@ -198,7 +205,7 @@ def _folded_points(x, y, weights, scales, xors, places, out):
 @compiled
 def twice_folded(x, weights, second, scales, out):
     """As `fieldloops.twice_folded`."""
-    matrices, bits, found = _matrices(weights), lines(64), lines(64)
+    matrices, bits, found = _matrices(weights), aligned_zeros(64), aligned_zeros(64)
     by, factors = np.empty(64, np.int64), np.empty(64, np.int64)
     for t in range(64):
         by[t], factors[t] = second[t % 16], np.int64(1) << t if len(scales) else np.int64(1)
@@ -216,25 +223,25 @@ def twice_folded(x, weights, second, scales, out):
 def combined(x, weights, out):
     """As `fieldloops.combined`."""
     count, width = x.shape
-    rest, found = lines(count), lines(1)
+    rest, found = aligned_zeros(count), aligned_zeros(1)
     if not count:
         out[:] = 0
         return
-    for start in range(0, width, SIDE):
+    for start in range(0, width, LINE_WORDS):
         at, apart, to = x.ctypes.data + 8 * start, 8 * width, out.ctypes.data + 8 * start
-        if width - start < SIDE:
+        if width - start < LINE_WORDS:
             taken(x, start, rest)
             at, apart, to = rest.ctypes.data, 64, found.ctypes.data
         weighed_sum(at, apart, weights.ctypes.data, count, to)
-        for c in range(width - start if width - start < SIDE else 0):
+        for c in range(width - start if width - start < LINE_WORDS else 0):
             out[start + c] = np.int64(found[0, c])
 
 
 @compiled
 def times(x, y, out):
     """As `fieldloops.times`."""
-    whole = len(x) // SIDE * SIDE
-    for i in range(0, whole, SIDE):
+    whole = len(x) // LINE_WORDS * LINE_WORDS
+    for i in range(0, whole, LINE_WORDS):
         times_line(x.ctypes.data + 8 * i, y.ctypes.data + 8 * i, out.ctypes.data + 8 * i)
     for i in range(whole, len(x)):
         low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))

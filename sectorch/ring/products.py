@@ -12,9 +12,10 @@ limbs (`limbs.py`).
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -22,9 +23,279 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..errors import UnsupportedDeviceError
-from . import karatsuba, limbs
-from .tiles import TILE, times_tiles, times_unfolded, to_tiles, wide_products
+from ..errors import ArgumentError, UnsupportedDeviceError
+from . import bitplanes
+
+# A matrix times tiles of 64 columns, mod 2^64: by the compiled loop for this kind of processor.
+
+
+TILE = 64
+"""Columns of a tile."""
+
+
+@functools.cache
+def wide_products() -> bool:
+    """Whether the processor multiplies vectors of 64-bit words."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """[K, n] -> [ceil(n/64), K, 64], zero padded."""
+    rows, n = matrix.shape
+    if n % TILE:
+        matrix = F.pad(matrix, (0, -n % TILE))
+    return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
+
+
+def times_tiles(left: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[r, K] times [tiles, K, 64] -> [tiles, r, 64].
+
+    Args:
+        out: [n, r, P] where the result goes instead, each of whose n parts has P / 64 tiles side by side.
+    """
+    if left.is_meta or tiles.is_meta:
+        return F.conv1d(tiles, left.unsqueeze(-1))
+    from . import productloops  # numba takes half a second to load
+    from .jit import array, run_in_threads
+
+    out = torch.empty(len(tiles), len(left), TILE, dtype=torch.int64) if out is None else out
+    arrays = (array(v).view(np.uint64) for v in (left, tiles))
+    pieces = len(tiles) * -(-len(left) // productloops.ROWS)
+    run_in_threads(pieces, productloops.products, *arrays, wide_products(), out.numpy().view(np.uint64))
+    return out
+
+
+def times_unfolded(
+    left: torch.Tensor, images: torch.Tensor, places: np.ndarray, depth: np.ndarray, out: torch.Tensor
+) -> None:
+    """[r, K] times the unfolded columns of a convolution, [K, n P], into out [n, r, P].
+
+    Args:
+        images: words [.]. places: where each column begins there [n P]. depth: where its K words stand from there.
+    """
+    from . import productloops
+    from .jit import array, run_in_threads
+
+    count = -(-len(places) // TILE)
+    places = np.pad(places, (0, count * TILE - len(places)), "edge").view(np.uint64)
+    arrays = images.numpy().view(np.uint64), places, depth.view(np.uint64), array(left).view(np.uint64)
+    run_in_threads(count, productloops.convolve_tiles, *arrays, wide_products(), out.numpy().view(np.uint64))
+
+
+# Convolutions with kernels of 3 x 3 mod 2^64 in 36 products for nine outputs, which take 81 one by one.
+#
+# Two polynomials of three coefficients are multiplied in six products (Karatsuba). Read from the result back, which
+# takes as many, that is a filter of three taps g on five inputs d, with three outputs y:
+#
+#     m_0 = g_0 (d_0 - d_1 - d_2)        m_3 = (g_0 + g_1) d_1        y_0 = m_0 + m_3 + m_4
+#     m_1 = g_1 (d_2 - d_1 - d_3)        m_4 = (g_0 + g_2) d_2        y_1 = m_1 + m_3 + m_5
+#     m_2 = g_2 (d_4 - d_2 - d_3)        m_5 = (g_1 + g_2) d_3        y_2 = m_2 + m_4 + m_5
+#
+# In two dimensions it is done to the columns and to the rows. Nothing is divided, so that the bits are those of the
+# other way in every ring; Winograd's filters save as much, but halve their taps, and 2 has no inverse mod 2^64.
+#
+# The taps' sums are made once, and of a window of 5 x 5 its sums for all outputs. What is left are 36 products of
+# matrices, [outputs, channels] times [channels, windows].
+#
+# Source: Karatsuba and Ofman, "Multiplication of multidigit numbers on automata", 1963; Winograd, "Arithmetic
+# complexity of computations", 1980, for the transposition.
+
+
+SIDE = 3
+"""Outputs of a window in each dimension."""
+_SUMS = 600
+"""Products that take as long as a window's sums for a channel, or an output's from them."""
+_READ = 48
+"""Windows that take as long to multiply as a tap's sums to read."""
+_WORTH = 1.1
+"""The other way must take so many times as long."""
+
+
+def windows_of_images(positions: Sequence[int]) -> tuple[int, int]:
+    """Windows that cover so many output rows and columns."""
+    return -(-positions[0] // SIDE), -(-positions[1] // SIDE)
+
+
+def karatsuba_is_faster(images: int, positions: Sequence[int], weight: torch.Size) -> bool:
+    """Whether a convolution with a stride of one is faster so, by its shapes: all parties choose alike."""
+    outputs, channels, *kernel = weight
+    if kernel != [SIDE, SIDE]:
+        return False
+    count = images * math.prod(windows_of_images(positions))
+    read = max(count, _READ * -(-count // TILE))
+    taken = 36 * outputs * channels * read + _SUMS * (outputs + channels) * count
+    return _WORTH * taken < 9 * outputs * channels * images * math.prod(positions)
+
+
+def prepare_taps(weight: torch.Tensor) -> torch.Tensor:
+    """Weight [o, c, 3, 3] -> the sums of its taps, [6, 6, o, c]."""
+    return _taps(_taps(weight.permute(2, 3, 0, 1), 1), 0)
+
+
+def _taps(g: torch.Tensor, dim: int) -> torch.Tensor:
+    g0, g1, g2 = g.unbind(dim)
+    return torch.stack([g0, g1, g2, g0 + g1, g0 + g2, g1 + g2], dim)
+
+
+def convolve_karatsuba(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
+    """x [n, c, h, w] and a prepared weight [6, 6, o, c] -> [n, o, h + 2 p - 2, w + 2 q - 2]."""
+    from . import productloops  # numba takes half a second to load
+    from .jit import run_in_threads
+
+    images, outputs = len(x), weight.shape[2]
+    positions = x.shape[2] + 2 * padding[0] - 2, x.shape[3] + 2 * padding[1] - 2
+    out = torch.empty(images, outputs, *positions, dtype=torch.int64)
+    high, wide = (SIDE * count for count in windows_of_images(positions))
+    below, right = high + 2 - padding[0] - x.shape[2], wide + 3 - padding[1] - x.shape[3]
+    x = F.pad(x, (padding[1], right, padding[0], below)).contiguous()  # a row has a word more, which is read and unused
+    places = _karatsuba_places(images, tuple(x.shape[1:]), outputs, positions)
+    count = len(places[0]) // TILE
+    parts = max(1, min(torch.get_num_threads() // max(1, count), -(-outputs // productloops.KARATSUBA_ROWS)))
+    words, weight_words, found = (v.numpy().view(np.uint64) for v in (x.view(-1), weight, out))
+    arrays = words, *places, x.shape[3], x.shape[2] * x.shape[3], weight_words
+    run_in_threads(count * parts, productloops.convolve_windows, *arrays, wide_products(), parts, found)
+    return out
+
+
+@functools.lru_cache(maxsize=64)
+def _karatsuba_places(
+    images: int, padded: tuple[int, int, int], outputs: int, positions: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each window where it begins, where its outputs begin in channel 0, and how many rows and columns of them there
+    are, [., 2]; filled up to whole tiles with windows that have none."""
+    channels, height, width = padded
+    image, row, column = (index.reshape(-1) for index in np.indices((images, *windows_of_images(positions)), np.int64))
+    row, column = SIDE * row, SIDE * column
+    source = (image * channels * height + row) * width + column
+    target = (image * outputs * positions[0] + row) * positions[1] + column
+    sizes = np.minimum(SIDE, np.stack([positions[0] - row, positions[1] - column], 1))
+    more = -len(source) % TILE
+    return np.pad(source, (0, more), "edge"), np.pad(target, (0, more)), np.pad(sizes, ((0, more), (0, 0)))
+
+
+# Exact matrix products mod 2^64 where int64 products do not exist: sums of products of limbs.
+#
+# An int64 is cut into signed digits, x = sum_i x_i 2^(w i) mod 2^64 with -2^(w-1) <= x_i < 2^(w-1), and
+#
+#     x y = sum_{i + j < n} 2^(w (i + j)) x_i y_j   mod 2^64,
+#
+# every digit product by a floating-point or int8 matrix product that is exact as long as no partial sum leaves its
+# accumulator. With fan-in K (for a convolution c_in kh kw), |sum| <= K 2^(2w - 2):
+#
+# | kind    | w  | digits | products | accumulator    | exact for K up to   |
+# |---------|----|--------|----------|----------------|---------------------|
+# | float64 | 22 | 3      | 6        | 53-bit integer | 2^(53 - 42) = 2048  |
+# | int8    | 8  | 8      | 36       | int32          | (2^31 - 1) / 2^14 = 131071 |
+#
+# Longer sums are cut into pieces of that length and added in int64, where wrapping is meant.
+
+
+@dataclass(frozen=True)
+class Limbs:
+    """A way to cut: `bits` per digit, `count` digits, and the longest sum of digit products that stays exact."""
+
+    bits: int
+    count: int
+    longest: int
+
+
+FLOAT64 = Limbs(22, 3, 1 << 11)
+INT8 = Limbs(8, 8, ((1 << 31) - 1) >> 14)
+KINDS = {"float64": FLOAT64, "int8": INT8}
+_FILLED = 64  # rows, columns and fan-in from which on int8 products fill the tensor cores
+_FULL_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
+"""Compute capabilities with float64 units at half the rate of float32; the others have a 32nd or a 64th of it. On an
+H100 (9.0) float64 limbs are 1.5 to 3.1 times as fast as int8 (`benchmarks/products.py --limbs --device cuda`); no
+other device was timed."""
+_ROWS, _MULTIPLE = 17, 8  # least rows and the granularity that torch._int_mm asks for on CUDA
+
+
+def kind_for(x: torch.Tensor, y: torch.Tensor) -> str:
+    """The faster limbs for `x @ y` where x is."""
+    if min(x.shape[-2], x.shape[-1], y.shape[-1]) < _FILLED:
+        return "float64"
+    full = x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) in _FULL_FLOAT64
+    return "float64" if full else "int8"
+
+
+def digits(x: torch.Tensor, limbs: Limbs) -> torch.Tensor:
+    """Signed digits of int64 [...]: int64 [count, ...], the least significant first."""
+    out = x.new_empty(limbs.count, *x.shape)
+    half = 1 << (limbs.bits - 1)
+    rest = x
+    for i in range(limbs.count):
+        out[i] = ((rest + half) & (2 * half - 1)) - half
+        rest = (rest - out[i]) >> limbs.bits
+    return out
+
+
+def limb_matmul(x: torch.Tensor, y: torch.Tensor, kind: str = "float64") -> torch.Tensor:
+    """`x @ y` mod 2^64 for int64 [..., n, K] and [..., K, m], exact for any K.
+
+    Raises:
+        ArgumentError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise ArgumentError(f"limbs are of kind {' or '.join(KINDS)}, got {kind!r}")
+    limbs, fan_in = KINDS[kind], x.shape[-1]
+    total = short_matmul(x[..., : limbs.longest], y[..., : limbs.longest, :], kind)
+    for start in range(limbs.longest, fan_in, limbs.longest):
+        piece = slice(start, start + limbs.longest)
+        total.add_(short_matmul(x[..., piece], y[..., piece, :], kind))
+    return total
+
+
+def short_matmul(x: torch.Tensor, y: torch.Tensor, kind: str) -> torch.Tensor:
+    """`matmul` for a fan-in that the accumulator holds.
+
+    Raises:
+        ArgumentError: the fan-in is longer, and digit sums could leave the accumulator.
+    """
+    limbs, fan_in = KINDS[kind], x.shape[-1]
+    if fan_in > limbs.longest:
+        raise ArgumentError(f"{kind} limbs are exact up to a fan-in of {limbs.longest}, got {fan_in}; cut the sum")
+    product = _float_products if kind == "float64" else _int_products
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
+    left, right = digits(x, limbs), digits(y, limbs)
+
+    def parts() -> Iterator[torch.Tensor]:
+        for i in range(limbs.count):
+            # all digits of y that still count for this digit of x, in one wide product
+            for j, value in enumerate(product(left[i], right[: limbs.count - i])):
+                yield value.to(torch.int64).bitwise_left_shift_(limbs.bits * (i + j))
+
+    return functools.reduce(torch.Tensor.add_, parts())
+
+
+def _float_products(x: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+    """[..., n, K] with each of [d, ..., K, m]."""
+    return torch.matmul(x.to(torch.float64), ys.to(torch.float64))
+
+
+def _int_products(x: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+    """The same by int8 products with int32 sums; torch has them for two matrices at a time."""
+    batch, (n, k), (count, m) = x.shape[:-2], x.shape[-2:], (ys.shape[0], ys.shape[-1])
+    pairs = math.prod(batch)
+    lefts = x.to(torch.int8).reshape(pairs, n, k)
+    rights = ys.to(torch.int8).movedim(0, -2).reshape(pairs, k, count * m)
+    out = x.new_zeros(pairs, n, count * m, dtype=torch.int32)
+    for i in range(pairs):
+        out[i] = _int_mm(lefts[i], rights[i])
+    return out.view(*batch, n, count, m).movedim(-2, 0)
+
+
+def _int_mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """int8 [n, K] @ [K, m] -> int32, padded to the shapes that the kernel takes."""
+    (n, k), m = x.shape, y.shape[1]
+    rows, inner, columns = max(0, _ROWS - n), -k % _MULTIPLE, -m % _MULTIPLE
+    if n == 0 or k == 0 or m == 0:
+        return x.new_zeros(n, m, dtype=torch.int32)
+    if rows or inner or columns:
+        x, y = F.pad(x, (0, inner, 0, rows)), F.pad(y, (0, columns, 0, inner))
+    product = torch._int_mm(x.contiguous(), y.contiguous())  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
+    return product[:n, :m]
+
 
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
@@ -72,7 +343,7 @@ def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`limbs.matmul` with the shapes of `torch.matmul`."""
     left = x.unsqueeze(0) if x.dim() == 1 else x
     right = y.unsqueeze(1) if y.dim() == 1 else y
-    out = limbs.matmul(left, right, limbs.kind_for(left, right))
+    out = limb_matmul(left, right, kind_for(left, right))
     if y.dim() == 1:
         out = out.squeeze(-1)
     return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
@@ -117,10 +388,12 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     (n, k), m = x.shape, y.shape[1]
     if n == 1 and m * k >= _SMALL and y.t().is_contiguous():
-        from .loops import over, times_vector
+        from .jit import run_in_threads, times_vector
 
         out = torch.empty(1, m, dtype=torch.int64)
-        over(-(-m // TILE), times_vector, y.t().numpy(), x.contiguous().view(-1).numpy(), out.view(-1).numpy(), TILE)
+        run_in_threads(
+            -(-m // TILE), times_vector, y.t().numpy(), x.contiguous().view(-1).numpy(), out.view(-1).numpy(), TILE
+        )
         return out
     if amx := _unit_for(n, k, m):
         x, turned = x.contiguous(), y.t().is_contiguous()
@@ -142,7 +415,7 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _beside(y.t(), to_tiles(x.t()), n).t()
 
 
-class Tiled(ABC):
+class PreparedProduct(ABC):
     """A bilinear map of an input and a weight that may bring the weight into another form once, ahead of many
     products: into tiles, or for fewer products.
 
@@ -153,7 +426,7 @@ class Tiled(ABC):
     """In which a prepared weight is taken."""
 
     @abstractmethod
-    def prepared(self, x: torch.Size, weight: torch.Size) -> Tiled | None:
+    def prepared(self, x: torch.Size, weight: torch.Size) -> PreparedProduct | None:
         """The same map in the form that is worth it with such inputs; None where the weight is best as it is."""
 
     @abstractmethod
@@ -170,7 +443,7 @@ class Tiled(ABC):
 
 
 @dataclass(frozen=True)
-class ByForm:
+class ProductWithPrepared:
     """`Linear` of an input and a prepared weight [n, K]: what it was made of need not be kept."""
 
     n: int
@@ -186,7 +459,7 @@ class ByForm:
 
 
 @dataclass(frozen=True)
-class Linear(Tiled):
+class Linear(PreparedProduct):
     """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
 
     fresh = True
@@ -201,10 +474,10 @@ class Linear(Tiled):
         return weight if _device(weight) == "cuda" else _prepared(weight)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
-        return matmul(x, weight.t()) if made is None else ByForm(len(weight))(x, made)
+        return matmul(x, weight.t()) if made is None else ProductWithPrepared(len(weight))(x, made)
 
-    def by_form(self, weight: torch.Size) -> ByForm:
-        return ByForm(weight[0])
+    def by_form(self, weight: torch.Size) -> ProductWithPrepared:
+        return ProductWithPrepared(weight[0])
 
     def restorable(self, made: torch.Tensor) -> bool:
         """Whether the weight can be made of its prepared form again."""
@@ -216,7 +489,7 @@ class Linear(Tiled):
 
 
 @dataclass(frozen=True)
-class Conv2d(Tiled):
+class Conv2d(PreparedProduct):
     """The bilinear map of `F.conv2d`: x [b, c_in, h, w], weight [c_out, c_in/groups, kh, kw].
 
     Memory: columns are unfolded 64 at a time.
@@ -244,12 +517,12 @@ class Conv2d(Tiled):
         if x[0] * math.prod(positions) < TILE <= weight[0] // 2:
             return replace(self, form="tiles")
         one_by_one = self.stride == self.dilation == (1, 1)
-        return replace(self, form="sums") if one_by_one and karatsuba.faster(x[0], positions, weight) else None
+        return replace(self, form="sums") if one_by_one and karatsuba_is_faster(x[0], positions, weight) else None
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         if self.form == "tiles":
             return _prepared(weight.flatten(1))
-        return karatsuba.prepared(weight) if _device(weight) == "cpu" and unit() is None else weight
+        return prepare_taps(weight) if _device(weight) == "cpu" and unit() is None else weight
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
         device = _device(x, weight)
@@ -260,11 +533,11 @@ class Conv2d(Tiled):
         if self.groups > 1 or device == "meta":
             return self._grouped(x, weight)
         if made is not None and self.form == "sums" and unit() is None:
-            return karatsuba.convolved(x, made, self.padding)
+            return convolve_karatsuba(x, made, self.padding)
         if made is None and weight.shape[0] <= 8 and self.stride == (1, 1):
-            from .convloops import convolved
+            from .productloops import convolve_images
 
-            return convolved(x, weight, self.padding, self.dilation)
+            return convolve_images(x, weight, self.padding, self.dilation)
         windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
         out_channels, k = weight.shape[0], weight[0].numel()
@@ -286,7 +559,7 @@ class Conv2d(Tiled):
         rows = weight.reshape(groups, -1, k)
         span = max(1, _LIMB_ELEMENTS // (groups * k * oh * ow))
         columns = (piece.reshape(piece.shape[0], groups, k, oh * ow) for piece in windows.split(span))
-        parts = [limbs.matmul(rows, piece, limbs.kind_for(rows, piece)) for piece in columns]
+        parts = [limb_matmul(rows, piece, kind_for(rows, piece)) for piece in columns]
         return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
 
     def _grouped(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -351,3 +624,147 @@ def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     for size, stride in zip(shape, strides, strict=True):
         found = (found[:, None] + np.arange(size) * stride).reshape(-1)
     return found
+
+
+# Einsums of two tensors mod 2^64, as products of matrices on a device whose kernels have none of int64.
+
+
+def letters_of(equation: str, operands: tuple) -> list[str]:
+    """The letter of every dimension of every operand; an ellipsis stands for letters of its own."""
+    letters = []
+    for part, operand in zip(equation.replace(" ", "").split("->")[0].split(","), operands, strict=True):
+        missing = operand.dim() - len(part.replace("...", ""))
+        letters += _spelled(part, missing)
+    return letters
+
+
+def _spelled(part: str, missing: int) -> list[str]:
+    if "..." not in part:
+        return list(part)
+    before, after = part.split("...")
+    return [*before, *(f".{i}" for i in range(missing, 0, -1)), *after]
+
+
+def kept_letters(equation: str, letters: list[str]) -> set[str]:
+    """The letters of an einsum's result."""
+    out = equation.replace(" ", "").split("->")[1] if "->" in equation else None
+    kept = {x for x in letters if (letters.count(x) == 1 if out is None else x in out)}
+    return kept | {x for x in letters if x.startswith(".") and (out is None or "..." in out)}
+
+
+def result_letters(equation: str, letters: list[str]) -> list[str]:
+    """The letters of the result's dimensions; without an arrow the ellipsis and then the alphabet."""
+    kept = kept_letters(equation, letters)
+    around = sorted((x for x in kept if x.startswith(".")), key=lambda x: -int(x[1:]))
+    if "->" not in equation:
+        return around + sorted(x for x in kept if not x.startswith("."))
+    return _spelled(equation.replace(" ", "").split("->")[1], len(around))
+
+
+def einsum(equation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`torch.einsum` of two int64 tensors, exact mod 2^64."""
+    return by_matmul(equation, x, y) if x.device.type == "cuda" else torch.einsum(equation, x, y)
+
+
+def by_matmul(equation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same by one product of matrices for each place of the letters that both operands keep."""
+    letters = letters_of(equation, (x, y))
+    of_x, of_y, out = letters[: x.dim()], letters[x.dim() :], result_letters(equation, letters)
+    sizes: dict[str, int] = {}
+    for letter, n in zip(letters, (*x.shape, *y.shape), strict=True):
+        sizes[letter] = n if sizes.get(letter, 1) == 1 else sizes[letter]  # one dimension may stand for a longer one
+    both = [a for a in out if a in of_x and a in of_y]
+    inner = [a for a in dict.fromkeys(of_x) if a in of_y and a not in out]
+    left, right = ([a for a in out if a in mine and a not in both] for mine in (of_x, of_y))
+    number = {letter: i for i, letter in enumerate(sizes)}
+
+    def arranged(v: torch.Tensor, mine: list[str], *parts: list[str]) -> torch.Tensor:
+        order = [a for part in parts for a in part]
+        v = torch.einsum(v, [number[a] for a in mine], [number[a] for a in order])  # diagonals, sums, permutations
+        v = v.expand([sizes[a] for a in order])
+        return v.reshape([sizes[a] for a in both] + [math.prod(sizes[a] for a in part) for part in parts[1:]])
+
+    product = matmul(arranged(x, of_x, both, left, inner), arranged(y, of_y, both, inner, right))
+    made = [*both, *left, *right]
+    return product.view([sizes[a] for a in made]).permute([made.index(a) for a in out])
+
+
+# Sums of subsets of rows, mod 2^64: products with matrices of 0 and 1 that come as packed bits.
+#
+# Of four rows at a time all sixteen sums are made, and each subset takes one of them: the compiled loop adds 14 numbers
+# for an element of 40 subsets, where a product of matrices multiplies and adds 40.
+
+
+@functools.cache
+def _compiled() -> ModuleType:
+    return importlib.import_module("sectorch.ring.productloops")
+
+
+def subset_sums(words: torch.Tensor, rows: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """The sum of those rows [R, n] whose bit is set, for each line of packed bits [k, W]: [k, n].
+
+    Args:
+        start: the first row's number; the bit of row 64 w + t is bit t of word w.
+    """
+    count, columns = rows.shape
+    if not bitplanes.COMPILED or not words.is_cpu or not rows.is_cpu:
+        bits = bitplanes.spread(words).transpose(1, 2).flatten(1)[:, start : start + count]
+        return matmul(bits.bitwise_and(1), rows)
+    loops = _compiled()
+    out = torch.zeros(words.shape[0], columns, dtype=torch.int64)
+    keys = np.empty((-(-count // 8) * 2, words.shape[0]), np.uint8)
+    loops.keys_of(loops.array(words), start, count, keys)
+    arrays = keys, loops.array(rows), out.numpy(), loops.BLOCK
+    loops.run_in_threads(-(-columns // loops.BLOCK), loops.sums_of, *arrays)
+    return out
+
+
+# Linear layers and convolutions as products of matrices: rows of inputs times the rows of a weight, in groups.
+
+
+_ELEMENTS = 1 << 21
+"""Unfolded inputs at a time: 16 MiB."""
+
+
+def is_known_product(product: Callable) -> bool:
+    """Whether a product is one of these, and not of a class that is made of one."""
+    return type(product) in (Linear, Conv2d)
+
+
+def matrix(product: Callable, weight: torch.Tensor) -> torch.Tensor:
+    """The rows of a weight, one for each output channel: [groups, N, K]."""
+    groups = product.groups if isinstance(product, Conv2d) else 1
+    return weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
+
+
+def outputs(product: Callable, y: torch.Tensor) -> torch.Tensor:
+    """Outputs by the places where they stand: [groups, R, N]."""
+    if not isinstance(product, Conv2d):
+        return y.reshape(1, math.prod(y.shape[:-1]), y.shape[-1])
+    batch, channels, high, wide = y.shape
+    rows = y.permute(0, 2, 3, 1).reshape(batch * high * wide, product.groups, channels // product.groups)
+    return rows.transpose(0, 1)
+
+
+def inputs(product: Callable, x: torch.Tensor, kernel: torch.Size) -> Iterator[torch.Tensor]:
+    """The rows of inputs for the places of `outputs`, in their order: [groups, R, K] in pieces of R.
+
+    Args:
+        kernel: the weight's shape.
+    """
+    if not isinstance(product, Conv2d):
+        yield x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
+        return
+    windows = windows_of(x, kernel[2:], product.stride, product.padding, product.dilation)
+    taken, high = math.prod(windows.shape[1:]), windows.shape[4]
+    images, lines = max(1, _ELEMENTS // max(1, taken)), max(1, _ELEMENTS * high // max(1, taken))
+    for some in windows.split(images):
+        for piece in some.split(lines, 4):  # several images only where each is whole
+            rows = piece.permute(0, 4, 5, 1, 2, 3).reshape(-1, product.groups, math.prod(kernel[1:]))
+            yield rows.transpose(0, 1)
+
+
+def times_each(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """[groups, n, k] times [groups, k, m], mod 2^64."""
+    found = [matmul(a, b) for a, b in zip(x, y, strict=True)]
+    return torch.stack(found) if len(found) > 1 else found[0][None]

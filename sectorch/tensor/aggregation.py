@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import reduce
+from math import prod
+from typing import Any
 
 import torch
 
 from ..backend import Backend, Value
-from ..choreography.located import running
+from ..choreography import Party
+from ..choreography.located import run_in
 from ..errors import ArgumentError, SessionMismatchError, ShapeError
 from ..ring import HEADROOM_BITS, decode
+from ..session import Session, default_session
 from .infinity import refuse_infinite
-from .shared import Opening, SharedTensor, rounded, unwrapped
+from .secret import SecretTensor
+from .shared import Opening, SharedTensor, round_shares, unwrap_openings
+from .signatures import LARGEST
 
 
 def _hold(backend: Backend, shares: Value, x: SharedTensor, scale_bits: int, times: int) -> None:
@@ -56,12 +62,12 @@ def aggregate(
         for x in tensors:
             net = open_calls.enter_context(x.session.call(x.party))
             backend = x.session.backend(net, x.scheme)
-            shares, bits = rounded(backend, x.shares, x.scale_bits, x.scheme)
+            shares, bits = round_shares(backend, x.shares, x.scale_bits, x.scheme)
             calls.append((net, backend, shares))
             scales.append(bits)
         scale, terms = max(scales), []
         for (net, backend, shares), bits, x in zip(calls, scales, tensors, strict=True):
-            with running(net):
+            with run_in(net):
                 _hold(backend, shares, x, bits, len(tensors) << scale - bits)
                 terms.append((backend, shares << scale - bits, (*x.flags, *net.raised)))
         # An answering party does not know of the others' flags: all are guarded, or none.
@@ -69,8 +75,61 @@ def aggregate(
         drawn = None if noise is None else lambda shape: noise(shape, scale)
         opened, right = backend.aggregate(terms, guarded, drawn)
         right = None if right is None else net.read(right, first.session.Q)
-        elements = unwrapped(Opening(net.read(opened, first.session.Q), right))
+        elements = unwrap_openings(Opening(net.read(opened, first.session.Q), right))
     with torch._C.DisableTorchFunctionSubclass():
         dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
         dtype = torch.int64 if dtype == torch.bool and len(tensors) > 1 else dtype  # a sum of yes and no is a count
     return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)
+
+
+# The shape of an input, told to all by its owner: so that only the owner has to have the tensor.
+
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+_DIMS = 12
+
+
+def announced(
+    x: torch.Tensor | None, *, owner: Any, session: Session | None = None, party: Party | None = None
+) -> torch.Tensor:
+    """x where its owner is; elsewhere a tensor without content of its shape and type, which are public from now on.
+
+        rows = sectorch.announced(parties.inputs.get("H1"), owner="H1", session=session)
+        shared = sectorch.share(rows, owner="H1", session=session)
+
+    Args:
+        x: the owner's tensor, of at most 12 dimensions; elsewhere it is not looked at.
+        owner, session, party: as of `sectorch.share`.
+
+    Where the parties are apart 2 rounds (1 of S), and 112 bytes from the owner to S and from S to each.
+
+    Raises:
+        ArgumentError: no tensor where its owner is, an owner that the session has not, or a rehearsal, in which
+            nobody has an input.
+        ShapeError: the owner said what no shape is.
+    """
+    session = session or default_session()
+    party = session.answering_party(party)
+    (holder,) = session.named(owner, party)
+    here = session.present(holder)
+    if here and (not isinstance(x, torch.Tensor) or isinstance(x, SecretTensor) or x.is_meta):
+        raise ArgumentError(f"{holder.name}, which is here, announces no plain tensor: a {type(x).__name__}")
+    if here and x is not None and (x.dim() > _DIMS or x.dtype not in _DTYPES):
+        raise ArgumentError(f"{holder.name} announces {x.dim()} dimensions of {x.dtype}, which cannot be shared")
+    if here and x is not None and session.complete:
+        return x
+    said = torch.zeros(_DIMS + 2, dtype=torch.int64)
+    if here and x is not None:
+        said = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape, *(_DIMS - x.dim()) * (0,)])
+    heard = session.agreement.told(party, "announce", holder, said)
+    if heard.is_meta:
+        raise ArgumentError(f"the shape of what {holder.name} brings is not known in a rehearsal")
+    kind, count, *sizes = heard.tolist()
+    if not (0 <= kind < len(_DTYPES) and 0 <= count <= _DIMS and min(sizes) >= 0 and prod(sizes[:count]) < LARGEST):
+        raise ShapeError(f"{holder.name} announced what is no shape: {sizes[: max(0, count)]}")
+    like = torch.empty(sizes[:count], dtype=_DTYPES[kind], device="meta")
+    session.agreement.note(party, "announced", holder.name, like)
+    return x if here and x is not None else like

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,18 +28,21 @@ from ..errors import (
     ArgumentError,
     DimensionError,
     DtypeError,
+    FixedPointRangeError,
     SecretAccessError,
     SectorchError,
     SessionMismatchError,
     ShapeError,
     UnsupportedOpError,
 )
-from ..ring import encode
-from . import infinity, owner
-from .arguments import (
+from ..ring import HEADROOM_BITS, encode
+from . import infinity, owner_ops
+from .private import PrivateTensor
+from .secret import SecretTensor, past_the_table, set_dispatch
+from .shared import ComplexShared, SharedTensor
+from .signatures import (
     CONVERSIONS,
     LIKE,
-    alone,
     as_sizes,
     dense,
     of_python,
@@ -46,19 +50,203 @@ from .arguments import (
     parameters,
     positional,
     refuse_dropped,
-    renamed,
+    rename_keywords,
+    result_on_meta,
+    to_meta,
+    torch_on_meta,
     torchs_names,
+    without_like_tensor,
 )
-from .complex_shared import ComplexShared
-from .magnitudes import bound_of, check_bound, plain_dtype
-from .on_meta import result_on_meta, to_meta
-from .private import PrivateTensor
-from .secret import SecretTensor, past_the_table, set_dispatch
-from .shared import SharedTensor
-from .table import BEFORE, COMPLEX, COMPOSED, DEPTH, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
-from .views import layout_of, overlap, rewritten
+from .table import (
+    BEFORE,
+    COMPLEX,
+    COMPOSED,
+    DEPTH,
+    HANDLER,
+    IN_PLACE,
+    ROW_OF,
+    Context,
+    OpRow,
+    as_sectorch_error,
+    spell,
+    unsupported,
+)
+
+# What the results of operations are below in magnitude, where their handlers do not say.
+
+
+NO_LARGER = frozenset((
+    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax", "amin", "avg_pool1d",
+    "avg_pool2d", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
+    "hardshrink", "hardswish", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
+    "max_pool2d", "maximum", "mean", "min", "minimum", "msort", "neg", "pixel_shuffle", "pixel_unshuffle", "positive",
+    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort",
+    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches",
+))  # fmt: skip
+"""Operations whose results are no larger in magnitude than their largest shared operand, and so are views. What joins
+shared and public operands says its bound itself."""
+
+AT_MOST_FOUR = frozenset((
+    "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
+    "softmax", "softmin", "softsign", "tanh",
+))  # fmt: skip
+
+ONE_LARGER = frozenset(("gelu", "logsigmoid", "mish", "softplus"))
+"""Operations whose results are larger than their operand by two at most."""
+
+
+def bound_of(
+    context: Context, row: OpRow, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor], outermost: bool
+) -> float | None:
+    """The bound of a result whose handler gave none.
+
+    None only in a handler that is another's part, which vouches for it: what a user holds has a bound.
+    """
+    one = 2.0**scale_bits
+    if not context.scheme.range_check:
+        return None
+    if dtype == torch.bool or row.name in AT_MOST_FOUR:
+        return 4 * one
+    bounds = [
+        2.0 ** (scale_bits - x.scale_bits) * x.bound
+        for x in given
+        if isinstance(x, SharedTensor) and x.bound is not None
+    ]
+    known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
+    if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
+        return 2.0**32  # positions
+    if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
+        return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
+    return 2.0**HEADROOM_BITS if outermost else None
+
+
+def check_bound(context: Context, row: OpRow, bound: float | None, outermost: bool) -> None:
+    """Nothing goes on with a result that no check holds to the ring, though its handler said how large it may be.
+
+    Raises:
+        FixedPointRangeError: a fault of the operation.
+    """
+    if outermost and bound is not None and bound > 2.0**HEADROOM_BITS and context.scheme.range_check:
+        raise FixedPointRangeError(
+            f"internal error: '{row.name}' may leave the range; please report it, and use range_check=False meanwhile"
+        )
+
+
+def plain_dtype(x: SecretTensor) -> torch.dtype:
+    """What a secret tensor passes for."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dtype
+
+
+# Tensors that share memory: what a write into one of them is to the others.
+#
+# Shares have no memory in common, so a view is a tensor of its own, which knows how torch would lay it in the memory
+# that it shares. A write gives the written tensor a new value, and so it does to every living tensor of the same
+# memory.
+
 
 _T = torch.Tensor
+_COPY_OR_VIEW = {
+    torch.reshape, _T.reshape, _T.reshape_as, torch.flatten, _T.flatten, torch.ravel, _T.ravel, _T.contiguous,
+}  # fmt: skip
+"""Whether these give a copy hangs on strides, which an operation on shares does not have."""
+
+
+class Layout:
+    """Where the entries of a tensor lie in memory that others share; found when a write asks for it.
+
+    Attributes:
+        members: the living tensors of this memory, in one list for all of them.
+    """
+
+    def __init__(self, twin: Callable[[], torch.Tensor | None], members: list[weakref.ref]):
+        self._find, self._twin, self._known = twin, None, False
+        self.members = members
+
+    @property
+    def twin(self) -> torch.Tensor | None:
+        """torch's own tensor of this shape in such memory, without content; None where torch gives none."""
+        if not self._known:
+            self._twin, self._known = self._find(), True
+        return self._twin
+
+    def viewed(self, func: Callable, args: tuple, kwargs: dict, at: int | None) -> Layout:
+        """The layout of func(x, *args, **kwargs), or of one of its results, where x has this one."""
+
+        def find() -> torch.Tensor | None:
+            if self.twin is None or func in _COPY_OR_VIEW:
+                return None
+            try:
+                found = torch_on_meta(func, (self.twin, *args), kwargs)
+                return found if at is None else found[at]
+            except Exception:
+                return None
+
+        return Layout(find, self.members)
+
+
+def layout_of(x: Any) -> Layout:
+    """The layout of a tensor, which is made alone in its memory where it has none."""
+    if x.layout_in_memory is None:
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, dtype = x.shape, x.dtype
+        members = [weakref.ref(x)]
+        x.layout_in_memory = Layout(lambda: torch.empty(shape, dtype=dtype, device="meta"), members)
+    return x.layout_in_memory
+
+
+def overlap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The numbers of the entries of x that are also entries of y, and of those of y; None if there are none.
+
+    Raises:
+        ValueError: an entry of y is several of its entries, as after `expand`.
+    """
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+        return None
+    of_x, of_y = _places(x), _places(y)
+    ordered, order = of_y.sort()
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        raise ValueError("entries that share one place")
+    if not len(ordered) or not len(of_x):
+        return None
+    at = torch.searchsorted(ordered, of_x).clamp(max=len(ordered) - 1)
+    found = (ordered[at] == of_x).nonzero().squeeze(1)
+    return (found, order[at[found]]) if len(found) else None
+
+
+def _places(x: torch.Tensor) -> torch.Tensor:
+    places = torch.tensor(x.storage_offset())
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return places.reshape(-1)
+
+
+def rewrite_views(
+    x: Any, y: Any, shape: tuple[int, ...], of_x: torch.Tensor, of_y: torch.Tensor, call: Callable
+) -> Any:
+    """x, of this shape, with the entries `of_y` of y in the places `of_x`; call(func, *args) runs a torch function."""
+    line = call(torch.reshape, y, (-1,))
+    if not torch.equal(of_y, torch.arange(of_y.numel())) or len(of_y) != y.numel():
+        line = call(torch.index_select, line, 0, of_y)
+    if len(of_x) < x.numel():
+        line = call(torch.index_copy, call(torch.reshape, x, (-1,)), 0, of_x, line)
+    return call(torch.reshape, line, shape)
+
+
+def strided_view(line: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
+    """Of a shared tensor of one dimension, what torch.as_strided gives: another tensor of the same memory."""
+    made: Any = torch.index_select(line, 0, strided_places(line, shape, stride, offset)).reshape(shape)
+    layout = layout_of(line)
+    made.layout_in_memory = layout.viewed(torch.as_strided, (shape, stride, offset), {}, None)
+    layout.members.append(weakref.ref(made))
+    return made
+
+
+def strided_places(line: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """Which entries of the line these are."""
+    return torch.as_strided(torch.arange(line.numel()), shape, stride, offset).reshape(-1)
+
+
 METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
@@ -92,7 +280,7 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
             raise UnsupportedOpError(str(error)) from error
         raise
     except Exception as error:
-        raise typed(func, error) from None
+        raise as_sectorch_error(func, error) from None
 
 
 _OPERATORS = frozenset((
@@ -139,7 +327,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
             return func(*args, **kwargs)
     dense(flat)
     if func in LIKE and not isinstance(args[0], SharedTensor):
-        func, args, kwargs = alone(func, args, kwargs)
+        func, args, kwargs = without_like_tensor(func, args, kwargs)
         if not isinstance(args[0], SecretTensor):
             return func(*args, **kwargs)
         secrets = [args[0]]
@@ -152,8 +340,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
     if kwargs.pop("out", None) is not None:
         raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
-    if not shared and owner.endless(context.scheme, func, args, kwargs):
-        swap = lambda leaf: owner.shared(context, leaf) if isinstance(leaf, PrivateTensor) else leaf
+    if not shared and owner_ops.meets_infinity(context.scheme, func, args, kwargs):
+        swap = lambda leaf: owner_ops.share_private(context, leaf) if isinstance(leaf, PrivateTensor) else leaf
         args, kwargs = pytree.tree_map(swap, (args, kwargs))
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if isinstance(func, torch._ops.OpOverload) and getattr(torch, spell(func)[6:], None) in ROW_OF:
@@ -170,7 +358,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if shared and DEPTH.get() == 0:
-        made = infinity.called(context, func, ROW_OF[func].name, args, kwargs)
+        made = infinity.call_with_infinities(context, func, ROW_OF[func].name, args, kwargs)
         if made is not NotImplemented:
             return made
     if func in CONVERSIONS:
@@ -179,7 +367,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if DEPTH.get() == 0:
         context.session.agreement.note(context.party, spell(func), args, kwargs)
     if not shared:
-        return owner.call(context, func, args, kwargs, meta)
+        return owner_ops.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
     others = [] if target is None else _of_this_memory(func, target)
     complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
@@ -228,7 +416,7 @@ def _handled(
     try:
         with context.session.operation(context.party) as net, made_on(context.session.device):
             before = len(net.raised)
-            kwargs = renamed(func, handler, len(args), kwargs)
+            kwargs = rename_keywords(func, handler, len(args), kwargs)
             if ROW_OF[func].name in _OF_LINES and _without_dimensions((args, kwargs)):
                 result = _as_line(context, handler, args, kwargs)
             else:
@@ -342,7 +530,7 @@ GIVEN = ("add", "clone", "neg", "sub", "to")
 """Rows beside views whose results are as large as their operands, which stay `given`."""
 
 
-def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, returned: list) -> Any:
+def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, returned: list) -> Any:
     """Give each result of a handler the dtype that torch gave, after checking that the shapes agree.
 
     A floating-point tensor carries at least f fraction bits and a whole-number one none. `returned` are those of the
@@ -528,7 +716,7 @@ def _write_through(target: SharedTensor, others: list[tuple[SharedTensor, torch.
     depth = DEPTH.set(DEPTH.get() + 1)
     try:
         for other, theirs, mine in others:
-            made = rewritten(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
+            made = rewrite_views(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
             _replace(other, made)
             if other.infinite is not None:  # what stood for infinity at a place may be a number now
                 other.infinite = other.infinite.but(certain=False)

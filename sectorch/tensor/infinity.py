@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from ..config import Scheme
 from ..errors import FixedPointRangeError
 from ..ring import HEADROOM_BITS, range_limit
-from ..ring.scheme import Scheme
 from .secret import SecretTensor
 
 UNKNOWN = math.nan
@@ -68,7 +68,7 @@ def size_of(scheme: Scheme, dtype: torch.dtype) -> float:
     return min(4 * scheme.activation_limit, 2.0 ** (HEADROOM_BITS - 8 - 2 * scheme.frac_bits))
 
 
-def beyond(scheme: Scheme, value: Any) -> torch.Tensor | None:
+def mask_beyond_range(scheme: Scheme, value: Any) -> torch.Tensor | None:
     """Where a public number or tensor is beyond the range of fixed point; None where it nowhere is."""
     limit = range_limit(scheme.frac_bits)
     if isinstance(value, (bool, complex, SecretTensor)):
@@ -93,12 +93,12 @@ def one_of(values: torch.Tensor) -> float | None:
     return first if bool((values == values.flatten()[0]).all()) else UNKNOWN
 
 
-def either(x: float | None, y: float | None) -> float | None:
+def either_standin(x: float | None, y: float | None) -> float | None:
     """What the stand-ins of two tensors stand for together."""
     return y if x is None else x if y is None or x == y else UNKNOWN
 
 
-def joined(*parts: Infinite | None, at: torch.Tensor | None = None, certain: bool = False) -> Infinite | None:
+def join_infinite(*parts: Infinite | None, at: torch.Tensor | None = None, certain: bool = False) -> Infinite | None:
     """What a tensor may hold that consists of elements of several."""
     made: Infinite | None = None
     for part in parts:
@@ -109,8 +109,8 @@ def joined(*parts: Infinite | None, at: torch.Tensor | None = None, certain: boo
             continue
         made = replace(
             made,
-            low=either(made.low, part.low),
-            high=either(made.high, part.high),
+            low=either_standin(made.low, part.low),
+            high=either_standin(made.high, part.high),
             size=min(made.size, part.size),
             threshold=min(made.threshold, part.threshold),
             exact=made.exact and part.exact and made.size == part.size,
@@ -137,7 +137,7 @@ def refuse_infinite(x: Any, what: str) -> None:
         )
 
 
-def rounded(value: float, dtype: torch.dtype) -> float:
+def round_to_dtype(value: float, dtype: torch.dtype) -> float:
     """A number as a tensor of this type has it: an infinity where it is too large."""
     return float(torch.tensor(value, dtype=dtype)) if dtype.is_floating_point else value
 
@@ -150,19 +150,19 @@ def standing_for(scheme: Scheme, dtype: torch.dtype, low: float | None, high: fl
 
 def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite | None, Any]:
     """What a public number or tensor becomes in a shared tensor: what it may hold, and with the stand-ins in place."""
-    found = beyond(scheme, value)
+    found = mask_beyond_range(scheme, value)
     if found is None:
         return None, value
     size = size_of(scheme, dtype)
     if not isinstance(value, torch.Tensor):
         number = (size if dtype.is_floating_point else int(size)) * (1 if value > 0 else -1)
-        stands = rounded(float(value), dtype)
+        stands = round_to_dtype(float(value), dtype)
         low, high = (stands, None) if value < 0 else (None, stands)
         return standing_for(scheme, dtype, low, high), number
     with torch._C.DisableTorchFunction():
         value = value.detach()
         low, high = (one_of(value[found & side]) for side in (value < 0, value > 0))
-        low, high = (None if v is None else rounded(v, dtype) for v in (low, high))
+        low, high = (None if v is None else round_to_dtype(v, dtype) for v in (low, high))
         put = torch.where(found, value.sign() * size, value).to(value.dtype)
     made = standing_for(scheme, dtype, low, high)
     return (None if made is None else replace(made, at=found, certain=True)), put
@@ -176,11 +176,11 @@ def set_rules(called: Callable[..., Any], exactly: Callable[..., Any]) -> None:
     _RULES.update(called=called, exactly=exactly)
 
 
-def called(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+def call_with_infinities(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     """A call of a user's, where it meets stand-ins or numbers beyond the range; NotImplemented where it does not."""
     return _RULES["called"](context, func, name, args, kwargs)
 
 
-def exactly(x: Any) -> Any:
+def with_exact_infinities(x: Any) -> Any:
     """x with exact stand-ins, if any: as it may be revealed."""
     return x if x.infinite is None or x.infinite.exact else _RULES["exactly"](x)

@@ -11,11 +11,11 @@ from weakref import ref
 import torch
 
 from ..choreography import Located, Net, Party, Phase, leaf
-from ..choreography.located import running
+from ..choreography.located import run_in
+from ..config import NEEDS, WeightNeed
+from ..config import Scheme as Scheme
 from ..errors import FixedPointRangeError
 from ..ring import check_encodable, encode
-from ..ring.scheme import NEEDS, Need
-from ..ring.scheme import Scheme as Scheme
 from ..session import Session
 from .secret import SecretTensor
 
@@ -81,7 +81,7 @@ class PrivateTensor(SecretTensor):
             FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
         """
         setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
-        with setup.lock, running(setup):
+        with setup.lock, run_in(setup):
             if how not in self.derived:
                 self.derived[how] = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
         return self.derived[how]
@@ -115,14 +115,14 @@ class PrivateTensor(SecretTensor):
         backend = self.session.backend(setup, self.scheme)
         if self.origin is None:
             if self.streamed:
-                return backend.streamed(self.value, Encoded(self.weight_bits))
+                return backend.streamed(self.value, EncodedNumbers(self.weight_bits))
             return backend.weight(self.encoded(self.weight_bits))
         parent, view = self.origin
         return backend.viewed(parent.weight(), view)
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedNumbers:
     """Numbers that were checked as ring elements of these fraction bits."""
 
     scale_bits: int
@@ -155,9 +155,9 @@ def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float 
     return encode(value, scale_bits)
 
 
-def _need(value: torch.Tensor, label: str, added: bool) -> Need:
+def _need(value: torch.Tensor, label: str, added: bool) -> WeightNeed:
     largest = float(value.abs().max()) if value.numel() else 0.0
-    return Need(label, summand=largest) if added else Need(label, total=largest)
+    return WeightNeed(label, summand=largest) if added else WeightNeed(label, total=largest)
 
 
 def private_tensor(

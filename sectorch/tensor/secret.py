@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ..choreography import Party
+from ..config import Scheme as Scheme
 from ..errors import SecretAccessError, UnsupportedOpError
-from ..ring.scheme import Scheme as Scheme
 from ..session import Session
 
 _dispatch: Callable[..., Any]

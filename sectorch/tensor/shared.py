@@ -11,16 +11,15 @@ from torch.utils import _pytree as pytree
 
 from ..backend import MAX_SHIFT, Backend, Value
 from ..choreography import Party, Phase, leaf
-from ..choreography.accepted import plain
+from ..choreography.declaration import plain
 from ..choreography.located import compute
-from ..default import default_session
+from ..config import Scheme as Scheme
+from ..config import scheme_of
+from ..display import Facts
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
 from ..ring import check_encodable, decode, encode, range_limit, reaches
-from ..ring.scheme import Scheme as Scheme
-from ..ring.scheme import scheme_of
-from ..session import Session
-from ..shown import Facts
-from .infinity import Infinite, exactly
+from ..session import Session, default_session
+from .infinity import Infinite, with_exact_infinities
 from .secret import SecretTensor
 
 
@@ -164,16 +163,16 @@ class SharedTensor(SecretTensor):
         if parties == [self.session.Q]:
             self.session.agreement.note(self.party, "reveal", self)
             self.session.agreement.compare(self.party)
-            return unwrapped(self.open())
+            return unwrap_openings(self.open())
         self.check_range()
         self.session.agreement.note(self.party, "reveal", self, [party.name for party in parties])
         self.session.agreement.compare(self.party)  # after Q has looked: nobody goes on where it does not
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
-        x = exactly(self)
+        x = with_exact_infinities(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
-            shares, scale_bits = rounded(backend, x.shares, x.scale_bits, self.scheme)
+            shares, scale_bits = round_shares(backend, x.shares, x.scale_bits, self.scheme)
             flags = x.flags if self.scheme.verified else ()  # else it is enough that Q has looked
             opened = [
                 backend.reveal(shares, flags, party)
@@ -188,7 +187,7 @@ class SharedTensor(SecretTensor):
                 )
                 for (y, right), party in zip(opened, parties, strict=True)
             ]
-        plain = unwrapped(plain)
+        plain = unwrap_openings(plain)
         return next((value for value in plain if not value.is_meta), plain[0])
 
     def check_range(self) -> None:
@@ -206,10 +205,10 @@ class SharedTensor(SecretTensor):
         """What `reveal` gives, not yet looked at."""
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
-        Q, x = self.session.Q, exactly(self)
+        Q, x = self.session.Q, with_exact_infinities(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
-            shares, scale_bits = rounded(backend, x.shares, x.scale_bits, self.scheme)
+            shares, scale_bits = round_shares(backend, x.shares, x.scale_bits, self.scheme)
             opened, right = backend.reveal(shares, x.flags)
             plain = _plain(x, opened, scale_bits, dtype)
             return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
@@ -266,7 +265,7 @@ BY_ZERO = (
 )
 
 
-def unwrapped(outputs: Any) -> Any:
+def unwrap_openings(outputs: Any) -> Any:
     """A tree of what was revealed, with plain tensors in the place of each `Opening`.
 
     Raises:
@@ -283,7 +282,7 @@ def unwrapped(outputs: Any) -> Any:
     return pytree.tree_map(plain, outputs, is_leaf=lambda y: isinstance(y, Opening))
 
 
-def rounded(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) -> tuple[Value, int]:
+def round_shares(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) -> tuple[Value, int]:
     """At most the scheme's fraction bits."""
     while scale_bits > scheme.frac_bits:
         shift = min(MAX_SHIFT, scale_bits - scheme.frac_bits)
@@ -405,3 +404,36 @@ def _range_of(dtype: torch.dtype, bits: int) -> tuple[int, int]:
         return 0, min(bits, own - 1)
     half = max(0, min(bits, own) - 1)
     return 1 << half, half
+
+
+# ComplexShared: a complex tensor in shares, as two SharedTensors, its real and its imaginary part.
+
+
+class ComplexShared(SecretTensor):
+    """What Fourier transforms give, and what comes back from them; everything is computed on the two parts.
+
+    There is no ring element for a complex number, so it has no fraction bits and no bound: its parts have.
+    """
+
+    parts: tuple[SharedTensor, SharedTensor]
+
+    @staticmethod
+    def __new__(cls, real: Any, imag: Any):
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = real.dtype if real.dtype.is_floating_point else torch.float32
+            shape, device = real.shape, real.device
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype.to_complex(), device=device)
+        self.parts = real, imag
+        self.session, self.party, self.scheme = real.session, real.party, real.scheme
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"ComplexShared(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def reveal(self) -> torch.Tensor:
+        """The plain tensor, learned by Q and by nobody else: both parts, each as `SharedTensor.reveal` does it."""
+        return torch.complex(*(part.reveal() for part in self.parts))

@@ -61,7 +61,7 @@ class Context:
 
 
 @dataclass
-class Row:
+class OpRow:
     """One operation of the table."""
 
     name: str
@@ -116,7 +116,7 @@ _DTYPES = re.compile(
 """How torch says, by a RuntimeError, that dtypes do not go together."""
 
 
-def typed(func: Callable, error: Exception) -> SectorchError:
+def as_sectorch_error(func: Callable, error: Exception) -> SectorchError:
     """The error of sectorch's that an exception becomes: it names the function, and has a text in any case."""
     if isinstance(error, SectorchError):
         return error
@@ -142,8 +142,8 @@ class OpTable:
 
     tensors: str
     remedy: str
-    rows: dict[str, Row] = field(default_factory=dict)
-    row_of: dict[Any, Row] = field(default_factory=dict)
+    rows: dict[str, OpRow] = field(default_factory=dict)
+    row_of: dict[Any, OpRow] = field(default_factory=dict)
     handler: dict[Any, Callable] = field(default_factory=dict)
     in_place: set[Any] = field(default_factory=set)
 
@@ -172,7 +172,7 @@ class OpTable:
                 )
             for key in (*keys, *in_place):
                 self._release(key)
-            row = self.rows.setdefault(name, Row(name, handler, note=note, view=view))
+            row = self.rows.setdefault(name, OpRow(name, handler, note=note, view=view))
             for key in (*keys, *in_place):
                 self.row_of[key] = row
                 self.handler[key] = handler
@@ -305,7 +305,7 @@ BEFORE: dict[Any, Callable] = {}
 """Checks of a call's form that come before torch's own, where torch's words would not help."""
 
 
-def row_of(func: Any) -> Row | None:
+def row_of(func: Any) -> OpRow | None:
     """The row of a torch function, or None."""
     try:
         return ROW_OF.get(func)

@@ -54,27 +54,27 @@ class Call:
 
     def on(self, f: Callable) -> Any:
         """The result of f; an iterator as a tuple."""
-        return listed(f(*self.args, **self.kwargs))
+        return as_tuple(f(*self.args, **self.kwargs))
 
     def text(self, f: Callable) -> str:
         """As a user writes it."""
         written = lambda v: repr(v.tolist()) if isinstance(v, torch.Tensor) and v.dim() == 0 else repr(v)
         one = lambda v: " ".join(written(v).split())
         named = [f"{name}={one(value)}" for name, value in self.kwargs.items()]
-        return f"{called(f)}({', '.join([*map(one, self.args), *named])})"
+        return f"{call_name(f)}({', '.join([*map(one, self.args), *named])})"
 
     def __repr__(self) -> str:
         return self.text(Call)
 
 
-def called(f: Callable) -> str:
+def call_name(f: Callable) -> str:
     """How a user calls a function: torch's with its module, any other by its name."""
     of_torch = row_of(f) is not None or (getattr(f, "__module__", None) or "torch").startswith("torch")
     return spell(f) if of_torch else getattr(f, "__name__", type(f).__name__)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """How a call went, and what is to be said of it; `error` is the largest that was seen, `found` what was opened."""
 
     kind: str
@@ -83,12 +83,12 @@ class Outcome:
     found: tuple = ()
 
 
-def listed(result: Any) -> Any:
+def as_tuple(result: Any) -> Any:
     """An iterator (`Tensor.__iter__`) as a tuple."""
     return tuple(result) if hasattr(result, "__next__") else result
 
 
-def revealed(x: Any) -> Any:
+def reveal_leaf(x: Any) -> Any:
     """The plain value of a result's leaf. A private one meets a shared zero, which is the only way that it has."""
     if isinstance(x, (SharedTensor, ComplexShared)):
         return x.reveal()
@@ -108,7 +108,7 @@ def lines(profile: Profile) -> list[tuple]:
     ]  # fmt: skip
 
 
-def secret(call: Call, session: Session, which: Which = lambda i: True, dtype: torch.dtype | None = None) -> Call:
+def share_call(call: Call, session: Session, which: Which = lambda i: True, dtype: torch.dtype | None = None) -> Call:
     """The call with its tensors shared, those of `dtype` alone where one is named; the others are copies."""
     count = itertools.count()
 
@@ -131,11 +131,11 @@ def _shared(plain: torch.Tensor, session: Session) -> Any:
     return share_tensor(plain.detach(), session=session)
 
 
-def copied(leaf: Any) -> Any:
+def copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def widened(leaf: Any) -> Any:
+def widen_leaf(leaf: Any) -> Any:
     """A copy in float64, or complex128."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -155,7 +155,7 @@ def out_of_range(leaf: Any) -> bool:
     return not bool(leaf.detach().abs().amax() < range_limit(FRAC_BITS))
 
 
-def judged(
+def judge_call(
     function: Callable,
     call: Call,
     session: Session,
@@ -166,7 +166,7 @@ def judged(
     reference: Callable | None = None,
     between: tuple[float, float] | None = None,
     wide: bool = True,
-) -> Outcome:
+) -> CallOutcome:
     """One call on secret tensors against the same in plain: values in float64, shapes and dtypes as the plain call has.
 
     Args:
@@ -180,49 +180,49 @@ def judged(
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            typed = call.mapped(copied).on(function)
+            typed = call.mapped(copy_leaf).on(function)
         except Exception as error:
             if reference is None:
-                return Outcome(INVALID, f"torch itself: {error}")
-            typed = call.mapped(copied).on(reference)
+                return CallOutcome(INVALID, f"torch itself: {error}")
+            typed = call.mapped(copy_leaf).on(reference)
         torch.manual_seed(0)
         try:
-            exact = call.mapped(widened).on(reference or function) if wide or reference else typed
+            exact = call.mapped(widen_leaf).on(reference or function) if wide or reference else typed
         except Exception:  # there is no such form in float64
             exact = typed
         try:
-            result = secret(call, session, which, dtype).on(function)
-            found = tuple(in_parts(revealed(leaf)) for leaf in pytree.tree_leaves(result))
+            result = share_call(call, session, which, dtype).on(function)
+            found = tuple(in_parts(reveal_leaf(leaf)) for leaf in pytree.tree_leaves(result))
         except SectorchError as error:
-            return Outcome(REFUSED, f"{type(error).__name__}: {error}")
+            return CallOutcome(REFUSED, f"{type(error).__name__}: {error}")
         except Exception as error:
-            return Outcome(FOREIGN, f"{type(error).__name__}: {error}")
+            return CallOutcome(FOREIGN, f"{type(error).__name__}: {error}")
     if result is NotImplemented:
-        return Outcome(REFUSED, "NotImplemented, which Python makes a TypeError")
+        return CallOutcome(REFUSED, "NotImplemented, which Python makes a TypeError")
     like, true = ([in_parts(leaf) for leaf in pytree.tree_leaves(tree)] for tree in (typed, exact))
     if any(out_of_range(leaf) for leaf in (*like, *call.tensors)):
-        return Outcome(OUT_OF_RANGE, "torch's result, or an operand, is not a number of the fixed-point range")
+        return CallOutcome(OUT_OF_RANGE, "torch's result, or an operand, is not a number of the fixed-point range")
     tensors = [leaf for leaf in like if isinstance(leaf, torch.Tensor)]
     if between and any(bool(((leaf < between[0]) | (leaf > between[1])).any()) for leaf in tensors):
-        return Outcome(OUT_OF_RANGE, "the result leaves the range")
-    outcome = compared(found, like, true, allowed)
+        return CallOutcome(OUT_OF_RANGE, "the result leaves the range")
+    outcome = compare_leaves(found, like, true, allowed)
     if outcome.kind == RIGHT and not any(isinstance(y, SecretTensor) for y in pytree.tree_leaves(result)):
-        return Outcome(RIGHT, "a plain result", outcome.error, found)
+        return CallOutcome(RIGHT, "a plain result", outcome.error, found)
     return outcome
 
 
-def compared(found: tuple, like: list[Any], true: list[Any], allowed: Allowed) -> Outcome:
+def compare_leaves(found: tuple, like: list[Any], true: list[Any], allowed: Allowed) -> CallOutcome:
     """Leaves against those of the plain call: shapes and dtypes of `like`, values of `true`."""
     if len(found) != len(like):
-        return Outcome(WRONG, f"{len(found)} results instead of {len(like)}", found=found)
+        return CallOutcome(WRONG, f"{len(found)} results instead of {len(like)}", found=found)
     worst = 0.0
     for output, value, exact in zip(found, like, true, strict=True):
         if not isinstance(value, torch.Tensor):
             if output != value:
-                return Outcome(WRONG, f"{output!r} instead of {value!r}", found=found)
+                return CallOutcome(WRONG, f"{output!r} instead of {value!r}", found=found)
             continue
         if not isinstance(output, torch.Tensor) or output.shape != value.shape or output.dtype != value.dtype:
-            return Outcome(WRONG, f"{described(output)} instead of {described(value)}", found=found)
+            return CallOutcome(WRONG, f"{describe_value(output)} instead of {describe_value(value)}", found=found)
         if not output.numel():
             continue
         exact = exact.to(torch.float64)
@@ -234,14 +234,14 @@ def compared(found: tuple, like: list[Any], true: list[Any], allowed: Allowed) -
         if bool(wrong.any()):
             at = tuple(int(i) for i in wrong.nonzero()[0])
             place = f" at {list(at)}" if output.numel() > 1 else ""
-            return Outcome(
+            return CallOutcome(
                 WRONG,
                 f"the result{place} is {float(output[at]):.9g} instead of {float(exact[at]):.9g}: off by "
                 f"{float(error[at]):.3g}, and {float(most[at]):.3g} is stated",
                 worst, found,
             )  # fmt: skip
-    return Outcome(RIGHT, "", worst, found)
+    return CallOutcome(RIGHT, "", worst, found)
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -3,23 +3,427 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
 from ..choreography.ledger import Profile
-from ..errors import ArgumentError
-from ..nn.reference import reference as reference_of
+from ..errors import ArgumentError, RangeExceededError, SectorchError
+from ..nn.secure import reference as reference_of
 from ..nn.secure import secure
-from ..ops.registry import REGISTERED, Registered
-from ..ring.scheme import Scheme
+from ..ops.registry import REGISTERED, RegisteredOp
 from ..session import Session
-from ..tensor.table import SHARES
-from .called import Checked
-from .calls import Allowed, Call
+from ..tensor import Scheme, SharedTensor
+from ..tensor.table import IN_PLACE, SHARES, row_of
+from .calls import (
+    FOREIGN,
+    INVALID,
+    OUT_OF_RANGE,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    Allowed,
+    Call,
+    CallOutcome,
+    as_tuple,
+    compare_leaves,
+    copy_leaf,
+    in_parts,
+    judge_call,
+    lines,
+    reveal_leaf,
+    share_call,
+    widen_leaf,
+)
+from .reveals import revealed_by
+
+# What a function promises beside its values: every spelling, in place, `out=`, errors, cost, range, gradients.
+
+
+STRETCHED = (2.0**-6, 1 - 2.0**-12)
+"""The largest operand is made this part of the activation limit, to see what a function does with large ones."""
+
+SATURATED = 0.02
+"""A part of the largest true value by which a result may be off there; what has wrapped around is off by all of it."""
+
+
+def spellings(f: Callable) -> list[Callable]:
+    """The function, and others that the table computes as it: its method, its aliases, its in-place forms."""
+    row = row_of(f)
+    return list(dict.fromkeys([f, *([] if row is None else [*row.keys, *row.in_place])]))
+
+
+def problems_of_spellings(f: Callable, call: Call, session: Session, allowed: Allowed) -> Iterator[str]:
+    """Each spelling that takes these arguments in plain is right, or refused; what is in place is written."""
+    for other in spellings(f):
+        outcome = judge_call(other, call, session, allowed)
+        if outcome.kind in (WRONG, FOREIGN):
+            yield f"{call.text(other)}: {outcome.kind}: {outcome.text}"
+        if outcome.kind == RIGHT and other in IN_PLACE and call.args:
+            yield from _in_place(other, call, session)
+
+
+def _in_place(f: Callable, call: Call, session: Session) -> Iterator[str]:
+    given = share_call(call, session)
+    if not isinstance(given.args[0], SharedTensor):
+        return
+    result = given.on(f)
+    if f is not torch.Tensor.__setitem__ and result is not given.args[0]:
+        yield f"{call.text(f)}: in place, it gives another tensor than its first argument"
+    elif not torch.equal(given.args[0].reveal(), reveal_leaf(given.args[0] if result is None else result)):
+        yield f"{call.text(f)}: in place, its first argument does not hold the result"
+
+
+def problems_of_out(f: Callable, call: Call, session: Session) -> Iterator[str]:
+    """`out=` is refused before anything is sent: what is secret is not written into memory that is not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            leaves = pytree.tree_leaves(call.mapped(copy_leaf).on(f))
+            given = [torch.zeros_like(leaf) for leaf in leaves]
+            out = given[0] if len(given) == 1 else tuple(given)
+            plain = call.mapped(copy_leaf)
+            if f(*plain.args, **plain.kwargs, out=out) is NotImplemented:
+                return
+        except Exception:
+            return  # it has no such argument
+    for leaf in given:
+        leaf.zero_()
+    at = share_call(call, session)
+    with Profile() as profile:
+        try:
+            f(*at.args, **at.kwargs, out=out)
+        except SectorchError:
+            if profile.ledger:
+                yield f"{call.text(f)} with out=: messages were sent before it was refused"
+        except Exception as error:
+            yield f"{call.text(f)} with out=: {type(error).__name__}: {error}, which is no SectorchError"
+        else:
+            yield f"{call.text(f)} with out=: it is not refused, and a secret cannot stay secret in plain memory"
+    if any(bool((leaf != 0).any()) for leaf in given):
+        yield f"{call.text(f)} with out=: a secret was written into plain memory"
+
+
+def problems_of_errors(f: Callable, call: Call, session: Session) -> Iterator[str]:
+    """What the plain function refuses is refused by a typed error with a text, and nothing is sent."""
+    for bad in _bad(call):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                bad.mapped(copy_leaf).on(f)
+                continue
+            except Exception:
+                pass
+            yield from check_refusal(f, bad, session)
+
+
+def check_refusal(f: Callable, call: Call, session: Session, kind: type[Exception] = SectorchError) -> Iterator[str]:
+    """A call that must be refused."""
+    try:
+        given = share_call(call, session)
+    except SectorchError:
+        return
+    with Profile() as profile:
+        try:
+            result = given.on(f)
+            if result is not NotImplemented:
+                yield f"{call.text(f)}: it is not refused with {kind.__name__}"
+        except kind as error:
+            if not str(error).strip():
+                yield f"{call.text(f)}: {type(error).__name__} without a text"
+        except TypeError as error:
+            if isinstance(error, SectorchError) or kind is not SectorchError:
+                yield f"{call.text(f)}: {type(error).__name__} instead of {kind.__name__}: {error}"
+        except Exception as error:
+            yield f"{call.text(f)}: {type(error).__name__} instead of {kind.__name__}: {error}"
+    if profile.ledger:
+        yield f"{call.text(f)}: messages were sent before it was refused"
+
+
+def _bad(call: Call) -> Iterator[Call]:
+    """The call with tensors of shapes that do not fit, and without its last argument."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            others = (torch.cat([leaf, leaf]) if leaf.dim() else leaf.reshape(1).expand(2), leaf.unsqueeze(0))
+            for other in others:
+                args, kwargs = pytree.tree_unflatten([other if j == i else v for j, v in enumerate(leaves)], spec)
+                yield Call(*args, **kwargs)
+    if len(call.args) > 1:
+        yield Call(*call.args[:-1], **call.kwargs)
+
+
+def problems_of_cost(f: Callable, call: Call, session: Session, dry: Session) -> Iterator[str]:
+    """A run on shapes alone has the messages of the real one."""
+    ledgers = []
+    for at in (session, dry):
+        with Profile() as profile:
+            try:
+                result = share_call(call, at).on(f)
+                for leaf in pytree.tree_leaves(result):
+                    reveal_leaf(leaf)
+            except RangeExceededError:
+                return
+        ledgers.append(lines(profile))
+    if ledgers[0] != ledgers[1]:
+        measured, said = (len(ledger) for ledger in ledgers)
+        other = next(
+            (i for i, pair in enumerate(zip(*ledgers, strict=False)) if pair[0] != pair[1]), min(measured, said)
+        )
+        where = ledgers[0][other][1:3] if other < measured else ledgers[1][other][1:3]
+        yield f"{call.text(f)}: its cost dry is not the measured one: {said} messages for {measured}, from {where} on"
+
+
+def problems_of_range(f: Callable, call: Call, session: Session, reference: Callable | None) -> Iterator[str]:
+    """Where operands are large a result is right or withheld, and never a number that has wrapped around."""
+    sizes = [float(v.abs().max()) for v in call.tensors if v.is_floating_point() and v.numel()]
+    if not sizes or not max(sizes) > 0:
+        return
+    for part in STRETCHED:
+        factor = part * Scheme().activation_limit / max(sizes)
+        large = call.mapped(lambda v, k=factor: v * k if isinstance(v, torch.Tensor) and v.is_floating_point() else v)
+        near = lambda exact: SATURATED * exact.abs().max().clamp(min=1.0)
+        outcome = judge_call(f, large, session, near, reference=reference)
+        if outcome.kind == OUT_OF_RANGE:  # torch's result cannot be held: ours has to be withheld
+            try:
+                found = [in_parts(reveal_leaf(leaf)) for leaf in pytree.tree_leaves(share_call(large, session).on(f))]
+            except SectorchError:
+                continue
+            like = [in_parts(leaf) for leaf in pytree.tree_leaves(large.mapped(widen_leaf).on(reference or f))]
+            wide = lambda v: v.to(torch.float64) if isinstance(v, torch.Tensor) else v
+            outcome = compare_leaves(tuple(map(wide, found)), [*map(wide, like)], [*map(wide, like)], near)
+        if outcome.kind in (WRONG, FOREIGN):
+            yield f"{large.text(f)}: beyond the range it is neither right nor withheld: {outcome.text}"
+
+
+def problems_of_gradient(f: Callable, call: Call, reference: Callable | None) -> Iterator[str]:
+    """The plain function's gradient, where it has one, is the reference's, and that of differences."""
+    if reference is None and getattr(f, "__module__", "").startswith(("torch", "builtins")):
+        return
+    at = [i for i, leaf in enumerate(call.args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    if not at or any(isinstance(leaf, torch.Tensor) for leaf in call.kwargs.values()):
+        return
+    points = [call.args[i].detach().double().requires_grad_() for i in at]
+
+    def through(g: Callable) -> Callable:
+        def run(*moved: torch.Tensor) -> Any:
+            args = list(call.args)
+            for i, x in zip(at, moved, strict=True):
+                args[i] = x
+            return as_tuple(g(*args, **call.kwargs))
+
+        return run
+
+    found = _gradients(through(f), points)
+    if found is None:
+        return
+    wanted = _gradients(through(reference), points) if reference is not None and reference is not f else found
+    for i, (one, other) in enumerate(zip(found, wanted or [], strict=False)):
+        if not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
+            off = float((one - other).abs().max())
+            yield f"{call.text(f)}: its gradient for argument {at[i]} is off by {off:.3g} from the reference's"
+            return
+    with torch.no_grad():
+        for i, (x, slope) in enumerate(zip(points, found, strict=True)):
+            direction, step = torch.cos(torch.arange(x.numel(), dtype=torch.float64)).view(x.shape), 1e-6
+            moved = [[y + (s * step * direction if j == i else 0) for j, y in enumerate(points)] for s in (-1, 0, 1)]
+            before, here, after = (float(_summed(through(f)(*m))) for m in moved)
+            sides, along = ((here - before) / step, (after - here) / step), float((slope * direction).sum())
+            off = max(min(sides) - along, along - max(sides))  # at a kink it may be anything between
+            if off > 1e-3 * max(1.0, float(slope.abs().sum())):
+                yield f"{call.text(f)}: its gradient for argument {at[i]} is off by {off:.3g} from that of differences"
+                return
+
+
+def _summed(result: Any) -> torch.Tensor:
+    return torch.stack([y.double().sum() for y in pytree.tree_leaves(result) if y.is_floating_point()]).sum()
+
+
+def _gradients(f: Callable, points: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Of the sum of all results; None where there is no gradient."""
+    try:
+        total = _summed(f(*points))
+        found = torch.autograd.grad(total, points, allow_unused=True)
+    except Exception:
+        return None
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(points, found, strict=True)]
+
+
+# The smallest call that still fails: tensors are cut to one element a dimension, and numbers made simpler.
+
+
+TRIES = 200
+"""Calls that are tried at most."""
+
+
+def smallest(call: Call, fails: Callable[[Call], bool]) -> Call:
+    """A call that fails and of which no simpler one was found to fail; `fails` is asked of each that is tried."""
+    tries = 0
+    simpler = True
+    while simpler:
+        simpler = False
+        for other in _simpler(call):
+            tries += 1
+            if tries > TRIES:
+                return call
+            if fails(other):
+                call, simpler = other, True
+                break
+    return call
+
+
+def _simpler(call: Call) -> Iterator[Call]:
+    """Calls with less in them, those with the least first."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def having(changed: dict[int, Any]) -> Call:
+        args, kwargs = pytree.tree_unflatten([changed.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+        return Call(*args, **kwargs)
+
+    shapes = {tuple(leaves[i].shape) for i in at}
+    for shape in shapes:  # tensors of one shape together, as an element-wise function wants them
+        for dim, size in enumerate(shape):
+            for start, length in ((0, 1), (size - 1, 1), (0, size // 2), (size // 2, size - size // 2)):
+                if 0 < length < size:
+                    same = [i for i in at if tuple(leaves[i].shape) == shape]
+                    yield having({i: leaves[i].narrow(dim, start, length).clone() for i in same})
+    for i in at:
+        x = leaves[i]
+        for dim, size in enumerate(x.shape):
+            if size > 1:
+                yield having({i: x.narrow(dim, 0, 1).clone()})
+                yield having({i: x.narrow(dim, size - 1, 1).clone()})
+        for changed in _plainer(x):
+            yield having({i: changed})
+
+
+def _plainer(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    if not x.is_floating_point() or not x.numel():
+        return
+    for other in (torch.zeros_like(x), torch.ones_like(x), x.round(), (x * 8).round() / 8, x.abs()):
+        if not torch.equal(other, x) and _weight(other) < _weight(x):
+            yield other
+
+
+def _weight(x: torch.Tensor) -> float:
+    """Fewer digits are simpler, and then fewer signs and smaller numbers."""
+    digits = float(sum((x * 2.0**k != (x * 2.0**k).round()).sum() for k in range(0, 21, 4)))
+    return digits * 1e6 + float((x < 0).sum()) + float((x != 0).sum()) + 1e-3 * float(x.abs().clamp(max=1e5).sum())
+
+
+# An operation held to its samples, each shown as small as it fails.
+
+
+@dataclass(frozen=True)
+class CheckedFunction:
+    """A function with its reference; `error_of` and `refuses` raise AssertionError with the smallest failing call."""
+
+    func: Callable
+    allowed: Allowed
+    reference: Callable | None
+    domain: tuple[float, float]
+    refusals: bool
+
+    @cached_property
+    def real(self) -> Session:
+        return Session()
+
+    @cached_property
+    def ideal(self) -> Session:
+        return Session(reference=True)
+
+    @cached_property
+    def dry(self) -> Session:
+        return Session(dry=True)
+
+    def error_of(self, call: Call) -> float:
+        """The largest error of a call, all of whose promises hold."""
+        outcome = self._judged(call)
+        if outcome.kind == INVALID:
+            raise ArgumentError(
+                f"there is no reference for {call.text(self.func)}: it does not run on plain tensors ({outcome.text}); "
+                f"give reference=, or a sample that it takes"
+            )
+        bad = (WRONG, FOREIGN) if self.refusals else (WRONG, FOREIGN, REFUSED)
+        if outcome.kind in bad:
+            self._shown(call, outcome.kind)
+        if outcome.kind != RIGHT:
+            return 0.0
+        for kind in (WRONG, FOREIGN):
+            for which in self._patterns(call):
+                if self._judged(call, which).kind == kind:
+                    self._shown(call, kind, which)
+        if row_of(self.func) is None or self.func in REGISTERED:
+            self._reveals_nothing(call)
+        for problems in self._problems():
+            if next(problems(call), None) is not None:
+                small = smallest(call, lambda c, p=problems: next(p(c), None) is not None)
+                raise AssertionError(next(problems(small)))
+        return outcome.error
+
+    def _reveals_nothing(self, call: Call) -> None:
+        """An operation gives shares, and opens nothing on the way."""
+        for value in revealed_by(self.func, call):
+            raise AssertionError(
+                f"{call.text(self.func)}: {value}: an operation reveals nothing; give its result back in shares, or "
+                f"hold it to what it reveals with check_program(f, inputs, reveals=)"
+            )
+
+    def refuses(self, pair: Any) -> float:
+        """A call that must be refused, alone or with the kind of its error."""
+        pair = tuple(pair) if isinstance(pair, (tuple, list)) else (pair,)
+        kind = pair[-1] if len(pair) > 1 and isinstance(pair[-1], type) else SectorchError
+        call = Call.of(pair[0])
+        if (said := next(check_refusal(self.func, call, self.real, kind), None)) is not None:
+            raise AssertionError(said)
+        return 0.0
+
+    def _judged(self, call: Call, which: Callable = lambda i: True, at: Session | None = None) -> CallOutcome:
+        return judge_call(self.func, call, at or self.real, self.allowed, which=which, reference=self.reference)
+
+    def _shown(self, call: Call, kind: str, which: Callable = lambda i: True) -> None:
+        small = smallest(call, lambda c: self._judged(c, which).kind == kind)
+        outcome = self._judged(small, which)
+        raise AssertionError(f"{small.text(self.func)}: {outcome.kind}: {outcome.text}")
+
+    def _patterns(self, call: Call) -> list[Callable]:
+        """Which tensors are shared, beside all of them."""
+        return [lambda i: i == 0, lambda i: i > 0] if len(call.tensors) > 1 else []
+
+    def _problems(self) -> Iterator[Callable[[Call], Iterator[str]]]:
+        yield self._as_reference
+        if len(spellings(self.func)) > 1:
+            yield lambda c: problems_of_spellings(self.func, c, self.ideal, self.allowed)
+        yield lambda c: problems_of_out(self.func, c, self.real)
+        yield lambda c: problems_of_errors(self.func, c, self.real)
+        yield lambda c: problems_of_cost(self.func, c, self.real, self.dry)
+        if self.domain == (-float("inf"), float("inf")):
+            yield lambda c: problems_of_range(self.func, c, self.ideal, self.reference)
+        yield lambda c: problems_of_gradient(self.func, c, self.reference)
+
+    def _as_reference(self, call: Call) -> Iterator[str]:
+        """The session's reference has the bits of three parties; of a series, to a unit in one value of many."""
+        found, ideal = self._judged(call).found, self._judged(call, at=self.ideal).found
+        row = row_of(self.func)
+        unit = 0.0 if row is not None and row.exact else 2.0 ** -Scheme().frac_bits
+        for one, other in zip(found, ideal, strict=False):
+            if isinstance(one, torch.Tensor) and one.numel():
+                off = (one.double() - other.double()).abs()
+                if bool((off > unit).any()) or int((off > 0).sum()) > 1:
+                    yield (
+                        f"{call.text(self.func)}: three parties differ from the reference by {float(off.max()):.3g}; "
+                        f"a result is a function of its operands, and of no draw"
+                    )
+                    return
+
 
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 1, 65))
 
@@ -101,12 +505,17 @@ def check_op(
             )
     true = reference or (None if stated is None else stated.reference)
     domain = (-math.inf, math.inf) if stated is None else stated.domain
-    checked = Checked(func, allowed if callable(allowed) else lambda exact: allowed, true, domain, refusals)
+    checked = CheckedFunction(func, allowed if callable(allowed) else lambda exact: allowed, true, domain, refusals)
     return max([largest, *map(checked.error_of, calls), *[checked.refuses(pair) for pair in errors]])
 
 
 def _over_domain(
-    func: Callable, stated: Registered, generator: torch.Generator, operands: int, examples: int, given: dict[str, Any]
+    func: Callable,
+    stated: RegisteredOp,
+    generator: torch.Generator,
+    operands: int,
+    examples: int,
+    given: dict[str, Any],
 ) -> float:
     """A registered function by three parties, its examples spread over its domain."""
     model = _Called(func, given).eval()
@@ -137,7 +546,7 @@ class _Called(nn.Module):
         return self._func(*x.unbind(), **self._arguments)
 
 
-def _check_result(model: _Called, stated: Registered, x: torch.Tensor, found: torch.Tensor) -> float:
+def _check_result(model: _Called, stated: RegisteredOp, x: torch.Tensor, found: torch.Tensor) -> float:
     like, exact = model(x), stated.reference(*x.double().unbind(), **model._arguments)
     _hold(
         (found.shape, found.dtype) == (like.shape, like.dtype),
@@ -170,7 +579,7 @@ def _hold(right: bool, said: str) -> None:
         raise AssertionError(said)
 
 
-def _check_cost(stated: Registered, profile: Profile, found: torch.Tensor) -> None:
+def _check_cost(stated: RegisteredOp, profile: Profile, found: torch.Tensor) -> None:
     """Beside the sharing of the operands, the revealing of the result and the check of the range."""
     around = {"share", "reveal", "guard"}
     own = [m for m in profile.ledger if m.phase == Phase.ONLINE and m.protocol not in around]

@@ -20,17 +20,15 @@ from rich.text import Text
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..config import scheme_fields, scheme_of
+from ..display import Display
 from ..errors import ArgumentError, RangeExceededError, SectorchError
-from ..nn.check import original
-from ..nn.diff import values
-from ..nn.explain import Explanation, explain
+from ..nn.explain import Explanation, explain, values
+from ..nn.graph_cache import original
 from ..nn.inputs import Inputs
 from ..nn.module import SecureModule
-from ..nn.reference import reference
-from ..nn.secure import secure
-from ..ring.scheme import scheme_fields, scheme_of
+from ..nn.secure import reference, secure
 from ..session import Session
-from ..shown import Shown
 from ..tensor import Scheme
 from ..tensor.shared import Opening
 
@@ -52,7 +50,7 @@ class ModuleFault(AssertionError):
 
 
 @dataclass
-class ModuleReport(Shown):
+class ModuleReport(Display):
     """What `check_module` found.
 
     Attributes:

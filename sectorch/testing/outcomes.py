@@ -3,21 +3,158 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from scipy import special
 
-from ..choreography.steps import Draw
+from ..choreography.net import Draw
+from ..choreography.program.trace import Program
 from ..errors import ArgumentError
-from ..ring import signed
-from .case import Case
-from .constants import constants_of
-from .draws import Draws, Flipped, ManyDraws, place_of
-from .known import Known, Played, alike, is_tests, seen
-from .played import Given, Protocol
-from .uniform import P_VALUE, apart_in_size
+from ..ring import as_signed
+from ..ring.jit import compiled
+from .protocol_runs import (
+    SHARED,
+    Case,
+    Draws,
+    FlippedDraws,
+    Given,
+    KnownValue,
+    ManyDraws,
+    Protocol,
+    ProtocolRun,
+    half_of,
+    is_tests,
+    place_of,
+    runs_agree,
+    seen,
+)
+
+# The public numbers of a protocol's steps: where they are, a protocol decides, rounds and cuts.
+
+
+WIDTH = 64
+"""A number below it may be a place in a word, and stands for a power of two."""
+
+
+def numbers_of(program: Program) -> list[int]:
+    """All whole numbers that its steps take, in their order."""
+    return list(dict.fromkeys(v for node in program.nodes for operand in node.operands for v in _numbers(operand)))
+
+
+def constants_of(program: Program) -> list[int]:
+    """Ring elements that these stand for: those beyond a word's places as they are, the others as powers of two."""
+    found = numbers_of(program)
+    large = [abs(v) for v in found if WIDTH < abs(v) < 1 << 62]
+    return list(dict.fromkeys([*large, *(1 << v for v in found if 0 < v < 62)]))
+
+
+def _numbers(operand: Any) -> Iterator[int]:
+    if isinstance(operand, (tuple, list)):
+        for part in operand:
+            yield from _numbers(part)
+    elif isinstance(operand, int) and not isinstance(operand, bool):
+        yield operand
+
+
+# Whether what a party receives is uniform, and the same for two secrets: message by message.
+#
+# Each p-value is compared with 10^-12. The count of ones in n bits of one place has a standard deviation of sqrt(n) /
+# 2, and 10^-12 on two sides is 7.13 of them; a bit that is 1 with probability 1/2 + e/2 is therefore found with
+# probability 0.9999 (3.72 standard deviations more) from e = (7.13 + 3.72) / sqrt(n).
+
+
+P_VALUE = 1e-12
+SIGMAS = 8.0
+FOUND = 7.13 + 3.72
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.int64)
+
+
+def histogram(values: np.ndarray) -> np.ndarray:
+    """How often each byte stands in each place of a word: [bytes of a word, 256]."""
+    words = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    counts = np.zeros((words.shape[1], 256), np.int64)
+    _count(words, counts)
+    return counts
+
+
+@compiled
+def _count(words, counts):
+    """counts[k, b] of the rows whose place k is the byte b."""
+    for i in range(words.shape[0]):
+        for k in range(words.shape[1]):
+            counts[k, words[i, k]] += 1
+
+
+def ones_of(counts: np.ndarray) -> np.ndarray:
+    """Of a histogram how often each bit of a word is one, the lowest first."""
+    return (counts @ _BITS[:, ::-1]).ravel()
+
+
+def most_biased_bit(counts: np.ndarray) -> tuple[float, int]:
+    """The p-value of the bit of a word whose ones are furthest from a half, and which.
+
+    The number of bits of a word stands for all of them together, as of packed bits they belong together.
+    """
+    ones = ones_of(counts)
+    n = np.append(np.full(len(ones), counts[0].sum()), 8 * counts.sum())
+    sigmas = np.abs(2 * np.append(ones, ones.sum()) - n) / np.sqrt(n)
+    return float(2 * special.ndtr(-sigmas.max())), int(sigmas.argmax())
+
+
+def not_uniform(values: np.ndarray) -> str:
+    """How values of one message differ from uniform ones; empty where they do not."""
+    counts = histogram(values)
+    p, bit = most_biased_bit(counts)
+    if p < P_VALUE:
+        return f"bit {bit} is biased" if bit < 8 * len(counts) else "bits are biased"
+    enough = counts.sum(axis=1) >= 2560  # ten of each byte, so that the statistic is close to its limit
+    places = np.flatnonzero(enough & (_from_even(counts) < P_VALUE))
+    if len(places) or _from_even(counts.sum(axis=0, keepdims=True))[0] < P_VALUE:
+        return f"byte {places[0]} is not uniform" if len(places) else "its bytes are not uniform"
+    return ""
+
+
+def distinguishable(first: np.ndarray, second: np.ndarray) -> str:
+    """How values of one message tell two secrets apart; empty where they do not."""
+    places = np.flatnonzero(_alike(histogram(first), histogram(second)) < P_VALUE)
+    if len(places):
+        return f"byte {places[0]} tells them apart"
+    if apart_in_size(first[: 1 << 17].astype(np.float64), second[: 1 << 17].astype(np.float64)) < P_VALUE:
+        return "its size tells them apart"
+    return ""
+
+
+def _from_even(counts: np.ndarray) -> np.ndarray:
+    """For each row the p-value of Pearson's statistic against equal counts."""
+    expected = counts.mean(axis=1, keepdims=True)
+    statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-300)).sum(axis=1)
+    return special.chdtrc(counts.shape[1] - 1, statistic)
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """For each row the p-value of Pearson's statistic that two counts are of one distribution."""
+    both = ours + theirs
+    share = ours.sum(axis=1, keepdims=True) / np.maximum(1, both.sum(axis=1, keepdims=True))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = (ours - both * share) ** 2 / (both * share * (1 - share))
+    statistic = np.where(both > 0, np.nan_to_num(parts), 0.0).sum(axis=1)
+    return np.where((used := (both > 0).sum(axis=1)) > 1, special.chdtrc(np.maximum(1, used - 1), statistic), 1.0)
+
+
+def apart_in_size(first: np.ndarray, second: np.ndarray) -> float:
+    """The p-value of a two-sample Kolmogorov-Smirnov test, in the limit of many values."""
+    first, second = np.sort(first), np.sort(second)
+    places = np.concatenate([first, second])
+    below = [np.searchsorted(values, places, side="right") / len(values) for values in (first, second)]
+    size = len(first) * len(second) / (len(first) + len(second))
+    return float(special.kolmogorov(size**0.5 * np.abs(below[0] - below[1]).max()))
+
 
 SMALL = 8
 """All inputs of this magnitude are tried together, as far as they are no more than a run has elements."""
@@ -68,14 +205,16 @@ class Outcomes:
         sizes = [g.size(self.protocol.n) for g in self.protocol.given]
         return [torch.full(size, value) for size, value in zip(sizes, values, strict=True)]
 
-    def play(self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False, extreme: bool = False) -> Played:
+    def play(
+        self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False, extreme: bool = False
+    ) -> ProtocolRun:
         """A run, under the draws of this place."""
         start = time.monotonic()
         found = self.protocol.play(inputs, Draws((self.case.seed, place), extreme), twice)
         self.took = min(self.took, time.monotonic() - start)
         return found
 
-    def play_often(self, inputs: Sequence[torch.Tensor], place: object, count: int) -> list[Played]:
+    def play_often(self, inputs: Sequence[torch.Tensor], place: object, count: int) -> list[ProtocolRun]:
         """So many runs of the same inputs."""
         draws = ManyDraws((self.case.seed, place), count)
         return [self.protocol.play(inputs, draws.run(i)) for i in range(count)]
@@ -156,7 +295,7 @@ class Outcomes:
             width = 8 * step.dtype.itemsize
             sorts = step.name.rsplit("/", 1)[-1] in self.case.sorts
             for bits, said in ((0xFF << (width - 8), "highest byte"), (1, "lowest bit"))[: 1 if sorts else 2]:
-                mask = signed(sum(bits << k for k in range(0, 64, width)))
+                mask = as_signed(sum(bits << k for k in range(0, 64, width)))
                 if not any(self._changed(i, place, mask) for i in range(AGAINST)):
                     owners = " and ".join(sorted(p.name for p in step.owners))
                     yield f"of {step.name}, which {owners} draw, the {said} changes nothing that is sent or learned"
@@ -169,9 +308,9 @@ class Outcomes:
             inputs = self.spread()
             self._plain[i] = inputs, seen(self.protocol.play(inputs, draws))
         inputs, plain = self._plain[i]
-        return not alike(plain, seen(self.protocol.play(inputs, Flipped(draws, place, mask))))
+        return not runs_agree(plain, seen(self.protocol.play(inputs, FlippedDraws(draws, place, mask))))
 
-    def first_wrong(self, inputs: Sequence[torch.Tensor], played: Played) -> tuple[int, str] | None:
+    def first_wrong(self, inputs: Sequence[torch.Tensor], played: ProtocolRun) -> tuple[int, str] | None:
         """The first element of a result that is not the reference's, and what it is; None where all are."""
         expected = self.reference(inputs)
         if len(expected) != len(played.results):
@@ -190,7 +329,7 @@ class Outcomes:
                 )
         return None
 
-    def _varying(self, inputs: Sequence[torch.Tensor], runs: Sequence[Played]) -> str:
+    def _varying(self, inputs: Sequence[torch.Tensor], runs: Sequence[ProtocolRun]) -> str:
         for i in range(len(runs[0].results)):
             results = torch.stack([run.results[i][1].to(torch.int64) for run in runs])
             lowest, highest = results.min(0).values, results.max(0).values
@@ -207,7 +346,7 @@ class Outcomes:
             return text + self._whose(runs, results, lowest)
         return ""
 
-    def _whose(self, runs: Sequence[Played], results: torch.Tensor, lowest: torch.Tensor) -> str:
+    def _whose(self, runs: Sequence[ProtocolRun], results: torch.Tensor, lowest: torch.Tensor) -> str:
         """Which draws decide it, and who knows them."""
         if not self.elementwise:
             return ""
@@ -231,7 +370,7 @@ def _beyond(difference: torch.Tensor, most: int) -> torch.Tensor:
     return (difference > most) | (difference < -most)
 
 
-def _aligned(run: Played, party: str, n: int) -> list[Known]:
+def _aligned(run: ProtocolRun, party: str, n: int) -> list[KnownValue]:
     return [
         k
         for k in run.known[party]
@@ -239,7 +378,7 @@ def _aligned(run: Played, party: str, n: int) -> list[Known]:
     ]
 
 
-def _columns(run: Played, party: str, n: int) -> list[np.ndarray]:
+def _columns(run: ProtocolRun, party: str, n: int) -> list[np.ndarray]:
     return [k.value.to(torch.int64).reshape(-1).numpy().view(np.uint64) for k in _aligned(run, party, n)]
 
 
@@ -290,3 +429,276 @@ def _edges(given: Given, own: Sequence[int]) -> np.ndarray:
     near += [sign * (1 << e) + d for e in (20, 40, 61) for d in (-1, 0, 1) for sign in (1, -1)]
     near += [sign * v + d for v in own for d in (-1, 0, 1) for sign in (1, -1)]
     return np.array([v for v in near if given.low <= v <= given.high], np.int64)
+
+
+# Every value of a small domain with every number of a small set for each draw: what random draws hardly ever meet.
+#
+# A protocol is written for 64 bits, but what it meets can be chosen: its inputs are those near zero, near the ends of
+# their range and near its own numbers, and one draw at a time goes through the numbers between which carries start and
+# end. Among them are the multiples of 2^(64 - w), which are a ring of w bits of their own for whatever adds and
+# compares. The steps are the protocol's; only the draws are given.
+
+
+FILLINGS = (0, -1, None)
+"""What all other draws are; None for uniform."""
+ELEMENTS = 1 << 15
+"""Of one run, at most."""
+CASES = 1 << 21
+"""In all, at most: more take minutes."""
+OWN = 2
+"""The protocol's own numbers near which inputs and draws are tried."""
+WHOLE = 8
+"""A range of so many bits is tried as a whole; of several inputs, all their combinations."""
+NAMED = 12
+"""Draws that go through their numbers: of more the first ones, and the others are filled."""
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """One number of each element that somebody draws: a draw, or a row of one."""
+
+    place: Any
+    row: int
+    width: int
+    name: str
+
+
+class Exhaustive:
+    """A protocol of elements under test on small domains.
+
+    Args:
+        bits: numbers near a place are 2^bits.
+
+    Raises:
+        ArgumentError: so many cases cannot be run.
+    """
+
+    def __init__(self, outcomes: Outcomes, bits: int, seed: int):
+        if not 1 <= bits <= 8:
+            raise ArgumentError(f"exhaustive= takes the bits of small domains, 1 to 8, or 0 for none; got {bits}")
+        traced = outcomes.protocol
+        self._outcomes, self._seed = outcomes, seed
+        own = constants_of(traced.program)[:OWN]
+        self._values = list(itertools.product(*(_values(g, bits, len(traced.given), own) for g in traced.given)))
+        self._numbers = {width: _numbers_of(width, bits, own) for width in (32, 64)}
+        self._n = 64 * -(-min(ELEMENTS, len(self._values) * len(self._numbers[64]) * len(FILLINGS)) // 64)
+        self._traced = traced.sized(self._n)
+        every = list(_masks_of(self._traced))
+        self._draws = [list(rows) for _, rows in itertools.groupby(every, lambda mask: mask.place)]
+        self._masks = every[:NAMED]
+        self._sizes = (len(FILLINGS), max(1, len(self._masks)), len(self._values), len(self._numbers[64]))
+        self._cases = int(np.prod(self._sizes))
+        if self._cases > CASES:
+            raise ArgumentError(
+                f"with exhaustive={bits} there are {self._cases} cases, of which {CASES} can be run: pass fewer bits"
+            )
+        most = f"{len(self._masks)} of {len(every)}" if len(every) > NAMED else f"{len(every)}"
+        self.looked = (
+            f"{len(self._values)} inputs with each of {most} draws at {len(self._numbers[64])} numbers, "
+            f"the others zero, -1 and uniform: {self._cases} cases"
+        )
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """What does not hold, as check and text: the first case."""
+        for first in range(0, self._cases, self._n):
+            case = np.arange(first, first + self._n) % self._cases
+            filling, mask, value, number = (torch.from_numpy(at) for at in np.unravel_index(case, self._sizes))
+            columns = torch.tensor(self._values).T
+            sizes = [g.size(self._n) for g in self._traced.given]
+            inputs = [column[value].view(size) for column, size in zip(columns, sizes, strict=True)]
+            draws = _Steered((self._seed, "exhaustive", first))
+            for rows in self._draws:
+                draws.fixed[repr(rows[0].place)] = self._drawn(draws, rows, filling, mask, number)
+            wrong = self._outcomes.first_wrong(inputs, self._traced.play(inputs, draws))
+            if wrong is not None:
+                at, text = wrong[0] % self._n, wrong[1]
+                yield "exhaustive", text + self._draws_of(int(filling[at]), int(mask[at]), int(number[at]))
+                return
+
+    def _drawn(
+        self, draws: Draws, rows: Sequence[_Mask], filling: torch.Tensor, mask: torch.Tensor, number: torch.Tensor
+    ) -> torch.Tensor:
+        width = rows[0].width
+        dtype = torch.int64 if width == 64 else torch.int32
+        count = len(rows) * self._n
+        uniform = draws.words(rows[0].place, count).to(dtype).view(len(rows), self._n)
+        found = torch.where(filling == 0, torch.zeros_like(uniform), torch.where(filling == 1, -1, uniform))
+        numbers = torch.tensor(self._numbers[width], dtype=dtype)[number]
+        for i, row in enumerate(rows):
+            if row in self._masks:
+                found[i] = torch.where(mask == self._masks.index(row), numbers, found[i])
+        return found.to(dtype).contiguous().view(-1).view(torch.int64)
+
+    def _draws_of(self, filling: int, mask: int, number: int) -> str:
+        if not self._masks:
+            return ""
+        chosen, filled = self._masks[mask], FILLINGS[filling]
+        others = "uniform" if filled is None else str(filled)
+        return f", where {chosen.name} is {self._numbers[chosen.width][number]} and all other draws are {others}"
+
+
+def in_elements(traced: Protocol) -> bool:
+    """Whether every input has as many elements as there are to be, so that each case can have its own."""
+    return all(given.size(traced.n).numel() == traced.n and callable(given.shape) for given in traced.given)
+
+
+class _Steered(Draws):
+    """Draws of which some are given, by their places."""
+
+    def __init__(self, seed: tuple):
+        super().__init__(seed)
+        self.fixed: dict[str, torch.Tensor] = {}
+
+    def words(self, place: Any, count: int) -> torch.Tensor:
+        given = self.fixed.get(repr(place))
+        return super().words(place, count) if given is None else given
+
+
+def _masks_of(traced: Protocol) -> Iterator[_Mask]:
+    """What is drawn for each element: halves of inputs, and draws with the elements as their last dimension."""
+    for i, given in enumerate(traced.given):
+        if given.party == SHARED:
+            yield _Mask(half_of(i), 0, 64, f"A's half of x{i}")
+    for at, node in enumerate(traced.program.nodes):
+        step = node.step
+        if not isinstance(step, Draw) or step.dtype not in (torch.int64, torch.int32):
+            continue
+        if len(step.size) and step.size[-1] == traced.n:
+            rows, name = step.size.numel() // traced.n, " of ".join(reversed(step.name.rsplit("/", 1)))
+            for row in range(rows):
+                which = f"{name} [{row}]" if rows > 1 else name
+                yield _Mask(place_of(step, at < len(traced.program.setup)), row, 8 * step.dtype.itemsize, which)
+
+
+def _near(centres: Sequence[int], half: int) -> list[int]:
+    return list(dict.fromkeys(centre + d for centre in centres for d in range(-half, half)))
+
+
+def _values(given: Given, bits: int, inputs: int, own: Sequence[int]) -> list[int]:
+    """Of one input: the whole range, if it is small; or what is near zero, its ends and the protocol's own numbers."""
+    if given.high - given.low < 1 << WHOLE // inputs:
+        return list(range(given.low, given.high + 1))
+    half = max(1, (1 << bits) // 2 // inputs**2)
+    ends = [given.low + half, given.high + 1 - half]
+    own = [sign * v for v in own for sign in (1, -1)] if inputs == 1 else []
+    return [v for v in _near([0, *ends, *own], half) if given.low <= v <= given.high]
+
+
+def _numbers_of(width: int, bits: int, own: Sequence[int]) -> list[int]:
+    """Of a word: near zero, a change of sign and the protocol's own numbers, and the multiples of a high power."""
+    near = _near([0, 1 << (width - 1), *own, *(-v for v in own)], 1 << (bits - 1))
+    ring = [k << (width - bits) for k in range(1 << bits)]
+    sign = 1 << (width - 1)
+    return [((v + sign) & ((1 << width) - 1)) - sign for v in [*near, *ring]]
+
+
+# Which secrets a party may not tell apart: those for which its own inputs and what it learns are the same.
+
+
+CONSTANTS = 2
+"""Pairs more, of secrets at the protocol's own numbers, where steps decide."""
+GROUP = 24
+
+Values = tuple[int, ...]
+"""What each input is, in all its elements."""
+Pair = tuple[Values, Values]
+
+
+def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str) -> list[Pair]:
+    """Pairs of secrets that differ as much as they can: in their lowest bits, signs, sizes, sums and zeros, and some of
+    which one is where a step of the protocol decides."""
+    alike: dict[tuple, list[Values]] = {}
+    own = [i for i, g in enumerate(protocol.given) if g.party == party]
+    special = [-abs(v) for v in numbers_of(protocol.program) if abs(v) > WIDTH][:CONSTANTS]
+    for values, learned in _candidates(protocol, outcomes, random, party, special):
+        alike.setdefault((tuple(values[i] for i in own), learned), []).append(values)
+    wanted: list[Pair] = []
+    for group in alike.values():
+        kept = [values for values in group if set(values) & set(special)][: GROUP // 2]
+        few = group if len(group) <= GROUP else [group[i] for i in random.permutation(len(group))[:GROUP]]
+        wanted += itertools.combinations(dict.fromkeys([*few, *kept]), 2)
+    found: list[Pair] = []
+    for weigh in (_low_bits, _signs, _sizes, _sums_of_secrets, _zeros):
+        pair = max((p for p in wanted if p not in found), key=lambda p: (weigh(*p), _sizes(*p)), default=None)
+        if pair is not None:
+            found.append(pair)
+    known = {values for pair in found for values in pair}
+    for value in special:  # beside a secret that is in another pair already: so it costs one run more
+        at = [p for p in wanted if any(value in v for v in p) and p not in found]
+        pair = max(at, key=lambda p: (bool(known & set(p)), any(set(v) == {value} for v in p)), default=None)
+        if pair is not None:
+            found.append(pair)
+    return found[: outcomes.case.pairs]
+
+
+def _candidates(
+    protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str, special: list[int]
+) -> list[tuple[Values, tuple]]:
+    """Secrets, and what the party learns of each."""
+    pools = []
+    for g in protocol.given:
+        near = [0, 1, -1, 2, 3, -7, (1 << 20) + 1, -(1 << 20), 1 << 40, g.low, g.high, g.high - 1, *special]
+        pools.append(sorted({v for v in near if g.low <= v <= g.high}))
+    count = math.prod(map(len, pools))
+    most = min(count, protocol.n if outcomes.elementwise else 64)
+    named = [(v,) * len(pools) for v in special if all(v in pool for pool in pools)]
+    drawn = (_combination(pools, i) for i in _places(random, count, most))
+    chosen = list(dict.fromkeys([*named, *drawn]))[:most]
+    learns = [i for i, owners in enumerate(protocol.learners) if party in owners]
+    if not learns:
+        return [(values, ()) for values in chosen]
+    if outcomes.elementwise:
+        columns = [list(column) for column in zip(*chosen, strict=True)]
+        sizes = [g.size(protocol.n) for g in protocol.given]
+        inputs = [
+            torch.tensor(column).repeat(-(-size.numel() // len(column)))[: size.numel()].view(size)
+            for column, size in zip(columns, sizes, strict=True)
+        ]
+        results = [y.reshape(-1) for i, y in enumerate(outcomes.reference(inputs)) if i in learns]
+        if any(y.numel() < len(chosen) for y in results):
+            raise ArgumentError(
+                "the reference gives one number for several elements of an input: pass elementwise=False, and small "
+                "shapes, or have it give one for each"
+            )
+        return [(values, tuple(int(y[at]) for y in results)) for at, values in enumerate(chosen)]
+    found = []
+    for values in chosen:
+        results = outcomes.reference(outcomes.filled(values))
+        found.append((values, tuple(tuple(results[i].reshape(-1).tolist()) for i in learns)))
+    return found
+
+
+def _places(random: np.random.Generator, count: int, most: int) -> list[int]:
+    """So many numbers below the count, each once."""
+    if count < 1 << 16:
+        return random.permutation(count)[:most].tolist()
+    return list(dict.fromkeys(random.integers(count, size=most).tolist()))
+
+
+def _combination(pools: list[list[int]], i: int) -> Values:
+    """The i-th of all combinations."""
+    found = []
+    for pool in reversed(pools):
+        i, at = divmod(i, len(pool))
+        found.append(pool[at])
+    return tuple(reversed(found))
+
+
+def _low_bits(one: Values, other: Values) -> int:
+    return sum((a ^ b) & 1 for a, b in zip(one, other, strict=True))
+
+
+def _signs(one: Values, other: Values) -> int:
+    return sum((a < 0) != (b < 0) for a, b in zip(one, other, strict=True))
+
+
+def _sizes(one: Values, other: Values) -> int:
+    return sum((a - b).bit_length() for a, b in zip(one, other, strict=True))
+
+
+def _sums_of_secrets(one: Values, other: Values) -> int:
+    return ((sum(one) ^ sum(other)) & 1) + (one != other)
+
+
+def _zeros(one: Values, other: Values) -> int:
+    return sum((a == 0) != (b == 0) for a, b in zip(one, other, strict=True))

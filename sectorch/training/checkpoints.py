@@ -10,6 +10,7 @@ The newest that all have whole is therefore there after any of them was killed, 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -22,12 +23,130 @@ from cryptography.exceptions import InvalidTag
 
 from .. import files
 from ..choreography import Party
-from ..default import default_session
+from ..config import Scheme
 from ..errors import ArgumentError, CheckpointError
-from ..sealed.sealing import key_of, opened, sealed
-from ..sealed.tensors import read, written
-from ..session import Session
-from .halves import Halves, joined
+from ..sealed import key_of, read_tensors, seal, unseal, write_tensors
+from ..session import Session, default_session
+from ..tensor import SharedTensor
+from .autograd_values import Cell, Pool
+from .tensor import DifferentiableTensor
+
+# A state of training as what is public of it, and what each party holds: of shared tensors its half.
+
+
+_FACTS = ("scale_bits", "bound", "whole_bits")
+
+
+class StateShares:
+    """What stands in a state: first all shared tensors and their flags, and the halves of them, then public tensors."""
+
+    def __init__(self, session: Session, party: Party):
+        self._session, self._party = session, party
+        self._halves: list[tuple[torch.Tensor, ...]] = []
+        self._at: dict[int, tuple[int, Any]] = {}
+        self._facts: list[dict[str, Any]] = []
+        self.public: list[torch.Tensor] = []
+
+    def take(self, value: Any) -> Any:
+        """The same tree for JSON, with numbers in the place of tensors.
+
+        Raises:
+            ArgumentError: something that is no state, or of another session.
+        """
+        if isinstance(value, Mapping):
+            for key in value:
+                if type(key) not in (str, int):
+                    raise ArgumentError(f"a state has names or whole numbers as keys, got a {type(key).__name__}")
+            return {"keys": list(value), "values": [self.take(entry) for entry in value.values()]}
+        if isinstance(value, (list, tuple)):
+            return {"tuple" if isinstance(value, tuple) else "list": [self.take(entry) for entry in value]}
+        if isinstance(value, (SharedTensor, DifferentiableTensor)):
+            return {"shared": self._shared(value)}
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta:
+            self.public.append(value.detach())
+            return {"public": len(self.public) - 1}
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return {"float": value.hex() if math.isfinite(value) else str(value)}
+        raise ArgumentError(f"a state has tensors, numbers, text, lists and dictionaries, got a {type(value).__name__}")
+
+    def _shared(self, tensor: SharedTensor | DifferentiableTensor) -> int:
+        if tensor.session is not self._session or tensor.party != self._party:
+            raise ArgumentError("a state has shared tensors of another session than its checkpoints")
+        trained = isinstance(tensor, DifferentiableTensor)
+        x = tensor.as_shared() if trained else tensor
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = str(x.dtype).removeprefix("torch.")
+        self._facts.append({
+            "half": self._half(x.shares), "flags": [self._half(flag) for flag in x.flags], "dtype": dtype,
+            "shape": list(x.shares.shape), **{name: getattr(x, name) for name in _FACTS}, "trained": trained,
+            "gradient": trained and tensor.cell.gradient, "scheme": vars(x.scheme),
+        })  # fmt: skip
+        return len(self._facts) - 1
+
+    def _half(self, value: Any) -> int:
+        """The place of a value's halves."""
+        if id(value) not in self._at:
+            with self._session.operation(self._party) as net:
+                self._halves.append(self._session.backend(net, Scheme()).kept(value))
+            self._at[id(value)] = len(self._halves) - 1, value
+        return self._at[id(value)][0]
+
+    def described(self) -> dict[str, Any]:
+        """What is public of the shared tensors, for `joined`."""
+        return {"tensors": self._facts, "halves": [[list(h.shape) for h in each] for each in self._halves]}
+
+    def of(self, member: Party) -> list[Any]:
+        """What a party keeps: its halves, and all public tensors. The answering party has the first, S the second."""
+        at = [self._party, self._session.S].index(member) if member in (self._party, self._session.S) else None
+        mine = [each[at] if at is not None and at < len(each) else None for each in self._halves]
+        return [*mine, *self.public]
+
+
+def join_state(
+    session: Session, party: Party, tree: Any, described: Mapping[str, Any], values: Mapping[Party, list[Any]]
+) -> Any:
+    """The state that `Halves` took, in a session in which the parties that are here bring what they kept."""
+    holders = (party, session.S)
+    shapes: list[list[list[int]]] = described["halves"]
+    public = next(iter(values.values()))[len(shapes) :]
+
+    def half(place: int, at: int) -> torch.Tensor:
+        if holders[at] in values:
+            return values[holders[at]][place]
+        return torch.empty(shapes[place][at], dtype=torch.int64, device="meta")
+
+    made: dict[int, Any] = {}
+    with session.operation(party) as net:
+        for place, sizes in enumerate(shapes):
+            halves = [half(place, at) for at in range(len(sizes))]
+            made[place] = session.backend(net, Scheme()).again(f"kept {place}", halves)
+    tensors = [_tensor(session, party, facts, made) for facts in described["tensors"]]
+
+    def built(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "keys" in value:
+            return dict(zip(value["keys"], map(built, value["values"]), strict=True))
+        ((kind, content),) = value.items()
+        if kind == "float":
+            return float.fromhex(content) if content not in ("inf", "-inf", "nan") else float(content)
+        if kind in ("list", "tuple"):
+            return (list if kind == "list" else tuple)(map(built, content))
+        return tensors[content] if kind == "shared" else public[content]
+
+    return built(tree)
+
+
+def _tensor(session: Session, party: Party, facts: Mapping[str, Any], made: Mapping[int, Any]) -> Any:
+    scheme, dtype = Scheme(**facts["scheme"]), getattr(torch, facts["dtype"])
+    x = SharedTensor(made[facts["half"]], facts["scale_bits"], session, party, scheme, dtype, facts["bound"])
+    x.whole_bits, x.flags = facts["whole_bits"], tuple(made[place] for place in facts["flags"])
+    if not facts["trained"]:
+        return x
+    return DifferentiableTensor(Cell(x, facts["gradient"], pool=Pool(x.flags, settled=True)))
+
 
 _NAME = re.compile(r"(\d{12})\.state")
 _NOTHING, _LOST = -1, -2
@@ -90,7 +209,7 @@ class Checkpoints:
         """
         if type(step) is not int or not 0 <= step < 10**12 or (self._last is not None and step <= self._last):
             raise ArgumentError(f"a step is a whole number above that of the last save ({self._last}), got {step!r}")
-        halves = Halves(self._session, self._party)
+        halves = StateShares(self._session, self._party)
         tree = halves.take(state)
         self._session.agreement.note(self._party, "save", step, tree, halves.public)
         self._session.agreement.compare(self._party)
@@ -130,7 +249,7 @@ class Checkpoints:
         facts = {key: head[key] for key in ("nonce", "tree", "shares")}
         self._session.agreement.note(self._party, "resumed", facts)
         values = {member: values for member, (_, values) in found.items()}
-        return Checkpoint(step, joined(self._session, self._party, facts["tree"], facts["shares"], values))
+        return Checkpoint(step, join_state(self._session, self._party, facts["tree"], facts["shares"], values))
 
 
 def _newest(*kept: torch.Tensor) -> torch.Tensor:
@@ -170,9 +289,9 @@ class _Shelf:
         return [*found, *(4 - len(found)) // 2 * [_NOTHING, 0], often]
 
     def put(self, step: int, head: dict[str, Any], values: list[Any], keep: int | None) -> None:
-        parts, _ = written(head, values)
+        parts, _ = write_tensors(head, values)
         try:
-            files.write(self._path(step), b"".join(sealed(self._key, parts, self._about(step))), 0o600)
+            files.write(self._path(step), b"".join(seal(self._key, parts, self._about(step))), 0o600)
             for other in self._steps():
                 if other not in (step, keep):
                     self._path(other).unlink()
@@ -183,7 +302,7 @@ class _Shelf:
         """Raises CheckpointError where it is not whole, or not this party's."""
         try:
             content = self._path(step).read_bytes()
-            return read(opened(self._key, io.BytesIO(content), len(content), self._about(step)))
+            return read_tensors(unseal(self._key, io.BytesIO(content), len(content), self._about(step)))
         except OSError as error:
             raise CheckpointError(f"cannot read {self._path(step)}: {error.strerror}") from None
         except (InvalidTag, ValueError):

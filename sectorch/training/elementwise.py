@@ -12,28 +12,37 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..ops.common import SLACK_BITS
-from ..ops.ranges import CAPACITY, fitted, planes
+from ..ops.common import CAPACITY, SLACK_BITS, check_fits, planes
 from ..tensor import SharedTensor
-from ..tensor.infinity import beyond
+from ..tensor.infinity import mask_beyond_range
 from ..tensor.table import Context
-from . import targets
-from .cells import Cell, Lazy, Made
-from .functions import aten, torch
-from .operations import GRADIENTS
-from .public import VARYING, Varying, factor_form, inverse_form, places, root_places, scale_form, weight_form
-from .scale import (
+from . import operations
+from .autograd_values import (
+    VARYING,
+    Cell,
+    DeferredResult,
+    PublicInput,
+    ReusableResult,
+    factor_form,
+    inverse_form,
+    places,
+    root_places,
+    scale_form,
+    weight_form,
+)
+from .fixed_point import (
     as_gradient,
-    at,
-    doubled,
+    at_scale_bits,
+    at_state_bits,
+    finer_sum,
     gradient_bits,
     operand,
     plain_number,
+    square_gradient,
     state_bits,
     times,
-    total,
-    wide,
 )
+from .operations import GRADIENTS, aten, torch
 
 row = GRADIENTS.implements
 
@@ -50,7 +59,7 @@ def kept_bits(context: Context, x: SharedTensor) -> int:
     return max(context.frac_bits + SLACK_BITS, min(x.scale_bits, state_bits(context)))
 
 
-def scaled(context: Context, value: Any, number: Any) -> Any:
+def scale_by_number(context: Context, value: Any, number: Any) -> Any:
     """A number times anything."""
     if number == 1 or not isinstance(value, (Cell, SharedTensor)):
         return content(value) if number == 1 else value * number
@@ -60,19 +69,19 @@ def scaled(context: Context, value: Any, number: Any) -> Any:
 
 @row("add", aten.add.Tensor, aten.add.Scalar)
 def add(context: Context, x: Any, y: Any, alpha: float = 1) -> Any:
-    made = total(context, content(x), scaled(context, y, alpha))
+    made = finer_sum(context, content(x), scale_by_number(context, y, alpha))
     number = plain_number(y) if isinstance(x, Cell) and x.kept.get("root") else None
-    return made if number is None or number < 0 or alpha < 0 else Made(made, root=True)
+    return made if number is None or number < 0 or alpha < 0 else ReusableResult(made, root=True)
 
 
 @row("sub", aten.sub.Tensor, aten.sub.Scalar)
 def sub(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
-    return total(context, content(x), scaled(context, y, alpha), -1)
+    return finer_sum(context, content(x), scale_by_number(context, y, alpha), -1)
 
 
 @row("rsub", aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
-    return total(context, content(y), scaled(context, x, alpha), -1)
+    return finer_sum(context, content(y), scale_by_number(context, x, alpha), -1)
 
 
 @row("neg", aten.neg.default)
@@ -84,31 +93,31 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 def mul(context: Context, x: Any, y: Any) -> Any:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
     number = plain_number(y)
-    masks = number is not None and beyond(context.scheme, number) is not None
+    masks = number is not None and mask_beyond_range(context.scheme, number) is not None
     if masks or any(isinstance(v, Cell) and v.lazy is None and v.content.infinite for v in (x, y)):
         return torch.mul(content(x), content(y) if number is None else number)
-    form = y.form if isinstance(y, Varying) else weight_form(y) if type(y) is Tensor else None
+    form = y.form if isinstance(y, PublicInput) else weight_form(y) if type(y) is Tensor else None
     if form is not None and form.kind == "mask":
-        return coded(context, operand(context, x), y)
+        return times_code(context, operand(context, x), y)
     if form is not None and form.kind == "floats":
         return _weighted(context, operand(context, x), y)
     pairs: list[Any] = [(x, y), (y, x)]
     for value, other in pairs:
-        number = other if isinstance(other, Varying) else plain_number(other)
+        number = other if isinstance(other, PublicInput) else plain_number(other)
         if number is not None:
             return _multiplied(context, value, number)
     if isinstance(x, Cell) and isinstance(y, Cell):
         over, whole = (x, y) if x.lazy is not None else (y, x)
         if over.lazy is not None and whole.lazy is None:
-            below, above = Parts.of(over), Parts.of(whole)
+            below, above = FactoredResult.of(over), FactoredResult.of(whole)
             if below.above is None and above.below is None:
-                return Parts(above.above, below.below, (*above.numbers, *below.numbers)).product(context)
+                return FactoredResult(above.above, below.below, (*above.numbers, *below.numbers)).product(context)
     made = _fine(context, content(x), content(y))
     made = torch.mul(operand(context, x), operand(context, y)) if made is None else made
     if not isinstance(x, Cell) or not isinstance(y, Cell):
         return made
     fine = max(x.content.scale_bits, y.content.scale_bits) > context.frac_bits
-    return Made(made, factors=(x.content, y.content)) if fine else made
+    return ReusableResult(made, factors=(x.content, y.content)) if fine else made
 
 
 def _fine(context: Context, x: Any, y: Any) -> SharedTensor | None:
@@ -123,14 +132,14 @@ def _fine(context: Context, x: Any, y: Any) -> SharedTensor | None:
     bits = min(x.scale_bits, math.floor(math.log2(CAPACITY / max(x.bound * 2.0**-x.scale_bits * y.bound, 1))))
     if bits <= least:
         return None
-    x = at(context, x, bits)
+    x = at_scale_bits(context, x, bits)
     bound = None if x.bound is None else x.bound * y.bound
     made = x.like(context.backend.multiply(torch.mul, x.shares, y.shares), bits + y.scale_bits, bound)
-    return at(context, made, min(made.scale_bits, state_bits(context)))
+    return at_scale_bits(context, made, min(made.scale_bits, state_bits(context)))
 
 
 @dataclass(frozen=True)
-class Parts:
+class FactoredResult:
     """What a result is made of: above / below, times public numbers.
 
     An optimiser divides a mean of squares by a bias correction before it takes the root, or takes the reciprocal of the
@@ -149,8 +158,8 @@ class Parts:
     root: bool = False
 
     @staticmethod
-    def of(x: Cell) -> Parts:
-        return x.kept["parts"] if "parts" in x.kept else Parts(x.content)
+    def of(x: Cell) -> FactoredResult:
+        return x.kept["parts"] if "parts" in x.kept else FactoredResult(x.content)
 
     def product(self, context: Context) -> SharedTensor:
         """A quotient, times the numbers, at 2 f + 6 fraction bits."""
@@ -164,7 +173,7 @@ class Parts:
 
 def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> Any:
     """x times a public number, with what it is made of."""
-    parts = Parts.of(x)
+    parts = FactoredResult.of(x)
     root = parts.root and not parts.numbers and _positive(number)
     parts = replace(parts, numbers=(*parts.numbers, number), root=root)
 
@@ -173,16 +182,16 @@ def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> A
         return times(context, value, number, bits, wide=True) if wide else _times(context, value, number)
 
     if x.lazy is None:
-        return Made(run(x.content), parts=parts)
+        return ReusableResult(run(x.content), parts=parts)
     content = x.lazy.content
-    return Lazy(context, lambda: run(content()), {"parts": parts}, NOTHING)
+    return DeferredResult(context, lambda: run(content()), {"parts": parts}, NOTHING)
 
 
 def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
     """x times public floats of f fraction bits, which may be others in the next step. No message."""
-    most = targets.largest(y, context.frac_bits)
-    x = fitted(context, x, CAPACITY / most)
-    shares = context.backend.each(operator.mul, x.shares, targets.whole(context, y, context.frac_bits))
+    most = operations.largest_target(y, context.frac_bits)
+    x = check_fits(context, x, CAPACITY / most)
+    shares = context.backend.each(operator.mul, x.shares, operations.as_ring_numbers(context, y, context.frac_bits))
     return x.like(shares, x.scale_bits + context.frac_bits, None if x.bound is None else x.bound * most)
 
 
@@ -190,22 +199,22 @@ def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
     """By a number near one, as a decay is, the rest is what is small: x - (1 - number) x."""
     bits = kept_bits(context, x)
     small = x.bound is not None and x.bound <= 2.0 ** (gradient_bits(context) + 1 + x.scale_bits)
-    varies = isinstance(number, Varying)
+    varies = isinstance(number, PublicInput)
     if number.rest if varies else 0.5 < number < 1:
         rest = number if varies else 1 - number
-        least = 2.0 ** ((number.exponent if isinstance(number, Varying) else places(1 - number, False)) - 1)
+        least = 2.0 ** ((number.exponent if isinstance(number, PublicInput) else places(1 - number, False)) - 1)
         bits = state_bits(context) if small else bits  # what decays by less than a unit would stay as it is
-        x = at(context, x, bits)
-        made = total(context, x, times(context, x, rest, bits), -1)
+        x = at_scale_bits(context, x, bits)
+        made = finer_sum(context, x, times(context, x, rest, bits), -1)
         return made.bounded(None if x.bound is None else x.bound * (1 - least * (1 - 2.0**-13)) + 2)
     return times(context, x, number, bits)
 
 
-def coded(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
+def times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
     """x times public zeros and ones, which may be others in the next step, or secret ones."""
     if isinstance(code, SharedTensor):
         return torch.mul(x, code.float())
-    if isinstance(code, Varying):
+    if isinstance(code, PublicInput):
         code = code.made(context, Tensor.long, code.size)
     code = code.long() if isinstance(code, Tensor) else code
     return x.like(context.backend.each(operator.mul, x.shares, code), bound=x.bound)
@@ -218,7 +227,7 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
         raise ArgumentError("division by zero")
     if isinstance(x, Cell) and x.lazy is None and x.content.infinite:
         return torch.div(x.content, content(y) if number is None else number)
-    if isinstance(y, Varying) or number is not None:
+    if isinstance(y, PublicInput) or number is not None:
         inverse = y if number is None else 1 / number
         return _multiplied(context, x, inverse, wide=True)
     if isinstance(x, Cell) and x.gradient:  # a quotient of what is small keeps its bits
@@ -260,11 +269,11 @@ def sign(context: Context, x: Cell) -> SharedTensor:
 
 
 @row("reciprocal", aten.reciprocal.default)
-def reciprocal(context: Context, x: Cell) -> Lazy:
+def reciprocal(context: Context, x: Cell) -> DeferredResult:
     """Computed if it is looked at; times a tensor it is a quotient, which has a result where 1 / x has none."""
     below = x.content
-    parts = Parts(None, below, root=bool(x.kept.get("root")))
-    return Lazy(context, lambda: torch.reciprocal(below), {"parts": parts}, NOTHING)
+    parts = FactoredResult(None, below, root=bool(x.kept.get("root")))
+    return DeferredResult(context, lambda: torch.reciprocal(below), {"parts": parts}, NOTHING)
 
 
 @row("reciprocal", torch.ops.prims.reciprocal.default)
@@ -274,27 +283,27 @@ def reciprocal_now(context: Context, x: Cell) -> SharedTensor:
 
 
 @row("sqrt", aten.sqrt.default, note="Adam's, of a mean of squares: bits down to 2^-(f+3)")
-def sqrt(context: Context, x: Cell) -> Made:
+def sqrt(context: Context, x: Cell) -> ReusableResult:
     """Of a product with positive numbers the product of the roots."""
     parts = x.kept.get("parts")
     if parts is None or parts.above is None or parts.below is not None or not all(map(_has_root, parts.numbers)):
-        return Made(_root(x.content), root=True)
+        return ReusableResult(_root(x.content), root=True)
     made = _root(parts.above)
     for number in parts.numbers:
-        varies = isinstance(number, Varying)
+        varies = isinstance(number, PublicInput)
         exponent = root_places(number.exponent if varies else places(number, False))
         root = number.root() if varies else math.sqrt(number)
         made = times(context, made, root, kept_bits(context, made), wide=True, exponent=exponent)
-    return Made(made, root=True)
+    return ReusableResult(made, root=True)
 
 
 def _positive(number: Any) -> bool:
-    return number.rest or number.form.said[1:] == (True,) if isinstance(number, Varying) else number > 0
+    return number.rest or number.form.said[1:] == (True,) if isinstance(number, PublicInput) else number > 0
 
 
 def _has_root(number: Any) -> bool:
     """Whether it is positive, and no decay: those are computed by what is left."""
-    return _positive(number) and not (number.rest if isinstance(number, Varying) else 0.5 < number < 1)
+    return _positive(number) and not (number.rest if isinstance(number, PublicInput) else 0.5 < number < 1)
 
 
 ROOT_BITS = 6
@@ -312,8 +321,8 @@ def _root(x: SharedTensor) -> SharedTensor:
 @row("lerp", aten.lerp.Scalar)
 def lerp(context: Context, x: Cell, y: Any, weight: float) -> SharedTensor:
     """x + weight (y - x), at 2 f + 6 fraction bits; no larger than the larger of both for a weight from 0 to 1."""
-    start, end = wide(context, x.content), content(y)
-    end = wide(context, as_gradient(context, end) if isinstance(end, SharedTensor) else end)
+    start, end = at_state_bits(context, x.content), content(y)
+    end = at_state_bits(context, as_gradient(context, end) if isinstance(end, SharedTensor) else end)
     made = start + times(context, end - start, weight, state_bits(context))
     return made.bounded(towards(start.bound, end.bound, weight)) if 0 < weight <= 1 else made
 
@@ -326,24 +335,26 @@ def towards(start: float | None, end: float | None, weight: float) -> float | No
 @row("addcmul", aten.addcmul.default, note="a square is rounded up, so that no step of Adam's is too long")
 def addcmul(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
     if not isinstance(x, Cell) or (not isinstance(a, Cell) and not isinstance(b, Cell)):
-        return total(context, content(x), scaled(context, torch.mul(content(a), content(b)), value))
-    start = wide(context, x.content)
+        return finer_sum(context, content(x), scale_by_number(context, torch.mul(content(a), content(b)), value))
+    start = at_state_bits(context, x.content)
     if a is b:
-        square = doubled(context, as_gradient(context, a.content))
+        square = square_gradient(context, as_gradient(context, a.content))
         more = times(context, square, value, state_bits(context))
-        return total(context, start, more.like(more.shares + 1, bound=None if more.bound is None else more.bound + 1))
+        return finer_sum(
+            context, start, more.like(more.shares + 1, bound=None if more.bound is None else more.bound + 1)
+        )
     product = _fine(context, a.content, b.content) if isinstance(a, Cell) and isinstance(b, Cell) else None
     product = torch.mul(operand(context, a), operand(context, b)) if product is None else product
-    return total(context, start, times(context, product, value, state_bits(context)))
+    return finer_sum(context, start, times(context, product, value, state_bits(context)))
 
 
 @row("addcdiv", aten.addcdiv.default)
 def addcdiv(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
     """A quotient of what is small keeps its bits."""
     if not all(isinstance(v, Cell) for v in (x, a, b)):
-        return total(context, content(x), scaled(context, torch.div(content(a), content(b)), value))
+        return finer_sum(context, content(x), scale_by_number(context, torch.div(content(a), content(b)), value))
     quotient = _quotient(a.content, b.content)
-    return total(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
+    return finer_sum(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
 
 
 for _key in (aten.add.Tensor, aten.sub.Tensor):
@@ -470,14 +481,14 @@ def limit(context: Context) -> float:
     return 2.0**context.scheme.activation_bits
 
 
-def _below_one(context: Context, parts: Parts) -> SharedTensor:
+def _below_one(context: Context, parts: FactoredResult) -> SharedTensor:
     """min(number / root, 1) as number / max(root, number), which has a result where the root is zero: what a gradient
     is scaled by when its norm is clipped."""
     root, number = parts.below, parts.numbers[0] if parts.numbers else 1.0
     if root is None:
         raise ArgumentError("a quotient has both its parts")
-    root, bits = at(context, root, state_bits(context)), state_bits(context)
-    if isinstance(number, Varying):
+    root, bits = at_scale_bits(context, root, state_bits(context)), state_bits(context)
+    if isinstance(number, PublicInput):
         whole = number.whole(context, bits)
         whole = -whole + 2**bits if number.rest else whole
         bound = 2.0**bits if number.rest else 2.0 ** (bits + number.exponent)
@@ -491,12 +502,12 @@ def _below_one(context: Context, parts: Parts) -> SharedTensor:
 @row("norm", aten.linalg_vector_norm.default)
 def vector_norm(
     context: Context, x: Cell, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
-) -> Made:
+) -> ReusableResult:
     """Of a whole gradient, as clip_grad_norm_ has it, the root of the sum of squares at 2 f fraction bits or more."""
     if ord != 2 or dim is not None or not x.gradient:
-        return Made(torch.linalg.vector_norm(x.content, ord, dim, keepdim), root=True)
+        return ReusableResult(torch.linalg.vector_norm(x.content, ord, dim, keepdim), root=True)
     value = as_gradient(context, x.content, None if x.content.numel() < 2 else context.frac_bits + 4)
-    return Made(_root(torch.sum(doubled(context, value))), root=True)
+    return ReusableResult(_root(torch.sum(square_gradient(context, value))), root=True)
 
 
 def _larger(sign: int, function: Callable) -> Callable:
@@ -507,7 +518,7 @@ def _larger(sign: int, function: Callable) -> Callable:
         scale = max(v.scale_bits if isinstance(v, SharedTensor) else 0 for v in (x, y))
         if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor) or scale <= context.frac_bits:
             return function(x, y)
-        x, y = (at(context, v, scale) for v in (x, y))
+        x, y = (at_scale_bits(context, v, scale) for v in (x, y))
         bound = None if x.bound is None or y.bound is None else max(x.bound, y.bound)
         shape = torch.broadcast_shapes(x.shares.shape, y.shares.shape)
         left, right = (context.backend.each(Tensor.expand, v.shares * sign, shape) for v in (x, y))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import ArgumentError
-from ..ops.bilinear import bilinear
+from ..ops.common import CAPACITY, as_factor, check_fits, limit_at
+from ..ops.linear import bilinear
+from ..ops.pooling import _windows as cut
+from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .cells import Cell, Made
-from .elementwise import content, scaled
-from .functions import F, aten, torch
-from .operations import GRADIENTS
-from .scale import as_gradient, no_larger, operand, total
+from .autograd_values import Cell, ReusableResult
+from .elementwise import content, kept_bits, scale_by_number
+from .fixed_point import as_gradient, finer_sum, no_larger, operand, times
+from .operations import GRADIENTS, F, aten, torch
 
 row = GRADIENTS.implements
 
 
-def summed(context: Context, product: Any, x: Any, y: Any, terms: int) -> SharedTensor:
+def sum_of_products(context: Context, product: Any, x: Any, y: Any, terms: int) -> SharedTensor:
     """product(x, y), of which each output sums up so many products."""
     left, right = operand(context, x, terms), operand(context, y, terms)
     bound = lambda w: w.sum().expand(1)
@@ -33,15 +40,15 @@ def mm(context: Context, x: Any, y: Any) -> SharedTensor:
 @row("addmm", aten.addmm.default, note="1 round for two secrets")
 def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> SharedTensor:
     product = mm(context, x, y)
-    return total(context, scaled(context, product, alpha), scaled(context, bias, beta))
+    return finer_sum(context, scale_by_number(context, product, alpha), scale_by_number(context, bias, beta))
 
 
 @row("relu", aten.relu.default, note="exact; its sign is kept for the backward pass")
-def relu(context: Context, x: Cell) -> Made:
+def relu(context: Context, x: Cell) -> ReusableResult:
     value = operand(context, x)
     positive = torch.gt(value, 0)
     result = torch.mul(value, positive)
-    return Made(no_larger(result, value), positive=positive)
+    return ReusableResult(no_larger(result, value), positive=positive)
 
 
 @row("threshold", aten.threshold_backward.default)
@@ -83,7 +90,7 @@ def tanh_backward(context: Context, g: Cell, y: Cell) -> SharedTensor:
     return torch.mul(as_gradient(context, g.content), 1 - torch.mul(y.content, y.content))
 
 
-def sloped(context: Context, g: Cell, slope: SharedTensor) -> SharedTensor:
+def times_slope(context: Context, g: Cell, slope: SharedTensor) -> SharedTensor:
     """A gradient times a slope, which is a value of the forward kind."""
     return torch.mul(as_gradient(context, g.content), slope)
 
@@ -91,18 +98,18 @@ def sloped(context: Context, g: Cell, slope: SharedTensor) -> SharedTensor:
 @row("softplus", aten.softplus_backward.default)
 def softplus_backward(context: Context, g: Cell, x: Cell, beta: float, threshold: float) -> SharedTensor:
     """Beyond torch's threshold the slope is 1 within 2^-20 too."""
-    return sloped(context, g, torch.sigmoid(x.content if beta == 1 else x.content * beta))
+    return times_slope(context, g, torch.sigmoid(x.content if beta == 1 else x.content * beta))
 
 
 @row("logsigmoid", aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(context: Context, g: Cell, x: Cell, buffer: Any) -> SharedTensor:
-    return sloped(context, g, torch.sigmoid(-x.content))
+    return times_slope(context, g, torch.sigmoid(-x.content))
 
 
 @row("silu", aten.silu_backward.default)
 def silu_backward(context: Context, g: Cell, x: Cell) -> SharedTensor:
     gate = torch.sigmoid(x.content)
-    return sloped(context, g, gate + torch.mul(F.silu(x.content), 1 - gate))
+    return times_slope(context, g, gate + torch.mul(F.silu(x.content), 1 - gate))
 
 
 @row("elu", aten.elu.default)
@@ -123,7 +130,7 @@ def elu_backward(
     low = torch.clamp(x.content, None, 0)
     below = low + alpha * scale if is_result else torch.exp(low * input_scale) * (alpha * scale)
     slope = torch.where(torch.gt(x.content, 0), scale, below * input_scale)
-    return sloped(context, g, slope)
+    return times_slope(context, g, slope)
 
 
 @row("logit", aten.logit_backward.default)
@@ -133,4 +140,317 @@ def logit_backward(context: Context, g: Cell, x: Cell, eps: float | None = None)
     inside = None if eps is None else torch.logical_and(torch.ge(value, eps), torch.le(value, 1 - eps))
     value = value if eps is None else torch.clamp(value, eps, 1 - eps)
     slope = torch.reciprocal(torch.mul(value, 1 - value))
-    return sloped(context, g, slope if inside is None else torch.mul(slope, inside))
+    return times_slope(context, g, slope if inside is None else torch.mul(slope, inside))
+
+
+# Convolutions in one and two dimensions, transposed and in groups too, forward and backward.
+
+
+@row("convolution", aten.convolution.default, note="in one or two dimensions; 1 round for two secrets")
+def convolution(
+    context: Context, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> SharedTensor:  # fmt: skip
+    kernel = content(weight).shape[2:]
+    if len(kernel) > 2:
+        raise ArgumentError("a convolution in more than two dimensions is computed by F.conv3d and F.conv_transpose3d")
+    terms = math.prod(kernel) * (content(weight).shape[0 if transposed else 1])
+    left, right = operand(context, x, terms), operand(context, weight, terms)
+    if transposed:
+        run = torch.conv_transpose2d if len(kernel) == 2 else torch.conv_transpose1d
+        return run(left, right, content(bias), stride, padding, output_padding, groups, dilation)
+    run = torch.conv2d if len(kernel) == 2 else torch.conv1d
+    return run(left, right, content(bias), stride, padding, dilation, groups)
+
+
+def _in_two(given: Any, flat: bool, outside: int) -> tuple:
+    """The sizes of a convolution in two dimensions; one of one dimension has a height of one."""
+    if flat:
+        return outside, given[0]
+    return tuple(given) if len(given) > 1 else (given[0], given[0])
+
+
+def _looped(stride: tuple, g: Tensor, other: Tensor) -> Any:
+    """The compiled loops, where they are faster than a matrix product of what has to be unfolded."""
+    if not g.device.type == other.device.type == "cpu" or tuple(stride) != (1, 1):
+        return None
+    from ..ring import productloops  # brings numba, which an import of the package does without
+
+    return productloops if g.shape[1] <= productloops.MOST_CHANNELS else None
+
+
+def _input_gradient(shape: Any, how: tuple, g: Tensor, w: Tensor) -> Tensor:
+    """Of a convolution: the columns that each output's gradient adds to, and their sum."""
+    kernel, stride, padding, dilation = how
+    if loops := _looped(stride, g, w):
+        return loops.input_gradient(g, w, (shape[2], shape[3]), padding, dilation)
+    columns = products.matmul(w.flatten(1).t().contiguous(), g.flatten(2))
+    out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(shape[2:], *how, strict=True)]
+    full = [n + 2 * p for n, p in zip(shape[2:], padding, strict=True)]
+    image = g.new_zeros((g.shape[0], w.shape[1], *full))
+    columns = columns.view(g.shape[0], w.shape[1], *kernel, *out)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            top, left = i * dilation[0], j * dilation[1]
+            image[
+                :, :, top : top + (out[0] - 1) * stride[0] + 1 : stride[0],
+                left : left + (out[1] - 1) * stride[1] + 1 : stride[1],
+            ] += columns[:, :, i, j]  # fmt: skip
+    return image[:, :, padding[0] : padding[0] + shape[2], padding[1] : padding[1] + shape[3]]
+
+
+def _weight_gradient(shape: Any, how: tuple, g: Tensor, x: Tensor) -> Tensor:
+    """Of a convolution: each output's gradient with the window that it came from."""
+    kernel, stride, padding, dilation = how
+    if loops := _looped(stride, g, x):
+        return loops.weight_gradient(g, x, kernel, padding, dilation)
+    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    out = g.shape[2:]
+    parts = [
+        x[
+            :, :, i * dilation[0] : i * dilation[0] + (out[0] - 1) * stride[0] + 1 : stride[0],
+            j * dilation[1] : j * dilation[1] + (out[1] - 1) * stride[1] + 1 : stride[1],
+        ]
+        for i in range(kernel[0]) for j in range(kernel[1])
+    ]  # fmt: skip
+    windows = torch.stack(parts, 2).flatten(3)  # [N, C, kh kw, positions]
+    rows = windows.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # [C kh kw, N positions]
+    gradients = g.flatten(2).transpose(0, 1).flatten(1)  # [out, N positions]
+    return products.matmul(gradients, rows.t().contiguous()).view(g.shape[1], *shape[1:])
+
+
+def _in_groups(product: Callable, groups: int, shape: Any, how: tuple, flat: bool, dims: tuple) -> Callable:
+    """product(shape, how, a, b) of each group's channels: a's are in dims[0], b's in dims[1], the result's in dims[2].
+
+    Of one dimension, the height is one.
+    """
+    lifted = (*shape[:2], 1, shape[2]) if flat else tuple(shape)
+
+    def run(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+        a, b = (v.unsqueeze(2) if flat else v for v in (a, b))
+        parts = zip(a.chunk(groups, dims[0]), b.chunk(groups, dims[1]), strict=True)
+        made = [product(lifted, how, left, right) for left, right in parts]
+        return torch.cat(made, dims[2]).reshape(shape)
+
+    return run
+
+
+@row("convolution", aten.convolution_backward.default)
+def convolution_backward(
+    context: Context, g: Cell, x: Cell, weight: Cell, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, mask: Any,
+) -> tuple:  # fmt: skip
+    """A transposed convolution is the input gradient of an ordinary one: gradients and inputs have changed places."""
+    shapes = content(x).shape, content(weight).shape
+    flat = len(shapes[1]) == 3
+    kernel = tuple(shapes[1][2:])
+    how = tuple(_in_two(v, flat, outside) for v, outside in ((kernel, 1), (stride, 1), (padding, 0), (dilation, 1)))
+    outs: list[Any] = [None, None, None]
+    if mask[0] and transposed:
+        terms = math.prod(kernel) * shapes[1][1]
+        left, right = operand(context, g, terms), operand(context, weight, terms)
+        run = torch.conv1d if flat else torch.conv2d
+        outs[0] = run(left, right, None, stride, padding, dilation, groups)
+    elif mask[0]:
+        terms = math.prod(kernel) * shapes[1][0] // groups
+        outs[0] = sum_of_products(
+            context, _in_groups(_input_gradient, groups, shapes[0], how, flat, (1, 0, 1)), g, weight, terms
+        )
+    if mask[1]:
+        above, below = (x, g) if transposed else (g, x)
+        positions = math.prod(content(above).shape[2:]) * content(above).shape[0]
+        outs[1] = sum_of_products(
+            context, _in_groups(_weight_gradient, groups, shapes[1], how, flat, (1, 1, 0)), above, below, positions
+        )
+    if mask[2]:
+        value = as_gradient(context, content(g))
+        outs[2] = torch.sum(value, [d for d in range(value.dim()) if d != 1])
+    return tuple(outs)
+
+
+# Poolings and interpolation, forward and backward.
+
+
+def _pair(v: Any) -> tuple[int, int]:
+    return (v, v) if isinstance(v, int) else (v[0], v[-1])
+
+
+def _windows_of(kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple:
+    kernel = _pair(kernel)
+    return kernel, _pair(stride) if stride else kernel, _pair(padding), _pair(dilation), ceil_mode
+
+
+@row("max_pool2d", aten.max_pool2d_with_indices.default, note="which entry is the largest stays secret")
+def max_pool2d(
+    context: Context, x: Cell, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple:  # fmt: skip
+    """The largest, and in the place of its index a secret code: of equal ones the first, as torch has it."""
+    how, value = _windows_of(kernel, stride, padding, dilation, ceil_mode), operand(context, x)
+    padded = any(how[2]) or ceil_mode
+    lowest = 1 + math.ceil(limit_at(context, value.scale_bits) if value.bound is None else value.bound)
+    shares = value.backend.affine(cut, value.shares, -lowest if padded else 0, *how)
+    windows = value.like(shares, bound=None if value.bound is None else float(lowest))
+    best, code = _first_largest(context, windows)
+    best = best.bounded(value.bound)
+    places = torch.arange(windows.shape[0]).view(-1, *(1,) * best.dim())
+    index = torch.sum(code * places, 0)
+    return best, ReusableResult(index, code=code)
+
+
+def _placed(kernel: Any, stride: Any, padding: Any, dilation: Any, shape: Any, v: Tensor) -> Tensor:
+    """The transpose of cutting windows out."""
+    out = v.shape[-2:]
+    span = [(out[i] - 1) * stride[i] + 1 for i in (0, 1)]
+    full = [max(shape[i - 2] + 2 * padding[i], span[i] + (kernel[i] - 1) * dilation[i]) for i in (0, 1)]
+    image = v.new_zeros((*shape[:-2], *full))
+    for k in range(v.shape[0]):
+        top, left = (n * d for n, d in zip(divmod(k, kernel[1]), dilation, strict=True))
+        image[..., top : top + span[0] : stride[0], left : left + span[1] : stride[1]] += v[k]
+    return image[..., padding[0] : padding[0] + shape[-2], padding[1] : padding[1] + shape[-1]]
+
+
+def _first_largest(context: Context, windows: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
+    """The maximum along the first dimension, and the one-hot code of the first place that holds it: a tournament."""
+    values, code = windows, None
+    count = windows.shape[0]
+    while count > 1:
+        pairs = count // 2
+        first, second = values[: 2 * pairs : 2], values[1 : 2 * pairs : 2]
+        wins = torch.ge(first, second)
+        best = no_larger(second + torch.mul(first - second, wins), values)
+        win = wins.long()
+        if code is None:
+            codes = torch.stack((win, 1 - win), 1)  # [pairs, 2, ...]
+        else:
+            left, right = code[: 2 * pairs : 2], code[1 : 2 * pairs : 2]
+            win, left, right = win.unsqueeze(1), left[:, :-1], right[:, :-1]  # the last is what is missing of the sum
+            one, other = torch.mul(left, win), right - torch.mul(right, win)
+            last = win - one.sum(1, keepdim=True), 1 - win - other.sum(1, keepdim=True)
+            codes = torch.cat((one, last[0], other, last[1]), 1).bounded(1.0)
+        if count % 2:
+            best = torch.cat((best, values[-1:]))
+            width = codes.shape[1]
+            last = codes[:1, :1] * 0 + 1 if code is None else code[-1:]
+            if last.shape[1] < width:
+                last = torch.cat((last, codes[:1, : width - last.shape[1]] * 0), 1)
+            codes = torch.cat((codes, last))
+        values, code, count = best, codes, values.shape[0] // 2 + count % 2
+    code = torch.ge(windows[:1], windows[:1]).long().unsqueeze(0) if code is None else code
+    return values[0], code[0, : windows.shape[0]]
+
+
+@row("max_pool2d", aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(
+    context: Context, g: Cell, x: Cell, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    indices: Cell,
+) -> SharedTensor:  # fmt: skip
+    how = _windows_of(kernel, stride, padding, dilation, ceil_mode)[:4]
+    value = as_gradient(context, g.content)
+    parts = no_larger(torch.mul(indices.kept["code"], value.unsqueeze(0)), value)
+    meets = math.prod(math.ceil(((k - 1) * d + 1) / s) for k, s, d in zip(how[0], how[1], how[3], strict=True))
+    placed = parts.backend.each(partial(_placed, *how, tuple(x.content.shape)), parts.shares)
+    return parts.like(placed, bound=None if parts.bound is None else parts.bound * meets)
+
+
+@row("avg_pool2d", aten.avg_pool2d.default, note="local")
+def avg_pool2d(
+    context: Context, x: Cell, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor: int | None = None,
+) -> SharedTensor:  # fmt: skip
+    kernel, stride, padding = _windows_of(kernel, stride, padding, 1, ceil_mode)[:3]
+    return F.avg_pool2d(x.content, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+
+
+def _along(context: Context, x: SharedTensor, dim: int, matrix: Tensor) -> SharedTensor:
+    """x times a public matrix [n, m] along a dimension of n entries. Local."""
+    bits = 0 if bool((matrix == matrix.round()).all()) else context.frac_bits
+    whole = (matrix * 2.0**bits).round().to(torch.int64)
+    most = max(1.0, float(whole.abs().sum(0).max()) if whole.numel() else 1.0)
+    x = check_fits(context, x, CAPACITY / most)
+    run = lambda v: products.matmul(v.movedim(dim, -1).contiguous(), whole.to(v.device)).movedim(-1, dim)
+    shares = context.backend.each(run, x.shares)
+    return x.like(shares, x.scale_bits + bits, None if x.bound is None else x.bound * most)
+
+
+def _back(context: Context, g: Cell, shape: Any, matrices: list[Tensor]) -> SharedTensor:
+    """The gradient of what is a matrix [n, m] along each of the last dimensions, of an input of this shape."""
+    value = as_gradient(context, g.content)
+    if not value.numel():
+        return value.like(context.backend.each(lambda v: v.new_zeros(tuple(shape)), value.shares), bound=0.0)
+    for d, matrix in enumerate(matrices):
+        value = as_gradient(context, _along(context, value, d - len(matrices), matrix.t()))
+    return value
+
+
+@row("avg_pool2d", aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, note="local")
+def avg_pool_backward(
+    context: Context, g: Cell, x: Cell, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor: int | None,
+) -> SharedTensor:  # fmt: skip
+    """Along each dimension the sum of a window, or its mean, is a public matrix."""
+    shape, dims = x.content.shape, len(kernel)
+
+    def matrix(d: int) -> Tensor:
+        n = shape[d - dims]
+        lines = torch.eye(n, dtype=torch.float64).view(1, n, n, 1)
+        given = [list(v) * dims if len(v) == 1 else v for v in (kernel, stride or kernel, padding)]
+        sizes = [(v[d], rest) for v, rest in zip(given, (1, 1, 0), strict=True)]
+        return F.avg_pool2d(lines, *sizes, ceil_mode, count_include_pad, 1 if divisor else None)[0, :, :, 0]
+
+    found = _back(context, g, shape, [matrix(d) for d in range(dims)])
+    return found if divisor is None else times(context, found, 1 / divisor, kept_bits(context, found))
+
+
+def _adaptive_backward(dims: int, context: Context, g: Cell, x: Cell) -> SharedTensor:
+    sizes = zip(x.content.shape[-dims:], g.content.shape[-dims:], strict=True)
+    lines = [F.adaptive_avg_pool1d(torch.eye(n, dtype=torch.float64).unsqueeze(0), m)[0] for n, m in sizes]
+    return _back(context, g, x.content.shape, lines)
+
+
+for _dims in (2, 3):
+    _overload = getattr(aten, f"_adaptive_avg_pool{_dims}d_backward").default
+    row("adaptive_avg_pool", _overload, note="local")(partial(_adaptive_backward, _dims))
+
+
+def _interpolation(mode: str, dims: int) -> None:
+    """Rows of an interpolation, which is a public matrix along each dimension: torch's own of unit vectors."""
+    exact, smooth = mode.startswith("_upsample_nearest"), mode.endswith("_aa")
+    name = mode if smooth else f"{mode}{dims}d" if exact else f"upsample_{mode}{dims}d"
+    cornered = not exact and mode != "nearest"
+    flat = mode != "bicubic" and not smooth
+    one = f"{mode}1d" if exact else {"nearest": "upsample_nearest1d"}.get(mode, "upsample_linear1d")
+    run = getattr(aten, one if flat else name).default
+
+    def matrices(sizes: Any, out: Any, given: tuple) -> list[Tensor]:
+        corners, scales = given[:cornered], (*given[cornered:], None, None, None)
+        made = []
+        for n, m, scale in zip(sizes, out, scales, strict=False):
+            lines = torch.eye(n, dtype=torch.float64).unsqueeze(1)
+            made.append(
+                run(lines, [m], *corners, scale)[:, 0] if flat
+                else run(lines.unsqueeze(2), [1, m], *corners, None, scale)[:, 0, 0]
+            )  # fmt: skip
+        return made
+
+    def forward(context: Context, x: Cell, out: Any, *given: Any) -> SharedTensor:
+        value = x.content
+        for d, matrix in enumerate(matrices(value.shape[2:], out, given)):
+            value = _along(context, as_factor(context, value, 0), d - dims, matrix)
+        return value
+
+    def backward(context: Context, g: Cell, out: Any, size: Any, *given: Any) -> SharedTensor:
+        return _back(context, g, size, matrices(size[2:], out, given))
+
+    row("interpolate", getattr(aten, name).default, note="local")(forward)
+    row("interpolate", getattr(aten, f"{name}_backward").default, note="local")(backward)
+
+
+for _mode, _dims in (
+    ("nearest", 1), ("nearest", 2), ("nearest", 3), ("_upsample_nearest_exact", 1), ("_upsample_nearest_exact", 2),
+    ("_upsample_nearest_exact", 3), ("linear", 1), ("bilinear", 2), ("trilinear", 3), ("bicubic", 2),
+    ("_upsample_bilinear2d_aa", 2), ("_upsample_bicubic2d_aa", 2),
+):  # fmt: skip
+    _interpolation(_mode, _dims)
+if hasattr(aten, "_upsample_lanczos2d_aa"):  # from torch 2.14 on
+    _interpolation("_upsample_lanczos2d_aa", 2)

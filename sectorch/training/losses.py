@@ -9,15 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError, DimensionError
-from ..ops.infinity import swapped
+from ..ops.infinity import negated_infinite
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .cells import Cell
-from .elementwise import coded, constant, content, kept_bits
-from .functions import F, aten, torch
-from .operations import GRADIENTS
-from .public import VARYING, Varying, labels_form
-from .scale import as_gradient, factor, operand, times
+from .autograd_values import VARYING, Cell, PublicInput, labels_form
+from .elementwise import constant, content, kept_bits, times_code
+from .fixed_point import as_gradient, factor, operand, times
+from .operations import GRADIENTS, F, aten, torch
 
 row = GRADIENTS.implements
 
@@ -79,7 +77,7 @@ def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ig
         return _secret_code(target, classes, weight).movedim(-1, dim)
     if isinstance(weight, Cell):
         raise ArgumentError("secret class weights are not supported on shares; give them as a plain tensor")
-    if isinstance(target, Varying):
+    if isinstance(target, PublicInput):
         if weight is not None or ignored >= 0:
             raise ArgumentError("what each label counts is a part of the program")
         size = [*target.size]
@@ -108,7 +106,7 @@ def _count(code: Any, dim: int) -> float:
 def _times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
     """x times what each class counts."""
     weighted = isinstance(code, Tensor) and not isinstance(code, SharedTensor) and code.is_floating_point()
-    return torch.mul(x, code.to(x.dtype)) if weighted else coded(context, x, code)
+    return torch.mul(x, code.to(x.dtype)) if weighted else times_code(context, x, code)
 
 
 @row("nll_loss", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, note="public or secret labels")
@@ -118,7 +116,7 @@ def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int
     value = x.content
     taken = -_times_code(context, value if value.infinite is None else value.bounded(value.bound), code).sum(dim)
     if value.infinite is not None:  # looked at where it is added up
-        taken.infinite = swapped(replace(value.infinite, at=None, certain=False))
+        taken.infinite = negated_infinite(replace(value.infinite, at=None, certain=False))
     count = _count(code, dim)
     if reduction == MEAN and not count:
         raise ArgumentError("the mean loss of no label is not a number: all are ignored, or there is none")

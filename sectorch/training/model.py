@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from ..choreography import Party
+from ..config import scheme_of
 from ..errors import ArgumentError, UnsupportedOpError
-from ..nn.accept import refuse_scattered
-from ..ring.scheme import scheme_of
+from ..nn.weights import refuse_scattered
 from ..session import Session
 from ..tensor import Scheme, share_tensor
-from ..tensor.compiling import as_plain
-from .scale import parameter_bits
+from ..tensor.compile_mode import as_plain
+from .fixed_point import parameter_bits
 from .tensor import DifferentiableTensor
 
 

@@ -10,15 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..ops.common import SLACK_BITS, settled, shortened
-from ..ops.ranges import CAPACITY, fitted
+from ..ops.common import CAPACITY, SLACK_BITS, as_factor, check_fits, round_scale
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .cells import Cell, Made, Pool
+from .autograd_values import Cell, Pool, ReusableResult
 from .elementwise import content, towards
-from .functions import F, aten, torch
-from .operations import GRADIENTS, WRITES
-from .scale import as_gradient, at, factor, gradient_bits, operand, state_bits, times, wide
+from .fixed_point import as_gradient, at_scale_bits, at_state_bits, factor, gradient_bits, operand, state_bits, times
+from .operations import GRADIENTS, WRITES, F, aten, torch
 from .tensor import FUNCTIONS
 
 row = GRADIENTS.implements
@@ -61,7 +59,7 @@ def batch_norm(
         y = torch.mul(normal, _of_channels(_secret(context, value, weight), value))
     if bias is not None:
         y = y + _of_channels(content(bias), value)
-    return y, centre.flatten(), Made(inverse.flatten(), normal=normal)
+    return y, centre.flatten(), ReusableResult(inverse.flatten(), normal=normal)
 
 
 def _normalised(context: Context, value: SharedTensor, dims: list[int], eps: float) -> tuple[SharedTensor, ...]:
@@ -70,8 +68,8 @@ def _normalised(context: Context, value: SharedTensor, dims: list[int], eps: flo
         raise ArgumentError(f"eps is not negative on shares, got {eps}")
     n = math.prod(value.shape[d] for d in dims)
     centre = torch.mean(value, dims, keepdim=True)
-    centre = shortened(context, centre, max(context.frac_bits, value.scale_bits))
-    deviation = settled(context, value - centre, 0)
+    centre = round_scale(context, centre, max(context.frac_bits, value.scale_bits))
+    deviation = as_factor(context, value - centre, 0)
     variance = torch.mean(torch.square(deviation), dims, keepdim=True)
     inverse = torch.rsqrt(variance + eps)
     inverse = inverse.bounded(None if inverse.bound is None else eps**-0.5 * 2.0**inverse.scale_bits + 2.0)
@@ -83,12 +81,12 @@ def _normal(context: Context, deviation: SharedTensor, inverse: SharedTensor, n:
     shares = context.backend.multiply(torch.mul, deviation.shares, inverse.shares)
     bits = deviation.scale_bits + inverse.scale_bits
     made = deviation.like(shares, bits, None if deviation.bound is None else 1.01 * math.sqrt(n) * 2.0**bits)
-    return shortened(context, made, context.frac_bits)
+    return round_scale(context, made, context.frac_bits)
 
 
 def _towards(context: Context, running: Cell, now: SharedTensor, momentum: float) -> None:
     """One step of an exponential mean; what the batch raised, it depends on."""
-    start, end = wide(context, running.content), wide(context, now)
+    start, end = at_state_bits(context, running.content), at_state_bits(context, now)
     made = start + times(context, end - start, momentum, state_bits(context))
     bound = towards(start.bound, end.bound, momentum)
     pool = Pool.of([Pool((*running.pool.flags, *context.net.raised))])
@@ -114,10 +112,10 @@ def batch_norm_backward(
     else:
         inverse = torch.rsqrt(_secret(context, shape, var) + eps)
         centred = shape - _of_channels(_secret(context, shape, mean), shape)
-        normal = settled(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
+        normal = as_factor(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
     total = torch.sum(value, dims)
     along = _along(context, value, normal, dims) if training else torch.mul(value, normal).sum(dims)
-    step = settled(context, inverse if scale is None else torch.mul(inverse, scale), 0)
+    step = as_factor(context, inverse if scale is None else torch.mul(inverse, scale), 0)
     inner = as_gradient(context, g.content)
     if training:
         inner = _inner(context, inner, normal, _of_channels(total, shape), _of_channels(along, shape), n)
@@ -134,7 +132,7 @@ def _inner(
 ) -> SharedTensor:
     """g less its mean, and less the part along the normalised input; both means are below the limit of gradients."""
     bits = context.frac_bits + SLACK_BITS
-    first, second = (at(context, times(context, v, 1 / n, bits), bits) for v in (total, along))
+    first, second = (at_scale_bits(context, times(context, v, 1 / n, bits), bits) for v in (total, along))
     most = 2.0 ** (gradient_bits(context) + bits)
     first, second = (v.bounded(None if v.bound is None else min(v.bound, most + 2)) for v in (first, second))
     return as_gradient(context, g - first - torch.mul(normal, second))
@@ -148,13 +146,15 @@ def _along(
     shares = context.backend.multiply(partial(_sums, dims, keepdim), g.shares, normal.shares)
     bits = g.scale_bits + normal.scale_bits
     made = g.like(shares, bits, None if g.bound is None else 1.01 * n * g.bound * 2.0**normal.scale_bits)
-    return fitted(context, made, CAPACITY)
+    return check_fits(context, made, CAPACITY)
 
 
-def _own(context: Context, x: SharedTensor, dims: list[int], eps: float) -> tuple[SharedTensor, SharedTensor, Made]:
+def _own(
+    context: Context, x: SharedTensor, dims: list[int], eps: float
+) -> tuple[SharedTensor, SharedTensor, ReusableResult]:
     """Normalised along some dimensions, with their mean, and the inverse deviation that keeps the former."""
     normal, centre, _, inverse = _normalised(context, x, dims, eps)
-    return normal, centre, Made(inverse, normal=normal)
+    return normal, centre, ReusableResult(inverse, normal=normal)
 
 
 def _own_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> SharedTensor:
@@ -165,7 +165,7 @@ def _own_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> S
     part = operand(context, Cell(value, gradient=True), n)
     total, along = torch.sum(part, dims, keepdim=True), _along(context, part, normal, dims, keepdim=True)
     inner = _inner(context, value, normal, total, along, n)
-    return torch.mul(inner, settled(context, inverse.content.reshape(along.shape), 0))
+    return torch.mul(inner, as_factor(context, inverse.content.reshape(along.shape), 0))
 
 
 def _affine(context: Context, normal: SharedTensor, weight: Any, bias: Any) -> SharedTensor:

@@ -7,15 +7,104 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch as _torch
+import torch.nn.functional as _F
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ShapeError
 from ..ops.infinity import held_to_numbers
+from ..ring import encode
 from ..tensor import SharedTensor
 from ..tensor.infinity import infinite_of
-from ..tensor.table import Context, OpTable, Row
-from .cells import MANY, Cell, Lazy, Made, Pool
-from .targets import taken
+from ..tensor.table import Context, OpRow, OpTable
+from .autograd_values import MANY, VARYING, Cell, DeferredResult, Pool, PublicInput, ReusableResult, floats_form
+
+# torch's functions as rows use them: of SharedTensors they give SharedTensors, which torch's stubs do not say.
+
+
+torch: Any = _torch
+F: Any = _F
+aten: Any = _torch.ops.aten
+
+
+# Public floats beside shared ones: targets of losses, summands and weights, which may be others in each step.
+#
+# They are taken as shares that A has whole, no message, with a bound of few sizes, so that steps with other numbers in
+# them are one program. A row sees a cell and cannot tell it from a secret one; a target has the bits of one that is
+# shared. Larger numbers than `public.SIZES` has stay a part of the program.
+
+
+TARGET, BESIDE = "with the fraction bits of an activation", "with those of what stands beside it"
+
+TAKEN: dict[Any, dict[Any, str]] = {
+    **{key: {0: BESIDE, 1: BESIDE} for key in (aten.add.Tensor, aten.sub.Tensor)},
+    aten.mse_loss.default: {0: TARGET, 1: TARGET},
+    aten.mse_loss_backward.default: {1: TARGET, 2: TARGET},
+    **{
+        key: {1: TARGET}
+        for key in (
+            aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default,
+            aten.huber_loss.default, aten.smooth_l1_loss.default, aten.soft_margin_loss.default,
+        )
+    },
+    **{
+        key: {2: TARGET}
+        for key in (
+            aten.binary_cross_entropy_backward.default, aten.huber_loss_backward.default,
+            aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default,
+        )
+    },
+}  # fmt: skip
+"""By operator, and by the place of an argument: how many fraction bits it gets."""
+
+for _key, _places in TAKEN.items():
+    VARYING.setdefault(_key, {}).update(dict.fromkeys(_places, floats_form))
+
+
+def is_public_floats(value: Any) -> bool:
+    """Whether it is such a tensor, of numbers that are small enough."""
+    if isinstance(value, PublicInput):
+        return value.form.kind == "floats"
+    return type(value) is Tensor and floats_form(value) is not None
+
+
+def as_ring_numbers(context: Context, value: Any, scale_bits: int) -> Any:
+    """It as whole numbers that A and S know."""
+    f = partial(encode, scale_bits=scale_bits)
+    return value.made(context, f, value.size) if isinstance(value, PublicInput) else f(value).to(context.session.device)
+
+
+def largest_target(value: Any, scale_bits: int) -> float:
+    """The bound of the whole numbers: of a tensor's form, not of its content."""
+    form: Any = value.form if isinstance(value, PublicInput) else floats_form(value)
+    return 2.0 ** (form.said[-1] + scale_bits) + 1
+
+
+def as_target_shares(context: Context, value: Any, scale_bits: int) -> SharedTensor:
+    """It as shares. No message."""
+    dtype = value.form.said[1] if isinstance(value, PublicInput) else value.dtype
+    f = partial(encode, scale_bits=scale_bits)
+    shares = (
+        value.embedded(context, f)
+        if isinstance(value, PublicInput)
+        else context.backend.embedded(f(value).to(context.session.device))
+    )
+    return context.tensor(shares, scale_bits, largest_target(value, scale_bits), dtype)
+
+
+def take_targets(context: Context, key: Any, args: tuple) -> tuple:
+    """An operator's arguments, with shares in the places of such tensors."""
+    ways = TAKEN.get(key)
+    if ways is None:
+        return args
+    beside = max([context.frac_bits, *(x.content.scale_bits for x in args if isinstance(x, Cell))])
+    bits = {TARGET: context.frac_bits, BESIDE: beside}
+    return tuple(
+        Cell(as_target_shares(context, v, bits[ways[i]])) if i in ways and is_public_floats(v) else v
+        for i, v in enumerate(args)
+    )
+
 
 GRADIENTS = OpTable(
     "tensors that are trained on",
@@ -48,7 +137,7 @@ class Operation:
     """
 
     key: Any
-    row: Row
+    row: OpRow
     args: tuple
     kwargs: dict[str, Any]
     meta: Any
@@ -78,7 +167,7 @@ def _numbers(op: Operation, x: Any) -> Any:
     return Cell(made, x.gradient, pool=x.pool)
 
 
-def computed(context: Context, op: Operation) -> Any:
+def compute_operation(context: Context, op: Operation) -> Any:
     """The results as cells, in the form of torch's; of an operation in place, its target.
 
     Raises:
@@ -90,13 +179,13 @@ def computed(context: Context, op: Operation) -> Any:
     with context.session.operation(context.party) as net:
         before = len(net.raised)
         args = op.args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), op.args)
-        result = handler(context, *taken(context, op.key, args), **op.kwargs)
-        if op.target is not None and isinstance(result, Lazy):
+        result = handler(context, *take_targets(context, op.key, args), **op.kwargs)
+        if op.target is not None and isinstance(result, DeferredResult):
             result = result.content()
-        if op.target is not None and isinstance(result, (SharedTensor, Made)):
+        if op.target is not None and isinstance(result, (SharedTensor, ReusableResult)):
             hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
             for held in hold:
-                result = held(context, result.content if isinstance(result, Made) else result)
+                result = held(context, result.content if isinstance(result, ReusableResult) else result)
         pool = Pool.of([x.pool for x in op.given])
         pool.add(tuple(net.raised[before:]))
         if len(pool.flags) > MANY:
@@ -116,11 +205,11 @@ def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
     """A row's result, of the shape and dtype that torch gives."""
     if meta is None:  # a gradient that torch does not ask for
         return None
-    if isinstance(y, Lazy):
+    if isinstance(y, DeferredResult):
         made = Cell(None, op.backward, pool=pool, pending=None)
         y.meta, made.lazy, made.kept = meta, y, y.kept
         return made
-    if isinstance(y, Made):
+    if isinstance(y, ReusableResult):
         made = _cell(op, y.content, meta, pool)
         made.kept.update(y.kept)
         return made

@@ -11,17 +11,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..choreography.ledger import Observer, alone
-from ..choreography.program.nodes import uncollected
-from ..choreography.program.trace import Program, Tracing
-from ..default import default_session
-from ..nn.held import Held, Kept
-from ..session import Session
+from ..choreography.ledger import Observer, sole_observer
+from ..choreography.program.trace import Program, ProgramTracer, garbage_collection_paused
+from ..nn.inputs import RetainedTensor, SharedInputSpec
+from ..session import Session, default_session
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .cells import Cell, Pool
-from .public import Brought, Publics, Varying
-from .recording import CURRENT, Recording, play
+from .autograd_values import Cell, InputSource, Pool, PublicInput, Publics
+from .tensor import CURRENT, Recording, play
 
 LASTING = ("code", "normal", "positive")
 """What rows keep beside a cell that a later row needs, or saves a comparison by."""
@@ -34,7 +31,7 @@ MOST_UNUSED = 16
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """A step's program.
 
     Attributes:
@@ -44,19 +41,19 @@ class Traced:
 
     program: Program
     results: frozenset[int]
-    publics: Mapping[str, Brought]
+    publics: Mapping[str, InputSource]
 
 
 class Programs:
     """The programs of one session's steps, by what the steps do."""
 
     def __init__(self):
-        self.known: OrderedDict[Any, Traced | None] = OrderedDict()
+        self.known: OrderedDict[Any, TracedStep | None] = OrderedDict()
         self.traced = 0
         """How many were traced."""
         self._unused = 0
 
-    def of(self, session: Session, recording: Recording, groups: dict[int, int]) -> Traced | None:
+    def of(self, session: Session, recording: Recording, groups: dict[int, int]) -> TracedStep | None:
         """The program of a step; None of one that is computed operator by operator."""
         key, wanted = _key(recording, groups), frozenset(recording.alive)
         found = self.known.get(key)
@@ -69,7 +66,7 @@ class Programs:
         self._unused += 1
         self.traced += 1
         try:
-            found = traced(session, recording, groups, wanted | (found.results if found else frozenset()))
+            found = trace_step(session, recording, groups, wanted | (found.results if found else frozenset()))
         except Exception:  # computed operator by operator, it either goes or says what is wrong
             found = None
         self.known[key] = found
@@ -89,7 +86,9 @@ def _recorded() -> Iterator[None]:
         return
     recording = Recording(_run)
     token = CURRENT.set(recording)
-    with uncollected():  # a step's results are the cells that are there at its end, which must be the same everywhere
+    with (
+        garbage_collection_paused()
+    ):  # a step's results are the cells that are there at its end, which must be the same everywhere
         try:
             yield
         except BaseException:
@@ -101,7 +100,7 @@ def _recorded() -> Iterator[None]:
             CURRENT.reset(token)
 
 
-class Step(ContextDecorator):
+class TrainingStep(ContextDecorator):
     """A step of training as one call, whose program is traced once; see `step`."""
 
     def __init__(self, session: Session | None = None):
@@ -117,7 +116,7 @@ class Step(ContextDecorator):
         """How many programs its session's steps have been traced to."""
         return PROGRAMS.setdefault(self.session, Programs()).traced
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> TrainingStep:
         self._entered.append(_recorded())
         self._entered[-1].__enter__()
         return self
@@ -126,7 +125,7 @@ class Step(ContextDecorator):
         self._entered.pop().__exit__(*raised)
 
 
-def step(session: Session | None = None) -> Step:
+def step(session: Session | None = None) -> TrainingStep:
     """What is inside is a step of training: one call, traced to a program once and run from it afterwards.
 
         with sectorch.step(session):
@@ -148,7 +147,7 @@ def step(session: Session | None = None) -> Step:
     Args:
         session: whose tensors; the default session unless named.
     """
-    return Step(session)
+    return TrainingStep(session)
 
 
 def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
@@ -183,7 +182,7 @@ def _key(recording: Recording, groups: dict[int, int]) -> Any:
         x = before.content
         with torch._C.DisableTorchFunctionSubclass():
             form = tuple(x.shape), x.dtype
-        forms.append((number, *form, Held.of(x), before.gradient, groups.get(number), twins[number]))
+        forms.append((number, *form, SharedInputSpec.of(x), before.gradient, groups.get(number), twins[number]))
     return context.party, context.scheme, tuple(forms), repr(recording.lines)
 
 
@@ -200,7 +199,7 @@ def _run(recording: Recording) -> None:
         _from_program(found, recording, flags)
 
 
-def _agreed(context: Context, found: Traced | None) -> None:
+def _agreed(context: Context, found: TracedStep | None) -> None:
     """Parties that are apart find out whether they have recorded the same step, before anything of it is sent.
 
     Raises DisagreementError.
@@ -225,14 +224,14 @@ def _one_by_one(recording: Recording) -> None:
         cell.kept = dict(made.kept)
 
 
-def traced(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> Traced:
+def trace_step(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> TracedStep:
     """The program of a step, on shapes, with these cells as its results."""
     party, scheme, publics, twins = recording.context.party, recording.context.scheme, Publics(), _twins(recording)
-    with uncollected(), alone(Observer()):
+    with garbage_collection_paused(), sole_observer(Observer()):
         shapes = session.on_shapes()
-        setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
+        setup = shapes.setup(party).tracing = ProgramTracer(shapes.setup(party).call, alone=True)
         with shapes.call(party) as net:
-            net.tracing = Tracing(net.call, setup)
+            net.tracing = ProgramTracer(net.call, setup)
             backend = shapes.backend(net, scheme)
             flag = torch.empty(1, dtype=torch.int64, device="meta")
             flags = {g: backend.again(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
@@ -240,16 +239,16 @@ def traced(session: Session, recording: Recording, groups: dict[int, int], wante
             for number, (_, before) in recording.found.items():
                 first, x, meta = twins[number], before.content, _meta(before.content)
                 content = (
-                    Held.of(x).again(f"cell {number}", meta, shapes, party, scheme)
+                    SharedInputSpec.of(x).again(f"cell {number}", meta, shapes, party, scheme)
                     if first == number
-                    else Held.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
+                    else SharedInputSpec.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
                 )
                 held = (flags[groups[number]],) if number in groups else ()
                 cells[number] = Cell(content, before.gradient, pool=Pool(held, settled=True))
-            varying = [Varying(publics, slot, form) for slot, form in enumerate(recording.forms)]
+            varying = [PublicInput(publics, slot, form) for slot, form in enumerate(recording.forms)]
             play(Context(shapes, party, scheme), recording.lines, cells, varying)
             program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))
-    return Traced(program, wanted, publics.inputs)
+    return TracedStep(program, wanted, publics.inputs)
 
 
 def _meta(x: SharedTensor) -> torch.Tensor:
@@ -257,9 +256,9 @@ def _meta(x: SharedTensor) -> torch.Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
-def _kept(y: SharedTensor) -> Kept:
+def _kept(y: SharedTensor) -> RetainedTensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return Kept(y.backend.kept(y.shares), Held.of(y), y.dtype)
+        return RetainedTensor(y.backend.kept(y.shares), SharedInputSpec.of(y), y.dtype)
 
 
 def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
@@ -290,7 +289,7 @@ def _joined(context: Context, groups: list[tuple]) -> list[Any]:
     return [some[0] if len(some) == 1 else context.backend.joined(some) for some in found]
 
 
-def _from_program(found: Traced, recording: Recording, flags: list[Any]) -> None:
+def _from_program(found: TracedStep, recording: Recording, flags: list[Any]) -> None:
     context = recording.context
     session, party, scheme = context.session, context.party, context.scheme
     backend = session.backend(session.setup(party), scheme)

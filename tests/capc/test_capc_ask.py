@@ -20,12 +20,11 @@ from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.ckks.convert import finest_scale
 from sectorch.dp import ConfidentGNMax, GNMax, LNMax
 from sectorch.federated import FederationError
-from sectorch.federated.models import square
-from sectorch.federated.parties import Simulation
-from sectorch.federated.turns import TURN, Turns
+from sectorch.federated.participants import square
+from sectorch.federated.parties import TURN, Simulation, Turns
 from sectorch.protocols.capc import Panel, SimulatedPanel, TooFewVotersError, Voter
-from sectorch.protocols.capc.apart import all_afford, following
-from sectorch.protocols.capc.spending import Question
+from sectorch.protocols.capc.algorithm import all_afford, following
+from sectorch.protocols.capc.plan import Question
 from sectorch.session import S
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sectorch import ckks
 from sectorch.protocols.capride import CorruptedCiphertextError
-from sectorch.protocols.capride.aggregate import (
+from sectorch.protocols.capride.exchange import (
     blocks,
     copies,
     flood_for,

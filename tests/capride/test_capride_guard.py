@@ -9,7 +9,7 @@ import torch
 
 from sectorch.protocols.capride import CaPriDe, DisaggregationError, Guard, Settings
 from sectorch.protocols.capride.adversary import recover
-from sectorch.protocols.capride.directions import Directions
+from sectorch.protocols.capride.settings import Directions
 
 ON = Settings()
 OFF = replace(ON, leakage=None)

@@ -19,9 +19,8 @@ from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import ArgumentError, TopologyError, UndeclaredMessageError
 from sectorch.protocols.capride import DisaggregationError, Party, Settings
-from sectorch.protocols.capride.exchange import PEERS, Exchange, announce
-from sectorch.protocols.capride.parties import fitted
-from sectorch.protocols.capride.question import Question
+from sectorch.protocols.capride.exchange import PEERS, Exchange, announce, fitted
+from sectorch.protocols.capride.training import Question
 
 NAMES = {"Pk": "P1", "Pl": "P2"}
 SIZES = {"P2": 0.1}

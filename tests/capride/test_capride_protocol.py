@@ -23,13 +23,11 @@ from sectorch.protocols.capride import (
     DisaggregationError,
     ModelError,
     Settings,
-    losses,
+    training,
 )
-from sectorch.protocols.capride import parties as parties_module
-from sectorch.protocols.capride.aggregate import Layout, copies, flood_for, noise_of
-from sectorch.protocols.capride.exchange import Simulated, steps_of
-from sectorch.protocols.capride.parties import Owner
-from sectorch.protocols.capride.question import Question
+from sectorch.protocols.capride import exchange as parties_module
+from sectorch.protocols.capride.exchange import Layout, Owner, Simulated, copies, flood_for, noise_of, steps_of
+from sectorch.protocols.capride.training import Question
 
 
 def error_bound(model: nn.Module, x: torch.Tensor, count: int, p: ckks.Parameters, how: Settings) -> float:
@@ -90,8 +88,8 @@ def test_released_numbers_are_the_plain_ones(made, quick):
     torch.testing.assert_close(found, plain, rtol=0, atol=bound)
     z = predict(models["P2"], question.images).double()
     u = question.logits.double()
-    loss = float(losses.local_uncertainty(u, how.temperature)) - float(found[0])
-    assert loss == pytest.approx(float(losses.approximate_kl(u, z, how.temperature)), abs=bound)
+    loss = float(training.local_uncertainty(u, how.temperature)) - float(found[0])
+    assert loss == pytest.approx(float(training.approximate_kl(u, z, how.temperature)), abs=bound)
     update, exact = question.update(found, hidden.sigma(party)), question.update(plain, 0.0)
     # The gradient is an orthonormal basis applied to the numbers times their scales.
     scale = float(question.moved.scales[: question.numbers].norm())
@@ -116,7 +114,7 @@ def test_more_samples_than_slots_go_in_chunks(made, quick, monkeypatch):
 
 
 def _features(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    from sectorch.protocols.capride.directions import features_and_logits
+    from sectorch.protocols.capride.settings import features_and_logits
 
     with torch.no_grad():
         return features_and_logits(model, x)[0]

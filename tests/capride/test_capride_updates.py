@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sectorch.federated import FederationError
-from sectorch.protocols.capride import ModelError, losses
-from sectorch.protocols.capride.directions import (
+from sectorch.protocols.capride import ModelError, training
+from sectorch.protocols.capride.settings import (
     Directions,
     contrasts,
     deep_directions,
@@ -27,7 +27,7 @@ from sectorch.protocols.capride.directions import (
     head_of,
     of_predictions,
 )
-from sectorch.protocols.capride.update import agreed_logits, deep_update, head_update
+from sectorch.protocols.capride.training import agreed_logits, deep_update, head_update
 
 EXACT = dict(rtol=1e-9, atol=1e-9)
 """float64 throughout: sums of a few thousand terms of order one."""
@@ -47,7 +47,7 @@ def case(n: int = 30, classes: int = 4, seed: int = 0, **kw):
 
 def autograd(model: nn.Module, x: torch.Tensor, z: torch.Tensor, temperature: float) -> dict[str, torch.Tensor]:
     """The gradient that a party could compute if the peer's logits were open."""
-    loss = losses.pairwise(model(x), z, temperature)
+    loss = training.pairwise(model(x), z, temperature)
     names = [name for name, _ in model.named_parameters()]
     return dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
 
@@ -60,8 +60,8 @@ def test_equations_8_and_9(seed: int, temperature: float, classes: int):
     u.requires_grad_()
     logs, peer = (u / temperature).log_softmax(1), (z / temperature).log_softmax(1)
     true = F.kl_div(peer, logs, reduction="sum", log_target=True)
-    torch.testing.assert_close(losses.true_kl(u, z, temperature), true, **EXACT)
-    gradients = [torch.autograd.grad(f(u, z, temperature), u)[0] for f in (losses.true_kl, losses.approximate_kl)]
+    torch.testing.assert_close(training.true_kl(u, z, temperature), true, **EXACT)
+    gradients = [torch.autograd.grad(f(u, z, temperature), u)[0] for f in (training.true_kl, training.approximate_kl)]
     torch.testing.assert_close(*gradients, **EXACT)
 
 

@@ -12,13 +12,22 @@ from hypothesis import strategies as st
 from tenseal import sealapi
 
 from sectorch import ckks
-from sectorch.ckks.linalg.matrices import rotate
-from sectorch.ckks.scheme import arithmetic, levels, multiply
-from sectorch.ckks.scheme.modular import dot, limb_width, minus_, plus_, reduce_, row_sum, times_
-from sectorch.ckks.scheme.ntt import reversed_bits, smallest_root, transform
-from sectorch.ckks.scheme.parameters import DEGREES, Parameters, is_prime, max_bits
-from sectorch.ckks.scheme.seal import context_of, loaded
-from sectorch.ckks.tensor.weighted import _digits, encode_weights, weighted
+from sectorch.ckks.linalg import rotate
+from sectorch.ckks.scheme import ciphertext
+from sectorch.ckks.scheme.ntt import (
+    dot,
+    limb_width,
+    minus_,
+    plus_,
+    reduce_,
+    reversed_bits,
+    row_sum,
+    smallest_root,
+    times_,
+    transform,
+)
+from sectorch.ckks.scheme.seal import DEGREES, Parameters, context_of, is_prime, load_seal_object, max_bits
+from sectorch.ckks.tensor.layers import _digits, encode_weights, weighted_sums
 
 PRIMES = (8209, 268369921, 2147483647, 68719230977, (1 << 50) - 27)
 
@@ -135,7 +144,7 @@ def test_rescaling_is_seals_bit_for_bit(keys):
     c, context = e.cipher, keys.public.context
     c = replace(c, pending=1)
     for _ in range(2):
-        ours = levels.rescale(c)
+        ours = ciphertext.rescale(c)
         for i in range(c.count):
             seal = context.write(c.data[i], c.scale)
             context.evaluator.rescale_to_next_inplace(seal)
@@ -147,7 +156,7 @@ def test_products_are_seals_bit_for_bit(keys):
     a, b = (ckks.encrypt(torch.randn(8, 2, dtype=torch.float64), keys.public).cipher for _ in range(2))
     context = keys.public.context
     for x, y in ((a, b), (a, a)):
-        ours = multiply.multiply(x, y)
+        ours = ciphertext.multiply(x, y)
         for i in range(x.count):
             left, right = (context.write(v.data[i], v.scale) for v in (x, y))
             context.evaluator.multiply_inplace(left, right)
@@ -157,23 +166,23 @@ def test_products_are_seals_bit_for_bit(keys):
 def test_relinearising_is_seals_bit_for_bit(keys):
     e = ckks.encrypt(torch.randn(8, 3, dtype=torch.float64), keys.public, bound=None)
     context, relin = keys.public.context, sealapi.RelinKeys()
-    loaded(relin, context, keys.public.blobs()["relin"], "key")
-    c = multiply.multiply(e.cipher, e.cipher)
+    load_seal_object(relin, context, keys.public.blobs()["relin"], "key")
+    c = ciphertext.multiply(e.cipher, e.cipher)
     for _ in range(3):
-        ours = levels.relinearise(c)
+        ours = ciphertext.relinearise(c)
         for i in range(c.count):
             seal = context.write(c.data[i], c.scale)
             context.evaluator.relinearize_inplace(seal, relin)
             assert np.array_equal(context.read(seal)[0], ours.data[i].numpy())
-        lower = levels.settle(ours)
-        c = multiply.multiply(lower, lower)
+        lower = ciphertext.settle(ours)
+        c = ciphertext.multiply(lower, lower)
 
 
 @pytest.mark.parametrize("steps", [1, 5, -3])
 def test_rotations_are_seals_bit_for_bit(steps):
     keys = ckks.keygen(1, rotations=[steps])
     context, galois = keys.public.context, sealapi.GaloisKeys()
-    loaded(galois, context, keys.public.blobs()["galois"], "key")
+    load_seal_object(galois, context, keys.public.blobs()["galois"], "key")
     c = ckks.encrypt(torch.randn(8, 2, dtype=torch.float64), keys.public).cipher
     ours = rotate(c, steps)
     for i in range(c.count):
@@ -188,9 +197,9 @@ def test_inner_products_are_the_sums_of_seals_products(keys):
     for c in (a, b):
         c.data[0, :, :, :8] = torch.tensor(keys.parameters.primes).view(-1, 1) - 1
     q = torch.tensor(keys.parameters.primes).view(-1, 1)
-    products = multiply.multiply(a, b).data
-    assert torch.equal(multiply.inner(a, b).data[0], products.sum(0).remainder(q))
-    plain = multiply.inner_products(a, a.data.numpy(), b.data[:, :1].contiguous().numpy(), "a test")
+    products = ciphertext.multiply(a, b).data
+    assert torch.equal(ciphertext.inner(a, b).data[0], products.sum(0).remainder(q))
+    plain = ciphertext.inner_products(a, a.data.numpy(), b.data[:, :1].contiguous().numpy(), "a test")
     assert torch.equal(plain[0, 0], products[:, 0].sum(0).remainder(q))
 
 
@@ -237,14 +246,14 @@ def test_sums_are_seals_bit_for_bit(keys):
     for sign, name in ((1, "add_inplace"), (-1, "sub_inplace")):
         seal = context.write(a.data[0], a.scale)
         getattr(context.evaluator, name)(seal, context.write(b.data[0], b.scale))
-        assert np.array_equal(context.read(seal)[0], arithmetic.add(a, b, sign).data[0].numpy())
+        assert np.array_equal(context.read(seal)[0], ciphertext.add(a, b, sign).data[0].numpy())
 
 
 def test_weighted_sums_are_seals_bit_for_bit(keys):
     """A linear layer against SEAL's multiply_plain and add, with the integer weights as plaintext constants."""
     c = ckks.encrypt(torch.randn(8, 3, dtype=torch.float64), keys.public).cipher
     weights = torch.randn(2, 3, dtype=torch.float64)
-    ours, integers = weighted(c, weights), encode_weights(weights, c)
+    ours, integers = weighted_sums(c, weights), encode_weights(weights, c)
     context = keys.public.context
     for o in range(2):
         total = None

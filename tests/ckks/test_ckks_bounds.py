@@ -20,9 +20,8 @@ from torch import nn
 
 import sectorch
 from sectorch import ckks
-from sectorch.ckks.linalg.matrices import rotate
-from sectorch.ckks.scheme.bounds import capacity, encoding_error, fresh_error, rescaling_error
-from sectorch.ckks.scheme.levels import settle
+from sectorch.ckks.linalg import rotate
+from sectorch.ckks.scheme.ciphertext import capacity, encoding_error, fresh_error, rescaling_error, settle
 from sectorch.errors import ArgumentError, SectorchError
 from sectorch.tensor import Scheme
 

@@ -11,8 +11,8 @@ from tenseal import sealapi
 
 from sectorch import ckks
 from sectorch.choreography.streams import PairKey, random_secret
-from sectorch.ckks.scheme import sampling
-from sectorch.ckks.scheme.fresh import _drawn, encoded, fresh
+from sectorch.ckks.scheme import loops
+from sectorch.ckks.scheme.encryption import _drawn, encode_slots, encrypt_fresh
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def coefficients(keys: ckks.Keys, data: torch.Tensor) -> np.ndarray:
 def test_seal_decrypts_zeros_to_an_error_of_its_own_size(small, primes):
     """The variance of a coefficient is that of the rounding, (1 + 2N/3) / 12, and the mean is zero; as for SEAL's."""
     count, degree = 16, 4096
-    error = coefficients(small, fresh(small.public, count, primes))
+    error = coefficients(small, encrypt_fresh(small.public, count, primes))
     variance, size = (1 + 2 * degree / 3) / 12, error.size
     # The coefficients of one error lie along each other by the key; a tenth is far outside of what sampling gives.
     assert abs(error.mean()) < 8 * math.sqrt(variance / size) and abs(error.var() / variance - 1) < 0.1
@@ -54,9 +54,9 @@ def test_seal_decrypts_zeros_to_an_error_of_its_own_size(small, primes):
 
 
 def public_key(keys: ckks.Keys):
-    from sectorch.ckks.scheme.seal import loaded
+    from sectorch.ckks.scheme.seal import load_seal_object
 
-    return loaded(sealapi.PublicKey(), keys.public.context, keys.public.blobs()["public"], "public key")
+    return load_seal_object(sealapi.PublicKey(), keys.public.context, keys.public.blobs()["public"], "public key")
 
 
 def test_seal_encrypts_the_same_under_the_same_randomness_but_for_the_rounding(small):
@@ -70,7 +70,7 @@ def test_seal_encrypts_the_same_under_the_same_randomness_but_for_the_rounding(s
     out = np.empty((1, 2, 3, p.degree), np.int64)
     factors = np.array([float(pow(p.special, -1, q)) for q in p.primes])
     factors = np.where(factors > np.array(p.primes) / 2, factors - np.array(p.primes), factors)
-    sampling.encrypted(
+    loops.encrypt_loop(
         np.empty((0, 0)), u, errors, small.public.encryption_key, out, t.roots, t.scales, t.primes, factors, 0, 1
     )
     words = small.public.context.parse_public_key(small.public.blobs()["public"])
@@ -84,9 +84,9 @@ def test_seal_encrypts_the_same_under_the_same_randomness_but_for_the_rounding(s
 
 
 def test_two_are_never_equal_and_look_uniform(small):
-    data = fresh(small.public, 40, 3)
+    data = encrypt_fresh(small.public, 40, 3)
     assert len({tuple(v.tolist()) for v in data[:, :, 0, :4].flatten(1)}) == 40
-    again = fresh(small.public, 40, 3)
+    again = encrypt_fresh(small.public, 40, 3)
     assert not any(torch.equal(a, b) for a, b in zip(data, again, strict=True))
     for j, q in enumerate(small.parameters.primes):
         words = data[:, :, j].double() / q
@@ -106,7 +106,7 @@ def test_the_draws_have_seals_distributions():
         assert abs((u == value).mean(0) - 1 / 3).max() < 8 * math.sqrt(2 / 9 / 64)
     assert abs((u[:, 1:] * u[:, :-1]).mean()) < 8 * (2 / 3) / math.sqrt(u.size)
     e = errors.astype(np.float64)
-    assert np.abs(e).max() <= sampling.PAIRS and abs(e.mean()) < 8 * math.sqrt(10.5 / e.size)
+    assert np.abs(e).max() <= loops.PAIRS and abs(e.mean()) < 8 * math.sqrt(10.5 / e.size)
     assert abs(e.var() / 10.5 - 1) < 8 * math.sqrt(2 / e.size) and abs((e**3).mean()) < 8 * math.sqrt(
         15 * 10.5**3 / e.size
     )
@@ -119,9 +119,9 @@ def test_the_draws_have_seals_distributions():
 def test_bytes_that_are_refused_leave_no_digit_out():
     out = np.full((1, 20), 7, np.int8)
     bits = np.array([[255, 0, 243, 242, 1, 3]], np.uint8)
-    assert sampling.ternary(bits, out)
+    assert loops.ternary(bits, out)
     assert out[0].tolist() == [-1] * 5 + [1] * 5 + [0, -1, -1, -1, -1] + [-1, 0, -1, -1, -1]
-    assert not sampling.ternary(np.full((1, 20), 250, np.uint8), out), "too few digits are told, not made up"
+    assert not loops.ternary(np.full((1, 20), 250, np.uint8), out), "too few digits are told, not made up"
 
 
 @pytest.mark.parametrize("scale_bits", [20, 40, 70])
@@ -135,7 +135,7 @@ def test_slots_are_encoded_as_seal_encodes_them(small, scale_bits):
     plain = context.parse_plain(context.encode(slots.tolist(), 2, scale), 2)
     from sectorch.ckks.scheme.ntt import transform
 
-    ours = encoded(slots[None, :2000], 4096, scale)[0]
+    ours = encode_slots(slots[None, :2000], 4096, scale)[0]
     q = small.parameters.primes[0]
     found = transform(4096, q).inverse(torch.from_numpy(plain[:1].copy()))[0].numpy()
     off = (found - ours.astype(np.int64)) % q
@@ -147,7 +147,7 @@ def test_slots_are_encoded_as_seal_encodes_them(small, scale_bits):
 def test_values_decrypt_whatever_their_size(small, size):
     """Up to 2^43: coefficients pass 2^52, and are reduced by another way."""
     x = torch.tensor([[1.0], [-1.0], [0.5], [0.0]], dtype=torch.float64).repeat(512, 1) * size
-    data = fresh(small.public, 1, 3, encoded(x.t().numpy(), 4096, 2.0**22))
+    data = encrypt_fresh(small.public, 1, 3, encode_slots(x.t().numpy(), 4096, 2.0**22))
     plain = sealapi.Plaintext()
     small.secret.decryptor.decrypt(small.public.context.write(data[0], 2.0**22), plain)
     found = np.asarray(small.public.context.encoder.decode_complex(plain)).real

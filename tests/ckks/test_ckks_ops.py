@@ -89,7 +89,7 @@ def test_sums_and_products(keys, magnitude, number, seed):
 )
 @settings(max_examples=12)
 def test_polynomials(keys, coefficients, factor):
-    from sectorch.ckks.scheme.polynomial import depth
+    from sectorch.ckks.scheme.ciphertext import depth
 
     if all(c == 0 for c in coefficients[1:]):
         coefficients = [*coefficients, 0.25]
@@ -107,7 +107,7 @@ def test_polynomials(keys, coefficients, factor):
 
 @pytest.mark.parametrize("degree, levels", [(2, 1), (3, 2), (4, 3), (7, 3), (8, 4), (15, 4)])
 def test_polynomial_depth(degree, levels):
-    from sectorch.ckks.scheme.polynomial import depth
+    from sectorch.ckks.scheme.ciphertext import depth
 
     assert depth([0.5] * degree + [1.0]) == levels
     assert depth([0.0] * degree + [1.0]) == math.ceil(math.log2(degree)) or degree not in (2, 4, 8)
@@ -264,7 +264,7 @@ def test_every_error_is_of_the_family():
 
 def test_one_name_for_one_operation():
     """A torch function has the same canonical name in the tables of shares and of ciphertexts."""
-    from sectorch.ckks.tensor.table import CIPHERTEXTS
+    from sectorch.ckks.tensor.ckks_tensor import CIPHERTEXTS
     from sectorch.tensor.table import SHARES
 
     names = {f: row.name for f, row in CIPHERTEXTS.row_of.items()}

@@ -18,13 +18,12 @@ import sectorch
 from sectorch import ckks
 from sectorch.ckks.convert import mask_bits
 from sectorch.ckks.module import parts
-from sectorch.ckks.scheme import flood, levels, modular, ntt, seal
-from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
-from sectorch.ckks.tensor.table import observed
+from sectorch.ckks.scheme import ciphertext, encryption, ntt, seal
+from sectorch.ckks.scheme.encryption import coefficient_error, flood_cost
+from sectorch.ckks.tensor.ckks_tensor import observe_operations
 from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
-from sectorch.nn.models import lenet
-from sectorch.nn.models.small import Square
+from sectorch.nn.models import Square, lenet
 
 DOUBLE = torch.float64
 
@@ -78,7 +77,9 @@ def test_damaged_files_are_refused(keys, tmp_path_factory, data):
 
 def test_seal_bytes_are_checked(keys):
     context = keys.public.context
-    good = sectorch.ckks.scheme.seal.saved(context.write(ckks.encrypt(torch.ones(2, 1), keys).cipher.data[0], 2.0**28))
+    good = sectorch.ckks.scheme.seal.save_seal_object(
+        context.write(ckks.encrypt(torch.ones(2, 1), keys).cipher.data[0], 2.0**28)
+    )
     context.parse(good)
     swapped = [b"\0\0" + good[2:], good[:5] + b"\x01" + good[6:], good[:40] + b"x" * 20 + good[60:]]
     for bad in (b"", good[:10], good[:-1], *swapped):
@@ -402,7 +403,7 @@ def test_keys_that_encrypt_makes_stay_with_their_owner(tmp_path):
     assert torch.allclose((e * e).decrypt(), x * x, atol=1e-2)
     assert torch.allclose((e + sectorch.encrypt(x, e.keys)).decrypt(), 2 * x, atol=1e-2)
     assert torch.allclose(e.decrypt(e.keys.secret), x, atol=1e-2)
-    secret = seal.saved(e.keys.secret._key)
+    secret = seal.save_seal_object(e.keys.secret._key)
     e.save(tmp_path / "e", keys=True)
     e.keys.save(tmp_path / "keys")
     for name in ("e", "keys"):
@@ -435,7 +436,7 @@ PEAK = """
 import resource, sys, torch
 from torch import nn
 from sectorch import ckks
-from sectorch.nn.models.small import Square
+from sectorch.nn.models import Square
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), Square(), nn.AvgPool2d(2), nn.Conv2d(6, 4, 3), Square()).eval()
@@ -462,7 +463,7 @@ def test_the_estimate_of_memory_is_what_a_run_takes():
 
 
 def test_ciphertexts_are_counted_while_they_exist(keys):
-    from sectorch.ckks.scheme.memory import live
+    from sectorch.ckks.scheme.ciphertext import live
 
     before = live()
     e = ckks.encrypt(torch.zeros(1, 30), keys)
@@ -545,10 +546,10 @@ def test_noise_as_it_is_sampled_has_the_width_that_the_distance_counts_on(keys):
     """Of what decrypts: the deviation of every coefficient, and none that is left out."""
     p = keys.parameters
     e = ckks.encrypt(torch.zeros(1, 1, dtype=DOUBLE), keys)
-    c = levels.settle(e.cipher)
-    before = flood.flooded(c, 12)
+    c = ciphertext.settle(e.cipher)
+    before = encryption.add_flood_noise(c, 12)
     q = c.primes[0]
-    change = modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
+    change = ntt.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
     noise = ntt.transform(p.degree, q).inverse(change)
     noise = torch.where(noise > q // 2, noise - q, noise).double()
     wanted = 2.0**12 * coefficient_error(p.degree, 64)
@@ -596,7 +597,7 @@ def test_an_explanation_is_of_its_own_thread_s_operations():
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(1, 4)
     expected = len(ckks.explain(model, x).steps)
     found: list[int] = []
-    with observed(lambda *_: found.append(-1)):
+    with observe_operations(lambda *_: found.append(-1)):
         thread = threading.Thread(target=lambda: found.append(len(ckks.explain(model, x).steps)))
         thread.start()
         thread.join()

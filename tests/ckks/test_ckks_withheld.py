@@ -10,13 +10,13 @@ import sectorch
 from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
 from sectorch.ckks.module import on_shapes
-from sectorch.ckks.scheme.leaving import residues
-from sectorch.ckks.scheme.rerandomise import rerandomised
+from sectorch.ckks.scheme.ciphertext import residues
+from sectorch.ckks.tensor.ckks_tensor import rerandomised
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
-from sectorch.nn.models.small import Square
-from sectorch.protocols.capride.parties import _joined
-from sectorch.protocols.secsv.sealed import _residues
+from sectorch.nn.models import Square
+from sectorch.protocols.capride.exchange import _joined
+from sectorch.protocols.secsv.public import _residues
 
 F = nn.functional
 

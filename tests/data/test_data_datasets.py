@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from sectorch.data import DataError, DatasetMissingError, load
-from sectorch.data.reading import ROOT_VARIABLE
+from sectorch.data.datasets import ROOT_VARIABLE
 from sectorch.data.seeds import derive, generator
 
 

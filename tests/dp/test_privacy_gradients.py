@@ -28,8 +28,17 @@ from sectorch.dp import (
     PrivateGradients,
     sampled_curve,
 )
-from sectorch.dp.clipping import DELTA_BITS, GRID_BITS, SQUARE_BITS, Use, Uses, clipped_sums, largest, margin
-from sectorch.dp.gradients import noised
+from sectorch.dp.gradients import (
+    DELTA_BITS,
+    GRID_BITS,
+    SQUARE_BITS,
+    Use,
+    Uses,
+    add_noise,
+    clipped_sums,
+    largest,
+    margin,
+)
 from sectorch.errors import ArgumentError, ShapeError
 from sectorch.mpc.star.shares import Shares
 from sectorch.tensor.table import Context
@@ -206,7 +215,7 @@ def test_noise_is_two_parties_and_of_the_exact_distribution():
         zeros = sectorch.share(torch.zeros(n), session=session, owner="A")
         context = Context(session, zeros.party, zeros.scheme)
         zero = zeros.like(zeros.shares * 0, GRID_BITS)
-        made = noised(context, zero, sigma * 2.0**-GRID_BITS).shares
+        made = add_noise(context, zero, sigma * 2.0**-GRID_BITS).shares
         assert isinstance(made, Shares)
         at_A, at_S = net.read(made.A, net.A).numpy(), net.read(made.S, net.S).numpy()
     assert not list(seen.ledger)

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from sectorch.federated import FederationError, Scores, Training
-from sectorch.federated.batched import Task, grouped, seconds_of_all, train_all
-from sectorch.federated.scores import equal_opportunity, equalized_odds, scores
-from sectorch.federated.training import features, train
+from sectorch.federated.outcome import equal_opportunity, equalized_odds, scores
+from sectorch.federated.training import Task, features, grouped, seconds_of_all, train, train_all
 from sectorch.protocols.capc import collaboration
 
 

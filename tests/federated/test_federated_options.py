@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.federated import FederationError, Options, Training, option
-from sectorch.federated.options import add_options, chosen, declared, described, sweeps
+from sectorch.federated.command import add_options, chosen, declared, described, sweeps
 
 
 @dataclass(frozen=True)

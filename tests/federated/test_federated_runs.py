@@ -26,10 +26,10 @@ from sectorch.federated import (
     WorkerError,
     Workers,
 )
-from sectorch.federated import parallel as parallel_module
-from sectorch.federated.estimate import agree
+from sectorch.federated import folder as parallel_module
+from sectorch.federated.command import differs, verdict
 from sectorch.federated.outcome import Outcome
-from sectorch.federated.study import differs, verdict
+from sectorch.federated.watch import agree
 
 
 class Ended(Outcome):

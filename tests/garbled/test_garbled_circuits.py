@@ -8,10 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.errors import ArgumentError
-from sectorch.garbled.circuit import ONE, Builder, Circuit
-from sectorch.garbled.gates import add, argmax_circuit, choose, less_than, one_hot_argmax, position, subtract
-from sectorch.garbled.halfgates import colours, evaluate, garble, share_outputs, take_share
-from sectorch.garbled.hashing import private_words
+from sectorch.garbled.circuit import (
+    ONE,
+    Builder,
+    Circuit,
+    add,
+    argmax_circuit,
+    choose,
+    less_than,
+    one_hot_argmax,
+    position,
+    subtract,
+)
+from sectorch.garbled.halfgates import colours, evaluate, garble, private_words, share_outputs, take_share
 
 
 def bits_of(values: torch.Tensor, bits: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sectorch.choreography.ledger import Profile
 from sectorch.errors import ArgumentError, MisplacedValueError, ShapeError
 from sectorch.garbled import argmax_confident, argmax_confident_shares, correlate
-from sectorch.garbled.gates import confident_circuit
+from sectorch.garbled.circuit import confident_circuit
 from sectorch.session import Session
 
 SESSION = Session()

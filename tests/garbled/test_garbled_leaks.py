@@ -1,7 +1,7 @@
 """What Q, A and S see of the garbled steps: uniform bits, the same for every secret, and no two parts related by Delta.
 
 Messages between Q and A are looked at as they arrive, without the pad against S, which would make anything uniform.
-Bounds are those of `sectorch/testing/uniform.py`: p-values against 10^-12, of which some hundred are computed here.
+Bounds are those of `sectorch/testing/outcomes.py`: p-values against 10^-12, of which some hundred are computed here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from sectorch.garbled import (
     correlate,
     halfgates,
     oblivious_transfer,
-    sealing,
+    transfer,
 )
-from sectorch.garbled.gates import argmax_circuit
-from sectorch.garbled.halfgates import garble
-from sectorch.garbled.hashing import private_words
+from sectorch.garbled.circuit import argmax_circuit
+from sectorch.garbled.halfgates import garble, private_words
 from sectorch.session import Session
-from sectorch.testing.uniform import not_uniform
+from sectorch.testing.outcomes import not_uniform
 
 CLASSES, BITS = 4, 12
 
@@ -53,7 +52,7 @@ class View:
 
     def __init__(self, monkeypatch):
         self.seen = defaultdict(list)
-        relay, deliver = sealing.relay, sealing.deliver
+        relay, deliver = transfer.relay, transfer.deliver
 
         def opened(net, value, src, dst):
             arrived = relay(net, value, src, dst)
@@ -61,7 +60,7 @@ class View:
             self.seen[dst.role, f"{path}, {tuple(arrived.shape[1:2])} sealed"].append(net.read(arrived, dst))
             return arrived
 
-        monkeypatch.setattr(sealing, "relay", opened)
+        monkeypatch.setattr(transfer, "relay", opened)
         assert deliver.__globals__["relay"] is opened
 
     def add(self, transcript: Transcript, labels: tuple[str, ...] = ()) -> None:

@@ -27,13 +27,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sectorch.errors import KeyAgreementError
-from sectorch.garbled import baseot
+from sectorch.garbled import transfer
 from sectorch.garbled.circuit import Builder
-from sectorch.garbled.halfgates import evaluate, garble
-from sectorch.garbled.hashing import expand, hash_blocks, private_words, sigma, tweaks
+from sectorch.garbled.halfgates import evaluate, expand, garble, hash_blocks, private_words, sigma, tweaks
 
 P_VALUE = 1e-12
-"""As in `sectorch/testing/uniform.py`: some hundred such values are computed here."""
+"""As in `sectorch/testing/outcomes.py`: some hundred such values are computed here."""
 
 
 def tensor(data: bytes) -> torch.Tensor:
@@ -129,14 +128,14 @@ def test_the_base_point_multiples_are_those_of_rfc_8032():
     clamped[31] = clamped[31] & 127 | 64
     scalar = (int.from_bytes(clamped, "little") % ORDER).to_bytes(32, "little")
     public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
-    assert baseot.base_multiple(scalar).hex() == public
+    assert transfer.base_multiple(scalar).hex() == public
     assert encoded(multiple(int.from_bytes(clamped, "little"), BASE)).hex() == public
 
 
 def transfers(choices: list[int], session: bytes = b"session"):
-    secret, A = baseot.start()
-    answers, keys = baseot.choose(A, choices, session)
-    return secret, A, answers, keys, baseot.finish(secret, A, answers, session)
+    secret, A = transfer.start()
+    answers, keys = transfer.choose(A, choices, session)
+    return secret, A, answers, keys, transfer.finish(secret, A, answers, session)
 
 
 def test_the_receiver_has_the_key_that_it_chose():
@@ -152,9 +151,9 @@ def test_the_receiver_has_the_key_that_it_chose():
 def test_the_group_operations_are_those_of_the_protocol(monkeypatch):
     """R = b G + c A, and H is taken of b A, a R and a (R - A): by the slow arithmetic."""
     seen, scalars = [], []
-    key, scalar = baseot._key, baseot.random_scalar
-    monkeypatch.setattr(baseot, "_key", lambda *a: seen.append(a) or key(*a))
-    monkeypatch.setattr(baseot, "random_scalar", lambda: scalars.append(scalar()) or scalars[-1])
+    key, scalar = transfer._base_key, transfer.random_scalar
+    monkeypatch.setattr(transfer, "_base_key", lambda *a: seen.append(a) or key(*a))
+    monkeypatch.setattr(transfer, "random_scalar", lambda: scalars.append(scalar()) or scalars[-1])
     transfers([0, 1])
     a, b0, b1 = (int.from_bytes(s, "little") for s in scalars)
     A = multiple(a, BASE)
@@ -169,8 +168,8 @@ def test_the_group_operations_are_those_of_the_protocol(monkeypatch):
 
 def test_keys_depend_on_session_answer_and_number():
     secret, A, answers, _, both = transfers([0, 0])
-    assert not torch.equal(baseot.finish(secret, A, answers, b"another"), both)
-    again = baseot.finish(secret, A, answers[[0, 0]], b"session")
+    assert not torch.equal(transfer.finish(secret, A, answers, b"another"), both)
+    again = transfer.finish(secret, A, answers[[0, 0]], b"session")
     assert torch.equal(again[0], both[0])
     assert not torch.equal(again[1], again[0])
 
@@ -198,21 +197,21 @@ def test_the_points_to_reject_are_what_they_are_called():
 def test_points_outside_the_group_are_rejected_on_both_sides(name: str):
     point = tensor(REJECTED[name])
     with pytest.raises(KeyAgreementError, match="outside the group"):
-        baseot.choose(point, [0], b"session")
+        transfer.choose(point, [0], b"session")
     secret, A, answers, _, _ = transfers([0, 1])
     answers[1] = point
     with pytest.raises(KeyAgreementError, match="outside the group"):
-        baseot.finish(secret, A, answers, b"session")
+        transfer.finish(secret, A, answers, b"session")
     with pytest.raises(KeyAgreementError, match="outside the group"):
-        baseot.finish(secret, point, answers[:1], b"session")
+        transfer.finish(secret, point, answers[:1], b"session")
 
 
 def test_answers_do_not_show_the_choice():
     """Bytes of R for choices zero and one, under one A: the same distribution, and that of random points."""
-    _, A = baseot.start()
+    _, A = transfer.start()
     count = 1500
-    samples = [baseot.choose(A, [c] * count, b"session")[0] for c in (0, 1)]
-    samples.append(baseot.tensor_of([baseot.base_multiple(baseot.random_scalar()) for _ in range(count)]))
+    samples = [transfer.choose(A, [c] * count, b"session")[0] for c in (0, 1)]
+    samples.append(transfer.tensor_of([transfer.base_multiple(transfer.random_scalar()) for _ in range(count)]))
     bytes_of = [s.numpy().view(np.uint8).reshape(count, 32) for s in samples]
     for i in range(1, 3):
         # All bytes but the last, which holds 7 bits of y and the sign of x and is looked at by its bits.
@@ -227,6 +226,6 @@ def test_answers_do_not_show_the_choice():
 
 
 def test_scalars_are_uniform():
-    scalars = np.frombuffer(b"".join(baseot.random_scalar() for _ in range(3000)), np.uint8).reshape(-1, 32)
+    scalars = np.frombuffer(b"".join(transfer.random_scalar() for _ in range(3000)), np.uint8).reshape(-1, 32)
     assert stats.chisquare(np.bincount(scalars[:, :31].reshape(-1), minlength=256)).pvalue > P_VALUE
     assert all(int.from_bytes(s.tobytes(), "little") < ORDER for s in scalars)

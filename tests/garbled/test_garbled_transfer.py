@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.errors import KeyAgreementError, TopologyError
-from sectorch.garbled import baseot, correlate, oblivious_transfer, relay
-from sectorch.garbled.hashing import private_words
-from sectorch.garbled.pair import TRANSFERS
-from sectorch.garbled.transfer import correlated_transfer, pack, transposed, unpack
+from sectorch.garbled import correlate, oblivious_transfer, relay, transfer
+from sectorch.garbled.halfgates import private_words
+from sectorch.garbled.transfer import TRANSFERS, correlated_transfer, pack, transpose_streams, unpack
 from sectorch.ring.bitplanes import words_for
 from sectorch.session import Session
 
@@ -101,7 +100,7 @@ def test_packing_and_transposing(count: int, seed: int):
     bits = torch.randint(0, 2, (128, count), generator=torch.Generator().manual_seed(seed))
     columns = torch.stack([pack(row) for row in bits])
     assert all(torch.equal(unpack(words, torch.Size((count,))), row) for words, row in zip(columns, bits, strict=True))
-    blocks = transposed(columns, count)
+    blocks = transpose_streams(columns, count)
     assert blocks.shape == (count, 2)
     apart = (blocks.unsqueeze(-1) >> torch.arange(64)) & 1
     assert torch.equal(apart.reshape(count, 128), bits.T)
@@ -149,7 +148,7 @@ def test_a_bad_point_stops_the_setup(monkeypatch):
     """S hands A a point that is not Q's: sealed, it comes out as noise, which is hardly ever a point."""
     session = Session()
     point = torch.zeros(4).long()
-    monkeypatch.setattr(baseot, "start", lambda: (b"", point))
+    monkeypatch.setattr(transfer, "start", lambda: (b"", point))
     with pytest.raises(KeyAgreementError, match="outside the group"):
         correlate(session.setup(session.answering[0]), session.S)
 

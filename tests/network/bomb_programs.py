@@ -17,7 +17,7 @@ import torch
 
 from sectorch.errors import SectorchError
 from sectorch.nn.module import SecureModule
-from sectorch.nn.program import from_json, load_program
+from sectorch.serving.description import from_json, load_program
 from sectorch.session import Session
 from sectorch.tensor import Scheme
 

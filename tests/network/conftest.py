@@ -13,7 +13,7 @@ from torch import nn
 
 from sectorch.network import Pins, Server, answer
 from sectorch.network.identity.authority import make_authority
-from sectorch.network.parties.stage import enrol
+from sectorch.testing.local_network import enrol
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,7 @@ def settings_of_the_tests(tmp_path_factory):
     to import."""
     programs = SimpleNamespace(Popen=Command, PIPE=PIPE, TimeoutExpired=TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sectorch.network.parties.stage.subprocess", programs)
+        patch.setattr("sectorch.testing.local_network.subprocess", programs)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
 
@@ -31,7 +31,7 @@ def settings_of_the_tests(tmp_path_factory):
 def patience():
     """A party is lost when its connection closes: threads of one busy process may well be silent for four seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sectorch.network.wire.stream.SILENT", 60)
+        patch.setattr("sectorch.network.wire.tls_stream.SILENT", 60)
         yield
 
 

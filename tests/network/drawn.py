@@ -25,16 +25,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sectorch import ckks
 from sectorch.choreography import streams
+from sectorch.choreography.net import Compute
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.choreography.steps import Compute
 from sectorch.dp.noise import Noise
 from sectorch.federated.command import Place
 from sectorch.federated.parties import Simulation
 from sectorch.network.federation.party import Federation
-from sectorch.protocols.capc import asking
+from sectorch.protocols.capc import algorithm
 from sectorch.protocols.capride import exchange
-from sectorch.protocols.capride.parties import Owner
+from sectorch.protocols.capride.exchange import Owner
 
 WHO: ContextVar[tuple | None] = ContextVar("drawn_who", default=None)
 LABEL: ContextVar[str] = ContextVar("drawn_label", default="")
@@ -163,14 +163,14 @@ def _papers(patch: pytest.MonkeyPatch, draws: Draws) -> None:
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(bits), dtype=torch.float64)
         return (drawn * self.scale).round().long()
 
-    noise_of = asking.noise_of
+    noise_of = algorithm.noise_of
 
     def guarded(question, asker, *rest):
         with by("guardian", asker, question.number):
             return noise_of(question, asker, *rest)
 
     patch.setattr(Noise, "sample", sample)
-    patch.setattr(asking, "noise_of", guarded)
+    patch.setattr(algorithm, "noise_of", guarded)
 
     keygen = ckks.keygen
 

@@ -13,7 +13,7 @@ from sectorch.network import Server
 from sectorch.network.federation.party import Federation
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import fingerprint_of
-from sectorch.network.parties.stage import enrol
+from sectorch.testing.local_network import enrol
 
 
 class World:

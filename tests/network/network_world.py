@@ -16,10 +16,9 @@ from sectorch import errors
 from sectorch.network import Pins, Server, Store, connect
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.parties.answer import Answering
-from sectorch.nn.describe import describe, to_json
 from sectorch.nn.inputs import Inputs
 from sectorch.nn.module import SecureModule
-from sectorch.nn.program import from_json, load_program
+from sectorch.serving.description import describe, from_json, load_program, to_json
 from sectorch.session import Session
 from sectorch.tensor import Scheme
 

@@ -15,12 +15,12 @@ from torch import nn
 
 from sectorch import errors
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.mpc.star import seed as seeding
+from sectorch.mpc.star import key_agreement as seeding
 from sectorch.network import Server, answer, connect
 from sectorch.network.identity.identity import context
-from sectorch.network.messages import Serve, form
-from sectorch.network.parties.registry import Registry
-from sectorch.network.wire.link import Link
+from sectorch.network.messages import Serve, message_form
+from sectorch.network.parties.server import Registry
+from sectorch.network.wire.channel import Link
 from sectorch.session import S
 from sectorch.tensor import Scheme
 
@@ -78,7 +78,7 @@ def told(monkeypatch, change) -> None:
     tell = Link.tell
 
     def telling(self, request, *session):
-        tell(self, change(form(request)) if isinstance(request, Serve) else request, *session)
+        tell(self, change(message_form(request)) if isinstance(request, Serve) else request, *session)
 
     monkeypatch.setattr(Link, "tell", telling)
 

@@ -35,7 +35,7 @@ def test_a_model_is_asked_beside_the_loop_and_a_cancelled_call_ends(star):
     x = torch.randn(2, 1, 8, 8)
 
     async def ask():
-        async with aio.Connection(address, made["alice"]) as connection:
+        async with aio.AsyncConnection(address, made["alice"]) as connection:
             assert await connection.models() == ["hospital-b"]
             asked = await connection.model("hospital-b")
             stop = asyncio.Event()
@@ -69,7 +69,7 @@ def test_four_parties_in_one_loop(world):
 
     async def party(name: str):
         own = {role: x for role, x in vectors.items() if role == PARTIES[name]}
-        async with aio.Federation(world.path, name) as federation:
+        async with aio.AsyncFederation(world.path, name) as federation:
             return await federation.run(secure_sum.program, own)
 
     async def all_of_them():
@@ -94,7 +94,7 @@ def test_to_cancel_a_program_ends_it_at_the_others(world):
 
     async def all_of_them():
         async def party(name: str):
-            async with aio.Federation(world.path, name) as federation:
+            async with aio.AsyncFederation(world.path, name) as federation:
                 return await federation.run(stuck)
 
         tasks = {name: asyncio.create_task(party(name)) for name in PARTIES}
@@ -115,7 +115,7 @@ def test_to_cancel_a_program_ends_it_at_the_others(world):
 
 def test_to_cancel_a_party_that_waits_ends_its_wait(world):
     async def wait():
-        async with aio.Federation(world.path, "north") as federation:
+        async with aio.AsyncFederation(world.path, "north") as federation:
             task = asyncio.create_task(federation.run(secure_sum.program, {"H1": torch.zeros(4)}))
             while not world.server._meetings._waiting:
                 await asyncio.sleep(0.01)
@@ -129,4 +129,4 @@ def test_to_cancel_a_party_that_waits_ends_its_wait(world):
 
 def test_it_is_used_within_async_with(world):
     with pytest.raises(errors.ArgumentError, match="within `async with`"):
-        asyncio.run(aio.Federation(world.path, "north").run(secure_sum.program))
+        asyncio.run(aio.AsyncFederation(world.path, "north").run(secure_sum.program))

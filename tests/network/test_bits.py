@@ -16,13 +16,12 @@ from drawn import repeating
 from federation_world import World, each
 from network_world import until
 
-from sectorch.federated.received import merged
+from sectorch.federated.outcome import merged
 from sectorch.federated.training import Training
 from sectorch.protocols import capc, capride, privhfl
 from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.data import load
-from sectorch.protocols.perturbation.federated import PerturbedFL
-from sectorch.protocols.perturbation.settings import Settings as Perturbed
+from sectorch.protocols.perturbation.federated import PerturbedFL, load
+from sectorch.protocols.perturbation.federated import Settings as Perturbed
 
 PARTIES = {
     "capc": {"north": "p1", "south": "p2", "west": "p3", "hub": "S"},

@@ -16,11 +16,10 @@ from sectorch import errors
 from sectorch.choreography import Roles
 from sectorch.choreography.run.frames import Kind, unpack
 from sectorch.network.federation import party as parties
-from sectorch.network.federation.circles import circle, said
-from sectorch.network.federation.meetings import Meetings
+from sectorch.network.federation.broker import SessionBroker, deadlock_message, find_deadlock
 from sectorch.network.messages import Meet, Unmeet
-from sectorch.network.wire import background
-from sectorch.network.wire.link import Link
+from sectorch.network.wire import tls_stream
+from sectorch.network.wire.channel import Link
 
 NAMES = "abcdef"
 
@@ -30,7 +29,7 @@ def test_a_circle_is_found_where_there_is_one(lacking):
     """`lacking`: for whom each party waits. Those that wait for nobody who waits are taken away until none is left."""
     waits = {name: (f"of {name}", tuple(sorted({name, *others}))) for name, others in lacking.items()}
     there = {key: {name} for name, key in waits.items()}
-    found, left = circle(waits, there), dict(lacking)
+    found, left = find_deadlock(waits, there), dict(lacking)
     while free := [name for name, others in left.items() if not (others - {name}) & left.keys()]:
         for name in free:
             del left[name]
@@ -42,7 +41,7 @@ def test_a_circle_is_found_where_there_is_one(lacking):
 
 def test_each_party_is_told_the_labels_of_its_own_sessions():
     waits = {"a": ("one", ("a", "b")), "b": ("two", ("b", "c")), "c": ("three", ("a", "c"))}
-    text = said(["a", "b", "c"], waits, "b")
+    text = deadlock_message(["a", "b", "c"], waits, "b")
     assert "'a' waits for 'b' in 'one', 'b' waits for 'c' in 'two', 'c' waits for 'a';" in text
     assert "three" not in text and "\n" not in text
 
@@ -56,7 +55,7 @@ class Rooms:
 
     def __init__(self):
         self.links: list[Link] = []
-        self.meetings = Meetings(lambda name: [link for link in self.links if link.peer == name])
+        self.meetings = SessionBroker(lambda name: [link for link in self.links if link.peer == name])
 
     def link(self, name: str) -> Link:
         self.links.append(Link(name, lambda link, request: None, on_close=self.meetings.look))
@@ -122,10 +121,10 @@ def test_of_several_connections_each_may_come_until_they_are_gone():
 
 def test_a_thread_that_is_not_this_packages_own_may_come(monkeypatch):
     over, me = threading.Event(), threading.current_thread()
-    own, foreign = background.begin(over.wait, "ours"), threading.Thread(target=over.wait)
+    own, foreign = tls_stream.start_thread(over.wait, "ours"), threading.Thread(target=over.wait)
     for others, expected in (([own], True), ([], True), ([own, foreign], False)):
         monkeypatch.setattr(threading, "enumerate", lambda others=others: [me, *others])
-        assert background.alone() == expected
+        assert tls_stream.no_other_threads() == expected
     over.set()
 
 
@@ -138,7 +137,7 @@ def world(tmp_path_factory):
 
 def test_two_that_wait_for_each_other_hear_of_it(world, monkeypatch):
     """As where one was started again and begins with the first session, while the other is at the second one."""
-    monkeypatch.setattr(parties, "alone", lambda: True)
+    monkeypatch.setattr(parties, "no_other_threads", lambda: True)
     roles = Roles("X Y", "X-Y")
 
     def work(name: str):
@@ -154,7 +153,7 @@ def test_two_that_wait_for_each_other_hear_of_it(world, monkeypatch):
 
 def test_one_that_waits_hears_at_once_that_a_session_it_is_in_has_failed(world, monkeypatch):
     """It is not in a circle with one that is lost and back: it does not wait any more."""
-    monkeypatch.setattr(parties, "alone", lambda: True)
+    monkeypatch.setattr(parties, "no_other_threads", lambda: True)
     roles, held = Roles("X Y", "X-Y"), threading.Event()
 
     def south() -> None:

@@ -21,28 +21,24 @@ import sectorch
 from sectorch import errors
 from sectorch.choreography import Message, protocol
 from sectorch.choreography.declaration import PROTOCOLS, ProtocolSpec
-from sectorch.choreography.ledger import Observer, Transcript, alone
+from sectorch.choreography.ledger import Observer, Transcript, sole_observer
 from sectorch.choreography.roles import STAR, Roles
 from sectorch.ckks.module import ask
 from sectorch.cli.main import run as command
-from sectorch.garbled.sealing import deliver
-from sectorch.mpc.star.share import reveal_to_A
-from sectorch.mpc.star.streamed import mask_streamed
-from sectorch.mpc.star.told import compared
-from sectorch.network.federation.file import read
-from sectorch.network.federation.own import credentials, read_own
+from sectorch.garbled.transfer import deliver
+from sectorch.mpc.star.broadcast import compare_public_values
+from sectorch.mpc.star.linear import mask_streamed_weight
+from sectorch.mpc.star.shares import reveal_to_A
+from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import Policy
-from sectorch.network.federation.programs import Rehearsal, rehearse
-from sectorch.network.federation.reveals import Ledger, bounds_of, often
-from sectorch.network.federation.start import Start, described
-from sectorch.network.federation.taking import Taking
-from sectorch.network.federation.up import Up
-from sectorch.network.parties.said import reason
-from sectorch.network.parties.stage import PROGRAM as COMMAND
-from sectorch.network.parties.stage import free_port
-from sectorch.network.receipts.audit import audit
-from sectorch.network.receipts.page import page
+from sectorch.network.federation.programs import DryParties, dry_run_source
+from sectorch.network.federation.reveals import Ledger, bounds_of, word_counts
+from sectorch.network.federation.service import PartyService, ProgramStart, RunParties, describe_proposal
+from sectorch.network.parties.session import reason
+from sectorch.network.receipts.audit import audit, page
+from sectorch.testing.local_network import PROGRAM as COMMAND
+from sectorch.testing.local_network import free_port
 
 PARTIES = {"alpha": "A", "beta": "S", "gamma": "Q"}
 NAMES = {"Q": "Q", "A": "A", "S": "S"}
@@ -104,7 +100,7 @@ def by_declaring(parties, session, s):
 
 
 def with_no_observer(parties, session, s):
-    with alone(Observer()):
+    with sole_observer(Observer()):
         s.reveal(to="A")
 
 
@@ -170,7 +166,7 @@ def by_comparing(parties, session, s):
     if parties.present("S"):
         own[:3] = (IDS % 251).byte()
     with session.call() as net:
-        compared(net, own, lambda other, mine, came: mine)
+        compare_public_values(net, own, lambda other, mine, came: mine)
 
 
 class Shown:
@@ -192,7 +188,7 @@ def by_a_step_of_ours(parties, session, s):
     """A protocol of the package that the package itself calls, in a step that it was handed."""
     with session.call() as net:
         own = net.own(net.A, OWN["alpha"]["A"].long() if parties.present("A") else torch.zeros(3, dtype=torch.int64))
-        net.fresh(net.A, functools.partial(mask_streamed, net, own), net.fresh(net.A, lambda x: Shown(), own))
+        net.fresh(net.A, functools.partial(mask_streamed_weight, net, own), net.fresh(net.A, lambda x: Shown(), own))
 
 
 def by_a_streamed_weight(parties, session, s):
@@ -227,8 +223,8 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_reveal_that_is_in_the_program_is_in_the_consent_and_changes_the_digest(world, name):
     reveal, why = SHOWN[name]
-    file = read(world.path)
-    found, plain = rehearse(attack(reveal), file), rehearse(attack(lambda *_: None), file)
+    file = read_federation(world.path)
+    found, plain = dry_run_source(attack(reveal), file), dry_run_source(attack(lambda *_: None), file)
     assert found.whole, found.stopped
     assert any(re.search(why, line) for line in found.learned), found.learned
     assert len(found.reveals) > len(plain.reveals) and found.traced != plain.traced
@@ -236,8 +232,8 @@ def test_a_reveal_that_is_in_the_program_is_in_the_consent_and_changes_the_diges
 
 def runs(world, program, bounds=(), label="run"):
     """What each party's run gave, and its ledger; each agreed to what the rehearsal has found, and to the bounds."""
-    file = read(world.path)
-    found = rehearse(program, file)
+    file = read_federation(world.path)
+    found = dry_run_source(program, file)
     written = bounds_of(bounds, lambda name: file.named(name).name)
     ledgers = {
         name: Ledger(name, found.reveals, written, found.sessions, digests=found.digests, messages=found.messages)
@@ -247,7 +243,7 @@ def runs(world, program, bounds=(), label="run"):
     def work(name):
         with world.party(name) as party:
             run = party.taking(OWN[name], f"{label} {id(program)}", ledger=ledgers[name])
-            return program(Taking(run))
+            return program(RunParties(run))
 
     return each(PARTIES, work), ledgers, found
 
@@ -290,10 +286,12 @@ def test_what_was_agreed_to_runs_and_the_ledger_has_it(world):
     """A shape that is public is no secret; every party's own part is there, and nothing else."""
     results, ledgers, found = runs(world, honest)
     assert results["alpha"]["sum"] == 6 + IDS.sum() and ledgers["gamma"].text == "nothing"
-    assert often(ledgers["beta"].sent) == [line for line in found.learned if line.startswith("alpha learns")]
+    assert word_counts(ledgers["beta"].sent) == [line for line in found.learned if line.startswith("alpha learns")]
     results, ledgers, found = runs(world, attack(in_a_loop))
     assert not [r for r in results.values() if isinstance(r, BaseException)], results
-    assert any("the input 'x' of beta" in line and line.endswith("3 times") for line in often(ledgers["beta"].sent))
+    assert any(
+        "the input 'x' of beta" in line and line.endswith("3 times") for line in word_counts(ledgers["beta"].sent)
+    )
 
 
 def by_comparing_what_it_has_noted(parties, session, s):
@@ -301,7 +299,7 @@ def by_comparing_what_it_has_noted(parties, session, s):
     with session.call() as net:
         session.agreement.note(net.A, IDS[0].item() if parties.present("S") else 0.0)
         digest = torch.frombuffer(bytearray(session.agreement._digests[net.A]), dtype=torch.uint8)
-        compared(net, digest, lambda other, mine, came: mine)
+        compare_public_values(net, digest, lambda other, mine, came: mine)
 
 
 def of_other_rows(parties, session, s):
@@ -340,7 +338,7 @@ HIDDEN = {
 
 def in_another_session(parties):
     honest(parties)
-    if not isinstance(parties, Rehearsal):
+    if not isinstance(parties, DryParties):
         with parties.session(STAR, NAMES, label="more") as session:
             shares(parties, session)[1].reveal(to="A")
 
@@ -454,7 +452,7 @@ def test_bounds_are_held_where_a_rehearsal_ends_at_an_announced_shape(world):
 def test_what_a_program_says_to_others_beside_its_messages_holds_nothing(world):
     """Names and shapes of results, texts and kinds of errors, labels, the connection."""
     with world.party("beta") as party:
-        given = Taking(party.taking(OWN["beta"], "x"))
+        given = RunParties(party.taking(OWN["beta"], "x"))
         assert not hasattr(given, "connection") and not hasattr(given, "give_up")
     for kind in (errors.RefusedError, type("IDs811", (errors.RefusedError,), {})):
         try:
@@ -512,10 +510,10 @@ def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, cap
     assert 'reveals = ["alpha=3", "announce:gamma=14"]' in (world.folder / "beta.toml").read_text()
     with caplog.at_level("INFO", "sectorch.query"):
         for name in PARTIES:
-            file, own = read(world.path), read_own(world.path, name)
+            file, own = read_federation(world.path), read_party_config(world.path, name)
             policy = Policy(own, file, name)
             policy.check()
-            party = Up(world.path, file, own, policy, credentials(file, name, own.folder))
+            party = PartyService(world.path, file, own, policy, credentials(file, name, own.folder))
             stopped = threading.Event()
             thread = threading.Thread(target=party.keep, args=(stopped, lambda _: None), daemon=True)
             thread.start()
@@ -523,7 +521,7 @@ def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, cap
             assert until(lambda name=name: world.server._meetings.notes.token(name), 30)
         notes: Queue[dict] = Queue()
         with Federation(world.path, "gamma", on_note=notes.put) as federation:
-            ended = Start(federation, described(federation.file, "gamma", what), notes).run(5.0)
+            ended = ProgramStart(federation, describe_proposal(federation.file, "gamma", what), notes).run(5.0)
         for party, stopped, thread in running:
             stopped.set()
             party.stop()
@@ -546,14 +544,14 @@ def test_a_reveal_without_a_receipt_does_not_leave(world):
     def full(*_):
         raise errors.ReceiptError("no receipt can be written (the disk is full)")
 
-    file, found = read(world.path), None
-    found = rehearse(honest, file)
+    file, found = read_federation(world.path), None
+    found = dry_run_source(honest, file)
     ledgers = {name: Ledger(name, found.reveals, (), found.sessions) for name in PARTIES}
     ledgers["beta"] = Ledger("beta", found.reveals, (), found.sessions, full)
 
     def work(name):
         with world.party(name) as party:
-            return honest(Taking(party.taking(OWN[name], "receipts", ledger=ledgers[name])))
+            return honest(RunParties(party.taking(OWN[name], "receipts", ledger=ledgers[name])))
 
     results = each(PARTIES, work)
     assert isinstance(results["beta"], errors.ReceiptError) and isinstance(results["alpha"], errors.SectorchError)

@@ -25,7 +25,7 @@ import yaml
 
 from sectorch.cli.main import COMMANDS, run
 from sectorch.network.identity.authority import issue
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

@@ -15,7 +15,7 @@ from network_world import until
 from sectorch import errors
 from sectorch.choreography.run.frames import Kind
 from sectorch.network.federation import party as parties
-from sectorch.network.wire import link as links
+from sectorch.network.wire import channel as links
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from secure_sum import HOSPITALS, ROLES, total

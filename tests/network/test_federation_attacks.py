@@ -12,13 +12,12 @@ from network_world import until
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, unpack
 from sectorch.network import messages
-from sectorch.network.federation.file import read
-from sectorch.network.federation.meetings import Meetings
-from sectorch.network.federation.secured import Relayed
-from sectorch.network.wire import link as links
-from sectorch.network.wire import outbox
-from sectorch.network.wire.deadline import Deadline
-from sectorch.network.wire.link import OUTBOX_BYTES, Link
+from sectorch.network.federation.broker import SessionBroker
+from sectorch.network.federation.config import read_federation
+from sectorch.network.federation.sealed_channel import RelayedChannel
+from sectorch.network.wire import channel
+from sectorch.network.wire import channel as links
+from sectorch.network.wire.channel import OUTBOX_BYTES, Deadline, Link
 
 RUN = bytes(range(16))
 
@@ -45,7 +44,7 @@ def test_a_file_that_python_cannot_take_is_a_line(tmp_path, content):
     path = tmp_path / "federation.toml"
     path.write_text(content)
     with pytest.raises(errors.ArgumentError, match="is not TOML") as caught:
-        read(path)
+        read_federation(path)
     assert "\n" not in str(caught.value)
 
 
@@ -76,7 +75,7 @@ def test_many_that_wait_for_room_share_it():
 
 
 def test_one_that_takes_nothing_is_lost_and_holds_up_a_sender_once(monkeypatch):
-    monkeypatch.setattr(outbox, "STUCK", 0.1)
+    monkeypatch.setattr(channel, "STUCK", 0.1)
     stuck = link("south")
     stuck.send(bytes(OUTBOX_BYTES + 1))
     links._hand_on(Frame(Kind.DATA, RUN, payload=b"x"), stuck, ready())
@@ -97,14 +96,14 @@ def test_a_frame_larger_than_a_part_is_not_handed_on():
 
 
 def asked(**more) -> messages.Meet:
-    return messages.read(
+    return messages.parse_message(
         messages.Meet,
         {"do": "meet", "label": "x", "digest": "1", "parties": ["north", "south"], "time": time.time(), **more},
     )
 
 
 def test_one_that_takes_nothing_holds_up_no_meeting():
-    meetings, stuck = Meetings(), link()
+    meetings, stuck = SessionBroker(), link()
     meetings.meet(stuck, asked())
     stuck.send(bytes(OUTBOX_BYTES + 1))
     found = each(["south"], lambda name: meetings.meet(link(name), asked(digest="2")), seconds=10)
@@ -113,7 +112,7 @@ def test_one_that_takes_nothing_holds_up_no_meeting():
 
 def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
     """Those that come after it in the list are told of the session, and then that it is over."""
-    meetings, south = Meetings(), link("south")
+    meetings, south = SessionBroker(), link("south")
     north = link()
     open_ = north.open
 
@@ -132,7 +131,7 @@ def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
 
 def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
     """Or one that is sending hears first that its session is not open, and not why."""
-    meetings, north, south = Meetings(), link("north"), link("south")
+    meetings, north, south = SessionBroker(), link("north"), link("south")
     meetings.meet(north, asked())
     meetings.meet(south, asked())
     heard, part, refuse = [], south.part, south.refuse
@@ -147,7 +146,7 @@ def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
 @pytest.mark.parametrize("said", [10**400, True, -1e13], ids=["huge", "bool", "ancient"])
 def test_a_time_that_is_none(said):
     with pytest.raises(errors.FrameError, match="time: "):
-        Meetings().meet(link(), asked(time=said))
+        SessionBroker().meet(link(), asked(time=said))
 
 
 def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
@@ -157,7 +156,7 @@ def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
     def work(name: str):
         with world.party(name) as federation:
             if name == "north":
-                federation.connection.ask(asked(label="y", digest=federation.file.digest), messages.Missing)
+                federation.connection.ask(asked(label="y", digest=federation.file.digest), messages.PartiesMissing)
                 assert until(lambda: not world.server._meetings._waiting, 30)
                 try:
                     return until(lambda: len(world.server._meetings) == 0, 10)
@@ -172,7 +171,7 @@ def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
 
 def test_frames_that_are_not_sealed_are_no_words_of_the_other_end():
     """The server cannot make a party that hangs look alive."""
-    channel = Relayed(link(), RUN, Deadline("'south'", 0.3))
+    channel = RelayedChannel(link(), RUN, Deadline("'south'", 0.3))
     over = threading.Event()
 
     def credits() -> None:

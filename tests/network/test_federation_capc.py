@@ -19,7 +19,7 @@ from sectorch.federated.folder import RunFolder
 from sectorch.federated.parties import Simulation
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch
-from sectorch.protocols.capc import CaPC, Settings, asking, collaboration, plan
+from sectorch.protocols.capc import CaPC, Settings, algorithm, collaboration, plan
 
 ROLES = {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}
 QUICK = Settings(
@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on_and_nothing_is_paid_twice(world, made, tmp_path):
     assert all(isinstance(found[name], NetworkError) for name in ("south", "west", "hub")), found
     kept = (tmp_path / "north" / "run" / "labels" / "p1-0.pt").read_bytes()
 
-    noises, real = [], asking.noise_of
+    noises, real = [], algorithm.noise_of
 
     def lost(question, asker, *rest):
         noises.append((question.mark, real(question, asker, *rest)))
@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_and_nothing_is_paid_twice(world, made, tmp_path):
         return noises[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "noise_of", lost)
+        patch.setattr(algorithm, "noise_of", lost)
         found = taking_part(world, made, tmp_path)
         assert isinstance(found["hub"], FederationError) and isinstance(found["north"], NetworkError), found
         found = taking_part(world, made, tmp_path)
@@ -183,18 +183,18 @@ def test_a_question_that_was_answered_is_not_answered_again_in_one_run(made, tmp
     parties, _, classes = made
     asker, paid = parties[0].elsewhere(), []
 
-    said = [(asking.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
+    said = [(algorithm.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
 
     class Account:
         def __init__(self, asking_, party, planned, question):
             self.affords, self.refused, self.pay = dict, list, lambda queries: paid.append(question.number)
 
-    monkeypatch.setattr(asking, "_Account", Account)
-    monkeypatch.setattr(asking, "following", lambda *_: said.pop(0))
-    monkeypatch.setattr(asking, "all_afford", lambda _, own: own)
-    monkeypatch.setattr(asking.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
-    monkeypatch.setattr(asking.Asking, "_takes_part", lambda *_: False)
-    follower = asking.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), object())
+    monkeypatch.setattr(algorithm, "_Account", Account)
+    monkeypatch.setattr(algorithm, "following", lambda *_: said.pop(0))
+    monkeypatch.setattr(algorithm, "all_afford", lambda _, own: own)
+    monkeypatch.setattr(algorithm.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
+    monkeypatch.setattr(algorithm.Asking, "_takes_part", lambda *_: False)
+    follower = algorithm.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), object())
     with pytest.raises(FrameError, match="question 0 again in one run: 1 was last"):
         follower.follow(asker, Watch())
     assert paid == [0, 1]

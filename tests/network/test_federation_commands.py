@@ -13,7 +13,7 @@ from network_world import until
 from paper_world import PAPERS, Paper, compared, costs, started
 
 from sectorch.cli.main import run
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 
 def alone(paper: Paper, folder: Path) -> float:

@@ -11,11 +11,17 @@ import pytest
 
 from sectorch import errors
 from sectorch.cli.main import run
-from sectorch.network.federation.file import parse, read, text
-from sectorch.network.federation.own import credentials, read_own, server_credentials
+from sectorch.network.federation.config import (
+    credentials,
+    federation_text,
+    parse,
+    read_federation,
+    read_party_config,
+    server_credentials,
+)
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import fingerprint_of
-from sectorch.network.parties.stage import enrol
+from sectorch.testing.local_network import enrol
 
 A, B = ("SHA256:" + letter * 43 for letter in "AB")
 
@@ -31,9 +37,9 @@ def test_a_file_says_all_and_its_text_says_the_same(tmp_path):
     whole["federation"] |= {"edges": [["south", "north"]], "largest_message_mb": 7}
     federated = parse(whole)
     written = tmp_path / "x.toml"
-    written.write_text(text(federated))
+    written.write_text(federation_text(federated))
 
-    assert read(written) == federated
+    assert read_federation(written) == federated
     assert federated.servers == {"cloud": "cloud.example:7100"} and federated.home("north") == "cloud"
     federated.check_edge("north", "south")
     with pytest.raises(errors.ArgumentError, match="no edge between 'north' and 'east'"):
@@ -107,16 +113,16 @@ def test_a_clock_that_was_set_back(folder):
 def test_up_refuses_before_a_port_opens(folder, capsys):
     """Whoever accepts nothing and serves nothing, is not there, or has another's key."""
     path = folder / "federation.toml"
-    path.write_text(text(of(folder)))
+    path.write_text(federation_text(of(folder)))
     for name, why in (("north", "accepts nothing yet"), ("nobody", "has no party 'nobody'")):
         assert run(["up", str(path), "--as", name]) == 1
         assert why in capsys.readouterr().err
     assert run(["federation", "check", str(path), "--as", "nobody"]) == 1
     assert "has no party 'nobody'" in capsys.readouterr().err
-    path.write_text(text(parse(said())))
+    path.write_text(federation_text(parse(said())))
     (folder / "north.toml").write_text(
         '[[accept]]\nprogram = "x.py:f"\nsource = "' + "0" * 64 + '"\nparties = ["north"]\nfrom = ["north"]\n'
     )
     assert run(["up", str(path), "--as", "north"]) == 1
     assert "cannot read the program" in capsys.readouterr().err
-    assert read_own(path, "north").accept[0]["program"] == "x.py:f"
+    assert read_party_config(path, "north").accept[0]["program"] == "x.py:f"

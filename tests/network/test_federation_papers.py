@@ -12,11 +12,9 @@ from sectorch.choreography.ledger import Profile
 from sectorch.errors import SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
-from sectorch.protocols.perturbation import noise
+from sectorch.protocols.perturbation import messages
 from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.data import load
-from sectorch.protocols.perturbation.federated import PerturbedFL
-from sectorch.protocols.perturbation.settings import Settings
+from sectorch.protocols.perturbation.federated import PerturbedFL, Settings, load
 
 CLIENTS = {"server-party": "Server", "north": "C0", "south": "C1", "west": "C2"}
 
@@ -50,10 +48,10 @@ def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, 
     how = Settings(clients=3, rounds=4, batch_size=8, exchange=exchange, learning_rate=0.05)
     data = load("digits", None, torch.float64)
     model = build("mlp3", data, torch.float64, 0)
-    monkeypatch.setattr(noise, "os", Seeded())
+    monkeypatch.setattr(messages, "os", Seeded())
     with Profile() as whole:
         expected = PerturbedFL(data, model, how).run()
-    monkeypatch.setattr(noise, "os", Seeded())
+    monkeypatch.setattr(messages, "os", Seeded())
 
     def work(name: str):
         start = model if name == "server-party" else build("mlp3", data, torch.float64, 7)

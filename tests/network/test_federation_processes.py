@@ -16,7 +16,7 @@ from commands import PIPE, Command
 from network_world import until
 
 from sectorch.cli.main import run
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "secure_sum.py"
 PARTIES = {"north": "H1", "south": "H2", "west": "H3", "collector": "C"}

@@ -10,10 +10,10 @@ from sectorch.choreography import Party
 from sectorch.choreography.ledger import Profile
 from sectorch.errors import ArgumentError
 from sectorch.protocols.secsv import Settings, Training, build, fedavg, federation, testing
-from sectorch.protocols.secsv.parties import TWO_SERVERS
+from sectorch.protocols.secsv.evaluation import Utilities
 from sectorch.protocols.secsv.program import Program
 from sectorch.protocols.secsv.secsv import SecSVTester, joint_keys
-from sectorch.protocols.secsv.utilities import Utilities
+from sectorch.protocols.secsv.secure import TWO_SERVERS
 from sectorch.protocols.secsv.values import coalitions
 
 ROLES = {"north": "C1", "south": "C2", "west": "C3", "hub": "P", "helper": "X"}

@@ -12,8 +12,8 @@ from network_world import until
 from sectorch import errors
 from sectorch.choreography import Message, Roles, protocol
 from sectorch.federated.parties import Simulation
-from sectorch.network.federation.meetings import Meetings
-from sectorch.network.messages import Begins
+from sectorch.network.federation.broker import SessionBroker
+from sectorch.network.messages import SessionBegin
 
 PARTIES = {"hub": "P", "helper": "X", "north": "H", "south": "K"}
 PAIR = Roles("L R", edges="L-R")
@@ -49,14 +49,14 @@ def world(tmp_path_factory):
 )
 def test_a_session_is_at_the_server_that_takes_part_in_it(world, monkeypatch, left, right, at):
     """Equal to one process, and only that server names it; where none takes part, the first one does."""
-    begun, begin = defaultdict(int), Meetings._begin
+    begun, begin = defaultdict(int), SessionBroker._begin
     named = {id(server._meetings): name for name, server in world.servers.items()}
 
     def noted(self, *arguments):
         begun[named[id(self)]] += 1
         return begin(self, *arguments)
 
-    monkeypatch.setattr(Meetings, "_begin", noted)
+    monkeypatch.setattr(SessionBroker, "_begin", noted)
     inputs = {"x": torch.tensor([1, 2**62, -3]), "y": torch.tensor([5, -7, 2**62])}
     playing = {name: role for name, role in PARTIES.items() if role in (left, right)}
 
@@ -77,7 +77,7 @@ def test_a_server_that_begins_a_session_of_another_one_is_not_heard(world):
     with world.party("north") as north:
         for parties in (["hub", "north"], ["nobody", "north"], []):
             with pytest.raises(errors.FrameError, match="at another one, or of nobody"):
-                north._serve("helper", Begins(label="x", parties=parties, meeting="00" * 16))
+                north._serve("helper", SessionBegin(label="x", parties=parties, meeting="00" * 16))
 
 
 def test_a_server_that_went_is_dialled_again_by_the_next_session(world):

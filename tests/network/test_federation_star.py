@@ -15,7 +15,7 @@ from sectorch.choreography.roles import STAR
 from sectorch.dp import GNMax
 from sectorch.errors import ArgumentError, IdentityError, KeyAgreementError, SectorchError
 from sectorch.federated.parties import Simulation
-from sectorch.mpc.star import seed as seeding
+from sectorch.mpc.star import key_agreement as seeding
 from sectorch.protocols.capc.ask import Panel, Voter
 from sectorch.protocols.privhfl.query import plain_query, secure_query
 from sectorch.session import Session

@@ -15,9 +15,7 @@ from sectorch.choreography import Phase, Sent
 from sectorch.choreography.run.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import FrameError, NetworkError, PeerLostError
-from sectorch.network.wire.channel import TOGETHER, Channel
-from sectorch.network.wire.deadline import Deadline
-from sectorch.network.wire.link import Link
+from sectorch.network.wire.channel import TOGETHER, Channel, Deadline, Link
 from sectorch.session import A, Q, S
 
 SESSION = bytes(range(16))

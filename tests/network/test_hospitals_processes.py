@@ -15,7 +15,7 @@ import pytest
 from commands import PIPE, Command, run_command
 
 from sectorch.cli.main import run
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals.py"
 PARTIES = {"north": "Q", "east": "A", "south": "S", "mid": "H4", "west": "H5"}

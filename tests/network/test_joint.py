@@ -15,9 +15,9 @@ import sectorch
 from sectorch import errors
 from sectorch.choreography.ledger import Profile
 from sectorch.network import connect
-from sectorch.network.parties import joint
-from sectorch.network.parties.known import OWN, Known
+from sectorch.network.parties import batching
 from sectorch.network.parties.server import RUNNING
+from sectorch.network.parties.session import OWN, ProgramCache
 from sectorch.session import Session
 
 CLIENTS = 5
@@ -55,8 +55,8 @@ def expected(small_model):
 def groups(monkeypatch):
     """How many calls were taken together, at S and at A, each time."""
     found: list[int] = []
-    inner = joint.run
-    monkeypatch.setattr(joint, "run", lambda group: (found.append(len(group)), inner(group)))
+    inner = batching.run
+    monkeypatch.setattr(batching, "run", lambda group: (found.append(len(group)), inner(group)))
     return found
 
 
@@ -136,7 +136,7 @@ def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, group
 
 
 def test_a_call_that_fails_at_a_in_the_middle_leaves_the_others(world, remotes, expected, groups, monkeypatch):
-    inner, count = joint.take_together, [0]
+    inner, count = batching.run_in_lockstep, [0]
 
     def failing(calls):
         if len(calls) == CLIENTS:
@@ -152,7 +152,7 @@ def test_a_call_that_fails_at_a_in_the_middle_leaves_the_others(world, remotes, 
                 runtime.post = once
         inner(calls)
 
-    monkeypatch.setattr(joint, "take_together", failing)
+    monkeypatch.setattr(batching, "run_in_lockstep", failing)
     held, wrong = Held(world), {}
     found, threads = asked(remotes, wrong)
     assert held.ready(CLIENTS)
@@ -227,7 +227,7 @@ def _party(facts: dict) -> str:
 def test_old_weights_are_not_kept_for_ever(world):
     """A party that changes its model again and again holds a few of them."""
     description, weights = world.described
-    known, session = Known(), Session(dry=True)
+    known, session = ProgramCache(), Session(dry=True)
     for _ in range(3 * OWN):
         served, key = known.served(description, dict(weights))
         known.module(served, key, session, session.answering[0], sectorch.Scheme())

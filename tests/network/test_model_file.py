@@ -24,10 +24,9 @@ from sectorch import Inputs
 from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, ProgramError, TrainingModeError
 from sectorch.network import save_model
-from sectorch.nn.describe import describe, to_json
-from sectorch.nn.model_file import KEY, MAX_HEADER, read_model, write_model
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import MAX_JSON
+from sectorch.serving.description import MAX_JSON, describe, to_json
+from sectorch.serving.model_file import KEY, MAX_HEADER, read_model, write_model
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
 PARTY = ["--name", "b", "--cert", "none.pem", "--key", "none.pem", "--ca", "none.pem"]
@@ -237,7 +236,7 @@ def test_convert_writes_over_no_source(tmp_path, capsys):
 MEASURED = """
 import resource, sys
 from sectorch.errors import SectorchError
-from sectorch.nn.model_file import read_model
+from sectorch.serving.model_file import read_model
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

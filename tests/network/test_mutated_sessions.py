@@ -20,7 +20,7 @@ from network_world import Trio, resident, until
 import sectorch
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
-from sectorch.network.wire.link import Link
+from sectorch.network.wire.channel import Link
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 IN_TIME = 60.0

@@ -20,11 +20,10 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.network import Credentials, Pins, answer, connect
-from sectorch.network.messages import Serve, form, read
+from sectorch.network.messages import Serve, message_form, parse_message
 from sectorch.network.names import name_of, readable
 from sectorch.network.parties.server import Server
-from sectorch.network.wire.channel import error_of
-from sectorch.network.wire.link import Link
+from sectorch.network.wire.channel import Link, error_of
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 RULE = r"is 1 to 64 letters \(ASCII\), digits and _ \. - @, and starts with a letter or digit; got "
@@ -217,7 +216,7 @@ def refused_when_relayed(trio, monkeypatch, name: str) -> str:
     tell = Link.tell
 
     def relayed(self, request, *session):
-        tell(self, {**form(request), "for": name} if isinstance(request, Serve) else request, *session)
+        tell(self, {**message_form(request), "for": name} if isinstance(request, Serve) else request, *session)
 
     with monkeypatch.context() as patch:
         patch.setattr(Link, "tell", relayed)
@@ -232,7 +231,7 @@ def refused_when_relayed(trio, monkeypatch, name: str) -> str:
 def test_a_server_that_lists_what_is_no_name_is_refused_by_the_client(star, listed):
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
-        connection.ask = lambda request, kind: read(kind, {"models": listed}, "reply")
+        connection.ask = lambda request, kind: parse_message(kind, {"models": listed}, "reply")
         if listed == [TWO_PARTS]:
             assert connection.models() == listed
             return

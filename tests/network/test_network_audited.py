@@ -17,15 +17,15 @@ import sectorch
 from sectorch import errors
 from sectorch.audits import _Here
 from sectorch.choreography import Phase
+from sectorch.choreography.run.dealer_replay import DealerReplay
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.choreography.run.rehearsal import Rehearsal
+from sectorch.config import Scheme
 from sectorch.mpc.star.audit import Promise
 from sectorch.network import answer
 from sectorch.network.federation.policy import _accepted
 from sectorch.network.identity.identity import fingerprint
-from sectorch.network.parties.admission import Admission
-from sectorch.network.store.store import Store
-from sectorch.ring.scheme import Scheme
+from sectorch.network.parties.answer import Admission
+from sectorch.network.store import Store
 
 AUDITED = Scheme(audited=2)
 GOOD = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def insisting(pki, tmp_path):
 def cheat(monkeypatch, promising: bool, calls=lambda call: True) -> None:
     """Q adds 1 to all that it deals, and promises so if `promising`."""
     here = threading.local()
-    own, rehearsed, sent = _Here.promise, Rehearsal.transfer, PartyRuntime.transfer
+    own, rehearsed, sent = _Here.promise, DealerReplay.transfer, PartyRuntime.transfer
 
     def false(line, value):
         dealt = line.phase == Phase.OFFLINE and line.path != "audit" and line.src.role == "Q" and calls(line.call)
@@ -68,7 +68,7 @@ def cheat(monkeypatch, promising: bool, calls=lambda call: True) -> None:
         return sent(self, line, false(line, value) if self.me.role == "Q" else value)
 
     monkeypatch.setattr(_Here, "promise", promise)
-    monkeypatch.setattr(Rehearsal, "transfer", rehearse)
+    monkeypatch.setattr(DealerReplay, "transfer", rehearse)
     monkeypatch.setattr(PartyRuntime, "transfer", transfer)
 
 

@@ -10,9 +10,8 @@ from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.choreography.streams import PairKey
-from sectorch.network.parties.said import load
-from sectorch.network.parties.session import PartySession
-from sectorch.nn.where import placed
+from sectorch.network.parties.session import PartySession, load_loops
+from sectorch.nn.source_location import located_errors
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -21,7 +20,7 @@ X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 def uncollected():
     """Nothing is collected but what somebody asks for, which is counted."""
     asked = []
-    load()  # which collects, once
+    load_loops()  # which collects, once
     gc.collect()
     gc.disable()
     gc.callbacks.append(callback := lambda phase, info: asked.append(info["generation"]) if phase == "start" else None)
@@ -70,7 +69,7 @@ def test_a_session_that_ends_lets_go_of_its_secrets_at_once(
 
 def test_a_collection_passes_over_what_was_loaded_before_a_connection():
     """It holds the interpreter's lock, and signs of life wait for it: with many clients on few cores, for too long."""
-    load.__wrapped__()
+    load_loops.__wrapped__()
     assert gc.get_freeze_count() > 100_000
     assert len(gc.get_objects()) < 5000
 
@@ -79,7 +78,7 @@ def test_a_collection_passes_over_what_was_loaded_before_a_connection():
 def test_an_error_with_a_place_does_not_keep_itself_alive(error):
     """Its frames hold shares: where it were its own cause, they would stay until the next collection."""
     error.place = "layer '0' (Linear)"
-    with pytest.raises(type(error)) as caught, placed():
+    with pytest.raises(type(error)) as caught, located_errors():
         raise error
     assert caught.value.__cause__ is not caught.value
     assert caught.value.__context__ is not caught.value

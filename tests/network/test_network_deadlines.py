@@ -10,11 +10,9 @@ from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack
-from sectorch.network.wire import deadline as deadlines
-from sectorch.network.wire.channel import Channel
-from sectorch.network.wire.deadline import Deadline
-from sectorch.network.wire.link import Link
-from sectorch.network.wire.turns import Turns
+from sectorch.network.wire import channel as deadlines
+from sectorch.network.wire.channel import Channel, Deadline, Link
+from sectorch.network.wire.fair_queue import FairQueue
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -84,7 +82,7 @@ def test_an_end_is_heard_while_another_party_is_waited_for():
 
 
 def test_an_end_is_heard_while_a_turn_is_waited_for():
-    turns, channel = Turns(1), Link("alice", lambda *_: None).open(bytes([1]) * 16)
+    turns, channel = FairQueue(1), Link("alice", lambda *_: None).open(bytes([1]) * 16)
     channel.on_failure(turns.wake)
     said = []
 
@@ -107,7 +105,7 @@ def test_an_end_is_heard_while_a_turn_is_waited_for():
 
 
 def test_one_client_that_has_all_running_calls_does_not_keep_out_another():
-    turns, ran = Turns(2), []
+    turns, ran = FairQueue(2), []
     with turns.turn("many", lambda: None), turns.turn("many", lambda: None):
         with turns.turn("one", lambda: None):
             ran.append("one")

@@ -12,10 +12,10 @@ from network_world import described, until
 
 from sectorch import errors
 from sectorch.network import Server, connect
-from sectorch.network.commands.everywhere import keep_answering
+from sectorch.network.commands.serve import keep_answering
 from sectorch.network.parties.answer import Answering
-from sectorch.network.parties.stage import free_port
-from sectorch.network.wire.dial import refusal
+from sectorch.network.wire.endpoints import refusal
+from sectorch.testing.local_network import free_port
 
 
 @pytest.mark.parametrize("way", ["reset", "closed"])

@@ -15,8 +15,8 @@ from network_world import Trio, handles, resident, until
 
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
-from sectorch.network.wire.link import Link
-from sectorch.network.wire.listen import Listener
+from sectorch.network.wire.channel import Link
+from sectorch.network.wire.endpoints import Listener
 from sectorch.nn.models import ZOO
 
 IN_TIME = 60.0

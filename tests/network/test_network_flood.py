@@ -16,11 +16,10 @@ from torch import nn
 
 from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack, parts_of
 from sectorch.errors import FrameError, NetworkError, PeerLostError
-from sectorch.network.parties.stage import Stage
 from sectorch.network.wire import channel as channels
-from sectorch.network.wire import link as links
-from sectorch.network.wire.channel import Channel
-from sectorch.network.wire.link import Link
+from sectorch.network.wire import channel as links
+from sectorch.network.wire.channel import Channel, Link
+from sectorch.testing.local_network import Stage
 
 SESSION = bytes(range(16))
 PART = pack(Frame(Kind.DATA, SESSION, payload=bytes(PART_BYTES)))

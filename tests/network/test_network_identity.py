@@ -13,8 +13,8 @@ from network_world import Trio, until
 from sectorch import errors
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.choreography.streams import keypair
-from sectorch.mpc.star.seed import Identities
-from sectorch.mpc.star.seed import _statement as seed_statement
+from sectorch.mpc.star.key_agreement import Identities
+from sectorch.mpc.star.key_agreement import _statement as seed_statement
 from sectorch.network import Pins, Server, answer, connect
 from sectorch.network.identity.identity import context, fingerprint_of, new_identity
 from sectorch.network.identity.keys import keys

@@ -12,15 +12,15 @@ from network_world import until
 
 from sectorch import errors
 from sectorch.network import Server, connect
-from sectorch.network.commands import process
-from sectorch.network.wire import listen
-from sectorch.network.wire.tls import Tls, context_of
+from sectorch.network.commands import options
+from sectorch.network.wire import endpoints
+from sectorch.network.wire.tls_stream import Tls, context_of
 
 
 @pytest.fixture
 def server(pki, monkeypatch):
-    monkeypatch.setattr(listen, "STREAMS_EACH", 2)
-    monkeypatch.setattr(listen, "connections", lambda: 8)
+    monkeypatch.setattr(endpoints, "STREAMS_EACH", 2)
+    monkeypatch.setattr(endpoints, "connection_limit", lambda: 8)
     server = Server("localhost:0", pki[1]["server"])
     yield server
     server.stop()
@@ -69,8 +69,8 @@ def test_connections_that_show_no_certificate_have_a_bound(server, pki):
 
 
 def test_a_stranger_has_seconds_for_its_handshake_and_for_its_first_words(server, pki, monkeypatch):
-    assert listen.KNOCKING <= 10
-    monkeypatch.setattr(listen, "KNOCKING", 0.2)
+    assert endpoints.KNOCKING <= 10
+    monkeypatch.setattr(endpoints, "KNOCKING", 0.2)
     context = context_of(pki[1]["alice"])
     reached = lambda: socket.create_connection(("localhost", server.port))
     with reached() as silent, reached() as mute:
@@ -89,11 +89,11 @@ def test_the_limit_of_file_descriptors_is_raised_and_leaves_some(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, to: set_to.append(to))
-    process.many_files()
+    options.many_files()
     assert set_to == [(20_000, 20_000)]
-    assert listen.connections() == 1024 - listen.RESERVED
+    assert endpoints.connection_limit() == 1024 - endpoints.RESERVED
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
-    assert listen.connections() == listen.CONNECTIONS
+    assert endpoints.connection_limit() == endpoints.CONNECTIONS
 
 
 def test_who_is_refused_is_written_down(server, pki, caplog):

@@ -14,11 +14,10 @@ from network_world import Trio, pieces_in, until
 
 from sectorch import errors, files
 from sectorch.network import Store
-from sectorch.network.identity.certificates import certificate_print
-from sectorch.network.identity.identity import fingerprint_of, new_identity
+from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity
 from sectorch.network.log import QUERIES, LineFormatter, begin, write
-from sectorch.network.parties.said import reason
-from sectorch.network.store.store import version
+from sectorch.network.parties.session import reason
+from sectorch.network.store import version
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 

@@ -18,7 +18,7 @@ from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Pins, Server, answer, connect
 from sectorch.network.wire.channel import Channel
-from sectorch.network.wire.turns import Turns
+from sectorch.network.wire.fair_queue import FairQueue
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(11))
 
@@ -137,7 +137,7 @@ def test_twenty_queries_at_once_of_two_models(two_models, models):
 # Turns.
 
 
-def take_turns(turns: Turns, clients: list[str]) -> list[str]:
+def take_turns(turns: FairQueue, clients: list[str]) -> list[str]:
     """The order in which waiting calls of these clients run, one at a time, once the first of all ends."""
     order, begun = [], threading.Event()
     holding = threading.Event()
@@ -166,13 +166,13 @@ def take_turns(turns: Turns, clients: list[str]) -> list[str]:
 
 
 def test_a_client_with_many_calls_does_not_keep_out_others():
-    order = take_turns(Turns(1), ["many"] * 6 + ["one", "other"])
+    order = take_turns(FairQueue(1), ["many"] * 6 + ["one", "other"])
     assert order[:3] == ["many", "one", "other"]
     assert order[3:] == ["many"] * 5
 
 
 def test_too_many_waiting_calls_are_refused():
-    turns = Turns(1, waiting=3, each=2)
+    turns = FairQueue(1, waiting=3, each=2)
     with turns.turn("a", lambda: None):
         threads = []
         for client in "bbc":

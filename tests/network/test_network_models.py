@@ -8,9 +8,9 @@ from network_world import Trio
 from torch import nn
 
 import sectorch
-from sectorch.nn.describe import describe
-from sectorch.nn.exported import module_of
-from sectorch.nn.shapes import KEPT_SHAPES
+from sectorch.nn.graph_cache import KEPT_SHAPES
+from sectorch.nn.secure import module_of
+from sectorch.serving.description import describe
 
 
 class Indexed(nn.Module):

@@ -23,9 +23,8 @@ from torch import nn
 
 import sectorch
 from sectorch.cli.main import run
-from sectorch.network.bench import example
 from sectorch.network.identity.identity import fingerprint_of
-from sectorch.network.parties.stage import PROGRAM, Stage
+from sectorch.testing.local_network import PROGRAM, Stage, example
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from sectorch.choreography import Phase
 from sectorch.choreography.run.frames import Kind
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Server, Store, answer, connect
-from sectorch.network.wire.link import Link
+from sectorch.network.wire.channel import Link
 
 GOOD = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
 BAD = GOOD.clone()

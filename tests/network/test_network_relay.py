@@ -10,9 +10,8 @@ import time
 import pytest
 
 from sectorch import errors
-from sectorch.network.bench import network_of
-from sectorch.network.parties.stage import NETWORKS, Network
-from sectorch.network.wire.relay import relay
+from sectorch.testing.local_network import NETWORKS, Network, network_of
+from sectorch.testing.relay import relay
 
 
 def echo() -> socket.socket:

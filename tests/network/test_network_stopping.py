@@ -13,9 +13,9 @@ from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.network.commands import serve
-from sectorch.network.commands.kept import Kept
+from sectorch.network.commands.ask import ResultFiles
 from sectorch.network.parties.session import PartySession
-from sectorch.network.wire.turns import Turns
+from sectorch.network.wire.fair_queue import FairQueue
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -61,7 +61,7 @@ def test_sigterm_lets_running_calls_end_and_sighup_changes_nothing(signals, caps
 
 
 def test_turns_that_are_drained_let_those_that_run_end_and_refuse_the_others():
-    turns, said = Turns(1), []
+    turns, said = FairQueue(1), []
 
     def waiting() -> None:
         try:
@@ -130,22 +130,22 @@ def test_a_job_goes_on_where_it_was(tmp_path):
             raise KeyboardInterrupt
         return None if number == 1 else torch.full((2, 3), float(number))
 
-    kept = Kept(out, about)
+    kept = ResultFiles(out, about)
     with pytest.raises(KeyboardInterrupt):
         for number in range(4):
             kept.result(number, lambda n=number: ask(n))
-    again = Kept(out, about)
+    again = ResultFiles(out, about)
     results = [again.result(number, lambda: torch.full((2, 3), 9.0)) for number in range(4)]
     assert asked == [0, 1, 2, 3] and results[1] is None
     assert [r[""][0, 0].item() for r in results if r is not None] == [0.0, 2.0, 9.0]
     with pytest.raises(errors.ArgumentError, match="another question"):
-        Kept(out, {**about, "inputs": "40"})
+        ResultFiles(out, {**about, "inputs": "40"})
     again.done()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_results_of_several_tensors_are_kept_by_name(tmp_path):
-    kept = Kept(tmp_path / "tags.npz", {})
+    kept = ResultFiles(tmp_path / "tags.npz", {})
     result = {"logits": torch.ones(2, 3).t(), "states": (torch.zeros(2), torch.ones(2))}
     first = kept.result(0, lambda: result)
     assert first is not None and sorted(first) == ["logits", "states.0", "states.1"]

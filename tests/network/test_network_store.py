@@ -14,10 +14,10 @@ from network_world import Trio, pieces_in, until
 
 import sectorch
 from sectorch import errors
-from sectorch.choreography.program.material import Material
+from sectorch.choreography.program.projection import Material
 from sectorch.network import Store
-from sectorch.network.store.pieces import read_piece, write_piece
-from sectorch.nn.describe import describe
+from sectorch.network.store import read_piece, write_piece
+from sectorch.serving.description import describe
 
 SESSION = bytes(range(16))
 BINDING = {"client": "alice", "model": "m", "edition": "e", "fingerprint": "f", "scheme": "s"}
@@ -83,7 +83,7 @@ def test_a_piece_is_gone_from_disk_before_anybody_has_it(tmp_path, monkeypatch):
         assert list(tmp_path.rglob("*.claimed")) == []
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sectorch.network.store.shelf.read_piece", stopped)
+    monkeypatch.setattr("sectorch.network.store.read_piece", stopped)
     with pytest.raises(KeyboardInterrupt):
         shelf.take(3, (2, 3))
     assert reopened(shelf.store).shelf(SESSION).calls() == {}
@@ -297,7 +297,7 @@ def test_what_a_session_has_read_ahead_is_waited_for(tmp_path):
 
 def test_what_does_not_come_back_is_void(tmp_path, monkeypatch):
     """The others are told that it is not here, so that it must not be here later."""
-    monkeypatch.setattr("sectorch.network.store.shelf.RETURN", 0.01)
+    monkeypatch.setattr("sectorch.network.store.RETURN", 0.01)
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
     shelf.put(material(4), (2, 3))
     shelf.lend(4)

@@ -18,12 +18,11 @@ from sectorch import errors
 from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack
 from sectorch.network import Server
 from sectorch.network.messages import ListModels, Models
-from sectorch.network.wire import outbox as outboxes
-from sectorch.network.wire import stream as streams
-from sectorch.network.wire.dial import dial
-from sectorch.network.wire.link import Link
-from sectorch.network.wire.listen import Listener
-from sectorch.network.wire.tls import Tls, context_of
+from sectorch.network.wire import channel as outboxes
+from sectorch.network.wire import tls_stream as streams
+from sectorch.network.wire.channel import Link
+from sectorch.network.wire.endpoints import Listener, dial
+from sectorch.network.wire.tls_stream import Tls, context_of
 
 SESSION = bytes(range(16))
 

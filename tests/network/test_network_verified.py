@@ -13,15 +13,15 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.choreography import Phase
-from sectorch.choreography.program.part import Part
+from sectorch.choreography.program.projection import Projection
 from sectorch.choreography.run.party import PartyRuntime
+from sectorch.config import Scheme
 from sectorch.network import Store, answer
 from sectorch.network.commands.ask import query
 from sectorch.network.federation.policy import _accepted
-from sectorch.network.messages import NumberFormat, form, read
-from sectorch.network.parties.admission import Admission
-from sectorch.network.parties.said import scheme_in, scheme_of
-from sectorch.ring.scheme import Scheme
+from sectorch.network.messages import NumberFormat, message_form, parse_message
+from sectorch.network.parties.answer import Admission
+from sectorch.network.parties.session import scheme_in, scheme_of
 
 VERIFIED = Scheme(verified=True)
 GOOD = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -179,7 +179,7 @@ def hurried(monkeypatch, seconds: float) -> None:
 
 def failures(monkeypatch) -> dict[str, type]:
     """By role, with which error a party's part of a call ends."""
-    take, found = Part.call, {}
+    take, found = Projection.call, {}
 
     def call(self, runtime, *args):
         try:
@@ -188,7 +188,7 @@ def failures(monkeypatch) -> dict[str, type]:
             found[runtime.me.role] = type(error)
             raise
 
-    monkeypatch.setattr(Part, "call", call)
+    monkeypatch.setattr(Projection, "call", call)
     return found
 
 
@@ -313,13 +313,13 @@ def test_options_that_do_not_go_together_are_one_line(tmp_path, capsys, options,
 
 def test_a_request_without_the_word_is_one_without_a_proof():
     """As a client of before sends it."""
-    said = form(scheme_in(VERIFIED))
-    assert scheme_of(read(NumberFormat, said)) == VERIFIED
+    said = message_form(scheme_in(VERIFIED))
+    assert scheme_of(parse_message(NumberFormat, said)) == VERIFIED
     del said["verified"]
-    assert scheme_of(read(NumberFormat, said)) == Scheme()
+    assert scheme_of(parse_message(NumberFormat, said)) == Scheme()
     for wrong in ("yes", 1, None):
         with pytest.raises(errors.FrameError, match="verified: expected `bool`"):
-            read(NumberFormat, {**said, "verified": wrong})
+            parse_message(NumberFormat, {**said, "verified": wrong})
 
 
 def test_what_an_operator_asks_for_is_one_thing():

@@ -9,11 +9,11 @@ from torch import nn
 
 import sectorch
 from sectorch import Session, errors
+from sectorch.config import Scheme
 from sectorch.network import Store
 from sectorch.network.parties.answer import Answering
-from sectorch.nn.describe import describe
 from sectorch.nn.inputs import Inputs
-from sectorch.ring.scheme import Scheme
+from sectorch.serving.description import describe
 
 
 class Stepping(nn.Module):

@@ -24,14 +24,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import sectorch
 from sectorch import errors
 from sectorch.cli.main import run
-from sectorch.network import log
+from sectorch.network import log, observe
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.log import JsonFormatter, Watcher, begin, step, watch, write
 from sectorch.network.messages import Predict
-from sectorch.network.observe import manage
-from sectorch.network.observe.manage import MOST, Management, health
-from sectorch.network.observe.metrics import GAUGES, NAMES, Metrics
-from sectorch.network.observe.traces import KEPT, Traces
+from sectorch.network.observe import GAUGES, KEPT, MOST, NAMES, Management, Metrics, SpanWriter, health
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -102,7 +99,7 @@ def test_slow_clients_hold_nothing_up(managed, monkeypatch):
             s.sendall(b"GET /re" if i % 2 else b"")
             held.append(s)
         assert get(managed[0], "/ready") == (200, "ready\n")
-        monkeypatch.setattr(manage, "PATIENCE", 0.0)  # those that are left are late now, and are ended
+        monkeypatch.setattr(observe, "PATIENCE", 0.0)  # those that are left are late now, and are ended
         for s in held:
             with contextlib.suppress(ConnectionResetError):
                 assert s.recv(1) == b""
@@ -257,7 +254,7 @@ def spans():
     """Spans of all parties, which are in this process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    traces = Traces(provider)
+    traces = SpanWriter(provider)
     end = watch(traces)
     yield exporter.get_finished_spans
     end()

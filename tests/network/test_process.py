@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sectorch.errors import ArgumentError
-from sectorch.network.commands import process
+from sectorch.network.commands import options
 
 
 @pytest.fixture
@@ -24,25 +24,25 @@ def given(monkeypatch):
 
 @pytest.mark.parametrize(("core", "worker", "mine"), [(2, 0, 2), (5, 0, 5), (5, 1, 7), (5, 2, 2), (7, 4, 2)])
 def test_each_worker_has_the_next_core(given, core, worker, mine):
-    process.on_core(argparse.Namespace(core=core), worker)
+    options.on_core(argparse.Namespace(core=core), worker)
     assert given.pop("torch") == 1
     assert os.getpid() in given, "this thread"
     assert set(map(frozenset, given.values())) == {frozenset({mine})}
 
 
 def test_without_a_core_nothing_is_asked(given):
-    process.on_core(argparse.Namespace(core=None), 1)
+    options.on_core(argparse.Namespace(core=None), 1)
     assert not given
 
 
 @pytest.mark.parametrize("core", [0, -1, 3, 64])
 def test_a_core_that_is_not_this_process_s_is_refused(given, core):
     with pytest.raises(ArgumentError, match=rf"--core is one of 2, 5, 7 here, got {core}"):
-        process.on_core(argparse.Namespace(core=core))
+        options.on_core(argparse.Namespace(core=core))
     assert not given
 
 
 def test_a_system_without_a_choice_says_so(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     with pytest.raises(ArgumentError, match="leave it out"):
-        process.on_core(argparse.Namespace(core=0))
+        options.on_core(argparse.Namespace(core=0))

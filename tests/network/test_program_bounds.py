@@ -19,9 +19,8 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.nn import bounds
-from sectorch.nn.describe import describe, to_json
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import MAX_JSON, MAX_NODES, from_json, load_program
+from sectorch.serving.description import MAX_JSON, MAX_NODES, describe, from_json, load_program, to_json
 
 MIB = 500
 """Of memory, beside what torch takes."""
@@ -154,9 +153,9 @@ def test_nodes_have_a_limit(nodes):
 def test_public_values_are_not_made_before_they_are_counted():
     many = torch.tensor([1 << 50])
     for make in (lambda: torch.zeros(1 << 40), lambda: torch.eye(1 << 20), lambda: torch.repeat_interleave(many)):
-        with bounds.Budget(1), pytest.raises(errors.ProgramError, match="public values"):
+        with bounds.OperationBudget(1), pytest.raises(errors.ProgramError, match="public values"):
             make()
-    with bounds.Budget(1):
+    with bounds.OperationBudget(1):
         mask = torch.tensor([True, False, True])
         assert torch.arange(3)[mask].tolist() == [0, 2] and mask.nonzero().shape == (2, 1)
         assert torch.masked_select(torch.arange(3), mask).tolist() == [0, 2]

@@ -9,7 +9,7 @@ import torch
 from network_world import Trio, until
 
 from sectorch import errors
-from sectorch.network.limits.usage import shown
+from sectorch.network.limits import read_usage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -22,7 +22,7 @@ def trio(pki, small_model, tmp_path, request):
 
 
 def used(trio, who: str, what: str = "rows", account: str = "alice", model: str = "hospital-b") -> int:
-    rows = shown(trio.folder / f"{who}.usage")
+    rows = read_usage(trio.folder / f"{who}.usage")
     return sum(r.used for r in rows if (r.account, r.model, r.what) == (account, model, what))
 
 
@@ -39,7 +39,7 @@ def test_both_count_and_both_refuse(trio, small_model):
     with pytest.raises(errors.QuotaError, match="'hospital-b' lets this client ask 'hospital-b' for 6 rows in all; 6"):
         remote(X)
     assert used(trio, "A") == 6 and trio.party.answered == 3
-    (key,) = {r.account for r in shown(trio.folder / "A.usage") if r.account.startswith("SHA256:")}
+    (key,) = {r.account for r in read_usage(trio.folder / "A.usage") if r.account.startswith("SHA256:")}
     assert used(trio, "A", account=key) == 6, "the identity key that was proved has an account too"
 
 

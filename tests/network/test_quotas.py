@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch import errors
-from sectorch.network.limits.clock import Reading
-from sectorch.network.limits.file import Limit, Limits, read
-from sectorch.network.limits.quotas import Quotas
-from sectorch.network.limits.usage import DAY, SLOT, Charge, Usage, shown
+from sectorch.network.limits import (
+    DAY,
+    SLOT,
+    Charge,
+    ClockReading,
+    Limit,
+    Limits,
+    Quotas,
+    Usage,
+    read_limits,
+    read_usage,
+)
 
 LIMIT = Limit({"queries": 6, "rows": 40}, {"rows": 100})
 NAME = "0" * 32
@@ -26,8 +34,8 @@ class Machine:
     def __init__(self):
         self.boot, self.since, self.wall = 0, 1000.0, 1.7e9
 
-    def __call__(self) -> Reading:
-        return Reading(f"boot {self.boot}", self.since, self.wall)
+    def __call__(self) -> ClockReading:
+        return ClockReading(f"boot {self.boot}", self.since, self.wall)
 
     def passes(self, seconds: float) -> None:
         self.since += seconds
@@ -107,7 +115,7 @@ def test_no_day_has_more_than_its_limit(tmp_path_factory, todo):
                 usage = opened(path, machine)
     usage.close()
     counted = Counter()
-    for row in shown(path):
+    for row in read_usage(path):
         counted[row.account] += row.used if row.model and row.what == "rows" else 0
     for client in ("alice", "bob"):
         assert counted[client] == sum(s["rows"] for s in served if s["client"] == client)
@@ -269,14 +277,14 @@ def test_a_file_of_limits_that_is_wrong(tmp_path, text, said):
     path = tmp_path / "l.toml"
     path.write_text(text)
     with pytest.raises(errors.ArgumentError, match=said) as caught:
-        read(path)
+        read_limits(path)
     assert "\n" not in str(caught.value)
 
 
 def test_limits_of_a_client_are_the_default_ones_but_for_its_own(tmp_path):
     path = tmp_path / "l.toml"
     path.write_text("[default]\nrows_a_day = 5\nmegabytes_a_day = 2\n[clients.a]\nrows_a_day = 9\nqueries_in_all = 1\n")
-    found = read(path)
+    found = read_limits(path)
     assert found.of("a") == Limit({"rows": 9, "bytes": 2_000_000}, {"queries": 1})
     assert found.of("b") == Limit({"rows": 5, "bytes": 2_000_000}, {})
     assert found.usage == tmp_path / "l.usage"

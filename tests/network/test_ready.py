@@ -22,7 +22,7 @@ from torch import nn
 from sectorch import errors
 from sectorch.cli.main import run
 from sectorch.network import save_model
-from sectorch.network.identity.ready import ready
+from sectorch.network.identity.certificate_files import check_own_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +114,7 @@ def test_each_fault_is_a_line_at_each_command_and_nothing_was_opened_or_sent(fol
         at = folder / "trial" / party
         spoil(folder / "trial" / "pki", at, party)
         with pytest.raises((errors.IdentityError, errors.ArgumentError), match=why) as caught:
-            ready(at / f"{party}.pem", at / f"{party}-key.pem", at / "ca.pem", serving=party == "server")
+            check_own_files(at / f"{party}.pem", at / f"{party}-key.pem", at / "ca.pem", serving=party == "server")
         assert run(line(folder, party)) == 1
         assert capsys.readouterr().err == f"error: {caught.value}\n"
 

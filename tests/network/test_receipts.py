@@ -24,14 +24,13 @@ from torch import nn
 from sectorch import errors
 from sectorch.cli.main import run
 from sectorch.network import answer, connect, save_model
-from sectorch.network.identity.certificates import certificate_print
-from sectorch.network.identity.identity import fingerprint_of, new_identity, read_identity
+from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity, read_identity
 from sectorch.network.log import QUERIES
 from sectorch.network.parties.session import PartySession
-from sectorch.network.parties.stage import Stage
-from sectorch.network.receipts import lines
+from sectorch.network.receipts import receipts
 from sectorch.network.receipts.audit import NOT_RECORDED, audit, compare
 from sectorch.network.receipts.receipts import Receipts
+from sectorch.testing.local_network import Stage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 ASKED = {
@@ -77,7 +76,7 @@ def split(content: bytes) -> list[bytes]:
 
 
 def head_of(content: bytes) -> str:
-    return lines.hash_of(split(content)[-1].rstrip(b"\n"))
+    return receipts.hash_of(split(content)[-1].rstrip(b"\n"))
 
 
 # What is found.
@@ -139,13 +138,13 @@ def test_lines_that_are_cut_off_whole_are_found_by_nothing_else(written, changed
 
 def resigned(content: bytes, identity: bytes) -> bytes:
     """The same file as another key would have written it."""
-    key, previous, made = read_identity(identity), lines.NOTHING, b""
+    key, previous, made = read_identity(identity), receipts.NOTHING, b""
     for line in split(content):
         record = {k: v for k, v in json.loads(line).items() if k != "signature"} | {"previous": previous}
         if record["event"] == "began":
             record["public"] = key.public_key().public_bytes_raw().hex()
-        line = lines.signed(record, key)
-        previous, made = lines.hash_of(line), made + line + b"\n"
+        line = receipts.sign_line(record, key)
+        previous, made = receipts.hash_of(line), made + line + b"\n"
     return made
 
 
@@ -165,7 +164,7 @@ def test_a_line_that_another_key_has_signed_is_found(written, changed, data):
     at = data.draw(st.integers(0, len(all_lines) - 1))
     record = json.loads(forged[at]) | {"previous": json.loads(all_lines[at])["previous"]}
     own = {k: v for k, v in record.items() if k != "signature"}
-    line = lines.signed(own, read_identity(new_identity())) + b"\n"
+    line = receipts.sign_line(own, read_identity(new_identity())) + b"\n"
     with pytest.raises(errors.ReceiptError):
         audit(kept(changed, b"".join([*all_lines[:at], line, *all_lines[at + 1 :]])), key)
 
@@ -244,14 +243,14 @@ def test_a_half_written_line_is_cut_off_and_the_file_says_so(made, written, chan
         assert found.cut == [] and "cut_bytes" not in last
     else:
         assert found.cut == [last["number"]]
-        assert (last["cut_bytes"], last["cut_hash"]) == (len(half), lines.hash_of(half))
+        assert (last["cut_bytes"], last["cut_hash"]) == (len(half), receipts.hash_of(half))
 
 
 def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path):
     """kill -9 in the middle of writing: every line that was acknowledged is there."""
     folder, path = pki[0], tmp_path / "a.jsonl"
     program = (
-        "import sys\nfrom sectorch.network.identity.certificates import Credentials\n"
+        "import sys\nfrom sectorch.network.identity.identity import Credentials\n"
         "from sectorch.network.receipts.receipts import Receipts\n"
         "name, path, folder = sys.argv[1:]\n"
         "credentials = Credentials.read(f'{folder}/{name}.pem', f'{folder}/{name}-key.pem', f'{folder}/ca.pem')\n"

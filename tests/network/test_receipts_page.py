@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sectorch.cli.main import run
 from sectorch.network.identity.identity import new_identity
-from sectorch.network.receipts.audit import Audit, Entry, audit, compare
-from sectorch.network.receipts.page import LISTED, page
+from sectorch.network.receipts.audit import LISTED, Audit, Entry, audit, compare, page
 from sectorch.network.receipts.receipts import Receipts
 
 ASKED = {

@@ -13,8 +13,8 @@ from torch import nn
 import sectorch
 from sectorch import Inputs
 from sectorch.errors import ArgumentError, DtypeError, ShapeError
-from sectorch.network.commands.arrays import batches, by_name, joined, read, write
-from sectorch.nn.describe import describe
+from sectorch.network.commands.array_files import batches, by_name, join_batches, read_arrays, write_arrays
+from sectorch.serving.description import describe
 
 
 class Tagger(nn.Module):
@@ -86,18 +86,18 @@ def test_arrays_by_name_from_files(tagger, tmp_path):
     trio, model, _ = tagger
     remote, x = trio.connection.model("hospital-b"), given(3)
     np.savez(tmp_path / "x.npz", **{name: value.numpy() for name, value in x.items()})
-    pieces = batches(remote.served, read(tmp_path / "x.npz"), 2)
+    pieces = batches(remote.served, read_arrays(tmp_path / "x.npz"), 2)
     assert [piece.rows for piece in pieces] == [2, 1]
-    result = joined([remote.ask(remote.check(piece)) for piece in pieces], [2, 1])
+    result = join_batches([remote.ask(remote.check(piece)) for piece in pieces], [2, 1])
     expected = sectorch.secure(model, session=sectorch.Session())(**x)
     for name in ("y.npz", "y.safetensors"):
-        write(result, tmp_path / name)
-        written = read(tmp_path / name)
+        write_arrays(result, tmp_path / name)
+        written = read_arrays(tmp_path / name)
         assert written.keys() == by_name(result).keys() == {"tags", "parts.0"}
         assert torch.equal(written["tags"], expected["tags"])
     with pytest.raises(ArgumentError, match="as --out"):
-        write(result, tmp_path / "y.npy")
-    write(x["ids"], tmp_path / "ids")  # no suffix: the file is of that name and no other
+        write_arrays(result, tmp_path / "y.npy")
+    write_arrays(x["ids"], tmp_path / "ids")  # no suffix: the file is of that name and no other
     assert (np.load(tmp_path / "ids") == x["ids"].numpy()).all() and not (tmp_path / "ids.npy").exists()
     with pytest.raises(ArgumentError, match="got inputs named ids"):
         batches(remote.served, {"ids": x["ids"]}, 2)

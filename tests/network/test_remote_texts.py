@@ -9,10 +9,9 @@ import torch
 from sectorch.errors import ArgumentError, DtypeError, ProgramError, ShapeError
 from sectorch.network import Connection, Server, Store
 from sectorch.network.parties.answer import Answering
-from sectorch.network.parties.texts import RemoteTexts
-from sectorch.nn.describe import to_json
-from sectorch.nn.program import from_json, load_program
-from sectorch.nn.texts import describe_texts
+from sectorch.network.parties.remote_model import RemoteTexts
+from sectorch.serving.description import from_json, load_program, to_json
+from sectorch.serving.model_file import describe_texts
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,16 +13,16 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.network import Credentials, connect
-from sectorch.network.identity import renewal
+from sectorch.network.identity import certificate_files
 from sectorch.network.identity.authority import make_authority
-from sectorch.network.identity.certificates import certificate_print
-from sectorch.network.identity.renewal import Renewal, ending
-from sectorch.network.parties.stage import enrol
+from sectorch.network.identity.certificate_files import Renewal, certificate_end
+from sectorch.network.identity.identity import certificate_print
+from sectorch.testing.local_network import enrol
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(renewal, "SETTLES", 0.0)
+    monkeypatch.setattr(certificate_files, "SETTLES", 0.0)
 
 
 @pytest.fixture
@@ -159,11 +159,12 @@ def test_an_end_that_is_near_is_a_warning_once_a_day(pki, caplog, monkeypatch):
         len(lines(caplog)) == 1 and "certificate expires until=" in lines(caplog)[0] and "days=13" in lines(caplog)[0]
     )
     now = time.monotonic()
-    monkeypatch.setattr(renewal.time, "monotonic", lambda: now + renewal.DAY + 1)
+    monkeypatch.setattr(certificate_files.time, "monotonic", lambda: now + certificate_files.DAY + 1)
     looking.look()
     assert len(lines(caplog)) == 2
     assert (
-        looking.figures()["certificate_expiry_timestamp_seconds"] == ending(looking.credentials.certificate).timestamp()
+        looking.figures()["certificate_expiry_timestamp_seconds"]
+        == certificate_end(looking.credentials.certificate).timestamp()
     )
 
 
@@ -171,7 +172,12 @@ def test_a_ca_with_its_successor_ends_with_the_later_one(pki):
     old = (pki / "ca.pem").read_bytes()
     make_authority(pki / "next", days=700)
     both = old + (pki / "next" / "ca.pem").read_bytes()
-    assert ending(both, last=True) == ending((pki / "next" / "ca.pem").read_bytes()) > ending(both) == ending(old)
+    assert (
+        certificate_end(both, last=True)
+        == certificate_end((pki / "next" / "ca.pem").read_bytes())
+        > certificate_end(both)
+        == certificate_end(old)
+    )
 
 
 def test_it_looks_at_once_when_it_is_told_to(pki):

@@ -15,12 +15,12 @@ from test_network_versions import retrained
 import sectorch
 from sectorch import errors
 from sectorch.network import Store
-from sectorch.network.commands.offered import named, read_anew
+from sectorch.network.commands.serve import models_by_name, read_anew
 from sectorch.network.names import model_name
 from sectorch.network.parties.answer import Answering
-from sectorch.network.parties.registry import Registry
-from sectorch.network.parties.stage import Stage
-from sectorch.nn.model_file import save_model
+from sectorch.network.parties.server import Registry
+from sectorch.serving.model_file import save_model
+from sectorch.testing.local_network import Stage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -208,14 +208,14 @@ def test_a_second_process_that_is_no_replica_is_refused(trio, small_model, tmp_p
 
 
 def test_files_with_names(tmp_path):
-    assert {k: str(v) for k, v in named(["m.safetensors"]).items()} == {"": "m.safetensors"}
-    assert {k: str(v) for k, v in named(["a=x", "b=y=z"]).items()} == {"a": "x", "b": "y=z"}
+    assert {k: str(v) for k, v in models_by_name(["m.safetensors"]).items()} == {"": "m.safetensors"}
+    assert {k: str(v) for k, v in models_by_name(["a=x", "b=y=z"]).items()} == {"a": "x", "b": "y=z"}
     odd = tmp_path / "a=b"
     odd.write_bytes(b"")
-    assert named([str(odd)]) == {"": odd}
+    assert models_by_name([str(odd)]) == {"": odd}
     for wrong in (["x", "y"], ["a=x", "a=y"], ["a=x", "y"]):
         with pytest.raises(errors.ArgumentError, match="NAME=FILE"):
-            named(wrong)
+            models_by_name(wrong)
 
 
 def test_a_model_file_that_cannot_be_read_changes_nothing(trio, small_model, tmp_path, caplog):

@@ -19,7 +19,7 @@ from sectorch.network import Credentials, Pins, Server, connect
 from sectorch.network.identity.authority import issue, make_authority, make_request
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.identity.keys import keys
-from sectorch.network.parties.stage import enrol
+from sectorch.testing.local_network import enrol
 
 P256 = ec.generate_private_key(ec.SECP256R1())
 

@@ -17,9 +17,9 @@ from sectorch import Scheme, errors
 from sectorch.choreography.ledger import Transcript
 from sectorch.network import Server, answer, connect
 from sectorch.network.identity.authority import make_authority
-from sectorch.network.identity.certificates import Credentials
-from sectorch.network.parties.stage import enrol
-from sectorch.network.wire.stream import Stream
+from sectorch.network.identity.identity import Credentials
+from sectorch.network.wire.tls_stream import Stream
+from sectorch.testing.local_network import enrol
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 

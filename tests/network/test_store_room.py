@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from network_world import Trio, pieces_in, until
 
 from sectorch import errors
-from sectorch.choreography.program.material import Material
+from sectorch.choreography.program.projection import Material
 from sectorch.network import Store
-from sectorch.network.store.room import UNUSED
+from sectorch.network.store import UNUSED
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(7))
 
@@ -90,7 +90,7 @@ def test_a_crash_while_one_is_removed_leaves_nothing_of_it(tmp_path, monkeypatch
 
     for step in ("os.replace", "shutil.rmtree"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"sectorch.network.store.store.{step}", killed)
+            patch.setattr(f"sectorch.network.store.{step}", killed)
             with pytest.raises(KeyboardInterrupt):
                 store.shelf(bytes([1] * 16)).drop()
         store.close()

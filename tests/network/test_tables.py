@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from sectorch import errors
-from sectorch.network.federation import file, own, policy
-from sectorch.network.limits import file as limits
-from sectorch.network.tables import read_table
+from sectorch.network import limits
+from sectorch.network.federation import config, policy
+from sectorch.network.messages import read_table
 
 DIGEST = "0f" * 32
 GOOD = [
-    (file._Head, {"name": "x", "server": "h:1", "largest_message_mb": 3, "edges": [["a", "b"]]}),
-    (file._Party, {"role": "A", "identity": "SHA256:" + "A" * 43, "address": "h:1", "server": "s"}),
-    (own.Limits, dict.fromkeys(own.Limits.__struct_fields__, 1)),
-    (own._Files, dict.fromkeys(own._Files.__struct_fields__, "x")),
-    (own._Server, {"listen": "h:1"}),
+    (config._Head, {"name": "x", "server": "h:1", "largest_message_mb": 3, "edges": [["a", "b"]]}),
+    (config._Party, {"role": "A", "identity": "SHA256:" + "A" * 43, "address": "h:1", "server": "s"}),
+    (config.PartyLimits, dict.fromkeys(config.PartyLimits.__struct_fields__, 1)),
+    (config._Files, dict.fromkeys(config._Files.__struct_fields__, "x")),
+    (config._Server, {"listen": "h:1"}),
     (policy._Model, {"model": "m", "clients": ["a"], "unchecked": True, "audited": 2, "verified": False}),
     (
         policy._Program,
@@ -73,4 +73,4 @@ def test_a_table_holds_what_its_type_says(kind, good):
 @pytest.mark.parametrize("said", [None, 3, "x", [], True])
 def test_what_is_no_table_is_refused(said):
     with pytest.raises(errors.ArgumentError, match=r"\[t\] is a table, got "):
-        read_table(own.Limits, said, "[t]")
+        read_table(config.PartyLimits, said, "[t]")

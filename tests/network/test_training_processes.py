@@ -19,7 +19,7 @@ from network_world import until
 
 from sectorch.cli.main import run
 from sectorch.federated.parties import Simulation
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 FILE = Path(training_program.__file__)
 PARTIES = {"north": "Q", "east": "A", "south": "S", "west": "H1"}

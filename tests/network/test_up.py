@@ -23,17 +23,15 @@ from sectorch import errors
 from sectorch.cli.main import run as command
 from sectorch.federated.parties import Simulation, tensors
 from sectorch.network import messages
-from sectorch.network.federation import start as starts
-from sectorch.network.federation import up as ups
-from sectorch.network.federation.file import read
-from sectorch.network.federation.own import credentials, read_own
+from sectorch.network.federation import service as starts
+from sectorch.network.federation import service as ups
+from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import Policy
 from sectorch.network.federation.programs import source_of
-from sectorch.network.federation.proposals import Proposal, Proposed, opened, proposal_of, signed
-from sectorch.network.federation.start import Start, described
-from sectorch.network.federation.up import Up
-from sectorch.network.messages import Delivered
+from sectorch.network.federation.proposals import Proposal, Proposed, open_note, proposal_of, sign_note
+from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
+from sectorch.network.messages import Delivery
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 PROGRAM = """
@@ -78,7 +76,7 @@ class Ups(World):
 
     def __init__(self, folder: Path):
         super().__init__(folder, {**PARTIES, "third": ""})
-        self.running: dict[str, tuple[Up, threading.Event, threading.Thread]] = {}
+        self.running: dict[str, tuple[PartyService, threading.Event, threading.Thread]] = {}
         self.program = folder / "difference.py"
         self.program.write_text(STUCK)
         for name in ("x", "y"):
@@ -89,11 +87,14 @@ class Ups(World):
         what = f"{self.program}:{function}"
         return command(["federation", "accept", str(self.path), what, "--as", name, *own, *more, "--json"])
 
-    def up(self, name: str) -> Up:
-        file, own = read(self.path), read_own(self.path, name)
+    def up(self, name: str) -> PartyService:
+        file, own = read_federation(self.path), read_party_config(self.path, name)
         policy = Policy(own, file, name)
         policy.check()
-        party, stopped = Up(self.path, file, own, policy, credentials(file, name, own.folder)), threading.Event()
+        party, stopped = (
+            PartyService(self.path, file, own, policy, credentials(file, name, own.folder)),
+            threading.Event(),
+        )
         thread = threading.Thread(target=party.keep, args=(stopped, lambda _: None), daemon=True)
         thread.start()
         self.running[name] = party, stopped, thread
@@ -110,8 +111,8 @@ class Ups(World):
     def start(self, by: str = "right", function: str = "program", change=lambda p: p) -> dict:
         notes: Queue[dict] = Queue()
         with Federation(self.path, by, on_note=notes.put) as federation:
-            proposal = change(described(federation.file, by, f"{self.program}:{function}"))
-            return Start(federation, proposal, notes).run(5.0)
+            proposal = change(describe_proposal(federation.file, by, f"{self.program}:{function}"))
+            return ProgramStart(federation, proposal, notes).run(5.0)
 
     def results(self, name: str) -> list[dict]:
         folder = self.folder / f"{name}-results"
@@ -190,8 +191,8 @@ def test_what_was_not_accepted_is_refused_and_nothing_is_run(world, change, why,
         with pytest.raises(errors.PeerLostError, match="third did not come up"):
             notes: Queue[dict] = Queue()
             with Federation(world.path, "right", on_note=notes.put) as federation:
-                proposal = change(described(federation.file, "right", f"{world.program}:program"))
-                Start(federation, proposal, notes).run(0.2)
+                proposal = change(describe_proposal(federation.file, "right", f"{world.program}:program"))
+                ProgramStart(federation, proposal, notes).run(0.2)
         return
     with pytest.raises(errors.RefusedError, match="nothing was run") as caught:
         world.start(change=change)
@@ -213,7 +214,7 @@ def test_a_party_that_the_policy_does_not_name_starts_nothing(world):
 def test_a_file_that_was_changed_since_is_refused_at_the_start_and_while_up(world):
     assert world.accept("left") == world.accept("right") == 0
     world.up("left"), world.up("right")
-    kept = described(read(world.path), "right", f"{world.program}:program")
+    kept = describe_proposal(read_federation(world.path), "right", f"{world.program}:program")
     world.program.write_text(STUCK + "\n# one more line\n")
     with pytest.raises(errors.RefusedError, match="left: RefusedError: 'left' cannot run it: its own log says why"):
         _started(world, kept)
@@ -225,14 +226,14 @@ def test_a_file_that_was_changed_since_is_refused_at_the_start_and_while_up(worl
 def _started(world: Ups, proposal: Proposal) -> dict:
     notes: Queue[dict] = Queue()
     with Federation(world.path, proposal.by, on_note=notes.put) as federation:
-        return Start(federation, replace(proposal, time=time.time()), notes).run(5.0)
+        return ProgramStart(federation, replace(proposal, time=time.time()), notes).run(5.0)
 
 
 def test_a_replayed_proposal_is_refused_also_after_a_restart(world):
     """By whoever replays it: its starter, another party, or the server, at a party that was killed meanwhile."""
     assert world.accept("left") == world.accept("right") == 0
     world.up("left"), world.up("right")
-    kept = described(read(world.path), "right", f"{world.program}:program")
+    kept = describe_proposal(read_federation(world.path), "right", f"{world.program}:program")
     assert _started(world, kept)["left"]["outcome"] == "done"
     for _ in range(2):
         with pytest.raises(errors.RefusedError, match="has had this proposal before"):
@@ -256,43 +257,43 @@ def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
     """It has no party's key: a changed body, another signer, another's note, another kind are refused and logged."""
     assert world.accept("left") == 0
     party = world.up("left")
-    file = read(world.path)
+    file = read_federation(world.path)
     right, third = (Federation(world.path, name).connection.identity for name in ("right", "third"))
-    proposal = replace(described(file, "right", f"{world.program}:program"), parties=("left", "right"))
+    proposal = replace(describe_proposal(file, "right", f"{world.program}:program"), parties=("left", "right"))
     body = {**proposal.body(), "by": "right", "federation": file.digest}
-    true = signed("proposal", body, right)
+    true = sign_note("proposal", body, right)
     begin = {"by": "right", "federation": file.digest, "run": proposal.nonce, "proposal": proposal.digest}
     made_up = [
         ({**true, "body": true["body"].replace('"job":"1"', '"job":"2"')}, "signature is not right"),
-        (signed("proposal", body, third), "another key has signed"),
+        (sign_note("proposal", body, third), "another key has signed"),
         ({**true, "key": true["key"][:-2]}, "a note that is none"),
         ({"body": "[]", **{k: true[k] for k in ("key", "signature")}}, "signature is not right"),
-        (signed("begin", begin, right), "has not proposed"),
-        (signed("nonsense", body, right), "of no form"),
+        (sign_note("begin", begin, right), "has not proposed"),
+        (sign_note("nonsense", body, right), "of no form"),
         ("text", "a note that is none"),
     ]
     for note, why in made_up:
         caplog.clear()
-        party._take(Delivered(note=note, sender="right"))
+        party._take(Delivery(note=note, sender="right"))
         assert until(lambda why=why: why in caplog.text, 30), why
     caplog.clear()
-    party._take(Delivered(note=true, sender="third"))
+    party._take(Delivery(note=true, sender="third"))
     assert until(lambda: "came from another" in caplog.text, 30)
-    party._take(Delivered(note=true, sender="right"))
+    party._take(Delivery(note=true, sender="right"))
     assert until(lambda: party._agreed, 30) and not world.results("left"), "a yes alone runs nothing"
-    party._take(Delivered(note=signed("begin", {**begin, "proposal": "0" * 64}, right), sender="right"))
-    party._take(Delivered(note=signed("begin", {**begin, "by": "third"}, third), sender="third"))
+    party._take(Delivery(note=sign_note("begin", {**begin, "proposal": "0" * 64}, right), sender="right"))
+    party._take(Delivery(note=sign_note("begin", {**begin, "by": "third"}, third), sender="third"))
     assert until(lambda: caplog.text.count("has not proposed") == 2, 30) and party._agreed
     assert not world.results("left")
 
 
 def test_proposals_round_trip_and_their_digest_covers_every_field(world):
-    proposal = described(read(world.path), "right", f"{world.program}:program")
+    proposal = describe_proposal(read_federation(world.path), "right", f"{world.program}:program")
     with Federation(world.path, "right") as federation:
-        note = signed(
+        note = sign_note(
             "proposal", {**proposal.body(), "federation": proposal.federation}, federation.connection.identity
         )
-    assert proposal_of(opened(json.loads(json.dumps(note)), read(world.path))) == proposal
+    assert proposal_of(open_note(json.loads(json.dumps(note)), read_federation(world.path))) == proposal
     for field in Proposal.__struct_fields__:
         value = getattr(proposal, field)
         other = 0.0 if field == "time" else ("a",) if isinstance(value, tuple) else f"{value}x"
@@ -307,7 +308,7 @@ def test_a_proposal_of_another_form_is_none():
     texts = {"source": "0f", "function": "f", "traced": "0e", "arguments": ("--rounds", "2"), "nonce": "0f" * 16}
     proposal = Proposal("fed", "by", ("p", "q"), "program", "name", **texts, time=12.5)
     body = json.loads(json.dumps({**proposal.body(), "by": "by"}))
-    of = lambda body: proposal_of(messages.read(Proposed, {**body, "body": body}))
+    of = lambda body: proposal_of(messages.parse_message(Proposed, {**body, "body": body}))
     assert of(body) == proposal
     for name in body:
         with pytest.raises(errors.FrameError):
@@ -349,7 +350,7 @@ def test_its_starter_stops_it_and_a_stopping_party_takes_part_in_nothing(world):
     stuck = source_of(f"{world.program}:stuck").load().__globals__
     notes: Queue[dict] = Queue()
     with Federation(world.path, "right", on_note=notes.put) as federation:
-        start = Start(federation, described(federation.file, "right", f"{world.program}:stuck"), notes)
+        start = ProgramStart(federation, describe_proposal(federation.file, "right", f"{world.program}:stuck"), notes)
 
         def interrupted(*_):
             assert stuck["THERE"].wait(60)
@@ -381,7 +382,7 @@ def test_a_flood_of_notes_is_dropped_and_the_next_is_read(world, monkeypatch):
     left = world.up("left")
     world.up("right")
     for _ in range(2 * ups.NOTES):
-        left._take(Delivered(note="nothing", sender="third"))
+        left._take(Delivery(note="nothing", sender="third"))
     assert until(lambda: left._notes.empty(), 30)
     assert world.start()["left"]["outcome"] == "done"
 
@@ -404,7 +405,7 @@ def test_an_own_file_that_is_not_right_is_a_line(world, text, why):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(errors.ArgumentError, match=why) as caught:
-        Policy(read_own(world.path, "left"), read(world.path), "left")
+        Policy(read_party_config(world.path, "left"), read_federation(world.path), "left")
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from sectorch.cli.main import run
 from sectorch.network import save_model
-from sectorch.network.parties.stage import PROGRAM, free_port
+from sectorch.testing.local_network import PROGRAM, free_port
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, RefusedError
-from sectorch.network.federation.file import read
-from sectorch.network.federation.own import read_own
-from sectorch.network.federation.papers import PAPERS, settings_digest, settings_of
+from sectorch.network.federation.config import read_federation, read_party_config
 from sectorch.network.federation.policy import Policy
-from sectorch.network.federation.start import described
+from sectorch.network.federation.programs import PAPERS, settings_digest, settings_of
+from sectorch.network.federation.service import describe_proposal
 
 OPTIONS = ["--parties", "3", "--queries", "4"]
 
@@ -33,7 +32,7 @@ def accepted(file, capsys):
         said = run(["federation", "accept", str(file), "capc", "--as", "north", *more, "--json", "--", *OPTIONS])
         assert said == 0, capsys.readouterr().err
         capsys.readouterr()
-        return Policy(read_own(file, "north"), read(file), "north")
+        return Policy(read_party_config(file, "north"), read_federation(file), "north")
 
     yield accept
     (file.parent / "north.toml").unlink(missing_ok=True)
@@ -51,7 +50,7 @@ def test_a_budget_is_the_party_s_own(file, accepted):
     assert entry.own == ("--budgets", str(file.parent / "mine"), "--budget-epsilon", "30")
     assert 'own = { "budgets" = "mine", "budget_epsilon" = "30" }' in (file.parent / "north.toml").read_text()
     assert entry.digest == settings_digest("capc", settings_of("capc", OPTIONS))
-    agreed = policy.agree(described(read(file), "south", "capc", OPTIONS))
+    agreed = policy.agree(describe_proposal(read_federation(file), "south", "capc", OPTIONS))
     assert agreed.accepted is entry
 
 
@@ -60,8 +59,8 @@ def test_nobody_says_it_for_another(file, accepted, wire):
     """Neither the starter's command nor a proposal that was made without it."""
     policy = accepted()
     with pytest.raises(ArgumentError, match=r"each party's own.*--own"):
-        described(read(file), "south", "capc", [*OPTIONS, *wire])
-    proposal = described(read(file), "south", "capc", OPTIONS)
+        describe_proposal(read_federation(file), "south", "capc", [*OPTIONS, *wire])
+    proposal = describe_proposal(read_federation(file), "south", "capc", OPTIONS)
     forged = replace(proposal, arguments=(*OPTIONS, *wire))
     with pytest.raises(RefusedError, match="each party's own"):
         policy.agree(forged)
@@ -86,7 +85,7 @@ def test_own_settings_that_are_not_right_are_a_line(file, own, why, capsys):
     path.write_text(table + "own = { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in own.items()) + " }\n")
     try:
         with pytest.raises(ArgumentError, match=r"north\.toml"):
-            Policy(read_own(file, "north"), read(file), "north")
+            Policy(read_party_config(file, "north"), read_federation(file), "north")
     finally:
         path.unlink()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sectorch.cli.main import run
-from sectorch.network import warm as warming
+from sectorch.network import warm_up as warming
 from sectorch.network.identity.authority import enrol, make_authority
 
 

@@ -20,14 +20,13 @@ from network_world import described, known, until
 import sectorch
 from sectorch import errors
 from sectorch.network import Server, Store, connect
-from sectorch.network.commands import workers
-from sectorch.network.commands.everywhere import Everywhere, addresses
-from sectorch.network.messages import form, read
+from sectorch.network.commands import serve
+from sectorch.network.commands.serve import MultiServer, addresses
+from sectorch.network.messages import ServerProcess, message_form, parse_message
 from sectorch.network.names import worker_of
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.client import Connection
-from sectorch.network.parties.place import Place
-from sectorch.network.parties.stage import Stage
+from sectorch.testing.local_network import Stage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 NAMES = ("alice", "bob")
@@ -53,12 +52,12 @@ def test_clients_are_spread():
 )  # fmt: skip
 def test_a_server_that_says_it_is_at_no_place_is_refused(said):
     with pytest.raises(errors.FrameError, match="a reply of no form"):
-        read(Place, said, "reply")
+        parse_message(ServerProcess, said, "reply")
 
 
 def test_a_server_of_an_earlier_version_is_the_only_one():
-    assert read(Place, {}) == Place() and Place().label == ""
-    assert read(Place, form(Place(1, 3, "s1"))) == Place(1, 3, "s1")
+    assert parse_message(ServerProcess, {}) == ServerProcess() and ServerProcess().label == ""
+    assert parse_message(ServerProcess, message_form(ServerProcess(1, 3, "s1"))) == ServerProcess(1, 3, "s1")
 
 
 @pytest.mark.parametrize("named", ["", ",", "a:1,a:1", ",".join(f"a:{i}" for i in range(65))])
@@ -69,13 +68,13 @@ def test_servers_that_cannot_be_named_so(named):
 
 def test_a_name_that_cannot_be():
     with pytest.raises(errors.ArgumentError):
-        workers.checked(argparse.Namespace(workers=2, replica="a b"))
+        serve.check_workers(argparse.Namespace(workers=2, replica="a b"))
 
 
 @pytest.mark.parametrize("count", ["0", "65", "two"])
 def test_a_number_of_workers_that_cannot_be(count, capsys):
     parser = argparse.ArgumentParser()
-    workers.add_workers(parser)
+    serve.add_workers(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(["--workers", count])
     assert "--workers: " in capsys.readouterr().err
@@ -85,14 +84,14 @@ def test_each_worker_has_files_of_its_own(tmp_path):
     options = argparse.Namespace(
         workers=2, store=tmp_path / "s", store_key=None, store_budget=4.0, receipts=Path("r.jsonl"), manage="::1:9000"
     )
-    workers._keep_key(options)
-    owns = [workers._own(options, i) for i in range(2)]
+    serve._keep_key(options)
+    owns = [serve._own(options, i) for i in range(2)]
     assert owns[1] == [
         "--worker", "1", "--store-budget", "2.0", "--store", str(tmp_path / "s" / "worker-1"),
         "--store-key", str(tmp_path / "s" / "store.key"), "--receipts", "r.1.jsonl", "--manage", "::1:9001",
     ]  # fmt: skip
     assert (tmp_path / "s" / "store.key").stat().st_mode & 0o777 == 0o600
-    assert workers._without(["--listen", "a:1", "--cert", "c", "--listen=b:2", "--workers", "2"]) == [
+    assert serve._without(["--listen", "a:1", "--cert", "c", "--listen=b:2", "--workers", "2"]) == [
         "--cert", "c", "--workers", "2",
     ]  # fmt: skip
 
@@ -100,9 +99,9 @@ def test_each_worker_has_files_of_its_own(tmp_path):
 def test_a_port_that_is_in_use_is_refused_before_anything_is_started():
     with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as stack:
         with pytest.raises(errors.PeerLostError, match="name another port"):
-            workers._reserved(stack, f"127.0.0.1:{other.getsockname()[1]}")
+            serve._reserved(stack, f"127.0.0.1:{other.getsockname()[1]}")
     with ExitStack() as stack, pytest.raises(errors.ArgumentError, match="HOST:PORT"):
-        workers._reserved(stack, "7100")
+        serve._reserved(stack, "7100")
 
 
 class Balancer:
@@ -150,7 +149,7 @@ class Balancer:
 class Several:
     """Servers in this process, an answering party at all of them, in threads."""
 
-    def __init__(self, made: dict, model, folder: Path, places: list[Place], shared: bool):
+    def __init__(self, made: dict, model, folder: Path, places: list[ServerProcess], shared: bool):
         self.made, self.model, self.pins = made, model, known(folder / "pins", made)
         self.servers: list[Server] = []
         for i, place in enumerate(places):
@@ -161,7 +160,7 @@ class Several:
         named = [f"localhost:{server.port}" for server in (self.servers[:1] if shared else self.servers)]
         description, weights = described(model, X)
         self.party = Answering(named[0], made["hospital-b"], description, weights, self.pins, Store(folder / "store-a"))
-        self.everywhere = Everywhere(self.party, "hospital-b", named, self.stopped)
+        self.everywhere = MultiServer(self.party, "hospital-b", named, self.stopped)
         self.thread = threading.Thread(target=self.everywhere.run, daemon=True)
         self.thread.start()
         assert until(lambda: all(server.models() for server in self.servers), 30)
@@ -181,7 +180,7 @@ class Several:
 def two(pki, small_model, tmp_path_factory):
     """Two workers behind one port."""
     folder = tmp_path_factory.mktemp("workers")
-    world = Several(pki[1], small_model, folder, [Place(0, 2), Place(1, 2)], shared=True)
+    world = Several(pki[1], small_model, folder, [ServerProcess(0, 2), ServerProcess(1, 2)], shared=True)
     yield world
     world.close()
 
@@ -215,7 +214,9 @@ def test_parties_meet_at_the_first_worker_only(two):
 @pytest.fixture
 def replicas(pki, small_model, tmp_path):
     """Two servers of their own behind a balancer."""
-    world = Several(pki[1], small_model, tmp_path, [Place(replica="s1"), Place(replica="s2")], shared=False)
+    world = Several(
+        pki[1], small_model, tmp_path, [ServerProcess(replica="s1"), ServerProcess(replica="s2")], shared=False
+    )
     balancer = Balancer(*(server.port for server in world.servers))
     yield world, balancer
     balancer.close()
@@ -305,7 +306,7 @@ def test_workers_that_cannot_start_end_the_command(tmp_path, pki):
 
     def ended(certificate: str, *more: str) -> str:
         command = [
-            *workers.PROGRAM, "server", "--listen", "localhost:0", "--cert", str(folder / certificate), "--workers",
+            *serve.PROGRAM, "server", "--listen", "localhost:0", "--cert", str(folder / certificate), "--workers",
             "2", "--key", str(folder / "server-key.pem"), "--clients-ca", str(folder / "ca.pem"), *more,
         ]  # fmt: skip
         found = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from sectorch.ops import series as fitted
-from sectorch.testing.steps import SIG as SIG
-from sectorch.testing.steps import series
+from sectorch.testing.strategies import SIG as SIG
+from sectorch.testing.strategies import series
 
 from .base import call, number, op
 

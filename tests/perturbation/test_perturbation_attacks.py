@@ -8,7 +8,7 @@ from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
 from sectorch.protocols.perturbation import Noise, Scheme, attacks, cohort
-from sectorch.protocols.perturbation.exchange import ask, finish
+from sectorch.protocols.perturbation.scheme import ask, finish
 
 
 def chain(model: nn.Module, state: dict) -> list[torch.Tensor]:

@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.data import load
-from sectorch.protocols.perturbation.federated import train
-from sectorch.protocols.perturbation.settings import Settings
+from sectorch.protocols.perturbation.federated import Settings, load, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_perturbed"
 FLWR = os.environ.get("SECTORCH_FLWR") or shutil.which("flwr", path=str(Path(sys.executable).parent))

@@ -14,7 +14,7 @@ from test_perturbation_masks import ROUND, encoded, unmask
 
 from sectorch.protocols.perturbation import ClientMasks, DroppedClientError, MaskError, Scheme, cohort
 from sectorch.protocols.perturbation.attacks import fewest_that_cut
-from sectorch.protocols.perturbation.graph import neighbours, parts
+from sectorch.protocols.perturbation.masks import neighbours, parts
 
 
 @given(st.integers(2, 24), st.sampled_from([None, 2, 4, 6]), st.binary(max_size=16))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error
 from torch import nn
 
-from sectorch.nn.pullback import Spare, Terms
+from sectorch.nn.pullback import Spare, UpdateTerms
 from sectorch.protocols.perturbation import BatchMismatchError, Noise, NoiseError, NotPerturbableError, Scheme
 
 
@@ -114,7 +114,7 @@ def test_a_norm_over_one_value_is_refused():
 
 
 def test_terms_are_added_up_and_zero_where_nothing_came():
-    terms = Terms(2, {"a": torch.zeros(2, 3), "b": torch.zeros(2), "c": torch.zeros(1)}, Spare())
+    terms = UpdateTerms(2, {"a": torch.zeros(2, 3), "b": torch.zeros(2), "c": torch.zeros(1)}, Spare())
     left, right = torch.randn(2, 5, 2), torch.randn(5, 3)
     for _ in range(2):
         terms.product("a", left, right)

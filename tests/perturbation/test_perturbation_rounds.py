@@ -28,9 +28,8 @@ from sectorch.protocols.perturbation import (
     WeightError,
     rounds,
 )
-from sectorch.protocols.perturbation import noise as noise_module
-from sectorch.protocols.perturbation.edges import PAIR, SERVER, roles_of
-from sectorch.protocols.perturbation.messages import packed, unpacked
+from sectorch.protocols.perturbation import messages as noise_module
+from sectorch.protocols.perturbation.messages import PAIR, SERVER, packed, roles_of, unpacked
 
 CASES = {
     "mse": ("mlp3", "mse", 2, None, True, False),

@@ -14,9 +14,7 @@ from torch import nn
 from sectorch.federated import Watch
 from sectorch.protocols.perturbation import BatchMismatchError, Scheme, WeightError
 from sectorch.protocols.perturbation.cli import build, main
-from sectorch.protocols.perturbation.data import load
-from sectorch.protocols.perturbation.federated import PerturbedFL, shards, train
-from sectorch.protocols.perturbation.settings import Settings
+from sectorch.protocols.perturbation.federated import PerturbedFL, Settings, load, shards, train
 
 
 def curves(data_name: str, model_name: str, **settings) -> float:

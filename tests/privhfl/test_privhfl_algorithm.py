@@ -17,7 +17,7 @@ from torch import nn
 
 from sectorch.errors import FixedPointRangeError
 from sectorch.federated import CheckpointError, FederationError, Participant, Training, Watch, Workers
-from sectorch.federated import parallel as parallel_module
+from sectorch.federated import folder as parallel_module
 from sectorch.federated.training import train
 from sectorch.protocols.privhfl import PrivHFL, Settings, federation
 from sectorch.protocols.privhfl import algorithm as algorithm_module

@@ -16,9 +16,9 @@ import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.dp.renyi import epsilon_of, gaussian_curve
 from sectorch.federated import FederationError
-from sectorch.federated.models import build
-from sectorch.federated.received import Received, merged
-from sectorch.protocols.privhfl import Settings, plain_query, privacy, secure_query, soft_labels
+from sectorch.federated.outcome import Received, merged
+from sectorch.federated.participants import build
+from sectorch.protocols.privhfl import Settings, plain_query, secure_query, settings, soft_labels
 from sectorch.protocols.privhfl.report import statement
 
 NETS = ("vgg7-small", "resnet8-small", "resnet10-small")
@@ -118,12 +118,12 @@ def test_noise_composes_over_queries_and_rounds():
     how = Settings(normalise=True, sigma=8.0)
     round_of = lambda *answering: dict(answering=list(answering), queries=20)
     records = {"c1": [{}, round_of("c2", "c3")], "c2": [{}, round_of("c3")], "c3": [{}, round_of("c1")]}
-    found = privacy.spent(records, how, 10)
-    wanted = [epsilon_of(n * gaussian_curve(8.0, privacy.change(10)), 1e-5) for n in (20, 40)]
+    found = settings.spent(records, how, 10)
+    wanted = [epsilon_of(n * gaussian_curve(8.0, settings.change(10)), 1e-5) for n in (20, 40)]
     assert [found["one"], found["all"]] == wanted and wanted[0] < wanted[1]
-    assert 2**0.5 < privacy.change(10) < 2**0.5 + 2e-4
+    assert 2**0.5 < settings.change(10) < 2**0.5 + 2e-4
     for again in (replace(how, iterations=2), replace(how, sequential=True)):
-        assert privacy.spent(records, again, 10) == {"all": wanted[1]}
+        assert settings.spent(records, again, 10) == {"all": wanted[1]}
 
 
 def test_answers_move_the_sum_by_no_more_than_is_charged():
@@ -142,7 +142,7 @@ def test_answers_move_the_sum_by_no_more_than_is_charged():
     queries = torch.rand(3, 1, 4, 4)
     sums = [secure_query(queries, [Sure(0).eval(), Sure(k).eval()], normalise=True)[0] for k in (1, 2)]
     moved = (sums[0] - sums[1]).norm(dim=1)
-    assert bool((moved > 1.41).all()) and bool((moved <= privacy.change(10)).all())
+    assert bool((moved > 1.41).all()) and bool((moved <= settings.change(10)).all())
 
 
 @given(st.integers(2, 10), st.floats(0.1, 50), st.integers(0, 1000))

@@ -7,9 +7,8 @@ import torch
 
 from sectorch import ckks
 from sectorch.protocols.secsv import build
-from sectorch.protocols.secsv.public import Format
+from sectorch.protocols.secsv.public import Field, Format
 from sectorch.protocols.secsv.secsv import joint_keys
-from sectorch.protocols.secsv.sharing import Field
 from sectorch.protocols.secsv.testing import TestSet, averaged
 from sectorch.protocols.secsv.values import coalitions, members
 

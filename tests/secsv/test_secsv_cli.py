@@ -11,9 +11,8 @@ import torch
 from sectorch.data.errors import DataError, DatasetMissingError
 from sectorch.federated import FederationError
 from sectorch.protocols.secsv import build, federation
-from sectorch.protocols.secsv.cli import main
-from sectorch.protocols.secsv.data import DATA, dirichlet, for_model
-from sectorch.protocols.secsv.models import MODELS
+from sectorch.protocols.secsv.cli import DATA, dirichlet, for_model, main
+from sectorch.protocols.secsv.program import MODELS
 
 SMALL = ["--rounds", "1", "--samples", "100", "--tests", "30", "--clients", "4"]
 

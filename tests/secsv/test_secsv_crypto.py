@@ -12,12 +12,21 @@ from hypothesis import strategies as st
 from tenseal import sealapi
 
 from sectorch import ckks
-from sectorch.ckks.linalg import seeded
-from sectorch.ckks.linalg.reducing import ENCODING_BITS, Counts, Reducing, decrypt_columns, encrypt_matrix
-from sectorch.ckks.linalg.residues import centred, product, products, residues, uniform
+from sectorch.ckks import linalg
+from sectorch.ckks.linalg import (
+    ENCODING_BITS,
+    Reducing,
+    ReducingCounts,
+    decrypt_columns,
+    encrypt_matrix,
+    product,
+    products,
+    residues,
+    to_centred,
+    uniform,
+)
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
-from sectorch.protocols.secsv.public import WEIGHT_BITS, Format
-from sectorch.protocols.secsv.sharing import Field
+from sectorch.protocols.secsv.public import WEIGHT_BITS, Field, Format
 
 PRIMES = ckks.choose(2, degree=4096).primes
 
@@ -33,7 +42,7 @@ def test_products_are_exact(seed, q, inner, summands):
     a = torch.randint(0, q, (3, inner), generator=draw)
     parts = [torch.randint(0, q, (inner, 2), generator=draw) for _ in range(summands)]
     a[0], parts[0][:, 0] = q // 2, q // 2 + 1  # the largest magnitudes
-    got = residues(product(centred(a, q), sum(centred(p, q) for p in parts), q, summands * (q / 2 + 1)), q)
+    got = residues(product(to_centred(a, q), sum(to_centred(p, q) for p in parts), q, summands * (q / 2 + 1)), q)
     wanted = [[sum(x * sum(int(p[k, j]) for p in parts) for k, x in enumerate(row)) % q for j in range(2)]
               for row in a.tolist()]  # fmt: skip
     assert got.tolist() == wanted
@@ -68,7 +77,7 @@ def test_shares_add_up(values):
 
 @given(st.lists(st.integers(-(2**26), 2**26), min_size=1, max_size=5))
 def test_truncation_of_shares_is_right_within_one_unit(values):
-    from sectorch.protocols.secsv.server import OFFSET_BITS
+    from sectorch.protocols.secsv.secsv import OFFSET_BITS
 
     field, v = Field(PRIMES, 12), torch.tensor(values)
     a, b = field.share(field.reduce(v))
@@ -108,7 +117,7 @@ def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     x = torch.rand(inner, columns, generator=draw, dtype=torch.float64)
     layout = Reducing(rows, inner, 4096)
     half, seed = encrypt_matrix(layout, a * 2**WEIGHT_BITS, keys)
-    left = layout.prepare(half, seeded.second(seed, inner, keys.parameters), field.primes)
+    left = layout.prepare(half, linalg.second(seed, inner, keys.parameters), field.primes)
     whole = field.encode(x)
     moduli = torch.tensor(field.primes).view(1, 1, -1, 1)
     bound = [q / 2 + 1 for q in field.primes]
@@ -128,7 +137,7 @@ def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     feature = 2.0**-13 + 8 * 0.4 * layout.width * 2.0**-19
     bound = math.sqrt(inner) * (weight * float(x.abs().max()) + feature * float(a.abs().max()))
     assert float((got - a @ x).abs().max()) < bound < 0.05
-    assert layout.counts(columns) == Counts(inner * -(-columns // (2 * layout.width)), 0)
+    assert layout.counts(columns) == ReducingCounts(inner * -(-columns // (2 * layout.width)), 0)
     assert layout.width * rows <= 2048
     # The same number as Algorithm 5 in sectorch.ckks takes for so many columns.
     assert ckks.MatrixReducing(rows, inner, layout.width, 2048).terms == inner
@@ -147,8 +156,8 @@ def test_seeded_encryptions_are_seals(keys):
     p = keys.parameters
     scale = p.scales[p.depth]
     x = torch.randn(p.slots, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    first, seed = seeded.encrypt(x, keys)
-    second = seeded.second(seed, 3, p)
+    first, seed = linalg.encrypt_seeded(x, keys)
+    second = linalg.second(seed, 3, p)
     both = torch.stack([first.long(), second.permute(1, 0, 2)], dim=1)
     assert bool((both >= 0).all()) and bool((both < torch.tensor(p.primes)[:, None]).all())
     # The error is e alone, of deviation 3.24 in N coefficients, and half a unit of rounding: 8 sigma in a slot.
@@ -157,14 +166,14 @@ def test_seeded_encryptions_are_seals(keys):
     for primes in (1, 2, 3):  # fewer primes: the same ciphertext of a lower level
         lowered = both[:, :, :primes]
         # In float64 on both sides: sums of N numbers below 2^53 units in the last place.
-        assert np.abs(seeded.decrypt(lowered, keys, scale) - by_seal(lowered, keys, scale)).max() < 1e-9
+        assert np.abs(linalg.decrypt(lowered, keys, scale) - by_seal(lowered, keys, scale)).max() < 1e-9
 
 
 def test_seeds_are_used_once_and_show_no_key(keys):
     x = torch.zeros(keys.parameters.slots, 1, dtype=torch.float64)
-    (first, seed), (other, later) = seeded.encrypt(x, keys), seeded.encrypt(x, keys)
+    (first, seed), (other, later) = linalg.encrypt_seeded(x, keys), linalg.encrypt_seeded(x, keys)
     assert not torch.equal(seed, later) and int((first == other).sum()) < 20
     with pytest.raises(ckks.ScaleError, match="scale it down"):
-        seeded.encrypt(x + 1e12, keys)
+        linalg.encrypt_seeded(x + 1e12, keys)
     with pytest.raises(ckks.ScaleError, match="NaN"):
-        seeded.encrypt(x * math.inf, keys)
+        linalg.encrypt_seeded(x * math.inf, keys)

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation
-from sectorch.protocols.secsv.intervals import Gains, Hits, gains, of_rounds
 from sectorch.protocols.secsv.report import Result
-from sectorch.protocols.secsv.skip import bits, error_bound
-from sectorch.protocols.secsv.values import coalitions, shapley
+from sectorch.protocols.secsv.values import Gains, Hits, bits, coalitions, error_bound, gains, of_rounds, shapley
 
 PLAYERS = [0, 1, 2]
 MASKS = [0, *coalitions(PLAYERS)]

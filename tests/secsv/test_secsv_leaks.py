@@ -13,17 +13,17 @@ import torch
 from sectorch import ckks
 from sectorch.choreography import PROTOCOLS, Net
 from sectorch.choreography.ledger import Transcript
-from sectorch.choreography.steps import Compute
-from sectorch.ckks.linalg.reducing import Reducing, decrypt_columns
-from sectorch.ckks.scheme.cipher import Cipher
-from sectorch.ckks.scheme.rerandomise import zeros
+from sectorch.choreography.net import Compute
+from sectorch.ckks.linalg import Reducing, decrypt_columns
+from sectorch.ckks.scheme.ciphertext import Cipher
+from sectorch.ckks.tensor.ckks_tensor import zeros
 from sectorch.errors import TopologyError, UndeclaredMessageError
-from sectorch.protocols.secsv import client, server
 from sectorch.protocols.secsv import hesv as hesv_module
+from sectorch.protocols.secsv import secsv
 from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.program import Program
-from sectorch.protocols.secsv.routing import Route
 from sectorch.protocols.secsv.secsv import SecSVTester, evaluate
+from sectorch.protocols.secsv.settings import Route
 from sectorch.protocols.secsv.testing import TestSet
 
 WEIGHTS = {0: 3, 1: 5, 2: 1, 3: 2, 4: 4}
@@ -283,7 +283,7 @@ def steal(tester, received: list, keys, x: torch.Tensor, rows: slice) -> torch.T
     layer = tester.program.layers[0]
     for line, message in received:
         try:
-            y = client.decrypted(tester.public, layer, message, 15, (12,) * 5, line.dst.name, keys)
+            y = secsv.decrypted(tester.public, layer, message, 15, (12,) * 5, line.dst.name, keys)
         except Exception:  # the output of another layer, or no output
             continue
         design = torch.cat([x.double(), torch.ones(len(x), 1)], dim=1)
@@ -332,18 +332,18 @@ def test_the_principal_cannot_solve_for_the_auxiliary_share(recorded, keys):
     public, layer = tester.public, tester.program.layers[0]
     q, layout = public.primes[1], Reducing(layer.rows, layer.inner, 4096)
     features = next(v for line, v in seen.view("X") if line.label == "features_X")
-    right = server.encoded(public, layer, features)
+    right = secsv.encoded(public, layer, features)
     share = right[1]  # [2 W, tiles, d_in]
     model = tester._models[0][layer.weight].X._value
     known = model[0][1]  # [2 W, d_in, N / W], at the principal too
-    whole = server._product(public, layer, model[0], right)
+    whole = secsv._product(public, layer, model[0], right)
     for out in (whole, (whole + zeros(Cipher(whole, public.keys))).remainder(torch.tensor(public.primes)[:, None])):
         received = out[:, :, 1].view(1, 2, layout.columns, -1).permute(2, 0, 1, 3).reshape(layout.columns, -1)
         equations = [(known[0, :, e].long().tolist(), int(received[0, e])) for e in range(layer.inner + 4)]
         found = solve(equations, layer.inner, q)
         assert (found == share[0, 0].long().remainder(q).tolist()) if out is whole else (found is None)
-    guessed = server._lowered(public, whole)
-    sent = [server.linear_hidden(public, layer, features.shape[2], model, right) for _ in range(2)]
+    guessed = secsv._lowered(public, whole)
+    sent = [secsv.linear_hidden(public, layer, features.shape[2], model, right) for _ in range(2)]
     assert not any(torch.equal(a, b) for a, b in [(sent[0], guessed), (sent[1], guessed), sent])
     moduli = torch.tensor(public.lowered)[:, None]
     for one in sent:
@@ -360,15 +360,15 @@ def test_what_the_first_layer_adds_up_to_is_what_was_sent_before(recorded, keys,
     public, layer = tester.public, tester.program.layers[0]
     owner, coalition = 1, 0b11111
     parts = [tester._first(i, owner)._value for i in range(5)]
-    sums = [server.joined(public, 5, *parts) for _ in range(2)]
+    sums = [secsv.joined(public, 5, *parts) for _ in range(2)]
     assert not torch.equal(*sums)
     model = tester._aggregate(coalition, layer.weight)
     features = tester._samples[owner][0]
-    at_P, at_X = (server.encoded(public, layer, half._value) for half in features)
-    one = server.linear(public, layer, 12, model.P._value, at_P)
-    other = server.linear_hidden(public, layer, 12, model.X._value, at_X)
-    wanted = client.decrypted(public, layer, server.combined(public, one, other), 15, (12,), "C1", keys)
-    got = client.decrypted(public, layer, sums[0], 15, (12,), "C1", keys)
+    at_P, at_X = (secsv.encoded(public, layer, half._value) for half in features)
+    one = secsv.linear(public, layer, 12, model.P._value, at_P)
+    other = secsv.linear_hidden(public, layer, 12, model.X._value, at_X)
+    wanted = secsv.decrypted(public, layer, secsv.combined(public, one, other), 15, (12,), "C1", keys)
+    got = secsv.decrypted(public, layer, sums[0], 15, (12,), "C1", keys)
     # Each of the ten halves was rounded when it was rescaled: docs/secsv.md, errors.
     assert float((got - wanted).abs().max()) < 2.0**-20
     received = [v for line, v in seen.lines if line.label == "layer_output"]

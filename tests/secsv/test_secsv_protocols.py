@@ -9,15 +9,14 @@ import torch
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import UnsupportedOpError
-from sectorch.protocols.secsv import GRUClassifier, build, client, server
+from sectorch.protocols.secsv import GRUClassifier, build, secsv
+from sectorch.protocols.secsv.evaluation import SecretSVTester
 from sectorch.protocols.secsv.hesv import FASTEST, LETTER, HESVTester
 from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
 from sectorch.protocols.secsv.program import Program
 from sectorch.protocols.secsv.public import quantised
-from sectorch.protocols.secsv.secretsv import SecretSVTester
 from sectorch.protocols.secsv.secsv import SecSVTester
-from sectorch.protocols.secsv.spent import Spent
-from sectorch.protocols.secsv.testing import PlainTester, TestSet, averaged
+from sectorch.protocols.secsv.testing import PlainTester, Spent, TestSet, averaged
 from sectorch.protocols.secsv.values import coalitions, members
 from sectorch.ring import encode
 
@@ -214,10 +213,10 @@ def test_the_first_outputs_hold_at_the_ends_of_the_domain(coalition, keys, form)
     tester.begin(models, shares)
     some, owners = members(coalition), [1, 0, 3]
     parts = [tester._first(i, owner)._value for owner in owners for i in some]
-    sealed = server.joined(tester.public, len(some), *parts)
+    sealed = secsv.joined(tester.public, len(some), *parts)
     weights = [tester._weights[i] for i in some]
     counts = [sizes[owner] for owner in owners]
-    got = client.decrypted(tester.public, program.layers[0], sealed, sum(weights), counts, "C1", keys)
+    got = secsv.decrypted(tester.public, program.layers[0], sealed, sum(weights), counts, "C1", keys)
     model = averaged([models[i] for i in some], [float(w) for w in weights])
     wanted = torch.cat([x[owner] for owner in owners]).double() @ model["0.weight"].double().t() + model["0.bias"]
     sealed_error = 8 * math.sqrt(4096 * (1 + 2 * 4096 / 3) / 12 + 16 * 4096) / 2.0**26

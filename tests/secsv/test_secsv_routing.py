@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.protocols.secsv.errors import RoutingError
-from sectorch.protocols.secsv.routing import LEVELS, Route, feasible, plan, require, strongest
+from sectorch.protocols.secsv.settings import LEVELS, Route, plan, require_route, route_is_feasible, strongest
+from sectorch.protocols.secsv.values import RoutingError
 
 
 @given(
@@ -18,9 +18,9 @@ from sectorch.protocols.secsv.routing import LEVELS, Route, feasible, plan, requ
 def test_routes_keep_the_rules(n, layers, level, together, turn, data):
     inside = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
     owner = min(inside) if len(inside) == 1 else None
-    if not feasible(n, layers, level):
+    if not route_is_feasible(n, layers, level):
         with pytest.raises(RoutingError, match=r"Proposition 6\.8"):
-            require(n, layers, level)
+            require_route(n, layers, level)
         return
     routes = plan(range(n), range(n), layers, level, members=inside, together=together, turn=turn)
     assert sorted(i for r in routes for i in r.owners) == list(range(n)), "every sample is in one batch"
@@ -37,21 +37,21 @@ def test_routes_keep_the_rules(n, layers, level, together, turn, data):
 
 @given(st.integers(1, 12))
 def test_the_strong_level_takes_l_plus_2_clients(layers):
-    assert feasible(layers + 2, layers, "multi-layer")
-    assert not feasible(layers + 1, layers, "multi-layer")
+    assert route_is_feasible(layers + 2, layers, "multi-layer")
+    assert not route_is_feasible(layers + 1, layers, "multi-layer")
 
 
 @given(st.integers(1, 12))
 def test_the_weak_level_takes_three_clients_or_four(layers):
     """Three where the number of layers is odd; with an even one, two of the three would meet at the end: four."""
-    assert feasible(4, layers, "single-layer")
-    assert feasible(3, layers, "single-layer") == (layers % 2 == 1)
-    assert not feasible(2, layers, "single-layer")
+    assert route_is_feasible(4, layers, "single-layer")
+    assert route_is_feasible(3, layers, "single-layer") == (layers % 2 == 1)
+    assert not route_is_feasible(2, layers, "single-layer")
 
 
 def test_the_weaker_level_is_offered_by_name():
     with pytest.raises(RoutingError, match=r"need 6 clients .* there are 5; level 'single-layer'"):
-        require(5, 4, "multi-layer")
+        require_route(5, 4, "multi-layer")
     assert strongest(5, 4) == "single-layer"
     assert strongest(6, 4) == "multi-layer"
     with pytest.raises(RoutingError, match=r"bring more clients"):
@@ -101,4 +101,4 @@ def test_the_bounds_hold_over_all_routes(clients, level):
         every = product(range(clients), repeat=layers)
         found = any(allowed(Route((0,), way), level, 1) for way in every)
         least = layers + 2 if level == "multi-layer" else 3 + (layers % 2 == 0)
-        assert found == feasible(clients, layers, level) == (clients >= least)
+        assert found == route_is_feasible(clients, layers, level) == (clients >= least)

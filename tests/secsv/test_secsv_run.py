@@ -30,9 +30,8 @@ from sectorch.protocols.secsv import (
     federation,
     hesv,
 )
-from sectorch.protocols.secsv.metrics import gtg, truncated
 from sectorch.protocols.secsv.testing import averaged
-from sectorch.protocols.secsv.values import coalitions
+from sectorch.protocols.secsv.values import coalitions, gtg, truncated
 
 
 def digits(clients: int = 4, rounds: int = 2, tests: int = 60):

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch.protocols.secsv.skip import bits, numbers, skippable
 from sectorch.protocols.secsv.testing import averaged
-from sectorch.protocols.secsv.values import coalitions, members
+from sectorch.protocols.secsv.values import bits, coalitions, members, numbers, skippable
 
 
 @given(st.sets(st.integers(0, 300)))

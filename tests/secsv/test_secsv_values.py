@@ -9,10 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch.protocols.secsv.errors import EstimatorMissingError, FederationError
-from sectorch.protocols.secsv.estimators import ESTIMATORS, estimate
-from sectorch.protocols.secsv.metrics import contribution_index, group_values, gtg, truncated
-from sectorch.protocols.secsv.values import coalition, coalitions, error, members, shapley, total
+from sectorch.protocols.secsv.settings import ESTIMATORS, estimate
+from sectorch.protocols.secsv.values import (
+    EstimatorMissingError,
+    FederationError,
+    coalition,
+    coalitions,
+    contribution_index,
+    error,
+    group_values,
+    gtg,
+    members,
+    shapley,
+    total,
+    truncated,
+)
 
 UTILITY = st.floats(0, 1, width=32)
 # A value is a mean of 2^(n-1) differences of numbers up to 1: float64 leaves less than 2^n * 2^-52 of error.

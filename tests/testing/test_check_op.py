@@ -12,7 +12,7 @@ import sectorch
 from sectorch.choreography import Message, protocol
 from sectorch.choreography.declaration import PROTOCOLS
 from sectorch.errors import ArgumentError, ShapeError
-from sectorch.mpc.star.told import told
+from sectorch.mpc.star.broadcast import broadcast
 from sectorch.tensor import SharedTensor
 from sectorch.testing import Call, ProtocolFault, check_op, check_program
 
@@ -209,7 +209,7 @@ def leaking(a, b):
 
 def by_a_guard_of_its_own(a):
     with a.session.operation(a.party) as net:
-        told(net, "guard", net.S, a.shares.S._value)
+        broadcast(net, "guard", net.S, a.shares.S._value)
         own_guard(net, a.shares.S)
 
 

@@ -13,16 +13,13 @@ from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
 from sectorch.mpc.star.multiply import multiply
 from sectorch.mpc.star.relu import relu
-from sectorch.mpc.star.share import share
-from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.shares import Shares, each, share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import products
 from sectorch.testing import Given, ProtocolFault, check_protocol, mutate_protocol
-from sectorch.testing.case import Case
-from sectorch.testing.exhaustive import Exhaustive, in_elements
-from sectorch.testing.outcomes import Outcomes
-from sectorch.testing.spans import broken, numbers
-from sectorch.testing.views import Views
+from sectorch.testing.joint_knowledge import Views, broken_sum, numbers
+from sectorch.testing.outcomes import Exhaustive, Outcomes, in_elements
+from sectorch.testing.protocol_runs import Case
 
 BEFORE = dict(PROTOCOLS)
 import own_roles  # noqa: E402
@@ -273,14 +270,14 @@ def test_a_sum_that_is_zero_for_one_secret_only_is_found():
     a, b, c = (random.integers(0, 256, (1, 512), np.uint8) for _ in range(3))
     unrelated, related = np.concatenate([a, b, c]), np.concatenate([a, b, a ^ b])
     length = 8 * 512
-    assert sorted(broken(numbers(related), numbers(unrelated), length) or []) == [0, 1, 2]
-    assert broken(numbers(unrelated), numbers(related), length) is None, "asked the other way round"
-    assert broken(numbers(related), numbers(related), length) is None
+    assert sorted(broken_sum(numbers(related), numbers(unrelated), length) or []) == [0, 1, 2]
+    assert broken_sum(numbers(unrelated), numbers(related), length) is None, "asked the other way round"
+    assert broken_sum(numbers(related), numbers(related), length) is None
     other = np.concatenate([a, b, a ^ b ^ np.uint8(255)])
-    assert sorted(broken(numbers(related), numbers(other), length) or []) == [0, 1, 2], "another constant"
+    assert sorted(broken_sum(numbers(related), numbers(other), length) or []) == [0, 1, 2], "another constant"
     nearly = related.copy()
     nearly[2, :4] ^= 255
-    assert broken(numbers(related), numbers(nearly), length) is None, "32 of 4096 may be chance"
-    said = sorted(broken(numbers(related), numbers(unrelated), length, lambda taken: 0) or [])
+    assert broken_sum(numbers(related), numbers(nearly), length) is None, "32 of 4096 may be chance"
+    said = sorted(broken_sum(numbers(related), numbers(unrelated), length, lambda taken: 0) or [])
     assert said == [0, 1, 2], "another run has it too"
-    assert broken(numbers(related), numbers(unrelated), length, lambda taken: 13) is None, "another run has it not"
+    assert broken_sum(numbers(related), numbers(unrelated), length, lambda taken: 13) is None, "another run has it not"

@@ -15,8 +15,8 @@ from sectorch.choreography import Net
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star.multiply import square
 from sectorch.mpc.star.shares import Shares
-from sectorch.testing import Given, Options, ProtocolFault, check_protocol, clock, mutate_protocol
-from sectorch.testing.case import Case
+from sectorch.testing import CheckOptions, Given, ProtocolFault, check_protocol, clock, mutate_protocol
+from sectorch.testing.protocol_runs import Case
 
 
 @pytest.fixture
@@ -90,6 +90,6 @@ def test_progress_is_shown_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
 def test_options_are_in_the_signatures():
     for check in (check_protocol, mutate_protocol):
         parameters = inspect.signature(check).parameters
-        assert set(Options.__annotations__) <= set(parameters)
-        assert all(parameters[name].default == getattr(Case, name) for name in Options.__annotations__)
+        assert set(CheckOptions.__annotations__) <= set(parameters)
+        assert all(parameters[name].default == getattr(Case, name) for name in CheckOptions.__annotations__)
         assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())

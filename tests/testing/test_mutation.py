@@ -13,14 +13,12 @@ from sectorch.choreography.roles import STAR
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star.multiply import square
 from sectorch.mpc.star.relu import relu
-from sectorch.mpc.star.share import share
-from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.shares import Shares, share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.testing import KINDS, Given, mutate_protocol
-from sectorch.testing.constants import constants_of
-from sectorch.testing.draws import Draws
-from sectorch.testing.mutants import mutants_of
-from sectorch.testing.played import Protocol
+from sectorch.testing.mutation import mutants_of
+from sectorch.testing.outcomes import constants_of
+from sectorch.testing.protocol_runs import Draws, Protocol
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 LEAKS = ("no mask", "mask twice", "short mask", "low bit unmasked", "mask told")

@@ -16,10 +16,10 @@ import torch
 
 from sectorch import DifferentiableTensor, Scheme, Session, SharedTensor
 from sectorch.choreography import Net, Party
-from sectorch.choreography.located import running
+from sectorch.choreography.located import run_in
 from sectorch.choreography.roles import STAR
-from sectorch.members import Members
 from sectorch.mpc.star.shares import Shares
+from sectorch.session import Members
 from sectorch.testing import Given, ProtocolFault, check_protocol
 
 SCHEME = Scheme()
@@ -37,7 +37,7 @@ class Within(Session):
 
     @contextmanager
     def operation(self, party: Party) -> Iterator[Net]:
-        with running(self._within):
+        with run_in(self._within):
             yield self._within
 
 

@@ -23,8 +23,8 @@ from torchs_samples import op_db
 
 from sectorch import Scheme, Session
 from sectorch.tensor.table import SHARES, spell
-from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, Outcome
-from sectorch.training.claims import NO_GRADIENT, NOTHING_TO_FOLLOW
+from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome
+from sectorch.training.decompositions import NO_GRADIENT, NOTHING_TO_FOLLOW
 
 NO_SLOPE = ("sqrt",)
 """Rows of which the table has a sample at a place without a slope: plain autograd gives infinity there."""
@@ -48,7 +48,7 @@ def calls(row: OpRow, few: bool) -> Iterator[tuple[Any, Call]]:
             yield key, Call(*args, **kwargs)
 
 
-def went(key: Any, call: Call, session: Session, scheme: Scheme | None = None) -> Outcome:
+def went(key: Any, call: Call, session: Session, scheme: Scheme | None = None) -> CallOutcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of old names
         return outcome(key, call, session, scheme)
@@ -113,7 +113,9 @@ def survey(
         for number, sample in enumerate(samples):
             drawn = "dropout" in info.name or sample.kwargs.get("dropout_p") or (info.name == "bernoulli")
             how = (
-                Outcome(INVALID) if drawn else went(info.op, Call(sample.input, *sample.args, **sample.kwargs), session)
+                CallOutcome(INVALID)
+                if drawn
+                else went(info.op, Call(sample.input, *sample.args, **sample.kwargs), session)
             )
             counts[how.kind] += 1
             if how.kind in (WRONG, FOREIGN):

@@ -10,8 +10,7 @@ from torch import nn
 
 from sectorch.protocols.perturbation import Scheme
 from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.data import Data, load
-from sectorch.protocols.perturbation.settings import Settings
+from sectorch.protocols.perturbation.federated import Data, Settings, load
 
 
 def settings_of(config: Mapping) -> Settings:

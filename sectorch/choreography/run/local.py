@@ -15,11 +15,10 @@ import torch
 
 from ...errors import UnsupportedDeviceError
 from ..ledger import observers
-from ..net import Party, Phase
+from ..net import Party, Phase, Sent
 from ..pages import keep_pages
-from ..steps import Sent
 from ..streams import PairKey, PairKeys
-from .graphs import Graphs
+from .cuda_graphs import Graphs
 
 
 def device_named(device: torch.device | str) -> torch.device:

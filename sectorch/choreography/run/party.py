@@ -14,14 +14,13 @@ import torch
 
 from ...errors import FrameError
 from ..ledger import observers
-from ..net import Party, Phase
+from ..net import Party, Phase, Sent
 from ..pages import keep_pages
-from ..steps import Sent
 from ..streams import PairKey, PairKeys
 from .frames import Frame, Kind, parts_of
 
 
-class Channel(Protocol):
+class MessageChannel(Protocol):
     """One end of an edge, for one session: frames in order. `send` takes the frames of one message.
 
     A message that may be sent `later` goes with the next one, or with `flush`. A channel takes 4 MiB and a message more
@@ -50,7 +49,7 @@ class PartyRuntime:
         self,
         me: Party,
         session: bytes,
-        channels: Mapping[Party, Channel],
+        channels: Mapping[Party, MessageChannel],
         alive: Callable[[], None] | None = None,
         wire: bytes | None = None,
     ):

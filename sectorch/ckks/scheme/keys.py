@@ -7,7 +7,10 @@ with Q. Both carry an identity, the hash of the public key, so that a ciphertext
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -18,11 +21,66 @@ import torch
 from tenseal import sealapi
 
 from ...errors import SecretAccessError
-from ..errors import KeyMismatchError, MissingKeyError
-from .container import read_container, write_container
-from .modular import times_
-from .parameters import INTEGER_BITS, Parameters, choose
-from .seal import Blob, Context, context_of, key_sizes, loaded, saved, secret_size, unpack
+from ..errors import KeyMismatchError, MissingKeyError, SerialisationError
+from .ntt import times_
+from .seal import (
+    INTEGER_BITS,
+    Blob,
+    Parameters,
+    SealContext,
+    choose,
+    context_of,
+    key_sizes,
+    load_seal_object,
+    save_seal_object,
+    secret_size,
+    unpack,
+)
+
+# A file of named byte strings with a JSON head. Nothing in it is code, and every length is checked.
+
+
+_MAGIC = b"SECTORCH-CKKS-1\n"
+_LENGTH = struct.Struct("<Q")
+_LARGEST_HEAD = 1 << 24
+
+
+def write_container(
+    path: str | PathLike, kind: str, meta: dict, blobs: Mapping[str, bytes | memoryview], private: bool = False
+) -> None:
+    """Write magic, head and blobs. A private file is made readable to its owner alone."""
+    head = json.dumps({"kind": kind, "meta": meta, "blobs": [[n, len(b)] for n, b in blobs.items()]}).encode()
+    mode = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
+    with os.fdopen(mode, "wb") as file:
+        for part in (_MAGIC, _LENGTH.pack(len(head)), head, *blobs.values()):
+            file.write(part)
+
+
+def read_container(path: str | PathLike, kind: str) -> tuple[dict, dict[str, bytes]]:
+    """The head's `meta` and the blobs.
+
+    Raises:
+        SerialisationError: not such a file, of another kind, or of another length than its head says.
+    """
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise SerialisationError(f"{path} is no file of sectorch.ckks")
+        raw = file.read(_LENGTH.size)
+        size = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else _LARGEST_HEAD + 1
+        if size > _LARGEST_HEAD:
+            raise SerialisationError(f"{path} is damaged: its head is too long")
+        try:
+            head = json.loads(file.read(size))
+            found, meta = head["kind"], dict(head["meta"])
+            sizes = [(str(name), int(length)) for name, length in head["blobs"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SerialisationError(f"{path} is damaged: its head cannot be read") from error
+        if found != kind:
+            raise SerialisationError(f"{path} holds {found!r}, not {kind!r}")
+        rest = os.fstat(file.fileno()).st_size - file.tell()
+        if any(length < 0 for _, length in sizes) or sum(length for _, length in sizes) != rest:
+            raise SerialisationError(f"{path} is damaged: its length does not fit its head")
+        return meta, {name: file.read(length) for name, length in sizes}
 
 
 def _parameters_of(meta: dict) -> Parameters:
@@ -54,8 +112,8 @@ class PublicKeys:
 
     def __init__(self, parameters: Parameters, key: Any, relin: Blob | None, galois: Blob | None):
         self.parameters = parameters
-        self.context: Context = context_of(parameters)
-        public = saved(key)
+        self.context: SealContext = context_of(parameters)
+        public = save_seal_object(key)
         self.identity = hashlib.sha256(public).hexdigest()[:32]
         self._bytes: dict[str, Blob | None] = {"public": public, "relin": relin, "galois": galois}
 
@@ -143,11 +201,11 @@ class PublicKeys:
             SerialisationError: SEAL does not accept them for these parameters.
         """
         context = context_of(parameters)
-        key = loaded(sealapi.PublicKey(), context, public, "public key")
+        key = load_seal_object(sealapi.PublicKey(), context, public, "public key")
         if relin:
-            loaded(sealapi.RelinKeys(), context, relin, "relinearisation key")
+            load_seal_object(sealapi.RelinKeys(), context, relin, "relinearisation key")
         if galois:
-            loaded(sealapi.GaloisKeys(), context, galois, "rotation keys")
+            load_seal_object(sealapi.GaloisKeys(), context, galois, "rotation keys")
         return cls(parameters, key, relin, galois)
 
     def save(self, path: str | PathLike) -> None:
@@ -178,7 +236,7 @@ class SecretKey:
     @cached_property
     def transformed(self) -> np.ndarray:
         """The polynomial in SEAL's order, modulo each prime and the special one: float64 [primes + 1, N], centred."""
-        p, residues = self.parameters, context_of(self.parameters).parse_secret_key(saved(self._key))
+        p, residues = self.parameters, context_of(self.parameters).parse_secret_key(save_seal_object(self._key))
         chain = np.array((*p.primes, p.special))[:, None]
         return np.where(residues > chain // 2, residues - chain, residues).astype(np.float64)
 
@@ -193,7 +251,7 @@ class SecretKey:
     def message(self) -> torch.Tensor:
         """The key for somebody who is to have the same one, uint8 [message_bytes]: for a secured channel alone."""
         found = torch.empty(self.message_bytes(self.parameters), dtype=torch.uint8)
-        unpack(saved(self._key), found.numpy().data)
+        unpack(save_seal_object(self._key), found.numpy().data)
         return found
 
     @staticmethod
@@ -209,13 +267,13 @@ class SecretKey:
             SerialisationError: SEAL does not accept it for these parameters.
         """
         context = context_of(public.parameters)
-        key = loaded(sealapi.SecretKey(), context, message.contiguous().numpy().data, "secret key")
+        key = load_seal_object(sealapi.SecretKey(), context, message.contiguous().numpy().data, "secret key")
         return cls(public.parameters, public.identity, key)
 
     def save(self, path: str | PathLike) -> None:
         """Write the secret key, readable to the owner of the file alone. Whoever reads it can decrypt everything."""
         meta = parameters_meta(self.parameters) | {"identity": self.identity}
-        write_container(path, "secret key", meta, {"secret": saved(self._key)}, private=True)
+        write_container(path, "secret key", meta, {"secret": save_seal_object(self._key)}, private=True)
 
     @classmethod
     def load(cls, path: str | PathLike) -> SecretKey:
@@ -224,7 +282,7 @@ class SecretKey:
         """
         meta, blobs = read_container(path, "secret key")
         parameters = _parameters_of(meta)
-        key = loaded(sealapi.SecretKey(), context_of(parameters), blobs["secret"], "secret key")
+        key = load_seal_object(sealapi.SecretKey(), context_of(parameters), blobs["secret"], "secret key")
         return cls(parameters, str(meta["identity"]), key)
 
 
@@ -300,5 +358,5 @@ def keys_for(parameters: Parameters, rotations: Iterable[int] = ()) -> Keys:
         # A rotation to the left by s is the automorphism X -> X^(3^s) of the ring.
         elements = [pow(3, step % parameters.slots, 2 * parameters.degree) for step in steps]
         generator.create_galois_keys(elements, galois)
-    halves = PublicKeys(parameters, public, saved(relin), galois and saved(galois))
+    halves = PublicKeys(parameters, public, save_seal_object(relin), galois and save_seal_object(galois))
     return Keys(halves, SecretKey(parameters, halves.identity, generator.secret_key()))

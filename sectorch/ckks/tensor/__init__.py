@@ -1,4 +1,3 @@
 """CKKSTensor: torch functions on ciphertexts. Importing this package fills the table of handlers."""
 
 from . import layers as layers
-from . import structure as structure

@@ -14,23 +14,19 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from ...display import Display
 from ...errors import ArgumentError, SectorchError
-from ...shown import Shown
 from ..errors import LevelError, ScaleError, SecurityLevelError
-from ..scheme.bounds import capacity
+from ..scheme.ciphertext import capacity, clear_pending_factor, metering
 from ..scheme.keys import Keys, PublicKeys
-from ..scheme.leaving import cleared
-from ..scheme.memory import metered
-from ..scheme.parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
-from .blank import blank
-from .encrypted import CKKSTensor
-from .table import observed
+from ..scheme.seal import INTEGER_BITS, VALUE_BOUND, Parameters, choose
+from .ckks_tensor import CKKSTensor, blank_encryption, observe_operations
 
 _UNBOUNDED = 38
 
 
 @dataclass(frozen=True)
-class Step:
+class EncryptedStep:
     """One operation of the model on encrypted values."""
 
     layer: str
@@ -48,7 +44,7 @@ class Step:
 
 
 @dataclass
-class Report(Shown):
+class Report(Display):
     """What `explain` found.
 
     Attributes:
@@ -59,7 +55,7 @@ class Report(Shown):
             program makes and drops them on shapes. The process itself (torch, SEAL, keys) takes some hundred MB beside.
     """
 
-    steps: list[Step]
+    steps: list[EncryptedStep]
     parameters: Parameters | None
     depth: int | None
     problem: str = ""
@@ -91,17 +87,19 @@ class Report(Shown):
             yield Text(f"does not run: {self.problem}", style="red")
 
 
-def _step(layer: str, name: str, e: CKKSTensor) -> Step:
+def _step(layer: str, name: str, e: CKKSTensor) -> EncryptedStep:
     c = e.cipher
     room = capacity(c.keys.parameters, c.left) * abs(c.multiplier)
-    return Step(layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room)
+    return EncryptedStep(
+        layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room
+    )
 
 
 def _dry_run(
     model: nn.Module, x: torch.Tensor, parameters: Any, bound: float
-) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
+) -> tuple[list[EncryptedStep], CKKSTensor | None, SectorchError | None]:
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
-    e = blank(x, parameters, bound)
+    e = blank_encryption(x, parameters, bound)
     steps = [_step("input", "encrypt", e)]
 
     def watch(name: str, layer: str | None, result: Any) -> None:
@@ -109,10 +107,10 @@ def _dry_run(
             steps.append(_step((layer or "").removeprefix("layer "), name, result))
 
     try:
-        with observed(watch), torch.no_grad():
+        with observe_operations(watch), torch.no_grad():
             answer = model(e)
         if isinstance(answer, CKKSTensor) and answer.cipher.withheld is not None:
-            answer = CKKSTensor(cleared(answer.cipher), answer.batch, answer.row_shape, answer.float_dtype)
+            answer = CKKSTensor(clear_pending_factor(answer.cipher), answer.batch, answer.row_shape, answer.float_dtype)
             steps.append(_step("answer", "mul", answer))
         elif isinstance(answer, CKKSTensor) and answer.levels_left < steps[-1].levels_left:
             steps.append(_step("answer", "polynomial", answer))  # which is no torch function, so nothing watched it
@@ -175,7 +173,7 @@ def explain(
             return Report(steps, None, depth, str(refused))
     else:
         parameters = keys if isinstance(keys, Parameters) else keys.parameters
-    with metered() as meter:
+    with metering() as meter:
         steps, _, error = _dry_run(model, x, parameters, bound)
     layer = str(getattr(error, "layer", "") or "") if isinstance(error, LevelError) else ""
     used = parameters.depth - min(s.levels_left for s in steps) if error is None else None

@@ -2,19 +2,180 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...errors import DtypeError, UnsupportedOpError
-from ..scheme.arithmetic import add_numbers, times_numbers
-from ..scheme.bounds import most
-from .encrypted import CKKSTensor
-from .packing import index_of, plain, taken
-from .table import implements, wrap
-from .weighted import summed, weighted
+from ...errors import ArgumentError, DtypeError, SectorchError, UnsupportedOpError
+from ...ring.jit import run_in_threads
+from ...tensor.table import spell
+from ..errors import ScaleError
+from ..scheme import loops
+from ..scheme.ciphertext import (
+    Cipher,
+    add_numbers,
+    align_all,
+    check_capacity,
+    empty_like,
+    evaluate,
+    integer_constants,
+    largest_known,
+    need_level,
+    negate,
+    powers_depth,
+    settle,
+    times_numbers,
+    weight_scale,
+    words,
+)
+from ..scheme.ciphertext import add as add_ciphers
+from ..scheme.ciphertext import multiply as multiply_ciphers
+from ..scheme.ntt import MAX_PRIME_BITS, row_sum
+from .ckks_tensor import (
+    CKKSTensor,
+    add_location,
+    broadcast,
+    implements,
+    index_of,
+    plain,
+    plus_plain,
+    spread_to,
+    take_ciphertexts,
+    times_number,
+    times_plain,
+    wrap,
+)
+
+# Linear layers with plain weights over batch-packed ciphertexts, as exact matrix products over residues.
+#
+# A constant weight w at scale s is the integer round(w s), the same in every slot, so that the ciphertexts of a layer's
+# outputs are integer combinations of those of its inputs: residue by residue, the matrix product of the integer weights
+# with the residues mod q, reduced once (`sums.summed`). TenSEAL does the same with one SEAL product for each pair of an
+# input and an output (`ckks_tensor.mm`, the reference in tests).
+
+
+_STEP = 4  # outputs and terms that a compiled loop takes at a time
+_CACHE = 1 << 17  # words of input that a loop holds: a MiB, about the second-level cache
+
+
+def encode_weights(weights: torch.Tensor, c: Cipher) -> torch.Tensor:
+    """round(weights * scale) as int64, at the scale that lands on the next level. Error: 1/2 of 1/scale a weight.
+
+    Raises:
+        ScaleError: a weight that does not fit 2^61.
+    """
+    scale = weight_scale(c) * c.multiplier
+    largest = float(weights.abs().max()) if weights.numel() else 0.0
+    if not math.isfinite(largest) or largest * abs(scale) >= 2.0**61:
+        raise ScaleError(
+            f"a weight of magnitude {largest:.3g} does not fit scale 2^{math.log2(abs(scale)):.0f}; scale the layer "
+            f"down"
+        )
+    return (weights.double() * scale).round_().to(torch.int64)
+
+
+def weighted_sums(
+    c: Cipher,
+    weights: torch.Tensor,
+    gather: torch.Tensor | None = None,
+    what: str = "a linear layer",
+    bias: Sequence[float] | None = None,
+) -> Cipher:
+    """Output (o, p) = sum_k weights[o, k] * ciphertext gather[p, k] + bias[o]; one level, its rescale left pending.
+
+    Args:
+        weights: floating point [out, K].
+        gather: int64 [P, K], -1 for a zero (padding); [[0 .. K-1]] unless given.
+
+    Returns:
+        out * P ciphertexts, o first.
+
+    Error: sum_k |w_k| e_k, and |x_k| / (2 weight scale) for each rounded weight.
+
+    Raises:
+        LevelError, ScaleError, MemoryBudgetError: before anything is computed.
+    """
+    need_level(c, what)
+    positions = 1 if gather is None else gather.shape[0]
+    if c.pending and weights.shape[0] * positions > c.count:
+        c = settle(c)  # the smaller side of the layer is the one to rescale
+    rows, terms = (1.0, 1) if weights.is_meta else (_row_sum(weights), weights.shape[1])
+    error = rows * abs(c.multiplier) * c.error + terms * (c.largest + c.error) / (2 * weight_scale(c))
+    offset = max(map(abs, bias), default=0.0) if bias is not None else 0.0
+    result = replace(
+        c, data=c.data[:0], pending=c.pending + 1, factor=1.0, withheld=None,
+        largest=rows * abs(c.multiplier) * c.largest + offset, error=error, declared=False,
+    )  # fmt: skip
+    result = check_capacity(replace(result, error=error + 0.5 / result.scale), what)
+    integers = None if c.data.is_meta else encode_weights(weights, c)
+    out = empty_like(c.data, what, weights.shape[0] * positions)
+    result = replace(result, data=out)
+    if integers is not None:
+        constants = None if bias is None else integer_constants(result, bias)
+        _sum_into(out, c, torch.arange(c.count).view(1, -1) if gather is None else gather, integers, constants)
+    return result
+
+
+def _row_sum(weights: torch.Tensor) -> float:
+    return float(weights.abs().sum(1).max()) if weights.numel() else 0.0
+
+
+def gathered_sums(c: Cipher, gather: torch.Tensor) -> Cipher:
+    """Output p = sum_k ciphertext gather[p, k], -1 for a zero. No level; the errors add up."""
+    terms = int((gather >= 0).sum(1).max()) if gather.numel() else 0
+    c = check_capacity(replace(c, largest=terms * c.largest, error=terms * c.error, declared=False), "a sum")
+    out = empty_like(c.data, "a sum", gather.shape[0])
+    if not c.data.is_meta:
+        _sum_into(out, c, gather, torch.ones(1, gather.shape[1], dtype=torch.int64), None)
+    return replace(c, data=out)
+
+
+def _sum_into(
+    out: torch.Tensor, c: Cipher, gather: torch.Tensor, integers: torch.Tensor, constants: list[int] | None
+) -> None:
+    n, size, _, degree = c.data.shape
+    span = max(64, min(512, 1 << (_CACHE // (n + 1)).bit_length() - 1))
+    source, target, rows = words(c.data), out.numpy(), integers.shape[0]
+    # What the loops take four at a time is filled up with zeros, which lie at place n.
+    index = np.pad(np.where(gather < 0, n, gather), ((0, 0), (0, -gather.shape[1] % _STEP)), constant_values=n)
+    offsets = np.zeros((size, rows), np.int64)
+    for j, q in enumerate(c.primes):
+        digits, carry = _digits(integers, q)
+        for k in range(size):
+            if k == 0 and constants is not None:
+                offsets[0] = [v % q for v in constants]
+            arguments = (source, k, j, index, digits, float(carry), float(q), offsets[k], target, span)
+            run_in_threads(degree // span, loops.weighted_sum_loop, *arguments)
+
+
+def _digits(integers: torch.Tensor, q: int) -> tuple[np.ndarray, int]:
+    """Integers [rows, K] as digits [D, rows, K], the highest first, and their base mod q.
+
+    As few as keep every sum of digits times residues mod q, with what is carried into it and added to it, below 2^62:
+    one for 28-bit primes and rows that sum to less than 2^34.
+    """
+    bits = int(integers.abs().max()).bit_length() + 1 if integers.numel() else 1
+    for count in range(1, bits + 1):
+        width, parts, rest = -(-bits // count), [], integers
+        for _ in range(count - 1):
+            low = ((rest + (1 << (width - 1))) & ((1 << width) - 1)) - (1 << (width - 1))  # nearest to zero
+            parts.append(low)
+            rest = (rest - low) >> width
+        parts.append(rest)
+        if max(row_sum(p) for p in parts) * q + 2.0 ** (MAX_PRIME_BITS + 1) <= 2.0**62:
+            break
+    else:
+        raise ScaleError("a layer has too many terms for exact sums; cut it")
+    digits = np.stack([p.numpy() for p in reversed(parts)])
+    fill = [(0, 0), *((0, -length % _STEP) for length in digits.shape[1:])]
+    return np.pad(digits, fill), pow(2, width, q)
+
 
 _T = torch.Tensor
 
@@ -39,9 +200,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> CKKSTensor:
         raise UnsupportedOpError("linear over the batch dimension would mix samples; the input needs a batch in front")
     lead, positions = x.row_shape[:-1], torch.Size(x.row_shape[:-1]).numel()
     gather = index_of(x).reshape(positions, -1) if lead else None
-    c = weighted(x.cipher, weight, gather, bias=_listed(bias))
+    c = weighted_sums(x.cipher, weight, gather, bias=_listed(bias))
     if positions > 1:
-        c = taken(c, torch.arange(c.count).view(-1, positions).t())
+        c = take_ciphertexts(c, torch.arange(c.count).view(-1, positions).t())
     return wrap(x, c, (*lead, weight.shape[0]))
 
 
@@ -110,23 +271,25 @@ def _conv(
     for g in range(groups):
         columns = windows.narrow(rank, g * per_in, per_in).reshape(positions, -1)
         if groups == 1:
-            parts.append(weighted(x.cipher, weight.flatten(1), columns, f"a conv{rank}d", _listed(bias)))
+            parts.append(weighted_sums(x.cipher, weight.flatten(1), columns, f"a conv{rank}d", _listed(bias)))
             continue
         used = torch.unique(columns[columns >= 0])
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
         own = slice(g * per_out, (g + 1) * per_out)
         mine = _listed(None if bias is None else bias[own])
-        parts.append(weighted(taken(x.cipher, used), weight[own].flatten(1), inner, f"a conv{rank}d", mine))
+        parts.append(
+            weighted_sums(take_ciphertexts(x.cipher, used), weight[own].flatten(1), inner, f"a conv{rank}d", mine)
+        )
     c = parts[0]
     if groups > 1:
-        largest, error = most(p.largest for p in parts), most(p.error for p in parts)
+        largest, error = largest_known(p.largest for p in parts), largest_known(p.error for p in parts)
         c = replace(c, data=torch.cat([p.data for p in parts]), largest=largest, error=error)
     return wrap(x, c, (weight.shape[0], *out_shape))
 
 
 def _pooled(x: CKKSTensor, groups: torch.Tensor, divisors: list[float], shape: tuple) -> CKKSTensor:
     """Means of groups of ciphertexts: no level if all divisors are equal."""
-    c = summed(x.cipher, groups)
+    c = gathered_sums(x.cipher, groups)
     if len(set(divisors)) == 1:
         return wrap(x, replace(c, factor=c.factor / divisors[0]), shape)
     return wrap(x, times_numbers(c, [1.0 / d for d in divisors], "an average over windows of several sizes"), shape)
@@ -209,3 +372,290 @@ def batch_norm(x: Any, running_mean: Any, running_var: Any, weight: Any = None, 
     spread_factor = factor.repeat_interleave(each).tolist() if not factor.is_meta else [0.0] * c.count
     c = times_numbers(c, spread_factor, "a batch_norm")
     return wrap(x, c if offset.is_meta else add_numbers(c, offset.repeat_interleave(each).tolist()), x.row_shape)
+
+
+# Handlers: sums, products, powers, reductions.
+
+
+@implements("add", torch.add, _T.add, _T.__add__, _T.__radd__, operator.add)
+def add(x: Any, y: Any, *, alpha: float = 1) -> CKKSTensor:
+    """No level. Error: the sum of the operands' errors."""
+    if not isinstance(x, CKKSTensor):
+        return add(mul(y, alpha) if alpha != 1 else y, x)
+    rows = broadcast(x, y)
+    if not isinstance(y, CKKSTensor):
+        return wrap(x, plus_plain(spread_to(x, rows), plain(y) * alpha, rows), rows)
+    other = spread_to(y, rows)
+    return wrap(x, add_ciphers(spread_to(x, rows), replace(other, factor=other.factor * alpha)), rows)
+
+
+@implements("sub", torch.sub, _T.sub, _T.__sub__, torch.subtract, _T.subtract, operator.sub)
+def sub(x: Any, y: Any, *, alpha: float = 1) -> CKKSTensor:
+    if not isinstance(x, CKKSTensor):
+        return add(neg(mul(y, alpha) if alpha != 1 else y), x)
+    if not isinstance(y, CKKSTensor):
+        return add(x, y, alpha=-alpha)
+    rows = broadcast(x, y)
+    other = spread_to(y, rows)
+    if alpha == 1 and (other.factor, other.withheld) == (x.cipher.factor, x.cipher.withheld):
+        return wrap(x, add_ciphers(spread_to(x, rows), other, -1), rows)
+    return add(x, y, alpha=-alpha)
+
+
+@implements("rsub", torch.rsub, _T.__rsub__)
+def rsub(x: Any, y: Any, *, alpha: float = 1) -> CKKSTensor:
+    return sub(y, x, alpha=alpha)
+
+
+@implements("neg", torch.neg, _T.neg, _T.__neg__, torch.negative, _T.negative, operator.neg)
+def neg(x: CKKSTensor) -> CKKSTensor:
+    return wrap(x, negate(x.cipher), x.row_shape)
+
+
+@implements("mul", torch.mul, _T.mul, _T.__mul__, _T.__rmul__, torch.multiply, _T.multiply, operator.mul)
+def mul(x: Any, y: Any) -> CKKSTensor:
+    """One level with a tensor of either kind; none with a number, which is public, and with a tensor of a single one
+    only if no weights follow. Error of x y: |x| e_y + |y| e_x + e_x e_y.
+    """
+    if not isinstance(x, CKKSTensor):
+        return mul(y, x)
+    if not isinstance(y, torch.Tensor):
+        return wrap(x, times_number(x.cipher, float(plain(y))), x.row_shape)
+    rows = broadcast(x, y)
+    if not isinstance(y, CKKSTensor):
+        return wrap(x, times_plain(spread_to(x, rows), plain(y), rows), rows)
+    left = spread_to(x, rows)
+    return wrap(x, multiply_ciphers(left, left if y is x else spread_to(y, rows)), rows)
+
+
+@implements("div", torch.div, _T.div, _T.__truediv__, torch.true_divide, _T.true_divide, operator.truediv)
+def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> CKKSTensor:
+    if isinstance(y, CKKSTensor) or rounding_mode is not None:
+        raise UnsupportedOpError(
+            "division by an encrypted tensor, or with rounding, is no polynomial; use shares for it"
+        )
+    inverse = 1.0 / plain(y)
+    return mul(x, inverse if isinstance(y, torch.Tensor) else float(inverse))
+
+
+@implements("square", torch.square, _T.square)
+def square(x: CKKSTensor) -> CKKSTensor:
+    """One level."""
+    return wrap(x, multiply_ciphers(x.cipher, x.cipher, "a square"), x.row_shape)
+
+
+@implements("pow", torch.pow, _T.pow, _T.__pow__, torch.float_power, operator.pow)
+def power(x: CKKSTensor, exponent: Any) -> CKKSTensor:
+    """ceil(log2 n) levels for the n-th power."""
+    if (
+        not isinstance(x, CKKSTensor)
+        or not isinstance(exponent, (int, float))
+        or exponent != int(exponent)
+        or exponent < 1
+    ):
+        raise UnsupportedOpError("only powers of an encrypted tensor with a positive whole number are polynomials")
+    return wrap(x, evaluate(x.cipher, [0.0] * int(exponent) + [1.0]), x.row_shape)
+
+
+def polynomial(x: CKKSTensor, coefficients: list[float]) -> CKKSTensor:
+    """sum_k coefficients[k] x^k by Paterson and Stockmeyer, in the smallest depth (`polynomial.depth`).
+
+    The coefficients are public numbers: whoever decrypts is told the product of some of them.
+
+    Raises:
+        ArgumentError: coefficients that are tensors, as weights are.
+    """
+    if not isinstance(x, CKKSTensor):
+        raise UnsupportedOpError(f"ckks.polynomial takes a CKKSTensor, got {type(x).__name__}")
+    if any(isinstance(c, torch.Tensor) for c in coefficients):
+        raise ArgumentError(
+            "the coefficients of ckks.polynomial are public numbers, got tensors; weights stay with the evaluator in "
+            "products: a * x.square() + b * x + c"
+        )
+    try:
+        return wrap(x, evaluate(x.cipher, [float(c) for c in coefficients]), x.row_shape)
+    except SectorchError as error:
+        raise add_location(error) from None
+
+
+def _groups(x: CKKSTensor, dim: Any, keepdim: bool) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Which ciphertexts are summed into each output, and the outputs' row shape."""
+    rank = len(x.full_shape)
+    given = range(rank) if dim is None else ([dim] if isinstance(dim, int) else list(dim)) or range(rank)
+    dims = sorted({d % rank for d in given})
+    if 0 in dims:
+        raise UnsupportedOpError(
+            "a sum over the batch (dimension 0) would need rotations; decrypt and sum, or name dims"
+        )
+    index = index_of(x)
+    kept = [d for d in range(1, rank) if d not in dims]
+    grouped = index.permute(*(d - 1 for d in kept), *(d - 1 for d in dims))
+    shape = tuple(x.full_shape[d] for d in kept)
+    groups = grouped.reshape(torch.Size(shape).numel(), -1)
+    if keepdim:
+        shape = tuple(1 if d in dims else x.full_shape[d] for d in range(1, rank))
+    return groups, shape
+
+
+@implements("sum", torch.sum, _T.sum)
+def sum_(x: CKKSTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> CKKSTensor:
+    """No level; the errors add up."""
+    groups, shape = _groups(x, dim, keepdim)
+    return wrap(x, gathered_sums(x.cipher, groups), shape)
+
+
+@implements("mean", torch.mean, _T.mean)
+def mean(x: CKKSTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> CKKSTensor:
+    """No level: the divisor waits for the next weights or for decryption."""
+    groups, shape = _groups(x, dim, keepdim)
+    c = gathered_sums(x.cipher, groups)
+    return wrap(x, replace(c, factor=c.factor / groups.shape[1]), shape)
+
+
+@implements("dropout", F.dropout, torch.dropout, F.dropout2d, F.dropout1d)
+def dropout(x: CKKSTensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> CKKSTensor:
+    if training:
+        raise UnsupportedOpError("dropout in training mode: call model.eval() first")
+    return x
+
+
+def inner(x: CKKSTensor, y: CKKSTensor, dim: int = -1) -> CKKSTensor:
+    """The inner products of two encrypted tensors along a dimension: one level, one rescale for each output."""
+    product = mul(x, y)
+    return sum_(product, dim)
+
+
+__all__ = ["inner", "polynomial", "powers_depth"]
+
+
+# Handlers that only move ciphertexts: shapes, selections, joins. None costs a level or changes an error.
+
+
+def _refuse(func: Any) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"{spell(func)} would move samples between slots or take some away; the batch (dimension 0) stays as it is. "
+        f"Encrypt the batch that is meant, or decrypt first"
+    )
+
+
+def _moved(func: Callable, x: CKKSTensor, *args: Any, **kwargs: Any) -> Any:
+    """func on the numbers of the ciphertexts, for a batch of two: samples must neither mix nor move."""
+    index = index_of(x)
+    pair = torch.stack([index, index + index.numel()])
+    results = func(pair, *args, **kwargs)
+    many = isinstance(results, (tuple, list))
+    out = []
+    for result in results if many else [results]:
+        if result.dim() < 1 or result.shape[0] != 2 or not torch.equal(result[0] + index.numel(), result[1]):
+            raise _refuse(func)
+        if result[0].numel() and int(result[0].max()) >= index.numel():
+            raise _refuse(func)
+        out.append(wrap(x, take_ciphertexts(x.cipher, result[0]), result.shape[1:]))
+    return (tuple(out) if isinstance(results, tuple) else out) if many else out[0]
+
+
+def _mover(name: str, *functions: Any) -> None:
+    for function in functions:
+        implements(name, function)(lambda x, *args, _f=function, **kwargs: _moved(_f, x, *args, **kwargs))
+
+
+_mover("permute", torch.permute, _T.permute)
+_mover("transpose", torch.transpose, _T.transpose, torch.swapaxes, _T.swapaxes)
+_mover("movedim", torch.movedim, _T.movedim)
+_mover("unsqueeze", torch.unsqueeze, _T.unsqueeze)
+_mover("flip", torch.flip, _T.flip)
+_mover("roll", torch.roll, _T.roll)
+_mover("narrow", torch.narrow, _T.narrow)
+_mover("select", torch.select, _T.select)
+_mover("index_select", torch.index_select, _T.index_select)
+_mover("unflatten", torch.unflatten, _T.unflatten)
+_mover("chunk", torch.chunk, _T.chunk)
+_mover("split", torch.split, _T.split)
+_mover("unbind", torch.unbind, _T.unbind)
+_mover("unfold", _T.unfold)
+_mover("getitem", _T.__getitem__)
+_mover("pixel_shuffle", torch.pixel_shuffle)
+_mover("channel_shuffle", torch.channel_shuffle)
+
+
+def _reshaped(x: CKKSTensor, meta: torch.Tensor, func: Callable) -> CKKSTensor:
+    if meta.dim() < 1 or meta.shape[0] != x.batch:
+        raise _refuse(func)
+    return wrap(x, x.cipher, meta.shape[1:])
+
+
+def _reshaper(name: str, *functions: Any) -> None:
+    def handler(x: CKKSTensor, *args: Any, _f: Any, **kwargs: Any) -> CKKSTensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            meta = _f(torch.empty(x.full_shape, device="meta"), *args, **kwargs)
+        return _reshaped(x, meta, _f)
+
+    for function in functions:
+        implements(name, function)(lambda x, *args, _f=function, **kwargs: handler(x, *args, _f=_f, **kwargs))
+
+
+_reshaper("reshape", torch.reshape, _T.reshape, _T.view)
+_reshaper("flatten", torch.flatten, _T.flatten)
+_reshaper("squeeze", torch.squeeze, _T.squeeze)
+
+
+@implements("expand", _T.expand)
+@implements("broadcast_to", torch.broadcast_to, _T.broadcast_to)
+def expand(x: CKKSTensor, *sizes: Any) -> CKKSTensor:
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    if len(sizes) != len(x.full_shape) or sizes[0] not in (-1, x.batch):
+        raise _refuse(_T.expand)
+    index = index_of(x).expand(*sizes[1:])
+    return wrap(x, take_ciphertexts(x.cipher, index), index.shape)
+
+
+@implements("contiguous", _T.contiguous)
+@implements("detach", _T.detach, torch.detach)
+@implements("clone", _T.clone, torch.clone)
+@implements("to", _T.to, _T.float, _T.double, _T.cpu)
+def contiguous(x: CKKSTensor, *args: Any, **kwargs: Any) -> CKKSTensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = (
+            torch.empty(0, dtype=x.float_dtype).to(*args).dtype
+            if args and isinstance(args[0], torch.dtype)
+            else x.float_dtype
+        )
+    return (
+        wrap(x, x.cipher, x.row_shape) if dtype == x.float_dtype else CKKSTensor(x.cipher, x.batch, x.row_shape, dtype)
+    )
+
+
+def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
+    if not all(isinstance(t, CKKSTensor) for t in tensors):
+        raise UnsupportedOpError(f"{spell(func)} of encrypted and plain tensors; encrypt the plain ones first")
+    first = tensors[0]
+    indices, start = [], 0
+    for t in tensors:
+        if t.keys.identity != first.keys.identity or t.batch != first.batch:
+            raise _refuse(func)
+        indices.append(index_of(t) + start)
+        start += indices[-1].numel()
+    index = join([torch.stack([i, i + start]) for i in indices])
+    if index.shape[0] != 2 or not torch.equal(index[0] + start, index[1]):
+        raise _refuse(func)
+    ciphers = [t.cipher for t in tensors]
+    form = lambda c: (c.level, c.pending, c.factor, c.withheld, c.size)
+    if any(form(c) != form(ciphers[0]) for c in ciphers):
+        ciphers = align_all(ciphers)
+    data = empty_like(ciphers[0].data, "a join", start)
+    if not data.is_meta:
+        torch.cat([c.data for c in ciphers], out=data)
+    largest, error = largest_known(c.largest for c in ciphers), largest_known(c.error for c in ciphers)
+    declared = all(c.declared for c in ciphers)
+    whole = replace(ciphers[0], data=data, largest=largest, error=error, declared=declared)
+    return wrap(first, take_ciphertexts(whole, index[0]), index.shape[1:])
+
+
+@implements("cat", torch.cat, torch.concat, torch.concatenate)
+def cat(tensors: Any, dim: int = 0) -> CKKSTensor:
+    return _joined(tensors, lambda parts: torch.cat(parts, dim), torch.cat)
+
+
+@implements("stack", torch.stack)
+def stack(tensors: Any, dim: int = 0) -> CKKSTensor:
+    return _joined(tensors, lambda parts: torch.stack(parts, dim), torch.stack)

@@ -22,11 +22,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ...choreography import Message, Net, leaf, protocol
-from ...choreography.located import compute, shaped
-from ...choreography.run.rehearsal import DIGEST_BYTES
+from ...choreography.located import compute, with_shapes
+from ...choreography.run.dealer_replay import DIGEST_BYTES
 from ...choreography.streams import SECRET_BYTES
 from ...errors import FalseDealingError
-from .seed import SIGNATURE_BYTES
+from .key_agreement import SIGNATURE_BYTES
 
 _CONTEXT = b"sectorch v1 promised dealing"
 
@@ -120,11 +120,11 @@ def audit(
     """
     Q, A, S = net.Q, net.A, net.S
     length = 2 * count * DIGEST_BYTES + SIGNATURE_BYTES
-    promised = net.fresh(Q, shaped(lambda: _bytes_of(length))(promise)).send(Q, S, "promised")
+    promised = net.fresh(Q, with_shapes(lambda: _bytes_of(length))(promise)).send(Q, S, "promised")
     chosen = compute(_chosen, net.common(A, S, (1,), "chosen"), count)
-    shown = net.fresh(S, shaped(lambda *_: _bytes_of(count * SECRET_BYTES))(show), chosen.at("S"))
+    shown = net.fresh(S, with_shapes(lambda *_: _bytes_of(count * SECRET_BYTES))(show), chosen.at("S"))
     shown, at_A = shown.send(S, A, "shown"), promised.send(S, A, "promised_on")
-    net.check(A, shaped(lambda *_: _bytes_of(1))(look), chosen, at_A, shown).send(A, S, "looked")
+    net.check(A, with_shapes(lambda *_: _bytes_of(1))(look), chosen, at_A, shown).send(A, S, "looked")
     chosen = chosen.send(S, Q, "chosen")  # S has waited for A: a call is taken verb by verb here, and never traced
     return int(net.agreed(chosen, (Q, A, S))), net.read(promised, S)
 

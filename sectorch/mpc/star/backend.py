@@ -11,32 +11,25 @@ import torch
 
 from ...backend import Backend, Noise, Normal, Series
 from ...choreography import Located, Net, leaf
-from ...choreography.located import compute, running
+from ...choreography.located import compute, run_in
 from ...choreography.roles import STAR
+from ...config import Scheme
 from ...errors import DimensionError
-from ...ring.scheme import Scheme
 from ..leaky import leaky_relu_privhfl
-from ..smooth.normalise import normalise
-from ..smooth.trigonometric import trigonometric
-from .claims import settle
-from .compare import drelu, is_zero
-from .fours import FOUR, LONG, max_by_fours
-from .guard import beside_tag, flags_of_bits, guard, joined, raise_flags, unpadded
-from .largest import MOST, levels_worth, ramp_of_largest
-from .linear import Weight, linear, mask_weight
-from .mask import open_masked
+from ..series import normalise, trigonometric
+from .compare import MUCH, drelu, is_zero
+from .dealing_proofs import prove_pending
+from .guard import beside_tag, flags_of_bits, guard, join_flags, raise_flags, remove_pad
+from .linear import MaskedWeight, StreamedWeight, linear, mask_streamed_weight, mask_weight
+from .masking import open_masked
+from .maximum import FOUR, LONG, MOST, levels_worth, max_by_fours, max_tree, ramp_of_largest
 from .multiply import multiply, square
-from .pool import max_tree
 from .relu import maximum, ramps, relu
 from .select import bit_to_ring, select
-from .share import aggregate, aggregate_noisy, at_server, reveal, reveal_to_A, reveal_to_S, share
-from .shares import Shares, each
+from .shares import Shares, aggregate, aggregate_noisy, at_server, each, reveal, reveal_to_A, reveal_to_S, share
 from .shuffle import shuffle
-from .sign import at_least
-from .streamed import Streamed, mask_streamed
-from .trees import MUCH
+from .thresholds import at_least, raise_outside
 from .truncate import truncate
-from .within import raise_outside
 
 WAN_ROUND = 625_000
 """Bytes that a round is worth where rounds are dear: 50 ms of 100 Mbit/s."""
@@ -92,13 +85,13 @@ class Star(Backend):
             with self._querying(to):
                 return self.reveal(x, flags)
         if not flags:
-            settle(self.net)
+            prove_pending(self.net)
             return reveal(self.net, x), None
         padded, key = guard(self.net, x, tuple(flags))
-        return unpadded(reveal(self.net, padded), x.shape, key)
+        return remove_pad(reveal(self.net, padded), x.shape, key)
 
     def reveal_to(self, x: Shares, party: Any) -> Located:
-        settle(self.net)
+        prove_pending(self.net)
         return reveal_to_A(self.net, x) if party == self.net.A else reveal_to_S(self.net, x)
 
     def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:
@@ -118,16 +111,16 @@ class Star(Backend):
     ) -> tuple[Located, Located | None]:
         shape = terms[0][1].shape
         for term, _, _ in terms if not guarded else ():
-            settle(term.net)
+            prove_pending(term.net)
         drawn = None if noise is None else self.net.fresh(self.net.S, at_server(noise, shape))
         if not guarded:
             return self._sum([(term.net, x) for term, x, _ in terms], drawn), None
         padded = [guard(term.net, x, tuple(flags)) for term, x, flags in terms]
-        with running(self.net):
+        with run_in(self.net):
             if drawn is not None:
                 drawn = compute(beside_tag, drawn)
             total = self._sum([(term.net, x) for (term, _, _), (x, _) in zip(terms, padded, strict=True)], drawn)
-            return unpadded(total, shape, *(key for _, key in padded))
+            return remove_pad(total, shape, *(key for _, key in padded))
 
     def _sum(self, terms: list[tuple[Net, Shares]], noise: Located | None) -> Located:
         return aggregate(self.net, terms) if noise is None else aggregate_noisy(self.net, terms, noise)
@@ -144,16 +137,16 @@ class Star(Backend):
     def shuffled(self, x: Shares) -> Shares:
         return shuffle(self.net, x)
 
-    def weight(self, x: Located) -> Weight:
+    def weight(self, x: Located) -> MaskedWeight:
         return mask_weight(self.net.setup, x)
 
-    def streamed(self, x: Located, encoded: Callable) -> Streamed:
-        return mask_streamed(self.net.setup, x, encoded)
+    def streamed(self, x: Located, encoded: Callable) -> StreamedWeight:
+        return mask_streamed_weight(self.net.setup, x, encoded)
 
-    def viewed(self, weight: Weight | Streamed, view: Callable) -> Weight | Streamed:
+    def viewed(self, weight: MaskedWeight | StreamedWeight, view: Callable) -> MaskedWeight | StreamedWeight:
         return weight.viewed(self.net.setup, view)
 
-    def linear(self, product: Callable, x: Shares, weight: Weight | Streamed) -> Shares:
+    def linear(self, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
         return linear(self.net, self.net.setup, product, x, weight)
 
     def multiply(self, product: Callable, x: Shares, y: Shares) -> Shares:
@@ -223,7 +216,7 @@ class Star(Backend):
         raise_flags(self.net, flags_of_bits(self.net, bad))
 
     def joined(self, flags: Sequence[Shares]) -> Shares:
-        return joined(self.net, tuple(flags))
+        return join_flags(self.net, tuple(flags))
 
     def flag_outside(self, x: Shares, bits: int, everywhere: bool = False) -> None:
         masked = open_masked(self.net, x)

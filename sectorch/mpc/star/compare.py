@@ -19,22 +19,127 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ...choreography import Net, leaf, protocol
+from ...choreography import Located, Net, leaf, protocol
 from ...errors import ArgumentError
-from ...ring import signed
-from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
-from . import proved
-from .circuit import Circuit
-from .deal import Made, deal_bit_halves
-from .halves import Halves
-from .layers import Layer, and_layers
-from .mask import Masked, planes_of
+from ...ring import as_signed
+from ...ring.bitplanes import fast, planes, to_rows, words_for, xor_along
+from . import dealing_constraints
+from .and_layers import WIDEST, AndCircuit, AndLayer, and_layers
+from .dealing_proofs import DealerShares
+from .masking import ComputedCorrection, Masked, deal_bit_halves, deal_bits, planes_of
 from .shares import Shares, each
-from .trees import forest_worth, grouped, levels_of
+
+# Trees that combine the blocks of comparisons, as layers of ANDs: how many levels they have, and what they cost.
+#
+# A node joins up to four neighbours, of which 4 is the most significant one:
+#
+#     lt = lt_4 xor eq_4 lt_3 xor eq_4 eq_3 lt_2 xor eq_4 eq_3 eq_2 lt_1,         eq = eq_4 eq_3 eq_2 eq_1,
+#
+# in one round. A node of two has two bits dealt and one of four 22: over 7 and 15 blocks side by side, those of a ReLU
+# by 20 bits, two levels have 110 and three 51.
+
+
+Node = tuple[int, int]
+"""A node of a tree by numbers of a circuit: lt and eq."""
+
+
+def join(circuit: AndCircuit, nodes: Sequence[Node]) -> Node:
+    """One node of up to four neighbours, least significant first."""
+    if len(nodes) == 1:
+        return nodes[0]
+    equals = [equal for _, equal in reversed(nodes)]
+    less = [lt for lt, _ in reversed(nodes)]
+    lt = circuit.gate(*((*equals[:i], less[i]) for i in range(1, len(nodes))), onto=less[0])
+    return lt, circuit.gate(tuple(equals))
+
+
+def levels_of(blocks: int) -> int:
+    """Levels of a tree over so many blocks: ceil(log4)."""
+    return 0 if blocks <= 1 else 1 + levels_of(-(-blocks // WIDEST))
+
+
+def _bits(group: int, lowest: bool) -> int:
+    """Bits that a node of so many blocks opens and has dealt; the lowest of a level needs no eq."""
+    opened, dealt = 2 * group - 2, 2**group - group - 1 + 2 ** (group - 1) - group
+    return 0 if group == 1 else 2 * opened + dealt if lowest else 2 * (opened + 1) + dealt + 2 ** (group - 1) - 1
+
+
+@functools.cache
+def group_blocks(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """How a tree of so many levels joins its blocks: bits an element, and for each level the sizes of its groups, least
+    significant first. Of all trees with groups of like size the one with the fewest bits, opened and dealt."""
+    if levels == 0:
+        return 0, ()
+    found = []
+    for groups in range(-(-count // WIDEST), min(count, WIDEST ** (levels - 1)) + 1):
+        sizes = tuple(count // groups + (i < count % groups) for i in range(groups))
+        bits, above = group_blocks(groups, levels - 1)
+        found.append((bits + sum(_bits(size, i == 0) for i, size in enumerate(sizes)), (sizes, *above)))
+    return min(found)
+
+
+def tree(circuit: AndCircuit, nodes: list[Node], levels: int) -> Node:
+    """The root of a tree over these blocks, least significant first."""
+    for sizes in group_blocks(len(nodes), levels)[1]:
+        ends = itertools.accumulate(sizes)
+        nodes = [join(circuit, nodes[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    return nodes[0]
+
+
+@functools.cache
+def forest(
+    blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None, spare: int = 0
+) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
+    """The layers that combine trees of so many blocks, side by side, and where their results stand.
+
+    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
+    one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
+    lowest block's eq enters for these only. None of a tree whose blocks only stand below others (`whole` is None).
+
+    Args:
+        above: a tree, and how many of its lowest blocks the trees after it stand above: their results are of both
+            together, and nodes that trees have in common are made once.
+        spare: levels more than it takes, for which narrower nodes have fewer bits dealt.
+    """
+    circuit, leaves_of, at = AndCircuit(2 * sum(blocks)), [], 0
+    for count in blocks:
+        leaves_of.append([(at + i, at + count + i) for i in range(count)])
+        at += 2 * count
+    if above is not None:
+        below = leaves_of[above[0]][: above[1]]
+        leaves_of[above[0] + 1 :] = [below + own for own in leaves_of[above[0] + 1 :]]
+    trees = [(nodes, kept) for nodes, kept in zip(leaves_of, whole, strict=True) if kept is not None]
+    levels = max(levels_of(len(nodes)) for nodes, _ in trees) + spare
+    roots = [(tree(circuit, nodes, levels), kept) for nodes, kept in trees]
+    return circuit.layers(tuple(row for (lt, eq), kept in roots for row in ((lt, eq) if kept else (lt,))))
+
+
+LAN_ROUND = 1 << 16
+"""Bytes that a round is worth unless a scheme says more: half a millisecond of 1 Gbit/s."""
+MUCH = 48_000_000
+"""Bytes ahead in a call after which bytes are dear, and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
+
+
+def forest_worth(
+    net: Net, count: int, blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None
+) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
+    """`forest` for so many elements, with a level more than it takes where the bytes that this saves are worth more
+    than a round is: `net.round_bytes`, until the call has been dealt so much that it waits for nothing else."""
+    worth = LAN_ROUND if net.round_bytes is None or net.ahead > MUCH else net.round_bytes
+    found = (forest(blocks, whole, above, spare) for spare in range(3))
+    return min(found, key=lambda made: bits_of_layers(made[0]) * count // 8 + len(made[0]) * worth)
+
+
+@functools.cache
+def bits_of_layers(layers: tuple[AndLayer, ...]) -> int:
+    """Bits an element that layers open, both ways, and have dealt."""
+    return sum(2 * len(layer.opened) + len(layer.products) for layer in layers)
+
 
 BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
@@ -116,7 +221,7 @@ def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tupl
     return deal_code_halves(net, x, spans, tops).shares
 
 
-def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Halves:
+def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> DealerShares:
     """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
@@ -125,8 +230,8 @@ def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops
     counts = [block_count(*span) for span in spans]
     shape = CODES * sum(counts) + len(tops), words_for(x.shape.numel())
     planes = [(high - BLOCK * count, high) for count, (_, high) in zip(counts, spans, strict=True)]
-    made = Made(masked_codes, shape, (x.r, tuple(spans), tops))
-    return deal_bit_halves(net, made, proved.codes(net, x, planes, tops))
+    made = ComputedCorrection(masked_codes, shape, (x.r, tuple(spans), tops))
+    return deal_bit_halves(net, made, dealing_constraints.codes(net, x, planes, tops))
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))
@@ -136,7 +241,7 @@ def masked_codes(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[
         return codes_of(r, spans, tops).bitwise_xor_(v_A)
     out = torch.empty_like(v_A)
     arrays = loops.array(r).reshape(-1), v_A.numpy(), _numbers(spans), _numbers(tops), out.numpy()
-    loops.on_words(v_A.shape[1], loops.codes, *arrays)
+    loops.run_on_words(v_A.shape[1], loops.codes, *arrays)
     return out
 
 
@@ -147,7 +252,7 @@ def _numbers(values: tuple) -> np.ndarray:
 
 def codes_of(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...]) -> torch.Tensor:
     """Thermometer codes of the blocks of r, followed by r's planes `tops`."""
-    bits = planes(rows(r))
+    bits = planes(to_rows(r))
     counts = [block_count(*span) for span in spans]
     out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])
     place = out[: CODES * sum(counts)].unflatten(0, (CODES, -1)).split(counts, 1)
@@ -182,7 +287,7 @@ def pick_blocks(
     blocks = block_count(*span)
     if loops := fast(bits, codes, out):
         place = span[1] - BLOCK * blocks, blocks, -int(first), out.numpy(), 0
-        loops.on_words(bits.shape[1], loops.leaves, bits.numpy(), codes.numpy(), total, block, *place)
+        loops.run_on_words(bits.shape[1], loops.leaves, bits.numpy(), codes.numpy(), total, block, *place)
         return
     hot = one_hot(blocks_of(bits, *span))
     codes = codes[: CODES * total].unflatten(0, (CODES, total))[:, block : block + blocks]
@@ -215,7 +320,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     blocks = block_count(*span)
     codes = deal_codes(net, x, [span], (high,))
 
-    bits = planes_of(x.c, tuple(map(signed, thresholds)))
+    bits = planes_of(x.c, tuple(map(as_signed, thresholds)))
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
     layers, _ = forest_worth(net, copies * x.shape.numel(), (blocks,), (False,))
     less = and_layers(net, state, layers)
@@ -228,10 +333,10 @@ def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
 
 
 @functools.cache
-def _conjunction(blocks: int) -> tuple[Layer, ...]:
+def _conjunction(blocks: int) -> tuple[AndLayer, ...]:
     """The layers of one AND over all blocks."""
-    circuit, rows = Circuit(blocks), list(range(blocks))
-    for sizes in grouped(blocks, levels_of(blocks))[1]:
+    circuit, rows = AndCircuit(blocks), list(range(blocks))
+    for sizes in group_blocks(blocks, levels_of(blocks))[1]:
         ends = itertools.accumulate(sizes)
         parts = [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         rows = [circuit.gate(tuple(part)) if len(part) > 1 else part[0] for part in parts]
@@ -252,3 +357,160 @@ def is_zero(net: Net, x: Masked) -> Shares:
     codes, bits = deal_codes(net, x, [span]), planes_of(x.c)
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
     return and_layers(net, state[blocks:], _conjunction(blocks))[0]
+
+
+# Comparisons in one round: blocks of more bits than `compare.py` takes, and one AND over all of them.
+#
+# As there, D deals the thermometer code of each block of r, and A and S pick by c's public block, without a message.
+# A block of w bits has 2^w - 1 bits dealt. With few of them one layer of ANDs does what a tree does in several: of B
+# blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 89 bytes and one
+# round, where blocks of three take 23 and two. Slow networks have it so.
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Planes from `low` on in blocks of so many bits, least significant first."""
+
+    low: int
+    widths: tuple[int, ...]
+
+    @property
+    def high(self) -> int:
+        """The plane above the last block."""
+        return self.low + sum(self.widths)
+
+    @property
+    def codes(self) -> int:
+        """Bits that are dealt for an element."""
+        return sum((1 << width) - 1 for width in self.widths)
+
+
+def blocks_between(low: int, high: int, count: int) -> Blocks:
+    """Planes low .. high - 1 in so many blocks of like size."""
+    least, more = divmod(high - low, count)
+    return Blocks(low, tuple(least + (i < more) for i in range(count) if least + (i < more)))
+
+
+def deal_wide_codes(net: Net, x: Masked, spans: tuple[Blocks, ...], tops: tuple[int, ...] = ()) -> Shares:
+    """Thermometer codes of r's blocks in these spans, and r's planes `tops`.
+
+    Returns:
+        words [bits, W], XOR-shared; as many bits an element are dealt. Nobody learns anything.
+    """
+    shape = sum(span.codes for span in spans) + len(tops), words_for(x.shape.numel())
+    return deal_bits(net, ComputedCorrection(_masked_codes, shape, (x.r, spans, tops)))
+
+
+@leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))
+def _masked_codes(r: torch.Tensor, spans: tuple[Blocks, ...], tops: tuple[int, ...], v_A: torch.Tensor) -> torch.Tensor:
+    """At D: the codes under v_A."""
+    if loops := fast(r, v_A):
+        out = torch.empty_like(v_A)
+        arrays = loops.array(r).reshape(-1), v_A.numpy(), _wide_words(spans), np.array(tops, np.int64), out.numpy()
+        loops.run_on_words(v_A.shape[1], loops.wide_codes, *arrays)
+        return out
+    bits = planes(to_rows(r))
+    codes = [thermometers(bits[p : p + width]) for p, width in _wide_words(spans).tolist()]
+    return torch.cat((*codes, *(bits[top : top + 1] for top in tops))) ^ v_A
+
+
+def _wide_words(spans: tuple[Blocks, ...]) -> np.ndarray:
+    """The first plane and the width of every block: [blocks, 2]."""
+    found = []
+    for span in spans:
+        plane = span.low
+        for width in span.widths:
+            found.append((plane, width))
+            plane += width
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def thermometers(block: torch.Tensor) -> torch.Tensor:
+    """Planes [w, W], least significant first -> [2^w - 1, W]: u_j = [j < value of the block]."""
+    code = block[:0]
+    for plane in block:
+        code = torch.cat((code | plane, plane.unsqueeze(0), code & plane))
+    return code
+
+
+def hot(block: torch.Tensor) -> torch.Tensor:
+    """Planes [w, W] -> [2^w, W]: h_j = [value of the block = j]."""
+    code = torch.full_like(block[:1], -1)
+    for plane in block:
+        code = torch.cat((code & ~plane, code & plane))
+    return code
+
+
+@leaf(shapes=lambda bits, codes, spans, *_: bits.new_empty(2 * sum(len(s.widths) for s in spans), bits.shape[1]))
+def wide_leaves(bits: torch.Tensor, codes: torch.Tensor, spans: tuple[Blocks, ...], first: bool) -> torch.Tensor:
+    """One party's half of lt and then eq of the blocks of every span; `first` is the party that adds [c = 0].
+
+    Args:
+        bits: c's bit planes, public [64, W]. codes: its half of the codes of these spans, of the same width.
+    """
+    out, at, row = bits.new_empty(2 * sum(len(s.widths) for s in spans), bits.shape[1]), 0, 0
+    for span in spans:
+        count = len(span.widths)
+        _pick_wide(bits, codes[at : at + span.codes], span, first, out[row : row + 2 * count])
+        at, row = at + span.codes, row + 2 * count
+    return out
+
+
+def _pick_wide(bits: torch.Tensor, codes: torch.Tensor, span: Blocks, first: bool, out: torch.Tensor) -> None:
+    """lt and eq of one span, into `out`."""
+    if loops := fast(bits, codes, out):
+        arrays = bits.numpy(), codes.numpy(), _wide_words((span,)), -int(first), out.numpy()
+        loops.run_on_words(bits.shape[1], loops.wide_leaves, *arrays)
+        return
+    count, at = len(span.widths), 0
+    for i, (plane, width) in enumerate(_wide_words((span,)).tolist()):
+        h, u = hot(bits[plane : plane + width]), codes[at : at + (1 << width) - 1]
+        out[i] = xor_along(h[:-1] & u)
+        out[count + i] = out[i] ^ xor_along(h[1:] & u)
+        if first:
+            out[count + i] ^= h[0]
+        at += (1 << width) - 1
+
+
+def wide_less(net: Net, x: Masked, bits: Located, span: Blocks) -> Shares:
+    """[c < r] in the planes of a span, for x's mask r and the public planes of c: XOR-shared words [W]. Rounds 1."""
+    codes = deal_wide_codes(net, x, (span,))
+    at_A, at_S = wide_leaves(bits, codes.A, (span,), True), wide_leaves(bits, codes.S, (span,), False)
+    return and_layers(net, Shares(at_A, at_S), _one_layer(len(span.widths)))[0]
+
+
+@functools.cache
+def _one_layer(blocks: int) -> tuple[AndLayer, ...]:
+    """lt of all blocks, in one layer."""
+    circuit = AndCircuit(2 * blocks)
+    lt, _ = join(circuit, [(i, blocks + i) for i in range(blocks)])
+    return circuit.layers((lt,))[0]
+
+
+Polynomial = frozenset[frozenset[int]]
+"""A xor of ANDs of rows, each once; the empty AND is 1."""
+
+
+def polynomial(*ands: Sequence[int]) -> Polynomial:
+    """The xor of these ANDs."""
+    return _sum([frozenset(rows) for rows in ands])
+
+
+def complement(p: Polynomial) -> Polynomial:
+    """1 xor p."""
+    return p ^ {frozenset()}
+
+
+def product(*factors: Polynomial) -> Polynomial:
+    """The AND of polynomials, multiplied out."""
+    found = polynomial(())
+    for factor in factors:
+        found = _sum([p | q for p in found for q in factor])
+    return found
+
+
+def _sum(ands: Sequence[frozenset[int]]) -> Polynomial:
+    found: set[frozenset[int]] = set()
+    for factors in ands:
+        found ^= {factors}
+    return frozenset(found)

@@ -22,10 +22,10 @@ import torch
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute
 from ...choreography.streams import key_stream
-from ...ring.bitplanes import planes, rows
+from ...ring.bitplanes import planes, to_rows
 from ...ring.field import inner_product
-from .claims import settle
-from .layers import Layer, and_layers
+from .and_layers import AndLayer, and_layers
+from .dealing_proofs import prove_pending
 from .shares import Shares, each
 
 
@@ -45,7 +45,7 @@ def flags_of_bits(net: Net, bits: Shares) -> Shares:
 
 @leaf
 def _lowest(v: torch.Tensor) -> torch.Tensor:
-    return planes(rows(v))[0].clone()  # a view would keep all planes until the reveal
+    return planes(to_rows(v))[0].clone()  # a view would keep all planes until the reveal
 
 
 def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -58,7 +58,7 @@ def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def _filled(count: int, device: torch.device) -> torch.Tensor:
     """Ones where a tensor of so many elements has them; of word w of W these are the first that t W + w < count."""
     with torch.inference_mode(False):
-        return planes(rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
+        return planes(to_rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
 
 
 def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return torch.cat((z, inner_product(z, keys[-1:])))
 
 
-_LAST = (Layer(opened=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)),)
+_LAST = (AndLayer(opened=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)),)
 """e u xor l of the rows e, u, l."""
 
 
@@ -76,7 +76,7 @@ def _beside(*words: torch.Tensor) -> torch.Tensor:
     return torch.cat(words, -1)
 
 
-def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
+def finish_flags(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
     found = [f for f in flags if len(f.shape) == 1]
     if len(found) < len(flags):
@@ -92,12 +92,12 @@ def _one_word(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
 
 
 @protocol("joined", "docs/training.md")
-def joined(net: Net, flags: tuple[Shares, ...]) -> Shares:
+def join_flags(net: Net, flags: tuple[Shares, ...]) -> Shares:
     """Many flags as one word [1], hashed under keys of k_SA: zero if none is set, and zero by chance once in 2^64.
 
     Rounds 0, and 1 for ANDs that are left to make. Nobody learns anything.
     """
-    words = finished(net, flags)
+    words = finish_flags(net, flags)
     keys = net.common(net.A, net.S, (sum(f.shape.numel() for f in words),), "join_keys")
     return each(_one_word, keys, *words)
 
@@ -132,8 +132,8 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     Rounds 2, beside the reveal's own, and 1 for ANDs that are left to make. 16 bytes from A to S, 16 from S to Q, and
     8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
     """
-    Q, A, S, words = net.Q, net.A, net.S, finished(net, flags)
-    settle(net)
+    Q, A, S, words = net.Q, net.A, net.S, finish_flags(net, flags)
+    prove_pending(net)
     count = sum(f.shape.numel() for f in words)
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")
@@ -150,7 +150,7 @@ def beside_tag(values: torch.Tensor) -> torch.Tensor:
 
 
 @leaf(shapes=lambda words, shape, *keys: (words[1:].view(shape), words[:1] == 0))
-def unpadded(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def remove_pad(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """At Q: the result, and whether it is one [1]: zeros where the tag does not match.
 
     Args:

@@ -7,21 +7,353 @@ sum right is (w + a)b - [c]_1.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from ...choreography import Located, Message, Net, protocol
-from ...choreography.located import compute, running
-from ...ring.products import Tiled
-from .halves import Halves
-from .owed import Debt, Owed
+from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.located import compute, run_in, with_shapes
+from ...choreography.streams import key_stream
+from ...errors import FalseDealingError
+from ...ring import products
+from ...ring.bitplanes import words_for
+from ...ring.products import PreparedProduct, subset_sums
+from .dealing_proofs import DealerShares, refuse_unproved
+from .masking import DeferredShares, PendingCorrection
 from .shares import Shares
-from .streamed import Streamed
-from .sums import Sums, check_linear
+
+# The dealt half of a linear layer is looked at by random sums of its rows, or of its columns.
+#
+# A layer is a product of matrices, c = b a^T: b [R, K] at S has a row for each place of the output, a [N, K] at A one
+# for each channel, and of c, which is shared, D deals S's half. With k = 40 bits chi for each place, which A and S draw
+# and D never learns, and k further rows b' that D and S draw, of which D deals c' = b' a^T as well,
+#
+#     (chi b + b') a^T = chi c + c'        [k, N]
+#
+# holds if all is dealt as it should be. S shows A chi b + b', which b' makes uniform, and the hash of its half of the
+# right side, which is what A finds from these and its own half. If anything is false, each of the k rows fails with
+# probability 1/2 at least, for itself, also where only highest bits are wrong, since sums with coefficients 0 and 1
+# lose nothing of them.
+#
+# Where there are fewer places than twice the channels, the sums are of channels: psi a + a' [k, K] goes to S once a
+# session, and each call has k further channels. D does not learn psi either. Whether a call fails depends on what D has
+# dealt and on the coins alone, and tells D one guess of k coins that was wrong: t false calls pass with t 2^-40 at
+# most.
+#
+# Source: R. Freivalds, 1977, with an instance that masks it.
 
 
-class Weight:
+TESTS = 40
+"""Sums that are looked at: a false dealing passes with probability 2^-40."""
+
+
+@dataclass(frozen=True)
+class FreivaldsSums:
+    """Of a weight of shape `kernel`: psi, packed, at A and S; a' at A and D; psi a + a' at S."""
+
+    kernel: torch.Size
+    psi: Located
+    more: Located
+    masked: Located
+
+
+class Weight(Protocol):
+    """What a check needs of a masked weight (`linear.Weight`)."""
+
+    sums: dict[int, FreivaldsSums]
+
+    @property
+    def a(self) -> Located: ...
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+
+def check_linear(net: Net, setup: Net, product: Callable, b: Located, weight: Weight, c: DealerShares) -> None:
+    """A or S raises FalseDealingError unless c = product(b, a), but for a probability of 2^-40.
+
+    Args:
+        b: at S and D. weight: whose mask is a, at A and D. c: in shares, of which D knows both halves.
+
+    Raises:
+        UnsupportedOpError: of another product than `ring.products.Linear` and `Conv2d`.
+    """
+    if not products.is_known_product(product):
+        refuse_unproved(net)
+    if not c.A.shape.numel():
+        return
+    groups, places, channels = products.outputs(product, torch.empty(c.A.shape, device="meta")).shape
+    if places < 2 * channels:  # fewer bytes than sums of places take, or hardly more, and no products twice over
+        if groups not in weight.sums:
+            with setup.lock, run_in(setup):
+                if groups not in weight.sums:  # another thread may have made them meanwhile
+                    weight.sums[groups] = sum_channels(setup, product, weight.a)
+        check_channels(net, product, b, weight.sums[groups], c)
+    else:
+        check_places(net, product, b, weight.a, c)
+
+
+@protocol("check_places", "Freivalds, 1977; docs/verified.md", [
+    Message("more_S", "D", "S", "more_A of k_DA"),
+    Message("sums", "S", "A", "more_b of k_DS"),
+    Message("half", "S", "A", "the hash of what follows from what A has"),
+])  # fmt: skip
+def check_places(net: Net, product: Callable, b: Located, a: Located, c: DealerShares) -> None:
+    """`check_linear` by sums over the places of the output.
+
+    Rounds 2, ahead of the query; 320 bytes for each channel from D to S, and 320 for each element of the input that an
+    output depends on, once a group, and 32 from S to A. Nobody learns anything: to A the sums of inputs are uniform, as
+    each is under a row that is used once, and those of the outputs follow.
+    """
+    D, A, S = net.D, net.A, net.S
+    rows = compute(products.matrix, product, a)
+    (groups, channels, depth), places = rows.shape, c.A.shape.numel() // (rows.shape[0] * rows.shape[1])
+    chi = net.common(A, S, (TESTS, words_for(places)), "chi")
+    more_b = net.common(D, S, (groups, TESTS, depth), "more_b")
+    more_A = net.common(D, A, (groups, TESTS, channels), "more_A")
+    more_S = (compute(_products, more_b, rows) - more_A).send(D, S, "more_S")
+    sums = compute(_sums_of_inputs, product, a.shape, b, more_b, chi).send(S, A, "sums")
+    half = compute(_half_by_places, product, c.S, more_S, chi).send(S, A, "half")
+    net.check(A, _compared_places, product, sums, rows, half, c.A, more_A, chi)
+
+
+@protocol("sum_channels", "Freivalds, 1977; docs/verified.md", [Message("sums", "A", "S", "more_a of k_DA")])
+def sum_channels(setup: Net, product: Callable, a: Located) -> FreivaldsSums:
+    """Sums of the channels of a weight's mask, under further masks.
+
+    Once a session: rounds 1, 320 bytes from A to S for each element of the input that an output depends on, in each
+    group. S receives uniform words.
+    """
+    D, A, S = setup.D, setup.A, setup.S
+    rows = compute(products.matrix, product, a)
+    groups, channels, depth = rows.shape
+    psi = setup.common(A, S, (TESTS, words_for(channels)), "psi")
+    more = setup.common(D, A, (groups, TESTS, depth), "more_a")
+    return FreivaldsSums(a.shape, psi, more, compute(_sums_of_channels, rows, more, psi).send(A, S, "sums"))
+
+
+@protocol("check_channels", "Freivalds, 1977; docs/verified.md", [
+    Message("more_S", "D", "S", "more_A of k_DA"),
+    Message("half", "A", "S", "the hash of what follows from what S has"),
+])  # fmt: skip
+def check_channels(net: Net, product: Callable, b: Located, sums: FreivaldsSums, c: DealerShares) -> None:
+    """`check_linear` by sums over the channels of the output.
+
+    Rounds 1, ahead of the query: 320 bytes for each place and group from D to S, and 32 from A to S. Nobody learns
+    anything: to S the sums follow from what it has.
+    """
+    D, A, S = net.D, net.A, net.S
+    kernel, (groups, places, _) = sums.kernel, products.outputs(product, torch.empty(c.A.shape, device="meta")).shape
+    more_A = net.common(D, A, (groups, places, TESTS), "more_A")
+    more_S = (compute(_of_inputs, product, kernel, b, sums.more) - more_A).send(D, S, "more_S")
+    half = compute(_half_by_channels, product, c.A, more_A, sums.psi).send(A, S, "half")
+    net.check(S, _compared_channels, product, kernel, b, sums.masked, half, c.S, more_S, sums.psi)
+
+
+@leaf
+def _products(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return products.times_each(x, rows.transpose(1, 2))
+
+
+def _summed(bits: torch.Tensor, parts: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Sums of rows, of all groups by the same bits: [k, W] and [groups, R, n] -> [groups, k, n]."""
+    groups, count, width = parts.shape
+    sums = subset_sums(bits, parts.transpose(0, 1).reshape(count, groups * width), start)
+    return sums.view(len(sums), groups, width).transpose(0, 1)
+
+
+@leaf(shapes=lambda product, kernel, b, more_b, chi: torch.empty_like(more_b))
+def _sums_of_inputs(product: Callable, kernel: torch.Size, b, more_b, chi) -> torch.Tensor:
+    """At S: chi b + b', [groups, 40, K]."""
+    total, at = more_b.clone(), 0
+    for rows in products.inputs(product, b, kernel):
+        total += _summed(chi, rows, at)
+        at += rows.shape[1]
+    return total
+
+
+def _by_places(product: Callable, c: torch.Tensor, more: torch.Tensor, chi: torch.Tensor) -> torch.Tensor:
+    """A half of chi c + c'."""
+    return _summed(chi, products.outputs(product, c)) + more
+
+
+def _hash(values: torch.Tensor) -> torch.Tensor:
+    """SHA-256 of words: equal sums have equal ones, and nobody finds others that have."""
+    found = hashlib.sha256(values.contiguous().cpu().numpy().tobytes()).digest()
+    return torch.frombuffer(bytearray(found), dtype=torch.uint8).to(values.device)
+
+
+def _hashed(*_: Any) -> torch.Tensor:
+    return torch.empty(32, dtype=torch.uint8, device="meta")
+
+
+@leaf(shapes=_hashed)
+def _half_by_places(product: Callable, c_S, more_S, chi) -> torch.Tensor:
+    return _hash(_by_places(product, c_S, more_S, chi))
+
+
+def _fails(different: torch.Tensor) -> torch.Tensor:
+    """Raise FalseDealingError unless there is no difference; a byte."""
+    if bool(different.any()):
+        raise FalseDealingError("the dealer has dealt something else for a linear layer than the product of its masks")
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def _checked(*_: Any) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.uint8, device="meta")
+
+
+@with_shapes(_checked)
+def _compared_places(product: Callable, sums, rows, half, c_A, more_A, chi) -> torch.Tensor:
+    """At A: raises FalseDealingError unless the sums agree."""
+    return _fails(_hash(_products(sums, rows) - _by_places(product, c_A, more_A, chi)) != half)
+
+
+@leaf
+def _sums_of_channels(rows: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
+    """At A: psi a + a'."""
+    return _summed(psi, rows) + more
+
+
+@leaf
+def _of_inputs(product: Callable, kernel: torch.Size, b: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The rows of inputs times rows [groups, 40, K]: [groups, R, 40]."""
+    found = [_products(part, rows) for part in products.inputs(product, b, kernel)]
+    return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+
+def _by_channels(product: Callable, c: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
+    """A half of c psi^T + c'."""
+    return _summed(psi, products.outputs(product, c).transpose(1, 2)).transpose(1, 2) + more
+
+
+@leaf(shapes=_hashed)
+def _half_by_channels(product: Callable, c_A, more_A, psi) -> torch.Tensor:
+    return _hash(_by_channels(product, c_A, more_A, psi))
+
+
+@with_shapes(_checked)
+def _compared_channels(product: Callable, kernel: torch.Size, b, masked, half, c_S, more_S, psi) -> torch.Tensor:
+    """At S: raises FalseDealingError unless the sums agree."""
+    return _fails(_hash(_of_inputs(product, kernel, b, masked) - _by_channels(product, c_S, more_S, psi)) != half)
+
+
+# Pi_Matmul's weight where it is too large to be kept in several forms: A encodes it, and D draws its mask, every time.
+#
+# A kept weight (`linear.Weight`) is held as ring elements at A, as a mask at A and D and as their sum at S, and each of
+# the three in tiles besides: 48 bytes an element where all parties run in one process. Here only the sum is kept.
+
+
+class StreamedWeight:
+    """A weight of a model too large to be kept in several forms: 8 bytes an element at S, and nothing at A and D.
+
+    A encodes its numbers, and D draws the mask from its key, for every product anew.
+
+    Args:
+        numbers: what `encoded` makes ring elements of, at A.
+        key: two words, at D and A, of which a is the AES-CTR stream.
+        views: what was done to all three, one after the other.
+    """
+
+    def __init__(
+        self, numbers: Located, encoded: Callable, key: Located, masked: Located, views: tuple[Callable, ...] = ()
+    ):
+        self._numbers, self._encoded, self._key = numbers, encoded, key
+        self.masked = masked
+        self._views = views
+        self.sums: dict[int, FreivaldsSums] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.masked.shape
+
+    @property
+    def a(self) -> Located:
+        """The mask, at D and A, made in the running program."""
+        return compute(self._mask, self._key)
+
+    @property
+    def _mask(self) -> Callable:
+        return DerivedTensor(StreamTensor(self._numbers.shape), self._views)
+
+    def viewed(self, setup: Net, view: Callable) -> StreamedWeight:
+        """As of `Weight`."""
+        with run_in(setup):
+            masked = compute(view, self.masked)
+        return StreamedWeight(self._numbers, self._encoded, self._key, masked, (*self._views, view))
+
+    def products(self, setup: Net, product: Callable, _shape: torch.Size) -> tuple[Callable, Callable, Callable]:
+        """As of `Weight`."""
+        encoded, stretched = (
+            ProductBy(product, DerivedTensor(self._encoded, self._views)),
+            ProductBy(product, self._mask),
+        )
+        return (
+            lambda x: compute(encoded, x, self._numbers),
+            lambda b: compute(stretched, b, self._key.at(setup.D)),
+            lambda b: compute(product, b, self.masked, None),
+        )
+
+
+@dataclass(frozen=True)
+class StreamTensor:
+    """A key's stream as a tensor of this shape."""
+
+    shape: torch.Size
+
+    def __call__(self, key: torch.Tensor) -> torch.Tensor:
+        return key_stream(key, self.shape.numel()).view(self.shape)
+
+
+@dataclass(frozen=True)
+class DerivedTensor:
+    """What `make` makes of a tensor, and views of it."""
+
+    make: Callable
+    views: tuple[Callable, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.make(x)
+        for view in self.views:
+            made = view(made)
+        return made
+
+
+@dataclass(frozen=True)
+class ProductBy:
+    """A product with what `make` makes of the second operand."""
+
+    product: Callable
+    make: Callable
+
+    def __call__(self, x: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.make(of), None)
+
+
+@protocol("mask_streamed", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "key of k_DA")])
+def mask_streamed_weight(setup: Net, numbers: Located, encoded: Callable) -> StreamedWeight:
+    """`mask_weight` for a weight that A and D do not keep: the mask is the stream of a key that they draw.
+
+    Args:
+        numbers: at A, any shape.
+        encoded: pure; ring elements of that shape.
+
+    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
+    """
+    key = setup.common(setup.D, setup.A, (2,), "key")
+    masked = compute(_masked, numbers, encoded, key).send(setup.A, setup.S, "omega_masked")
+    return StreamedWeight(numbers, encoded, key, masked)
+
+
+@leaf
+def _masked(numbers: torch.Tensor, encoded: Callable, key: torch.Tensor) -> torch.Tensor:
+    return encoded(numbers) + StreamTensor(numbers.shape)(key)
+
+
+class MaskedWeight:
     """A's secret operand: omega at A, the mask a at D and A, and omega + a at S. Made once a session."""
 
     def __init__(self, omega: Located, a: Located, masked: Located):
@@ -29,22 +361,22 @@ class Weight:
         self.a = a
         self.masked = masked
         self._made: dict[tuple[str, str], tuple[Located, Located, Located]] = {}
-        self.sums: dict[int, Sums] = {}
+        self.sums: dict[int, FreivaldsSums] = {}
         """Of its channels, for who looks at what is dealt; by groups of channels."""
 
     @property
     def shape(self) -> torch.Size:
         return self.masked.shape
 
-    def viewed(self, setup: Net, view: Callable) -> Weight:
+    def viewed(self, setup: Net, view: Callable) -> MaskedWeight:
         """A view (a transpose, a slice) of the three."""
-        with running(setup):
-            return Weight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
+        with run_in(setup):
+            return MaskedWeight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
 
     def products(self, setup: Net, product: Callable, shape: torch.Size) -> tuple[Callable, Callable, Callable]:
         """product(x, omega), product(b, a) and product(b, omega + a), of x and b of this shape."""
         made: tuple = (None, None, None)
-        if isinstance(product, Tiled) and (form := product.prepared(shape, self.shape)):
+        if isinstance(product, PreparedProduct) and (form := product.prepared(shape, self.shape)):
             product, made = form, self.made(setup, form)
             if (alone := form.by_form(self.shape)) is not None:
                 omega, a, masked = made
@@ -60,11 +392,11 @@ class Weight:
             lambda b: compute(product, b, *masked),
         )
 
-    def made(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
+    def made(self, setup: Net, product: PreparedProduct) -> tuple[Located, Located, Located]:
         """The three tensors in the form that `product` takes, made on first use and kept."""
         kind = type(product).__name__, product.form
         if kind not in self._made:
-            with setup.lock, running(setup):
+            with setup.lock, run_in(setup):
                 if kind not in self._made:  # another thread may have made them meanwhile
                     held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
                     omega, a, masked = (compute(product.prepare, w) for w in held)
@@ -73,7 +405,7 @@ class Weight:
 
 
 @protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")])
-def mask_weight(setup: Net, omega: Located) -> Weight:
+def mask_weight(setup: Net, omega: Located) -> MaskedWeight:
     """A's weight becomes usable in products: S is sent omega + a.
 
     Args:
@@ -83,7 +415,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
     Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
     """
     a = setup.common(setup.D, setup.A, omega.shape, "a")
-    return Weight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
+    return MaskedWeight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
 
 
 @protocol(
@@ -91,7 +423,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
     "PrivHFL, Figure 3",
     [Message("m", "S", "A", "b of k_DS")],
 )
-def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | Streamed) -> Shares:
+def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
 
     Args:
@@ -111,11 +443,13 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | 
     dealt = deal_product(net, setup, product, b, weight, c) if net.verified else None
     m = (x.S - b).send(S, A, "m")
     halves = by_omega(x.A + m), by_masked(b)
-    return Owed(*halves, Debt(net, c)) if dealt is None else Shares(*halves) - dealt
+    return DeferredShares(*halves, PendingCorrection(net, c)) if dealt is None else Shares(*halves) - dealt
 
 
 @protocol("deal_product", "PrivHFL, Figure 3; docs/verified.md", [Message("c_S", "D", "S", "c_A of k_DA")])
-def deal_product(net: Net, setup: Net, product: Callable, b: Located, weight: Weight | Streamed, c: Located) -> Shares:
+def deal_product(
+    net: Net, setup: Net, product: Callable, b: Located, weight: MaskedWeight | StreamedWeight, c: Located
+) -> Shares:
     """c = a*b in shares of A and S, dealt by a D that proves it.
 
     Args:
@@ -125,6 +459,6 @@ def deal_product(net: Net, setup: Net, product: Callable, b: Located, weight: We
     to it.
     """
     c_A = net.common(net.D, net.A, c.shape, "c_A")
-    dealt = Halves(c_A, (c - c_A).send(net.D, net.S, "c_S"))
+    dealt = DealerShares(c_A, (c - c_A).send(net.D, net.S, "c_S"))
     check_linear(net, setup, product, b, weight, dealt)
     return dealt.shares

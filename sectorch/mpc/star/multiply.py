@@ -11,8 +11,7 @@ import torch
 
 from ...choreography import Net, leaf, protocol
 from ...choreography.located import compute
-from .mask import Masked, open_masked
-from .owed import owing
+from .masking import Masked, defer_correction, open_masked
 from .shares import Shares
 
 
@@ -31,7 +30,7 @@ def multiply(net: Net, product: Callable, x: Shares, y: Shares) -> Shares:
 
 def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares:
     """`multiply` for values that are open under their masks already. No further message online."""
-    return owing(
+    return defer_correction(
         net,
         _product(product, x.c, y.c, x.r_A, y.r_A, True),
         _product(product, x.c, y.c, x.r_S, y.r_S, False),
@@ -60,7 +59,7 @@ def square(net: Net, x: Shares) -> Shares:
     opened = open_masked(net, x)
     c, r = opened.c, opened.r
     owed = compute(_less, torch.mul, r, r)
-    return owing(net, _square(c, opened.r_A, True), _square(c, opened.r_S, False), owed)
+    return defer_correction(net, _square(c, opened.r_A, True), _square(c, opened.r_S, False), owed)
 
 
 @leaf

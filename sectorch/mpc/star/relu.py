@@ -18,21 +18,19 @@ from __future__ import annotations
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
-from ...ring import logical_shift, signed
+from ...ring import as_signed, logical_shift
 from ...ring.bitplanes import fast, words_for
-from . import proved
-from .compare import BLOCK, block_count, check_planes, deal_code_halves, drelu, pick_blocks
-from .deal import Made, deal_bits
+from . import dealing_constraints
+from .and_layers import and_layers
+from .compare import BLOCK, block_count, check_planes, deal_code_halves, drelu, forest_worth, pick_blocks
+from .dealing_proofs import DealerShares
 from .fss import gate
 from .guard import kept_rows, raise_flags
-from .halves import Halves
-from .layers import and_layers
-from .mask import Masked, open_masked, planes_of
-from .select import BitMask, by_words, deal_mask, open_masked_bit, per_element, picked, random_bits, select
+from .masking import ComputedCorrection, Masked, deal_bits, open_masked, planes_of
+from .select import BitMask, by_words, deal_mask, mask_select, open_masked_bit, per_element, random_bits, select
 from .shares import Shares, each
-from .trees import forest_worth
+from .thresholds import planes_above, raise_above
 from .truncate import check_shift, deal_operands, half, truncate
-from .within import planes_above, raise_above
 
 
 def relu(
@@ -69,7 +67,7 @@ def ramps(
     if shift:
         return _floored(net, open_masked(net, x), thresholds, shift, high, limit_bits)
     m = open_masked(net, x)
-    limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
+    limit = () if limit_bits is None else (as_signed(thresholds[0] + (1 << limit_bits)),)
     bits = drelu(net, m, high, thresholds + limit)
     bits = each(torch.Tensor.view, bits, len(thresholds) + len(limit), -1)
     if limit:
@@ -82,7 +80,7 @@ def _floored(
 ) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
     copies = len(thresholds)
-    below = tuple(signed((t << shift) - half(shift)) for t in thresholds)
+    below = tuple(as_signed((t << shift) - half(shift)) for t in thresholds)
     mask = random_bits(net, x.shape, 3 * copies)
     operands = deal_operands(net, x, mask.part(0, 2 * copies), copies, shift)
     wraps = deal_mask(net, mask.part(2 * copies, 3 * copies), torch.int32)
@@ -109,14 +107,16 @@ def _product(first, second, c, operands, wraps, i: int, copies: int, t: int, shi
         words = (by_words(v, c.shape, 3 * copies) for v in (first, second))
         dealt = (v.numpy().reshape(n, c.numel()) for v, n in ((operands, 1 + 3 * copies), (wraps, copies)))
         place = range(copies)[i], copies, one, t, shift, out.numpy().reshape(-1)
-        loops.on_words(words_for(c.numel()), loops.floored, *words, loops.array(c).reshape(-1), *dealt, *place)
+        loops.run_on_words(
+            words_for(c.numel()), loops.floor_elements, *words, loops.array(c).reshape(-1), *dealt, *place
+        )
         return out
     e, R = per_element(first, second, c.shape, 3 * copies), operands[0]
     bits, chosen = operands[1 : 1 + 2 * copies], operands[1 + 2 * copies :]
-    out = picked(e[i], bits[i], one).mul_(logical_shift(c - t, shift))
-    out -= picked(e[i], chosen[i], R)
-    out -= picked(e[copies + i], bits[copies + i], one)
-    return out.add_(picked(e[2 * copies + i], wraps[i].to(torch.int64), one).bitwise_left_shift_(64 - shift))
+    out = mask_select(e[i], bits[i], one).mul_(logical_shift(c - t, shift))
+    out -= mask_select(e[i], chosen[i], R)
+    out -= mask_select(e[copies + i], bits[copies + i], one)
+    return out.add_(mask_select(e[2 * copies + i], wraps[i].to(torch.int64), one).bitwise_left_shift_(64 - shift))
 
 
 def _compared(
@@ -198,7 +198,7 @@ def _taken(state, codes, bits, alpha, rows: tuple[int, int, int], tops: tuple[in
     top = _repeated(codes[r_high], alpha)
     if loops := fast(state, top, bits, alpha):
         out, arrays = torch.empty_like(alpha), [v.numpy() for v in (state[eq], state[lt], state[u], top, bits[high])]
-        loops.on_words(out.shape[1], loops.floor_taken, *arrays, alpha.numpy(), -int(first), out.numpy())
+        loops.run_on_words(out.shape[1], loops.floor_taken, *arrays, alpha.numpy(), -int(first), out.numpy())
         return out
     k = state[lt] ^ top
     if first:
@@ -216,7 +216,7 @@ def _repeated(words: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
     Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
 def _floor_bits(
-    net: Net, x: Masked, state: Shares, codes: Halves, c: Located, mask: BitMask,
+    net: Net, x: Masked, state: Shares, codes: DealerShares, c: Located, mask: BitMask,
     rows: tuple[int, int, int], tops: tuple[int, int],
 ) -> Shares:  # fmt: skip
     """b = k xor eq u, b u, and b w (1 - msb(c)) for w = msb(r), which D knows: words [3 W], XOR-shared, under a mask.
@@ -230,8 +230,10 @@ def _floor_bits(
     D, A, S = net.D, net.A, net.S
     shape = 3, state.shape[1]
     alpha_A, alpha_S = net.common(D, A, shape, "alpha_A"), net.common(D, S, shape, "alpha_S")
-    claim = proved.floor_products(net, Halves(alpha_A, alpha_S), x)
-    dealt = deal_bits(net, Made(_floor_products, (6, shape[1]), (alpha_A, alpha_S, codes.A, codes.S)), claim)
+    claim = dealing_constraints.floor_products(net, DealerShares(alpha_A, alpha_S), x)
+    dealt = deal_bits(
+        net, ComputedCorrection(_floor_products, (6, shape[1]), (alpha_A, alpha_S, codes.A, codes.S)), claim
+    )
     sent_A = _taken(state.A, codes.A, c, alpha_A, rows, tops, True).send(A, S, "masked_A")
     sent_S = _taken(state.S, codes.S, c, alpha_S, rows, tops, False).send(S, A, "masked_S")
     return Shares(
@@ -246,7 +248,7 @@ def _floor_products(alpha_A, alpha_S, codes_A, codes_S, v_A: torch.Tensor) -> to
     w = _repeated(codes_A[-1] ^ codes_S[-1], v_A)
     if loops := fast(alpha_A, alpha_S, w, v_A):
         out, arrays = torch.empty_like(v_A), [v.numpy() for v in (alpha_A, alpha_S, w, v_A)]
-        loops.on_words(v_A.shape[1], loops.floor_products, *arrays, out.numpy())
+        loops.run_on_words(v_A.shape[1], loops.floor_products, *arrays, out.numpy())
         return out
     eq, k, u = alpha_A ^ alpha_S
     return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w)).bitwise_xor_(v_A)
@@ -259,7 +261,7 @@ def _floor_joined(sent_A, sent_S, alpha, dealt, codes, c, b, first: bool) -> tor
     if loops := fast(sent_A, sent_S, alpha, dealt, w, c, b):
         out = torch.empty_like(sent_A)
         arrays = [v.numpy() for v in (sent_A, sent_S, alpha, dealt, w, c[63], b.view(out.shape), out)]
-        loops.on_words(out.shape[1], loops.floor_joined, *arrays, -int(first))
+        loops.run_on_words(out.shape[1], loops.floor_joined, *arrays, -int(first))
         return out.view(-1)
     (eq, k, u), (a_eq, a_k, a_u) = sent_A ^ sent_S, alpha
     eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]

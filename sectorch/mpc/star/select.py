@@ -15,10 +15,9 @@ import torch
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift
 from ...ring.bitplanes import fast, masks_of, words_for
-from . import proved
-from .deal import Made, deal
-from .halves import Halves
-from .mask import Masked
+from . import dealing_constraints
+from .dealing_proofs import DealerShares
+from .masking import ComputedCorrection, Masked, deal
 from .shares import Shares
 
 
@@ -35,13 +34,13 @@ class BitMask:
     copies: int | None
     at: int = 0
 
-    def halves(self) -> Halves:
+    def halves(self) -> DealerShares:
         """Its words, of which D knows both halves."""
         width, count = words_for(self.shape.numel()), self.copies or 1
         if count * width == self.b_A.shape.numel():
-            return Halves(self.b_A, self.b_S)
+            return DealerShares(self.b_A, self.b_S)
         own = slice(self.at * width, (self.at + count) * width)
-        return Halves(self.b_A[own], self.b_S[own])
+        return DealerShares(self.b_A[own], self.b_S[own])
 
     def part(self, first: int, last: int) -> BitMask:
         """The copies first .. last - 1."""
@@ -74,14 +73,14 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
 def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shares:
     """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    made = Made(bits_less, torch.Size(shape), mask.words)
-    return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.copies))
+    made = ComputedCorrection(bits_less, torch.Size(shape), mask.words)
+    return deal(net, made, dtype, dealing_constraints.bits_as_numbers(net, mask.halves, mask.copies))
 
 
-def chosen_by(mask: BitMask, v: Located, shift: int = 0) -> Made:
+def choose_by_bits(mask: BitMask, v: Located, shift: int = 0) -> ComputedCorrection:
     """What D deals of its own v: v >> shift (logical) where a bit is set, and 0 elsewhere."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    return Made(_chosen_less, torch.Size(shape), (*mask.words, v, shift))
+    return ComputedCorrection(_chosen_less, torch.Size(shape), (*mask.words, v, shift))
 
 
 def by_words(words: torch.Tensor, shape: torch.Size, copies: int | None, at: int = 0) -> np.ndarray:
@@ -97,7 +96,7 @@ def bits_less(first, second, shape: torch.Size, copies: int | None, at: int, v_A
         return (-per_element(first, second, shape, copies, at)).to(v_A.dtype) - v_A
     out = torch.empty((copies or 1, shape.numel()), dtype=v_A.dtype)
     words = [by_words(v, shape, copies, at) for v in (first, second)]
-    loops.on_words(words[0].shape[1], loops.bits_less, *words, v_A.numpy().reshape(out.shape), out.numpy())
+    loops.run_on_words(words[0].shape[1], loops.bits_less, *words, v_A.numpy().reshape(out.shape), out.numpy())
     return out.view(v_A.shape)
 
 
@@ -111,7 +110,7 @@ def _chosen_less(
     out = torch.empty((copies or 1, shape.numel()), dtype=torch.int64)
     words = [by_words(x, shape, copies, at) for x in (first, second)]
     arrays = loops.array(v).reshape(-1), shift, v_A.numpy().reshape(out.shape), out.numpy()
-    loops.on_words(words[0].shape[1], loops.chosen_less, *words, *arrays)
+    loops.run_on_words(words[0].shape[1], loops.chosen_less, *words, *arrays)
     return out.view(v_A.shape)
 
 
@@ -142,7 +141,7 @@ def _opened_bit(first, second, shape: torch.Size, copies: int | None, b: torch.T
         return s.sub_(e) if one else s
     out = torch.empty((copies or 1, shape.numel()), dtype=torch.int64)
     words = [by_words(v, shape, copies) for v in (first, second)]
-    loops.on_words(words[0].shape[1], loops.ring_bits, *words, b.numpy().reshape(out.shape), one, out.numpy())
+    loops.run_on_words(words[0].shape[1], loops.ring_bits, *words, b.numpy().reshape(out.shape), one, out.numpy())
     return out.view(b.shape)
 
 
@@ -175,12 +174,16 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
     """
     mask = random_bits(net, x.shape)
     b = deal_mask(net, mask)
-    chosen = deal(net, chosen_by(mask, x.r), claim=proved.chosen(net, mask.halves, Halves(x.r_A, x.r_S), None))
+    chosen = deal(
+        net,
+        choose_by_bits(mask, x.r),
+        claim=dealing_constraints.choice_constraint(net, mask.halves, DealerShares(x.r_A, x.r_S), None),
+    )
     e = open_bit(net, s, mask)
     return Shares(_product(*e, x.c, b.A, x.r_A, chosen.A, 1), _product(*e, x.c, b.S, x.r_S, chosen.S, 0))
 
 
-def picked(e: torch.Tensor, unset: torch.Tensor, whole: torch.Tensor | int) -> torch.Tensor:
+def mask_select(e: torch.Tensor, unset: torch.Tensor, whole: torch.Tensor | int) -> torch.Tensor:
     """`unset` where the mask e is zero, and whole - unset where it is all ones."""
     return (whole - unset).bitwise_xor_(unset).bitwise_and_(e).bitwise_xor_(unset)
 
@@ -190,8 +193,8 @@ def _product(first, second, c, b, r, chosen, one: int) -> torch.Tensor:
     """One party's half of s c - s r, where s = e xor b; A is the `one` that adds e."""
     if not (loops := fast(first, second, c, b, r, chosen)):
         e = per_element(first, second, c.shape, None)
-        return picked(e, b, one).mul_(c).sub_(picked(e, chosen, r))
+        return mask_select(e, b, one).mul_(c).sub_(mask_select(e, chosen, r))
     out = torch.empty(c.shape, dtype=torch.int64)
     arrays = [loops.array(v).reshape(-1) for v in (first, second, c, b, r, chosen)]
-    loops.on_words(len(arrays[0]), loops.selected, *arrays, one, out.view(-1).numpy())
+    loops.run_on_words(len(arrays[0]), loops.select_elements, *arrays, one, out.view(-1).numpy())
     return out

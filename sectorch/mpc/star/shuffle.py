@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 
 from ...choreography import Message, Net, leaf, protocol
-from .claims import check_unproved
+from .dealing_proofs import refuse_unproved
 from .shares import Shares
 
 
@@ -40,7 +40,7 @@ def shuffle(net: Net, x: Shares) -> Shares:
     Rounds 2, online 16 bytes per element; dealt 8 per element. Exact. Nobody learns anything. An order is that of n
     words of 64 bits, which is uniform but for n^2 / 2^65 (equal words).
     """
-    check_unproved(net)
+    refuse_unproved(net)
     D, A, S = net.D, net.A, net.S
     rho = net.common(A, S, x.shape[:1], "rho")
     pi, sigma = net.common(D, A, x.shape[:1], "pi"), net.common(D, S, x.shape[:1], "sigma")

@@ -27,18 +27,15 @@ from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
 from ...ring.bitplanes import fast, words_for
-from . import proved
-from .compare import block_count, deal_codes, leaves
-from .deal import Made, deal
+from . import dealing_constraints
+from .and_layers import and_layers
+from .compare import block_count, blocks_between, deal_codes, forest_worth, leaves, wide_less
+from .dealing_proofs import DealerShares
 from .fss import borrow
-from .halves import Halves
-from .layers import and_layers
-from .mask import Masked, open_masked, planes_of
-from .select import BitMask, by_words, open_bit, per_element, picked, random_bits
+from .masking import ComputedCorrection, Masked, deal, open_masked, planes_of
+from .select import BitMask, by_words, mask_select, open_bit, per_element, random_bits
 from .shares import Shares
-from .trees import forest_worth
-from .wide import blocks_between, wide_less
-from .within import raise_outside
+from .thresholds import raise_outside
 
 BORROW_BLOCKS = 5
 """Of a borrow in one round: with 20 planes 75 bits of codes and 37 of products."""
@@ -101,9 +98,18 @@ def truncate(
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
-    wrap = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32, proved.sign(net, masked))
+    wrap = deal(
+        net,
+        ComputedCorrection(negative_less, masked.shape, (masked.r,)),
+        torch.int32,
+        dealing_constraints.sign(net, masked),
+    )
     if fss:
-        R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)), claim=proved.quotient(net, masked, shift))
+        R = deal(
+            net,
+            ComputedCorrection(shifted_less, masked.shape, (masked.r, shift)),
+            claim=dealing_constraints.quotient(net, masked, shift),
+        )
         c = masked.c + half(shift)
         u = borrow(net, masked, c, shift)
         if limit_bits is not None:
@@ -125,13 +131,15 @@ def deal_operands(net: Net, x: Masked, mask: BitMask, chosen: int, shift: int) -
     shift and by opened bits take, ahead of the query. [1 + B + chosen, ...]."""
     count = mask.copies or 1
 
-    def claim(dealt: Halves) -> None:
-        proved.quotient(net, x, shift)(dealt[0])
-        proved.bits_as_numbers(net, mask.halves, count)(dealt[1 : 1 + count])
+    def claim(dealt: DealerShares) -> None:
+        dealing_constraints.quotient(net, x, shift)(dealt[0])
+        dealing_constraints.bits_as_numbers(net, mask.halves, count)(dealt[1 : 1 + count])
         if chosen:
-            proved.chosen(net, mask.part(0, chosen).halves, dealt[0], chosen)(dealt[1 + count :])
+            dealing_constraints.choice_constraint(net, mask.part(0, chosen).halves, dealt[0], chosen)(
+                dealt[1 + count :]
+            )
 
-    made = Made(operands_less, (1 + count + chosen, *x.shape), (*mask.words, x.r, chosen, shift))
+    made = ComputedCorrection(operands_less, (1 + count + chosen, *x.shape), (*mask.words, x.r, chosen, shift))
     return deal(net, made, claim=claim)
 
 
@@ -144,7 +152,9 @@ def operands_less(
         out = torch.empty_like(v_A)
         words = [by_words(v, shape, copies, at) for v in (first, second)]
         rows = [v.numpy().reshape(1 + len(words[0]) + chosen, r.numel()) for v in (v_A, out)]
-        loops.on_words(words_for(r.numel()), loops.operands, *words, loops.array(r).reshape(-1), chosen, shift, *rows)
+        loops.run_on_words(
+            words_for(r.numel()), loops.operands, *words, loops.array(r).reshape(-1), chosen, shift, *rows
+        )
         return out
     R, bits = logical_shift(r, shift).unsqueeze(0), per_element(first, second, shape, copies or 1, at)
     return torch.cat((R, -bits, bits[:chosen] & R)) - v_A
@@ -159,7 +169,7 @@ def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
         return half.add_(C) if first else half
     out = torch.empty(c.shape, dtype=torch.int64)
     arrays = [loops.array(v).reshape(-1) for v in (c, R, wrap, u)]
-    loops.on_words(c.numel(), loops.floors, *arrays, shift, first, out.view(-1).numpy())
+    loops.run_on_words(c.numel(), loops.floors, *arrays, shift, first, out.view(-1).numpy())
     return out
 
 
@@ -167,13 +177,13 @@ def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
 def _floor_by_bit(first, second, c, operands, wrap, shift: int, one: int) -> torch.Tensor:
     """`_floor` of c and the half, with u opened under a bit, in halves of words: operands are R and that bit."""
     if not (loops := fast(first, second, c, operands, wrap)):
-        u = picked(per_element(first, second, c.shape, None), operands[1], one)
+        u = mask_select(per_element(first, second, c.shape, None), operands[1], one)
         return _floor(c + half(shift), operands[0], wrap, u, shift, one)
     out = torch.empty(c.shape, dtype=torch.int64)
     words = (by_words(v, c.shape, None)[0] for v in (first, second))
     elements = loops.array(c).reshape(-1), operands.numpy().reshape(2, c.numel()), loops.array(wrap).reshape(-1)
     arrays = *words, *elements, half(shift), shift, one, out.numpy().reshape(-1)
-    loops.on_words(words_for(c.numel()), loops.floors_by_bit, *arrays)
+    loops.run_on_words(words_for(c.numel()), loops.floors_by_bit, *arrays)
     return out
 
 
@@ -183,7 +193,7 @@ def shifted_less(r: torch.Tensor, shift: int, v_A: torch.Tensor) -> torch.Tensor
     if not (loops := fast(r, v_A)):
         return logical_shift(r, shift) - v_A
     out, arrays = torch.empty_like(v_A), [loops.array(v).reshape(-1) for v in (r, v_A)]
-    loops.on_words(r.numel(), loops.shifted_less, arrays[0], shift, arrays[1], out.view(-1).numpy())
+    loops.run_on_words(r.numel(), loops.shifted_less, arrays[0], shift, arrays[1], out.view(-1).numpy())
     return out
 
 
@@ -193,7 +203,7 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     if not (loops := fast(r, v_A)):
         return (r < 0).to(torch.int32) - v_A
     out, arrays = torch.empty_like(v_A), [loops.array(v).reshape(-1) for v in (r, v_A)]
-    loops.on_words(r.numel(), loops.negative_less, *arrays, out.view(-1).numpy())
+    loops.run_on_words(r.numel(), loops.negative_less, *arrays, out.view(-1).numpy())
     return out
 
 

@@ -3,39 +3,150 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
+from safetensors.torch import load_file, save
 
+from ... import files
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, at_least, bars, ended, print_json
+from ...cli.command import Parser, at_least, bars, command_status, print_json
+from ...config import Scheme, limit_bits_of
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
-from ...ring.scheme import Scheme, limit_bits_of
+from ..federation.config import ListedPins, credentials, read_federation, read_party_config
+from ..identity.certificate_files import check_own_files
+from ..identity.identity import Credentials, Pins
 from ..parties.client import connect
-from ..parties.query import RemoteModel
-from ..store.store import Store
-from ..warm import warm
-from .arrays import Given, batches, by_name, check_out, in_json, joined, read, write
-from .asker import add_asker, asker
-from .kept import Kept, digest
+from ..parties.remote_model import RemoteModel
+from ..store import Store
+from ..warm_up import warm
+from .array_files import Given, batches, by_name, check_out, in_json, join_batches, read_arrays, write_arrays
 from .options import (
+    add_client,
     add_log,
     add_patience,
+    add_pins,
     add_receipts,
+    add_traces,
     begin_log,
     check_room,
     console,
+    pins_of,
     tell,
+    tracing,
 )
-from .watching import add_traces, traced
+
+# Who asks, and where: by certificate, key and pins, or by a federation file, which says all of it.
+
+
+def add_asker(p: Parser) -> None:
+    """Options of who asks."""
+    add_client(p, required=False)
+    p.add_argument("--federation", type=Path, metavar="FILE", help="all of these from a federation file, with --as")
+    p.add_argument("--as", dest="party", metavar="NAME", help="which of its parties asks")
+    p.add_argument("--folder", type=Path, help="where that party's certificate and keys are; the file's folder")
+    add_pins(p)
+
+
+def asking_party(options: argparse.Namespace, model: str = "") -> tuple[str, Credentials, Pins]:
+    """The server's address, what this party shows, and whom it knows; nothing was sent.
+
+    Args:
+        model: that is asked: `PARTY` or `PARTY/NAME`.
+
+    Raises:
+        ArgumentError: options that do not go together, or a file that is not right.
+        IdentityError: as of `ready` and `federation.own.credentials`.
+    """
+    pairs = (options.cert, options.key, options.ca)
+    if options.federation is None:
+        if None in pairs or options.party is not None:
+            raise ArgumentError("say who asks: --cert, --key and --ca, or --federation FILE and --as NAME")
+        return options.server, check_own_files(*pairs, options.identity), pins_of(options)
+    if options.party is None or any(pairs) or options.pins or options.trust_on_first_use:
+        raise ArgumentError("--federation FILE and --as NAME say who asks and whom it knows: leave the other out")
+    federated = read_federation(options.federation)
+    own = credentials(
+        federated, options.party, read_party_config(options.federation, options.party, options.folder).folder
+    )
+    other = federated.member(model.partition("/")[0]).name if model else options.party
+    at = other if model and other in federated.servers else federated.home(other)
+    known = {member.name: member.identity for member in federated.members if member.identity}
+    return federated.servers[at], own, ListedPins(known, str(options.federation))
+
+
+# What `sectorch query --out` keeps of each batch until all are done: a job that is killed goes on where it was.
+#
+# OUT.parts/about.json            what was asked: digest of the inputs, model and its version, batch, number format
+# OUT.parts/NUMBER.safetensors    the result of a batch, or NUMBER.withheld where it has none
+
+
+Result = dict[str, torch.Tensor] | None
+
+
+class ResultFiles:
+    """The batches of one job that are done.
+
+    Args:
+        out: where the whole result will be.
+        about: what is asked.
+
+    Raises:
+        ArgumentError: what is there is of another question, or cannot be used.
+    """
+
+    def __init__(self, out: Path, about: dict):
+        self.folder = out.with_name(f"{out.name}.parts")
+        said = self.folder / "about.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if said.exists() and json.loads(said.read_bytes()) != about:
+                raise ArgumentError(
+                    f"{self.folder} holds results of another question: remove it, or name another --out"
+                )
+            files.write(said, json.dumps(about).encode())
+        except (OSError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(f"cannot use {self.folder}: {error}") from None
+
+    def result(self, number: int, ask: Callable[[], Any]) -> Result:
+        """Of that batch, by name: what is kept of it, or what `ask` gives, which is kept before this returns."""
+        whole, withheld = self.folder / f"{number:06d}.safetensors", self.folder / f"{number:06d}.withheld"
+        if withheld.exists():
+            return None
+        if not whole.exists():
+            asked = ask()
+            if asked is None:
+                files.write(withheld, b"")
+                return None
+            files.write(whole, save({name: value.contiguous().clone() for name, value in by_name(asked).items()}))
+        return load_file(whole)
+
+    def done(self) -> None:
+        """The whole result is written: the parts go."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def digest(path: Path) -> str:
+    """Of a file's content."""
+    with path.open("rb") as file:
+        whole = hashlib.sha256()
+        while part := file.read(1 << 20):
+            whole.update(part)
+    return whole.hexdigest()
 
 
 def query(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +190,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     add_traces(p)
     p.takes_json("figures, and the predictions unless --out takes them,")
     p.parse_args = p.parse_intermixed_args  # the optional file of inputs may come after options
-    return ended(
+    return command_status(
         p,
         arguments,
         _query,
@@ -95,17 +206,17 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
     checked, levels = not options.no_range_check, {"audited": options.audited, "verified": options.verified}
     scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, **levels)
-    given = None if options.inputs is None else read(options.inputs)
+    given = None if options.inputs is None else read_arrays(options.inputs)
     if options.out is not None:
         check_out(options.out)
         if options.inputs is not None and options.out.exists() and options.out.samefile(options.inputs):
             raise ArgumentError(f"{options.out} holds the inputs, which would be lost; name another file with --out")
-    at, credentials, known = asker(options, options.name)
+    at, credentials, known = asking_party(options, options.name)
     folder = options.store or _own_folder(credentials.name)
     kept = _own_store(folder, needed=options.prepare > 0)
     kept_in = options.receipts
     with (
-        traced(options),
+        tracing(options),
         connect(at, credentials, pins=known, store=kept, silence=options.patience, receipts=kept_in) as connection,
         ThreadPoolExecutor(1) as beside,
     ):
@@ -158,7 +269,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     """
     pieces = [model.check(piece) for piece in batches(model.served, given, options.batch, tell)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
-    kept = None if options.out is None else Kept(options.out, _about(model, options))
+    kept = None if options.out is None else ResultFiles(options.out, _about(model, options))
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
     with Cost() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=total)
@@ -174,9 +285,9 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     figures = {"rows": total, **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": used}
     del figures["online_seconds"], figures["offline_seconds"]  # of this process's own arithmetic, which is little
     figures["withheld"] = withheld
-    predictions = joined(results, [piece.rows or 1 for piece in pieces])
+    predictions = join_batches(results, [piece.rows or 1 for piece in pieces])
     if kept is not None and options.out is not None:
-        write(predictions, options.out)
+        write_arrays(predictions, options.out)
         kept.done()
     else:
         figures["predictions"] = in_json(predictions)
@@ -219,11 +330,11 @@ def models(arguments: Sequence[str] | None = None) -> int:
     add_asker(p)
     p.add_argument("--store", type=Path, help="folder of `query --prepare`: list the prepared calls of each, too")
     p.takes_json("the names, with --store an object of them and their prepared calls,")
-    return ended(p, arguments, _models)
+    return command_status(p, arguments, _models)
 
 
 def _models(options: argparse.Namespace, _: Console) -> None:
-    at, credentials, known = asker(options)
+    at, credentials, known = asking_party(options)
     with connect(at, credentials, pins=known) as connection:
         names = connection.models()
     counts = {} if options.store is None else _prepared_of(options.store, credentials.name, names)

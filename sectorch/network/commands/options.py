@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from rich.console import Console
 
 from ...cli.command import Parser, above_zero, not_negative, writable
 from ...errors import ArgumentError
-from ..identity.identity import Pins
-from ..log import FORMATS, begin
-from ..store.store import BUDGET
+from ..identity.certificate_files import Renewal
+from ..identity.identity import Credentials, Pins
+from ..log import FORMATS, begin, watch
+from ..observe import Management, Metrics, SpanWriter, health
+from ..store import BUDGET
 
 console = Console(stderr=True, soft_wrap=True)
 """Words for whoever runs a command; a line stays one line, as a journal keeps it."""
@@ -44,7 +53,7 @@ def add_pins(p: Parser) -> None:
     p.add_argument("--require-pin", action="store_true", help="does nothing: it is what happens anyway")
 
 
-def known_pins(options: argparse.Namespace) -> Pins:
+def pins_of(options: argparse.Namespace) -> Pins:
     if options.require_pin and options.trust_on_first_use:
         raise ArgumentError("--require-pin and --trust-on-first-use exclude each other; leave one out")
     if options.require_pin:
@@ -99,3 +108,153 @@ def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
         begin(options.log, level, options.log_format)
     except OSError as error:
         raise ArgumentError(f"cannot write the log {options.log}: {error.strerror}") from None
+
+
+# What a command that runs for long asks of the operating system for its process.
+
+
+def add_core(p: Parser) -> None:
+    p.add_argument(
+        "--core", type=int, metavar="N",
+        help="run on this processor core alone, and S's workers on those after it: a third faster for small models",
+    )  # fmt: skip
+
+
+def on_core(options: argparse.Namespace, worker: int = 0) -> None:
+    """Run on one core from now on, with one thread of torch's, where `--core` asks for it.
+
+    Python runs one thread at a time, and a small call is handed from thread to thread some hundred times. On one core
+    that is a switch; between two it is a wake-up each time.
+
+    Raises:
+        ArgumentError: this process may not run there, or the system does not let it choose.
+    """
+    if options.core is None:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise ArgumentError("--core: this system does not let a process choose its cores; leave it out")
+    cores = sorted(os.sched_getaffinity(0))
+    if options.core not in cores:
+        raise ArgumentError(f"--core is one of {', '.join(map(str, cores))} here, got {options.core}")
+    mine = {cores[(cores.index(options.core) + worker) % len(cores)]}
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), mine)
+    torch.set_num_threads(1)
+
+
+def few_arenas() -> None:
+    """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
+
+
+def many_files() -> None:
+    """As many file descriptors as the system lets this process have: each connection takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# Options by which an operator sees a party: health and metrics over HTTP, and traces; all off by default.
+
+
+class MonitoredParty(Protocol):
+    """A party that runs (`Server`, `Answering`)."""
+
+    def unready(self) -> str: ...
+
+    def figures(self) -> dict[str, float]: ...
+
+    def renew(self, credentials: Credentials) -> None: ...
+
+
+def add_watch(p: Parser) -> None:
+    """Options of a party that runs until it is stopped."""
+    p.add_argument("--manage", metavar="HOST:PORT", help="answer /live and /ready there, by plain HTTP")
+    p.add_argument("--manage-anywhere", action="store_true", help="although other machines reach that address")
+    p.add_argument("--metrics", action="store_true", help="answer /metrics for Prometheus there too")
+    p.add_argument("--metrics-clients", action="store_true", help="with the names of clients, which are personal data")
+    add_traces(p)
+
+
+def add_traces(p: Parser) -> None:
+    p.add_argument("--traces", action="store_true", help="send a trace of each query to OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Monitoring:
+    """What is watched, once it is there."""
+
+    def __init__(self):
+        self.party: MonitoredParty | None = None
+        self._renewal: Renewal | None = None
+
+    def begin(self, party: MonitoredParty, credentials: Credentials, read: Callable[[], Credentials]) -> None:
+        """This party is there; it began with these credentials, whose files are looked at from now on."""
+        self.party = party
+        self._renewal = Renewal(credentials, read, party.renew)
+        self._renewal.start()
+
+    def look(self) -> None:
+        """Look at the files of the certificate at once."""
+        if self._renewal is not None:
+            self._renewal.soon()
+
+    def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.close()
+
+    def unready(self) -> str:
+        return "starting" if self.party is None else self.party.unready()
+
+    def figures(self) -> dict[str, float]:
+        party = {} if self.party is None else self.party.figures()
+        return {"ready": not self.unready(), **party, **({} if self._renewal is None else self._renewal.figures())}
+
+
+@contextmanager
+def monitoring(options: argparse.Namespace) -> Iterator[Monitoring]:
+    """In the block a party can be watched, as far as the options ask for it; it is starting until it is named.
+
+    Raises:
+        ArgumentError: options that do not go together; an address that is none, is in use, or is reached by others; a
+            package that is not installed.
+    """
+    _check(options)
+    watching = Monitoring()
+    with ExitStack() as stack:
+        stack.enter_context(tracing(options))
+        stack.callback(watching.close)
+        if options.manage is not None:
+            pages = health(watching.unready)
+            if options.metrics:
+                metrics = Metrics(watching.figures, options.metrics_clients)
+                stack.callback(watch(metrics))
+                pages["/metrics"] = metrics.page
+            management = Management(options.manage, pages, options.manage_anywhere)
+            stack.callback(management.close)
+            console.print(f"port {management.port} answers {', '.join(pages)}", highlight=False)
+        yield watching
+
+
+@contextmanager
+def tracing(options: argparse.Namespace) -> Iterator[None]:
+    """In the block queries are traced, if the options ask for it. Raises ArgumentError."""
+    if not options.traces:
+        yield
+        return
+    traces = SpanWriter()
+    end: Callable[[], None] = watch(traces)
+    try:
+        yield
+    finally:
+        end()
+        traces.close()
+
+
+def _check(options: argparse.Namespace) -> None:
+    metrics = options.metrics or options.metrics_clients
+    if options.manage is None and (metrics or options.manage_anywhere):
+        raise ArgumentError("--metrics and --manage-anywhere say what is on the port of --manage HOST:PORT; name one")
+    if options.metrics_clients and not options.metrics:
+        raise ArgumentError("--metrics-clients adds names to --metrics; add that, or leave it out")

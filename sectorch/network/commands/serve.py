@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import logging
+import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from ...cli.command import Parser, above_zero, at_least, ended
-from ...nn.model_file import read_model
-from ..identity.ready import ready
+from ...cli.command import Parser, above_zero, at_least, command_status, number
+from ...errors import ArgumentError, IdentityError, NetworkError, PeerLostError, SectorchError
+from ...files import write as write_file
+from ...serving.model_file import read_model
+from ..identity.certificate_files import check_own_files
+from ..messages import MOST, ServerProcess
+from ..names import NAME, name_of
 from ..parties.answer import Answering
-from ..parties.place import Place
-from ..parties.server import RUNNING, Server
-from ..parties.serving import IDLE
-from ..store.store import Store
-from ..warm import warm
-from ..wire.deadline import CALL
-from ..wire.listen import check_free
-from .everywhere import Everywhere, addresses
-from .offered import named, read_anew
+from ..parties.server import IDLE, RUNNING, Server
+from ..store import Store
+from ..warm_up import warm
+from ..wire.channel import CALL
+from ..wire.endpoints import check_free, unheard
 from .options import (
     add_certificate,
     add_client,
+    add_core,
     add_drain,
     add_limits,
     add_log,
@@ -34,15 +42,357 @@ from .options import (
     add_pins,
     add_receipts,
     add_store,
+    add_watch,
     begin_log,
     check_room,
     console,
-    known_pins,
+    few_arenas,
+    many_files,
+    monitoring,
+    on_core,
+    pins_of,
     tell,
 )
-from .process import add_core, few_arenas, many_files, on_core
-from .watching import add_watch, watched
-from .workers import add_workers, checked, in_worker, supervise
+
+# An answering party at several servers, and at each of their workers: a connection to every one, dialled again.
+
+
+RETRY = 2.0
+"""Seconds between attempts of an answering party to reach the server again."""
+
+
+def addresses(server: str) -> list[str]:
+    """The servers that an option names, with commas between them.
+
+    Raises:
+        ArgumentError: one twice, or too many.
+    """
+    named = [address.strip() for address in server.split(",") if address.strip()]
+    if not named or len(set(named)) < len(named) or len(named) > MOST:
+        raise ArgumentError(f"--server names 1 to {MOST} different servers, with commas between them; got {server}")
+    return named
+
+
+def keep_answering(
+    party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY,
+    registered: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Answer until stopped: where the server is not there, or goes away, dial again; a line says so once.
+
+    Args:
+        registered: called each time that it is.
+
+    Raises:
+        IdentityError: this party, or the server, is not who the other expects: waiting does not help.
+    """
+    told = ""
+    while not stopped.is_set():
+        try:
+            party.register(name)
+            told = ""
+            console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
+            registered()
+            party.wait()
+        except IdentityError:
+            raise
+        except NetworkError as error:
+            if str(error) != told and not stopped.is_set():
+                told = str(error)
+                console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
+        stopped.wait(retry)
+
+
+class MultiServer:
+    """The connections of one answering party. `run` returns when it was stopped.
+
+    Args:
+        party: its first connection. name: under which it answers. servers: addresses.
+    """
+
+    def __init__(self, party: Answering, name: str, servers: list[str], stopped: threading.Event):
+        self._party, self._name, self._servers, self._stopped = party, name, servers, stopped
+        self._lock = threading.Lock()
+        self._others: dict[tuple[str, int], Answering] = {}
+        self._error: IdentityError | None = None
+
+    def run(self) -> None:
+        """Answer everywhere until stopped.
+
+        Raises:
+            IdentityError: as of `keep_answering`.
+        """
+        first, *others = self._servers
+        for address in others:
+            self._go_to(address, 0)
+        try:
+            self._keep(self._party, first)
+        except IdentityError:
+            self._stopped.set()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End all connections but the first one, which is the party's own."""
+        with self._lock:
+            others = list(self._others.values())
+        for other in others:
+            other.leave()
+
+    def _go_to(self, address: str, worker: int) -> None:
+        with self._lock:
+            if (address, worker) in self._others or self._stopped.is_set():
+                return
+            other = self._others[address, worker] = self._party.beside(address, worker)
+        thread = threading.Thread(target=self._beside, args=(other, address), daemon=True, name=f"at {address}")
+        thread.start()
+
+    def _beside(self, other: Answering, address: str) -> None:
+        try:
+            self._keep(other, address)
+        except IdentityError as error:
+            self._error = error
+            self._stopped.set()
+            with suppress(NetworkError):  # whoever waits for the first connection hears of it
+                self._party.connection.link.close(error)
+
+    def _keep(self, party: Answering, address: str) -> None:
+        def more() -> None:
+            for worker in range(1, party.connection.place.workers):
+                self._go_to(address, worker)
+
+        keep_answering(party, self._name, self._stopped, address, registered=more)
+
+
+# The model files of `sectorch answer`: one, or several with names, read at the start and on SIGHUP.
+
+
+log = logging.getLogger("sectorch.answer")
+
+
+def models_by_name(models: Sequence[str]) -> dict[str, Path]:
+    """Model files by name, as a command line has them: FILE alone, or NAME=FILE for each of one or several.
+
+    Raises:
+        ArgumentError: several without a name, or of one name.
+    """
+    found: dict[str, Path] = {}
+    for said in models:
+        name, equals, path = said.partition("=")
+        if not equals or not NAME.fullmatch(name) or Path(said).exists():
+            name, path = "", said
+        if name in found:
+            what = f"two models are called {name}" if name else "several models have a name each"
+            raise ArgumentError(f"{what}: NAME=FILE NAME=FILE ..., which are asked for as PARTY/NAME")
+        found[name] = Path(path)
+    if len(found) > 1 and "" in found:
+        raise ArgumentError(
+            f"several models have a name each: NAME=FILE for {found['']}, which is asked for as PARTY/NAME"
+        )
+    return found
+
+
+def read_anew(party: Answering, models: dict[str, Path]) -> None:
+    """Read the files again, and answer with what is in them; a model that cannot be read stays as it was."""
+    for name, path in models.items():
+        try:
+            if not party.offer(*read_model(path), name):
+                log.info("%s has the model that is answered with", path)
+        except NetworkError as error:
+            log.error("the server has not heard of the model in %s yet: %s", path, error)
+        except SectorchError as error:
+            log.error("%s is not used, and the model before it goes on: %s", path, error)
+
+
+# Several processes behind one port: each serves the clients whose worker it is, and one that dies is started again.
+#
+# The workers share the port (SO_REUSEPORT) and nothing else but files that several processes may use. A client has one
+# worker, which its name says (`names.worker_of`), and dials until it is there; an answering party is connected to each.
+
+
+PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
+MOST_WORKERS = 64
+SHORT = 10.0
+"""Seconds below which a life was short; after so many of those in a row, nothing is started again."""
+LIVES = 3
+PAUSE = 0.5
+ENDING = 15.0
+"""Seconds beyond the drain that workers have to end."""
+
+
+def add_workers(p: Parser) -> None:
+    p.add_argument(
+        "--workers", type=number(int, lambda n: 1 <= n <= MOST_WORKERS, f"1 to {MOST_WORKERS}"), default=1,
+        help="processes behind the port, each with clients of its own",
+    )  # fmt: skip
+    p.add_argument("--replica", default="", help="this server's name, where several share an address; kept over starts")
+    p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+
+
+def check_workers(options: argparse.Namespace) -> None:
+    """Raises ArgumentError: a name that cannot be."""
+    if options.replica:
+        name_of(options.replica, "--replica", ArgumentError)
+
+
+def in_worker(options: argparse.Namespace) -> None:
+    """What a worker does first: it ends with whoever started it."""
+    if options.worker is not None:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def supervise(command: str, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run the workers until this process is stopped; the exit status.
+
+    Raises:
+        ArgumentError: a key file that cannot be made. PeerLostError: the address is in use.
+    """
+    _keep_key(options)
+    with ExitStack() as stack:
+        address = _reserved(stack, options.listen)
+        mine = _without(arguments)
+        commands = [[*PROGRAM, command, *mine, *_own(options, i), "--listen", address] for i in range(options.workers)]
+        return _Workers(commands, options.drain).run()
+
+
+class _Workers:
+    def __init__(self, commands: list[list[str]], drain: float):
+        self._commands, self._drain = commands, drain
+        self._processes: list[subprocess.Popen] = []
+        self._started: list[float] = []
+        self._short = [0] * len(commands)
+        self._stopping = 0
+
+    def run(self) -> int:
+        heard = [signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a script's background
+            heard.append(signal.SIGINT)
+        kept = {sign: signal.signal(sign, self._heard) for sign in heard}
+        try:
+            for command in self._commands:
+                self._processes.append(self._start(command))
+                self._started.append(time.monotonic())
+            while not self._stopping:
+                for i, process in enumerate(self._processes):
+                    code = process.poll()
+                    if code is not None and not self._stopping:
+                        failed = self._again(i, code)
+                        if failed:
+                            return failed
+                time.sleep(0.1)
+            return 0
+        finally:
+            self._end()
+            for sign, handler in kept.items():
+                signal.signal(sign, handler)
+
+    def _start(self, command: list[str]) -> subprocess.Popen:
+        # A session of its own: what a terminal sends comes from here, once.
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _again(self, i: int, code: int) -> int:
+        """Start a worker that has ended again; an exit status where that is no use."""
+        short = time.monotonic() - self._started[i] < SHORT
+        self._short[i] = self._short[i] + 1 if short else 0
+        if (code > 0 and short) or self._short[i] >= LIVES:
+            console.print(f"worker {i} ended with {code} as soon as it was started; stopping")
+            return code if code > 0 else 1
+        console.print(f"worker {i} ended with {code}: its clients' calls are lost, and it is started again")
+        time.sleep(PAUSE)
+        self._processes[i], self._started[i] = self._start(self._commands[i]), time.monotonic()
+        return 0
+
+    def _heard(self, sign: int, _: object) -> None:
+        if sign != signal.SIGHUP:
+            self._stopping += 1
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(sign)
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if not self._stopping and process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + self._drain + ENDING
+        for process in self._processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _without(arguments: Sequence[str]) -> list[str]:
+    """The arguments without those that each worker gets of its own."""
+    found, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == "--listen":
+            skip = True
+        elif not argument.startswith("--listen="):
+            found.append(argument)
+    return found
+
+
+def _own(options: argparse.Namespace, i: int) -> list[str]:
+    """What is a worker's own: a folder, a file of receipts, an address for its operator."""
+    own = ["--worker", str(i), "--store-budget", str(options.store_budget / options.workers)]
+    if options.store is not None:
+        own += ["--store", str(options.store / f"worker-{i}"), "--store-key", str(_key_of(options))]
+    if options.receipts is not None:
+        own += ["--receipts", str(options.receipts.with_suffix(f".{i}{options.receipts.suffix}"))]
+    if options.manage is not None:
+        host, _, port = options.manage.rpartition(":")
+        own += ["--manage", f"{host}:{int(port) + i if port.isdigit() else port}"]
+    return own
+
+
+def _key_of(options: argparse.Namespace) -> Path:
+    return options.store_key or options.store / "store.key"
+
+
+def _keep_key(options: argparse.Namespace) -> None:
+    """The key of the store, before several ask for it at once."""
+    if options.store is None:
+        return
+    path = _key_of(options)
+    try:
+        options.store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            write_file(path, os.urandom(32), 0o600)
+    except OSError as error:
+        raise ArgumentError(f"cannot keep material in {options.store}: {error.strerror}") from None
+
+
+def _reserved(stack: ExitStack, address: str) -> str:
+    """The address with its port, which stays this process's although it does not listen there itself.
+
+    Raises:
+        ArgumentError: that is no address. PeerLostError: it is in use.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ArgumentError(f"an address is HOST:PORT, got {address}")
+    bare, number = host.strip("[]"), int(port)
+    try:
+        for family, kind, _, _, where in socket.getaddrinfo(bare, number, type=socket.SOCK_STREAM):
+            to = (where[0], number, *where[2:])
+            with socket.socket(family, kind) as alone:  # among one's own processes a shared port is never in use
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    alone.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                alone.bind(to)
+                number = alone.getsockname()[1]
+            held = stack.enter_context(socket.socket(family, kind))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            held.bind((where[0], number, *where[2:]))
+    except OSError as error:
+        raise PeerLostError(f"cannot listen on {address}: {unheard(error)}") from None
+    return f"{host}:{number}"
 
 
 def server(arguments: Sequence[str] | None = None) -> int:
@@ -76,13 +426,13 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_core(p)
     add_workers(p)
     given = list(sys.argv[2:] if arguments is None else arguments)
-    return ended(p, arguments, lambda options, _: _server(options, given))
+    return command_status(p, arguments, lambda options, _: _server(options, given))
 
 
 def _server(options: argparse.Namespace, given: list[str]) -> int:
-    checked(options)
+    check_workers(options)
     waits = options.patience, options.call_limit
-    read_own = lambda: ready(options.cert, options.key, options.clients_ca, options.identity, serving=True)
+    read_own = lambda: check_own_files(options.cert, options.key, options.clients_ca, options.identity, serving=True)
     credentials = read_own()
     check_room(options)
     if options.workers > 1 and options.worker is None:
@@ -94,10 +444,10 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     on_core(options, options.worker or 0)
     few_arenas()
     many_files()
-    with watched(options) as watching:
+    with monitoring(options) as watching:
         warm(tell)
         kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
-        place = Place(options.worker or 0, options.workers, options.replica)
+        place = ServerProcess(options.worker or 0, options.workers, options.replica)
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
             limits=options.limits, idle=options.idle, place=place,
@@ -143,7 +493,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_limits(p)
     add_core(p)
     add_watch(p)
-    return ended(p, arguments, _answer)
+    return command_status(p, arguments, _answer)
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
@@ -151,14 +501,14 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
     on_core(options)
     few_arenas()
-    with watched(options) as watching:
-        files, name = named(options.model), options.name
+    with monitoring(options) as watching:
+        files, name = models_by_name(options.model), options.name
         (first, path), *others = files.items()
         description, weights = read_model(path)
-        read_own = lambda: ready(options.cert, options.key, options.ca, options.identity)
+        read_own = lambda: check_own_files(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
         kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
-        known, patience = known_pins(options), options.patience
+        known, patience = pins_of(options), options.patience
         servers = addresses(options.server)
         warm(tell)
         party = Answering(
@@ -170,7 +520,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             party.offer(*read_model(path), model)
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
-        everywhere = Everywhere(party, name, servers, stopped)
+        everywhere = MultiServer(party, name, servers, stopped)
 
         def drain(seconds: float) -> bool:
             stopped.set()

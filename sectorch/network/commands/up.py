@@ -11,23 +11,27 @@ from typing import Protocol
 
 from rich.console import Console
 
-from ...cli.command import Parser, ended, not_negative
+from ...cli.command import Parser, command_status, not_negative
 from ...errors import ArgumentError
-from ...nn.model_file import read_model
-from ..federation.file import SERVER, Federated, read
-from ..federation.listed import Listed
-from ..federation.own import Own, credentials, read_own, server_credentials
-from ..federation.policy import Accepted, Policy
-from ..federation.up import Up
-from ..identity.certificates import Credentials
+from ...serving.model_file import read_model
+from ..federation.config import (
+    SERVER,
+    FederationFile,
+    ListedPins,
+    PartyConfig,
+    credentials,
+    read_federation,
+    read_party_config,
+    server_credentials,
+)
+from ..federation.policy import AcceptanceRule, Policy
+from ..federation.service import PartyService
+from ..identity.identity import Credentials
 from ..parties.answer import Answering
 from ..parties.server import Server
-from ..store.store import Store
-from .everywhere import keep_answering
-from .options import add_log, begin_log, tell
-from .process import add_core, few_arenas, many_files, on_core
-from .serve import until_stopped
-from .watching import add_watch, watched
+from ..store import Store
+from .options import add_core, add_log, add_watch, begin_log, few_arenas, many_files, monitoring, on_core, tell
+from .serve import keep_answering, until_stopped
 
 
 class Service(Protocol):
@@ -64,21 +68,21 @@ def up(arguments: Sequence[str] | None = None) -> int:
     add_core(p)
     add_log(p)
     add_watch(p)
-    return ended(p, arguments, _up)
+    return command_status(p, arguments, _up)
 
 
 def _up(options: argparse.Namespace, _: Console) -> None:
-    federated, name = read(options.file), options.name
+    federated, name = read_federation(options.file), options.name
     if name not in federated.servers:
         federated.member(name)
-    own = read_own(options.file, name, options.folder)
+    own = read_party_config(options.file, name, options.folder)
     own.check_room(name)
     options.log = options.log or own.files.get("log")
     begin_log(options)
     on_core(options)
     stopped, over = threading.Event(), _Over()
     seconds = own.limits.drain_seconds if options.drain is None else options.drain
-    with watched(options) as watching, _Services() as services:
+    with monitoring(options) as watching, _Services() as services:
         for make in (_taking_part, _answered, _served):  # the port opens when all else was found right
             services.those += make(options.file, federated, name, own, stopped, over)
         if not services.those:
@@ -159,7 +163,7 @@ class _Over:
 
 
 def _served(
-    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
 ) -> list[Service]:
     if name not in federated.servers:
         return []
@@ -176,7 +180,7 @@ def _served(
 
 
 def _answered(
-    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
 ) -> list[Service]:
     accepted = _policy(own, federated, name).model
     if accepted is None:
@@ -201,7 +205,7 @@ class _Closing:
 
 
 def _taking_part(
-    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
 ) -> list[Service]:
     policy = _policy(own, federated, name)
     if all(entry.kind == "model" for entry in policy.accepted):
@@ -210,20 +214,20 @@ def _taking_part(
         raise ArgumentError(f"{own.path}: the server is no party of the federation, and takes part in no program")
     policy.check()
     given = credentials(federated, name, own.folder)
-    running = Up(path, federated, own, policy, given)
+    running = PartyService(path, federated, own, policy, given)
     over.beside(lambda: running.keep(stopped, tell))
     return [running]
 
 
-def _policy(own: Own, federated: Federated, name: str) -> Policy:
+def _policy(own: PartyConfig, federated: FederationFile, name: str) -> Policy:
     return Policy(own, federated, name)
 
 
-def _clients(accepted: Accepted, federated: Federated, own: Own) -> Listed:
-    return Listed({name: federated.member(name).identity for name in accepted.starters}, str(own.path))
+def _clients(accepted: AcceptanceRule, federated: FederationFile, own: PartyConfig) -> ListedPins:
+    return ListedPins({name: federated.member(name).identity for name in accepted.starters}, str(own.path))
 
 
-def _store(own: Own, role: str) -> Store | None:
+def _store(own: PartyConfig, role: str) -> Store | None:
     folder = own.files.get("store")
     return None if folder is None else Store(folder / role, own.files.get("store_key"), int(own.limits.store_gb * 1e9))
 

@@ -3,22 +3,222 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ... import files
-from ...cli.command import Parser, ended, print_json
+from ...cli.command import Parser, at_least, command_status, print_json
 from ...errors import ArgumentError
 from ..identity.authority import enrol, make_authority
 from ..identity.identity import fingerprint_of, new_identity
-from .accepting import accept, add_accept
-from .file import Federated, parse, read, text
-from .own import credentials, read_own, server_credentials
-from .policy import Policy
+from .config import (
+    FederationFile,
+    PartyConfig,
+    credentials,
+    federation_text,
+    parse,
+    party_file,
+    read_federation,
+    read_party_config,
+    server_credentials,
+)
+from .policy import Policy, check_bounded, table_text, tensor_in
+from .programs import (
+    PAPERS,
+    cast_of,
+    command_of,
+    dry_run_program,
+    own_of,
+    own_words,
+    settings_digest,
+    settings_of,
+    source_of,
+)
+from .reveals import bounds_of
+
+# `sectorch federation accept`: what would be accepted, and the table that accepts it.
+
 
 Made = tuple[dict, str]
+
+
+def add_accept(action: argparse.ArgumentParser) -> None:
+    """The options of `sectorch federation accept`."""
+    action.add_argument("file", type=Path, help="the federation file")
+    action.add_argument(
+        "what",
+        help="FILE.py:FUNCTION, MODULE:FUNCTION, a model file, or a paper's name; after -- its options, "
+        "which all parties give alike",
+    )
+    action.add_argument("--as", dest="name", required=True, help="the party that accepts it")
+    action.add_argument(
+        "--from", dest="starters", nargs="+", metavar="NAME", help="who may start it, or ask the model; all parties"
+    )
+    action.add_argument("--among", nargs="+", default=[], metavar="NAME", help="who takes part; whom the program names")
+    action.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE", help="a tensor of this party's own"
+    )
+    action.add_argument("--runs", type=at_least(1), default=0, help="at most so many runs; any number unless named")
+    action.add_argument(
+        "--most", action="append", default=[], metavar="SETTING=NUMBER", help="a paper's setting that may be smaller"
+    )
+    action.add_argument(
+        "--own", action="append", default=[], metavar="SETTING=VALUE", help="a paper's setting for this party alone"
+    )
+    action.add_argument(
+        "--reveals", nargs="+", default=[], metavar="PARTY=ELEMENTS",
+        help="how much a party may learn at most in one run, beyond what accept lists; PROTOCOL:PARTY=ELEMENTS by one "
+        "protocol",
+    )  # fmt: skip
+    action.add_argument("--show", action="store_true", help="show it, and write nothing")
+
+
+def accept(options: argparse.Namespace) -> Made:
+    """Show what would be accepted, and write it unless `--show` is given.
+
+    Raises:
+        ArgumentError: it is not right, or accepted already; nothing was written.
+    """
+    federated = read_federation(options.file)
+    name = federated.member(options.name).name
+    own = read_party_config(options.file, name)
+    starters = [federated.named(n).name for n in options.starters or [m.name for m in federated.members]]
+    if options.what in PAPERS:
+        table, facts, words = _paper(options, federated, own, starters)
+    elif options.what.endswith(".safetensors"):
+        table, facts, words = _model(options, own, [n for n in starters if n != name])
+    else:
+        table, facts, words = _program(options, federated, own, starters)
+    said = {"party": name, **facts, "file": str(own.path)}
+    if options.show:
+        return said, f"{words}\nwould be written to {own.path}:\n\n{table}"
+    _add(own, table, federated, name)
+    return said, f"{words}\n{own.path}: '{name}' accepts it"
+
+
+def _program(options: argparse.Namespace, federated: FederationFile, own: PartyConfig, starters: list[str]):
+    source = source_of(options.what)
+    found = dry_run_program(source, federated)
+    bounds = bounds_of(options.reveals, lambda name: federated.named(name).name)
+    check_bounded(found, bounds, source.name)
+    parties = [federated.named(name).name for name in options.among] or list(found.parties)
+    inputs: dict[str, str] = {}
+    for entry in options.input:
+        called, equals, path = entry.partition("=")
+        if not equals or called in inputs:
+            raise ArgumentError(f"--input is NAME=FILE, each name once; got {entry[:80]!r}")
+        tensor_in(Path(path), called)
+        inputs[called] = _from(own, Path(path))
+    what = f"{_from(own, source.path)}:{source.function}"
+    table = table_text("program", what, [
+        ("source", source.digest), ("traced", found.traced), ("parties", parties), ("from", starters),
+        ("reveals", [str(bound) for bound in bounds]), ("inputs", inputs), ("runs", options.runs),
+    ])  # fmt: skip
+    facts: dict[str, Any] = {
+        "program": source.name, "source": source.digest, "traced": found.traced, "parties": parties, "from": starters,
+        "learned": list(found.learned), "reveals": [str(bound) for bound in bounds], "cost": dict(found.cost or {}),
+    }  # fmt: skip
+    steps = "none" if found.whole else "depend on inputs, or are many: only the source is compared"
+    words = [
+        f"{source.name} of {source.path}",
+        f"  source {source.digest}" + (f", with {len(source.used)} files that it imports" if source.used else ""),
+        f"  steps  {found.traced or steps}",
+        f"  among  {', '.join(parties)}; started by {', '.join(starters)}",
+        *(f"  {line}" for line in found.learned or (("nobody learns anything",) if found.whole else ())),
+        *([f"  then   it depends on inputs ({found.stopped}): read the source"] if not found.whole else []),
+        *(f"  within {bound}, elements that may be learned at most; enforced while it runs" for bound in bounds),
+    ]
+    if found.cost is not None:
+        rounds, online, offline = (int(found.cost[k]) for k in ("rounds", "online_bytes", "offline_bytes"))
+        words.append(f"  {rounds} rounds online, {online} bytes online and {offline} offline, all parties")
+    words += [f"  uses   {path} as {called}" for called, path in inputs.items()]
+    return table, facts, "\n".join(words)
+
+
+def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyConfig, starters: list[str]):
+    most = {}
+    for entry in options.most:
+        setting, _, number = entry.partition("=")
+        try:
+            most[setting] = float(number) if "." in number else int(number)
+        except ValueError:
+            raise ArgumentError(f"--most is SETTING=NUMBER, got {entry[:80]!r}") from None
+    mine = _own(options, own)
+    settings = settings_of(options.what, options.arguments)
+    unknown = [setting for setting in most if type(settings.get(setting)) not in (int, float)]
+    if unknown:
+        numbers = ", ".join(k for k, v in settings.items() if type(v) in (int, float))
+        raise ArgumentError(f"{options.what} has no number {unknown[0]!r} among its settings; it has {numbers}")
+    digest = settings_digest(options.what, settings, tuple(most))
+    parties = [federated.named(n).name for n in options.among] or [*cast_of(options.what, options.arguments, federated)]
+    table = table_text("paper", options.what, [
+        ("settings", digest), ("most", most), ("own", mine), ("parties", parties), ("from", starters),
+        ("runs", options.runs),
+    ])  # fmt: skip
+    facts = {
+        "paper": options.what,
+        "settings": digest,
+        "parties": parties,
+        "from": starters,
+        "values": settings,
+        "own": mine,
+    }
+    shown = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
+    words = (
+        f"{options.what}, settings {digest}\n  {shown}\n  among  {', '.join(parties)}; started by "
+        f"{', '.join(starters)}"
+        + "".join(f"\n  {k} at most {v}" for k, v in most.items())
+        + "".join(f"\n  {k} {v}, of '{options.name}' alone" for k, v in mine.items())
+    )
+    return table, facts, words
+
+
+def _own(options: argparse.Namespace, own: PartyConfig) -> dict[str, Any]:
+    """What a party says of a paper for itself, as its own file has it."""
+    known, found = own_of(command_of(options.what)), {}
+    for entry in options.own:
+        name, equals, value = entry.partition("=")
+        if not equals or not value or name in found:
+            raise ArgumentError(f"--own is SETTING=VALUE, each setting once; got {entry[:80]!r}")
+        found[name] = _from(own, Path(value)) if name in known and known[name].own == "folder" else value
+    own_words(options.what, found, own.path.parent)
+    return found
+
+
+def _model(options: argparse.Namespace, own: PartyConfig, clients: list[str]):
+    from ...serving.model_file import read_model
+
+    read_model(Path(options.what))
+    path = _from(own, Path(options.what))
+    table = table_text("model", path, [("clients", clients)])
+    words = f"any inference of {options.what} for {', '.join(clients)}, who learn the results"
+    return table, {"model": str(options.what), "clients": clients}, words
+
+
+def _from(own: PartyConfig, path: Path) -> str:
+    """A path as the party's own file names it: from its folder, where it is not far away."""
+    near = os.path.relpath(path, own.path.parent)
+    return str(path.absolute()) if near.startswith(os.path.join("..", "..")) else near
+
+
+def _add(own: PartyConfig, table: str, federated: FederationFile, name: str) -> None:
+    """Add a table to the party's own file, if the whole is right then."""
+    before = own.path.read_text(encoding="utf-8") if own.path.exists() else ""
+    if table in before:
+        raise ArgumentError(f"{own.path} has that table already")
+    partial = party_file(own.path, f"{name}.new")
+    files.write(partial, (before + ("\n" if before else "") + table).encode(), 0o600)
+    try:
+        Policy(read_party_config(own.path, f"{name}.new"), federated, name)
+        files.move(partial, own.path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 """What was made or found, for JSON and in words."""
 
 
@@ -61,7 +261,7 @@ def federation(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("parties", nargs="+", metavar="NAME=ROLE", help="the parties and their roles")
     action.add_argument("--server", default="localhost:7100", help="host:port where all parties meet")
     p.rest = "arguments"
-    return ended(p, arguments, _run)
+    return command_status(p, arguments, _run)
 
 
 class _Action(Parser):
@@ -84,7 +284,7 @@ def _run(options: argparse.Namespace, _: Console) -> None:
         print(words)
 
 
-def _described(federated: Federated) -> dict:
+def _described(federated: FederationFile) -> dict:
     members = {
         m.name: {"role": m.role, "identity": m.identity, **({"address": m.address} if m.address else {})}
         for m in federated.members
@@ -112,7 +312,7 @@ def _init(options: argparse.Namespace) -> Made:
 
 
 def _check(options: argparse.Namespace) -> Made:
-    federated = read(options.file)
+    federated = read_federation(options.file)
     at = ", ".join(federated.servers.values())
     words = f"{options.file}: '{federated.name}', digest {federated.digest[:16]}, meets at {at}"
     for member in federated.members:
@@ -122,10 +322,10 @@ def _check(options: argparse.Namespace) -> Made:
     return _described(federated), words
 
 
-def _check_own(federated: Federated, options: argparse.Namespace) -> str:
+def _check_own(federated: FederationFile, options: argparse.Namespace) -> str:
     if options.name not in federated.servers:
         federated.member(options.name)
-    own = read_own(options.file, options.name, options.folder)
+    own = read_party_config(options.file, options.name, options.folder)
     own.check_room(options.name)
     words = ""
     if options.name in federated.servers:
@@ -170,5 +370,5 @@ def _try(options: argparse.Namespace) -> Made:
     return _described(federated) | {"server_command": server}, words
 
 
-def _write(path: Path, federated: Federated) -> None:
-    files.write(path, text(federated).encode())
+def _write(path: Path, federated: FederationFile) -> None:
+    files.write(path, federation_text(federated).encode())

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,19 +22,154 @@ from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, DeadlockError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
-from ..messages import Begins, ControlMessage, Delivered, Meet, Missing, Refused, Unmeet
+from ..messages import ControlMessage, Delivery, Meet, PartFinished, PartiesMissing, Refusal, SessionBegin, Unmeet
 from ..names import readable
 from ..parties.client import Connection
-from ..parties.remote import RemoteSession
-from ..wire.background import alone
-from .circles import Key
-from .file import Federated, read
-from .meeting import Called, Meeting, beating
-from .own import credentials
-from .programs import check_edges
+from ..parties.session import RemoteSession, reason
+from ..wire.channel import Channel, copy_error
+from ..wire.tls_stream import no_other_threads, start_thread
+from .broker import Key, wire_of
+from .config import FederationFile, credentials, read_federation
+from .programs import FederationIdentities, check_edges, roles_of, star_of
 from .reveals import Ledger
-from .secured import Ends, Secured, digest_of
-from .star import Named, roles_of, star_of
+from .sealed_channel import EdgeEnds, RelayedChannel, SealedChannel, digest_of
+
+# Sessions that come about: what a party waits for, and its ends of one that the server has named.
+
+
+BEAT = 2.0
+"""Seconds between words to the others, so that a long computation is no silence."""
+
+
+class SessionCalls:
+    """What the server says of the sessions that come about."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._expected: dict[Key, SessionEnds | SectorchError | None] = {}
+
+    def expect(self, key: Key) -> None:
+        with self._changed:
+            if key in self._expected:
+                raise ArgumentError(f"this party waits for '{key[0]}' with the same parties already")
+            self._expected[key] = None
+
+    def forget(self, key: Key) -> None:
+        with self._changed:
+            meeting = self._expected.pop(key, None)
+        if isinstance(meeting, SessionEnds):  # it began as this party stopped waiting: the others need not wait for it
+            meeting.give_up(PeerLostError("it does not wait any more"))
+
+    def refuse(self, key: Key, error: SectorchError) -> None:
+        with self._changed:
+            if key in self._expected and self._expected[key] is None:
+                self._expected[key] = error
+                self._changed.notify_all()
+
+    def give_up(self, keys: Iterable[Key], error: BaseException) -> None:
+        """This party does not wait any more for what it waits for under these; see `wait`."""
+        with self._changed:
+            for key in keys:
+                if key in self._expected and self._expected[key] is None:
+                    self._expected[key] = PeerLostError(str(error))
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Whoever waits looks again at the sessions that this party is in: one has failed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def came(self, key: Key, open_: Callable[[], SessionEnds]) -> bool:
+        """Whether this party waited for it, and takes part."""
+        with self._changed:
+            if key in self._expected and self._expected[key] is None:
+                self._expected[key] = open_()
+                self._changed.notify_all()
+                return True
+        return False
+
+    def wait(self, key: Key, connection: Connection, seconds: float | None, others: list[SessionEnds]) -> SessionEnds:
+        """The session, when all have come; that one of the `others`, which this party is in, fails ends the wait."""
+        end = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while (meeting := self._expected.get(key)) is None:
+                left = 1.0 if end is None else min(1.0, end - time.monotonic())
+                if connection.link.closed is not None:
+                    raise copy_error(connection.link.closed)
+                for other in others:
+                    other.alive()
+                if left <= 0:
+                    raise PeerLostError(f"not all of {', '.join(key[1])} came for '{key[0]}' in {seconds:.0f} s")
+                self._changed.wait(left)
+            del self._expected[key]
+        if isinstance(meeting, SectorchError):
+            raise meeting
+        return meeting
+
+
+class SessionEnds:
+    """This party's ends of a session that the server has named: one channel to the server, one to each other party.
+
+    `failed` is called when it has.
+    """
+
+    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...], failed: Callable[[], None]):
+        link = connection.link
+        self.run, self._connection, self._heard = run, connection, failed
+        self._control = link.open(run)
+        self.channels: dict[str, Channel] = {
+            name: link.open(wire_of(run, connection.name, name), RelayedChannel, name)
+            for name in names
+            if name != connection.name
+        }
+        self._control.on_failure(self._failed)
+
+    def _failed(self, failure: SectorchError) -> None:
+        for channel in self.channels.values():
+            channel.fail(failure)
+        self._heard()
+
+    def alive(self) -> None:
+        """Raises what the session failed with."""
+        self._control.beat()
+
+    def give_up(self, error: BaseException) -> None:
+        """The others' session ends with the reason, which holds no secret."""
+        self._control.abort(reason(error, f"'{self._connection.name}'"))
+        if isinstance(error, SectorchError):  # another thread of this party, which is in it, ends with the same
+            self._failed(error)
+        self.close()
+
+    def done(self) -> None:
+        """This party has done its part."""
+        try:
+            self._connection.ask(PartFinished(meeting=self.run.hex()))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for channel in (*self.channels.values(), self._control):
+            channel.close()
+
+
+@contextmanager
+def heartbeats(edges: list[SealedChannel]) -> Iterator[None]:
+    """Beside the block, the others hear now and then that this party is alive."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            for edge in edges:
+                with suppress(SectorchError):  # the session's own thread meets it too
+                    edge.beat()
+
+    thread = start_thread(beat, "beats")
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
 
 log = logging.getLogger("sectorch.federation")
 RETRY = 1.0
@@ -69,18 +204,18 @@ class Federation:
         *,
         patience: float = 5.0,
         wait: float | None = 600.0,
-        on_note: Callable[[Delivered], None] | None = None,
+        on_note: Callable[[Delivery], None] | None = None,
         needs: Sequence[str] = (),
     ):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
         self.folder = Path(path).parent / f"{as_}-kept"
         self._wait = wait
-        self.file: Federated = read(path)
+        self.file: FederationFile = read_federation(path)
         for role in needs:
             self.file.named(role)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
-        self._called, self._open, self._on_note = Called(), list[Meeting](), on_note
+        self._called, self._open, self._on_note = SessionCalls(), list[SessionEnds](), on_note
         self._bound, self._over, self._awaited = "", "", set[Key]()
         self._ledger: Ledger | None = None
         self._own, self._dialling = own, threading.Lock()
@@ -201,7 +336,7 @@ class Federation:
             roles = roles_of(parties)
             cast = self._cast(roles, parties)
             digest = self._digest(roles, cast, *self._within(label, agreed))
-            named = lambda client, party: Named(
+            named = lambda client, party: FederationIdentities(
                 {"Q": cast[client], "A": cast[party]}, self.connection.identity, digest, self.file
             )
             identities = [named(Q, party) for party in cast if party.role == "A"]
@@ -260,7 +395,7 @@ class Federation:
             edges = self._secure(meeting, cast, mine, roles, digest)
             runtime = PartyRuntime(mine, meeting.run, edges)
             try:
-                with beating(list(edges.values())):
+                with heartbeats(list(edges.values())):
                     yield runtime
             finally:
                 runtime.close()
@@ -299,7 +434,7 @@ class Federation:
             "label": label, "version": metadata.version("sectorch"),
         }, sort_keys=True))  # fmt: skip
 
-    def _meet(self, label: str, names: tuple[str, ...], digest: bytes) -> Meeting:
+    def _meet(self, label: str, names: tuple[str, ...], digest: bytes) -> SessionEnds:
         if self._over:
             raise PeerLostError(self._over)
         key = label, names
@@ -307,8 +442,10 @@ class Federation:
         self._called.expect(key)
         self._awaited.add(key)
         try:
-            request = Meet(label=label, digest=digest.hex(), parties=list(names), time=time.time(), alone=alone())
-            missing = connection.ask(request, Missing).missing
+            request = Meet(
+                label=label, digest=digest.hex(), parties=list(names), time=time.time(), alone=no_other_threads()
+            )
+            missing = connection.ask(request, PartiesMissing).missing
             if missing:
                 log.info("'%s' waits for %s", self.name, ", ".join(missing))
             return self._called.wait(key, connection, self._wait, self._open)
@@ -322,36 +459,36 @@ class Federation:
 
     def _serve(self, server: str, request: ControlMessage) -> None:
         """A session begins there; in the thread that reads the connection, so that no frame is missed."""
-        if isinstance(request, Delivered):
+        if isinstance(request, Delivery):
             if self._on_note is not None:
                 self._on_note(request)
             return
-        if not isinstance(request, Begins | Refused):
+        if not isinstance(request, SessionBegin | Refusal):
             raise FrameError(f"the server says '{request.do}' to a party of a federation, who answers no queries here")
         key, connection = (request.label, tuple(request.parties)), self._connections.get(server)
         known = {member.name for member in self.file.members}
         here = self.name in key[1] and known.issuperset(key[1]) and self.file.meets_at(key[1]) == server
         if connection is None or not here:
             raise FrameError("the server begins a session that is at another one, or of nobody")
-        if isinstance(request, Refused):
+        if isinstance(request, Refusal):
             kind = DeadlockError if request.error == DeadlockError.__name__ else RefusedError
             self._called.refuse(key, kind(readable(request.text)))
             return
         run = bytes.fromhex(request.meeting)
-        if not self._called.came(key, lambda: Meeting(connection, run, key[1], self._called.wake)):
+        if not self._called.came(key, lambda: SessionEnds(connection, run, key[1], self._called.wake)):
             connection.link.refuse(run, "PeerLostError: it does not wait any more")
 
     def _secure(
-        self, meeting: Meeting, who: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes
-    ) -> dict[Party, Secured]:
+        self, meeting: SessionEnds, who: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes
+    ) -> dict[Party, SealedChannel]:
         """Edges to those that this party has an edge to."""
         edges = {}
         for party, name in who.items():
             if frozenset((mine.role, party.role)) in roles.edges:
                 pinned = self.file.member(name).identity
-                ends = Ends(self.name, name, self.connection.identity, pinned, meeting.run, digest)
-                edges[party] = Secured(meeting.channels[name], ends, self.file.largest)
-        for step in (Secured.hello, Secured.prove, Secured.agree):
+                ends = EdgeEnds(self.name, name, self.connection.identity, pinned, meeting.run, digest)
+                edges[party] = SealedChannel(meeting.channels[name], ends, self.file.largest)
+        for step in (SealedChannel.hello, SealedChannel.prove, SealedChannel.agree):
             for edge in edges.values():
                 step(edge)
         return edges

@@ -34,14 +34,21 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from ...config import MOST_AUDITED
 from ...errors import ArgumentError, RefusedError
-from ...ring.scheme import MOST_AUDITED
-from ..commands import arrays
-from ..tables import Flag, Names, in_file, read_table, short
-from .file import Federated
-from .own import Own
-from .papers import command_of, own_words, settings_digest, settings_of
-from .programs import Rehearsed, Source, rehearsed, source_of
+from ..commands import array_files
+from ..messages import Flag, Names, in_file, read_table, short_repr
+from .config import FederationFile, PartyConfig
+from .programs import (
+    ProgramReport,
+    Source,
+    command_of,
+    dry_run_program,
+    own_words,
+    settings_digest,
+    settings_of,
+    source_of,
+)
 from .proposals import Proposal
 from .reveals import Bound, bounds_of
 
@@ -90,7 +97,7 @@ _KINDS = {"program": _Program, "paper": _Paper, "model": _Model}
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptanceRule:
     """One table.
 
     Args:
@@ -124,11 +131,11 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AcceptedRun:
     """What a party takes part in: the proposal, the table that accepts it, and the program's source on its own disk."""
 
     proposal: Proposal
-    accepted: Accepted
+    accepted: AcceptanceRule
     source: Source | None = None
 
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -143,7 +150,7 @@ class Policy:
         ArgumentError: a table that is none, or of parties that are not in the federation.
     """
 
-    def __init__(self, own: Own, federated: Federated, name: str):
+    def __init__(self, own: PartyConfig, federated: FederationFile, name: str):
         self._own, self._file, self._name = own, federated, name
         try:
             self.accepted = tuple(_accepted(entry, own, federated) for entry in own.accept)
@@ -153,7 +160,7 @@ class Policy:
             raise ArgumentError(f"{own.path}: a party answers with one model; its tables name several")
 
     @property
-    def model(self) -> Accepted | None:
+    def model(self) -> AcceptanceRule | None:
         """The model that this party answers with."""
         return next((entry for entry in self.accepted if entry.kind == "model"), None)
 
@@ -166,7 +173,7 @@ class Policy:
         for entry in self.accepted:
             if entry.kind == "program":
                 source = self._source(entry)
-                found = rehearsed(source, self._file)
+                found = dry_run_program(source, self._file)
                 if found.traced != entry.traced:
                     raise ArgumentError(
                         f"{source.path} does something else than when it was accepted, with the same source (digest "
@@ -177,7 +184,7 @@ class Policy:
                 for input_, path in entry.inputs.items():
                     tensor_in(path, input_)
 
-    def _source(self, entry: Accepted) -> Source:
+    def _source(self, entry: AcceptanceRule) -> Source:
         source = source_of(entry.what, self._own.path.parent)
         if source.digest != entry.digest:
             raise ArgumentError(
@@ -187,7 +194,7 @@ class Policy:
             )
         return source
 
-    def agree(self, proposal: Proposal) -> Agreed:
+    def agree(self, proposal: Proposal) -> AcceptedRun:
         """What accepts a proposal.
 
         Raises:
@@ -202,7 +209,7 @@ class Policy:
             raise RefusedError(f"'{me}' is not among the parties of the proposal: {', '.join(proposal.parties)}")
         near = [e for e in self.accepted if e.kind == proposal.kind and _name(e) == _proposed(proposal)]
         if not near:
-            raise RefusedError(f"'{me}' has accepted no {proposal.kind} '{short(proposal.name)[1:-1]}'")
+            raise RefusedError(f"'{me}' has accepted no {proposal.kind} '{short_repr(proposal.name)[1:-1]}'")
         refusals = []
         for entry in near:
             try:
@@ -214,7 +221,7 @@ class Policy:
                 refusals[-1].__cause__ = error if own else None
         raise refusals[0]
 
-    def _matched(self, entry: Accepted, proposal: Proposal) -> Agreed:
+    def _matched(self, entry: AcceptanceRule, proposal: Proposal) -> AcceptedRun:
         me = self._name
         if proposal.by not in entry.starters:
             raise RefusedError(f"'{me}' does not let '{proposal.by}' start it, but {', '.join(entry.starters)}")
@@ -224,17 +231,17 @@ class Policy:
             )
         if entry.kind == "paper":
             _check_settings(me, entry, proposal)
-            return Agreed(proposal, entry)
+            return AcceptedRun(proposal, entry)
         if proposal.source != entry.digest or proposal.traced != entry.traced:
             raise RefusedError(
                 f"'{me}' has accepted {proposal.name} with source {entry.digest[:16]} and steps "
-                f"{entry.traced[:16] or 'none'}, and the proposal says {short(proposal.source[:16])[1:-1]} and "
-                f"{short(proposal.traced[:16])[1:-1] or 'none'}"
+                f"{entry.traced[:16] or 'none'}, and the proposal says {short_repr(proposal.source[:16])[1:-1]} and "
+                f"{short_repr(proposal.traced[:16])[1:-1] or 'none'}"
             )
-        return Agreed(proposal, entry, self._source(entry))
+        return AcceptedRun(proposal, entry, self._source(entry))
 
 
-def check_bounded(found: Rehearsed, bounds: Sequence[Bound], name: str) -> None:
+def check_bounded(found: ProgramReport, bounds: Sequence[Bound], name: str) -> None:
     """Raises ArgumentError: what a program reveals cannot be worked out ahead, and nobody has said how much it may."""
     if not found.whole and not bounds:
         raise ArgumentError(
@@ -244,7 +251,7 @@ def check_bounded(found: Rehearsed, bounds: Sequence[Bound], name: str) -> None:
         )
 
 
-def _check_settings(me: str, entry: Accepted, proposal: Proposal) -> None:
+def _check_settings(me: str, entry: AcceptanceRule, proposal: Proposal) -> None:
     try:
         settings = settings_of(entry.what, proposal.arguments)
     except Exception as error:  # what a settings class finds wrong is of several kinds
@@ -252,13 +259,13 @@ def _check_settings(me: str, entry: Accepted, proposal: Proposal) -> None:
     for name, most in entry.most.items():
         value = settings.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
-            raise RefusedError(f"'{me}' accepts {name} up to {most:g}, got {short(value)}")
+            raise RefusedError(f"'{me}' accepts {name} up to {most:g}, got {short_repr(value)}")
     digest = settings_digest(entry.what, settings, tuple(entry.most))
     if digest != entry.digest:
         raise RefusedError(f"'{me}' has accepted settings {entry.digest[:16]}, and the proposal's are {digest[:16]}")
 
 
-def _name(entry: Accepted) -> str:
+def _name(entry: AcceptanceRule) -> str:
     return entry.what.rpartition(":")[2] if entry.kind == "program" else entry.what
 
 
@@ -268,13 +275,13 @@ def _proposed(proposal: Proposal) -> str:
 
 def tensor_in(path: Path, name: str) -> torch.Tensor:
     """The one array of a file. Raises ArgumentError."""
-    found = arrays.read(path)
+    found = array_files.read_arrays(path)
     if not isinstance(found, torch.Tensor):
         raise ArgumentError(f"{path} holds several arrays; the input {name} takes one: a .npy")
     return found
 
 
-def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accepted:
+def _accepted(said: Mapping[str, Any], own: PartyConfig, federated: FederationFile) -> AcceptanceRule:
     kinds = [kind for kind in _KINDS if kind in said]
     if len(kinds) != 1 or not isinstance(said[kinds[0]], str):
         raise ArgumentError(f"a table [[accept]] names one of {', '.join(_KINDS)}, got {', '.join(said) or 'nothing'}")
@@ -284,22 +291,24 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
     entry = read_table(_KINDS[kind], said, f"an [[accept]] of a {kind}")
     names = lambda given: tuple(federated.member(name).name for name in given)
     if isinstance(entry, _Model):
-        return Accepted(
+        return AcceptanceRule(
             kind, entry.model, starters=names(entry.clients), unchecked=entry.unchecked, audited=entry.audited,
             verified=entry.verified, imprecise=entry.imprecise,
         )  # fmt: skip
     parties, starters, runs = names(entry.parties), names(entry.starters), entry.runs
     if isinstance(entry, _Paper):
         words = own_words(entry.paper, entry.own, own.path.parent)
-        return Accepted(
+        return AcceptanceRule(
             kind, entry.paper, entry.settings, "", parties, starters, runs, most=entry.most, own=tuple(words)
         )
     inputs = {name: own.within(path) for name, path in entry.inputs.items()}
     reveals = bounds_of(entry.reveals, lambda name: federated.named(name).name)
-    return Accepted(kind, entry.program, entry.source, entry.traced, parties, starters, runs, inputs, reveals=reveals)
+    return AcceptanceRule(
+        kind, entry.program, entry.source, entry.traced, parties, starters, runs, inputs, reveals=reveals
+    )
 
 
-def written(kind: str, what: str, facts: Iterable[tuple[str, Any]]) -> str:
+def table_text(kind: str, what: str, facts: Iterable[tuple[str, Any]]) -> str:
     """A table as text."""
     return "\n".join(["[[accept]]", f"{kind} = {_toml(what)}", *(f"{k} = {_toml(v)}" for k, v in facts if v)]) + "\n"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -16,30 +17,76 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ...choreography import Party, Roles
+from ...choreography import Party
 from ...choreography.ledger import Profile
-from ...choreography.origins import Origins
+from ...choreography.net import Origins, Read, Sent
 from ...choreography.program.trace import Program
-from ...choreography.roles import STAR
+from ...choreography.roles import STAR, Roles
 from ...choreography.run.local import DryRuntime
-from ...choreography.steps import Read, Sent
-from ...errors import ArgumentError
-from ...federated.parties import Names, star
-from ...session import Session
-from ..code import FUNCTION
-from .file import Federated
-from .reveals import Reveal, compares, message_key, origins_of, session_key, texts
-from .star import roles_of, star_of
+from ...cli.command import Parser
+from ...errors import ArgumentError, IdentityError
+from ...federated.command import Command, Option, chosen, owned, sweeps
+from ...federated.errors import FederationError
+from ...federated.parties import Names, listed, star
+from ...mpc.star.key_agreement import Identities
+from ...session import Session, answering_parties
+from ..identity.identity import fingerprint
+from ..user_functions import FUNCTION
+from .config import FederationFile
+from .reveals import Reveal, compares, message_key, origins_of, reveal_texts, session_key
+
+# Secure inference among parties of a federation: who plays what, and how Q and those that answer know each other.
+
+
+def star_of(names: Names) -> dict[Party, str]:
+    """The parties of secure inference: Q, S, those that answer, in their order, a dealer, and owners by their names."""
+    single = [role for role in ("Q", "S", "D") if role in names]
+    if not {"Q", "S", "A"} <= set(names) <= {"Q", "S", "A", "D", "O"} or not all(
+        isinstance(names[role], str) for role in single
+    ):
+        raise ArgumentError(
+            f"secure inference has one Q, one S, one A or a list of them, and may have a D and a list O of owners; got "
+            f"{dict(names)}"
+        )
+    answering = listed(names["A"])
+    if not answering:
+        raise ArgumentError("a session needs at least one answering party, got none")
+    return {
+        **{Party(role, role): str(names[role]) for role in single},
+        **dict(zip(answering_parties(len(answering)), answering, strict=True)),
+        **{Party(name, "O"): name for name in listed(names.get("O", ()))},
+    }
+
+
+def roles_of(cast: dict[Party, str]) -> Roles:
+    """The roles that edges and streams of these are taken from: any number of owners play one."""
+    return OWNED if any(party.role == "O" for party in cast) else STAR
+
+
+OWNED = Roles("Q A S D O", edges="Q-S A-S D-S O-S", streams="Q-A D-A O-A")
+"""The roles of secure inference, and that of those who own an input or learn a result and hold no shares."""
+
+
+@dataclass
+class FederationIdentities(Identities):
+    """Q, a dealer or an owner, and an answering party, each of whom knows the other's key from the federation file."""
+
+    file: FederationFile | None = None
+
+    def trust(self, name: str, public: bytes) -> None:
+        if self.file is None or fingerprint(public) != self.file.member(name).identity:
+            raise IdentityError(f"the key that came for '{name}' is not the one that the federation file names")
+
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _PACKAGES = ("site-packages", "dist-packages")
@@ -204,7 +251,7 @@ def _digest(path: Path, content: bytes, used: tuple[Path, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class ProgramReport:
     """What a program does among the parties of a federation, on shapes.
 
     Args:
@@ -235,22 +282,22 @@ class Rehearsed:
     @property
     def learned(self) -> tuple[str, ...]:
         """Who learns what, in words."""
-        return (*dict.fromkeys(self.reads), *texts(self.reveals))
+        return (*dict.fromkeys(self.reads), *reveal_texts(self.reveals))
 
 
 @functools.lru_cache(64)
-def rehearsed(source: Source, federated: Federated) -> Rehearsed:
+def dry_run_program(source: Source, federated: FederationFile) -> ProgramReport:
     """`rehearse` of a program on the disk. Raises ArgumentError."""
-    return rehearse(source.load(), federated)
+    return dry_run_source(source.load(), federated)
 
 
-def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
+def dry_run_source(program: Callable[..., Any], federated: FederationFile) -> ProgramReport:
     """A program without anybody's inputs, as far as it goes without.
 
     Raises:
         ArgumentError: it needs a role that nobody plays, or an edge that the federation has not.
     """
-    rehearsal, stopped, results = Rehearsal(federated), "", {}
+    rehearsal, stopped, results = DryParties(federated), "", {}
     with Profile() as profile:
         try:
             found = program(rehearsal)
@@ -268,7 +315,7 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
             stopped = f"{type(error).__name__} without inputs"
     everybody = tuple(m.name for m in federated.members if m.role)
     whole = not stopped
-    return Rehearsed(
+    return ProgramReport(
         rehearsal.digest() if whole and rehearsal.sessions else "", tuple(sorted(rehearsal.parties)) or everybody,
         whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions),
         tuple(sorted(rehearsal.digests)) if whole else None, tuple(sorted(rehearsal.headers)) if whole else None,
@@ -285,14 +332,14 @@ class _TooLong(BaseException):
     """Of a rehearsal; no Exception, so that a program does not go on after it."""
 
 
-class Rehearsal:
+class DryParties:
     """`federated.parties.Parties` of whom nobody is here."""
 
     inputs: Mapping[str, torch.Tensor] = {}
     folder = Path(os.devnull)
     """Nobody keeps anything, and nobody has anything to go on with."""
 
-    def __init__(self, federated: Federated):
+    def __init__(self, federated: FederationFile):
         self._file = federated
         self.parties: set[str] = set()
         self.sessions: list[str] = []
@@ -375,7 +422,7 @@ class _Noting(DryRuntime):
     """Nobody is here, and the rehearsal hears of each message once the session has begun; a program's own observers
     have no say in that."""
 
-    def __init__(self, rehearsal: Rehearsal, label: str, cast: Mapping[Party, str]):
+    def __init__(self, rehearsal: DryParties, label: str, cast: Mapping[Party, str]):
         super().__init__()
         self._rehearsal, self._label, self._cast = rehearsal, label, cast
         self._origins: Origins | None = None
@@ -409,7 +456,7 @@ class _Star(Session):
 class _Noted(Session):
     """A session on shapes that notes which programs it is given, and who reads what of them."""
 
-    def __init__(self, rehearsal: Rehearsal, roles: Roles, names: Mapping[str, str], runtime: DryRuntime):
+    def __init__(self, rehearsal: DryParties, roles: Roles, names: Mapping[str, str], runtime: DryRuntime):
         self._rehearsal = rehearsal
         super().__init__(roles=roles, names=names, dry=True, runtime=runtime)
 
@@ -422,10 +469,132 @@ class _Noted(Session):
         return super().run(program, inputs, material, audited)
 
 
-def check_edges(federated: Federated, roles: Roles, cast: Mapping[Party, str]) -> None:
+def check_edges(federated: FederationFile, roles: Roles, cast: Mapping[Party, str]) -> None:
     """Whether the federation lets those exchange messages that have an edge in these roles. Raises ArgumentError."""
     places = list(cast.items())
     for at, (one, name) in enumerate(places):
         for other, there in places[at + 1 :]:
             if frozenset((one.role, other.role)) in roles.edges:
                 federated.check_edge(name, there)
+
+
+# The papers that can be run among parties that are up, by their commands' names, and their settings' digests.
+
+
+PAPERS = {
+    "capc": "protocols.capc.cli",
+    "capride": "protocols.capride.cli",
+    "perturbed-fl": "protocols.perturbation.cli",
+    "privhfl": "protocols.privhfl.cli",
+    "shapley": "protocols.secsv.cli",
+}
+"""Where the `COMMAND` of each is."""
+_ELSEWHERE = ("data_root", "worker_count", "worker_kind", "yes", "out", "no_plots", "json", "debug", "controls")
+"""Options that are each party's own, or of simulations."""
+
+
+def command_of(paper: str) -> Command:
+    """Raises ArgumentError: there is no such paper."""
+    if paper not in PAPERS:
+        raise ArgumentError(f"there is no paper {ascii(paper)[:60]}; there are {', '.join(PAPERS)}")
+    return importlib.import_module(f"sectorch.{PAPERS[paper]}").COMMAND
+
+
+def cast_of(paper: str, arguments: Sequence[str], federated: FederationFile) -> tuple[str, ...]:
+    """Who of a federation takes part in a paper's command with these options.
+
+    Raises:
+        ArgumentError: a role that nobody plays, or options that are none.
+    """
+    command = command_of(paper)
+    roles = command.needs(_parser(paper, command).parse_args(list(arguments)))
+    return tuple(sorted(federated.named(role).name for role in roles))
+
+
+def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """All settings of a paper's command with these options: which data, and how.
+
+    Raises:
+        ArgumentError: what is no option of it, or is each party's own, or makes several runs.
+    """
+    command = command_of(paper)
+    parser = _parser(paper, command)
+    if {"--help", "-h"} & set(arguments):
+        parser.error("a run has no --help")
+    options = parser.parse_args(list(arguments))
+    plain = parser.parse_args([])
+    for name in _ELSEWHERE:
+        if getattr(options, name, None) != getattr(plain, name, None):
+            raise ArgumentError(f"--{name.replace('_', '-')} is each party's own, and not a part of what all agree on")
+    own = own_of(command)
+    for name in own:
+        if hasattr(options, name):
+            raise ArgumentError(
+                f"{_flag(name, own[name])} is each party's own, which nobody says for another: leave it out here, and "
+                f"say it at the party by `sectorch federation accept FILE {paper} --own {name}=...`"
+            )
+    if sweeps(options, type(command.federation), type(command.settings)):
+        raise ArgumentError(f"{paper}: among parties one run at a time, and an option has several values")
+    federation = chosen(options, command.federation)
+    settings = chosen(options, command.base(federation))
+    found = {**_flat("", settings.as_dict()), **_flat("", federation.as_dict())}
+    return {name: value for name, value in found.items() if name not in own}
+
+
+def own_of(command: Command) -> dict[str, Option]:
+    """The settings of a paper that each party says for itself."""
+    return owned(type(command.federation), type(command.settings))
+
+
+def own_words(paper: str, own: Mapping[str, Any], folder: Path) -> list[str]:
+    """Words of a command line, of what one party says for itself.
+
+    Args:
+        own: by the setting's name. folder: from which paths are named.
+
+    Raises:
+        ArgumentError: a setting that is none of a party's own, or a value that is none of it.
+    """
+    command, words = command_of(paper), []
+    known = own_of(command)
+    for name, value in own.items():
+        if name not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise ArgumentError(f"{paper} has no setting {ascii(name)[:60]} of a party's own; {there}")
+        words += [_flag(name, known[name]), str(folder / value) if known[name].own == "folder" else str(value)]
+    try:
+        chosen(_parser(paper, command).parse_args(words), command.settings)
+    except (FederationError, TypeError) as error:
+        raise ArgumentError(f"{paper}: {error}") from None
+    return words
+
+
+def _parser(paper: str, command: Command) -> Parser:
+    """The command's parser, which raises and does not end the process."""
+    parser = command.parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ArgumentError(f"{paper}: {message}")
+
+    parser.refuse = refuse
+    return parser
+
+
+def _flag(name: str, option: Option) -> str:
+    return f"--{(option.flag or name).replace('_', '-')}"
+
+
+def _flat(before: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _flat(f"{before}{name}.", value)
+        else:
+            found[before + name] = value
+    return found
+
+
+def settings_digest(paper: str, settings: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    """SHA-256 of a paper's settings, but for those that are bounded otherwise."""
+    kept = {name: value for name, value in settings.items() if name not in without}
+    return hashlib.sha256(json.dumps([paper, kept], sort_keys=True, default=str).encode()).hexdigest()

@@ -22,10 +22,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import FrameError, IdentityError, RefusedError
 from ..identity.identity import fingerprint
-from ..messages import Run, Time, read
+from ..messages import Run, Time, parse_message
 from ..names import NAME, readable
-from .file import Federated
-from .notes import CLOCKS, LONGEST
+from .broker import CLOCKS, LONGEST
+from .config import FederationFile
 
 VALID = CLOCKS
 """Seconds for which a proposal is good, by the clocks of both."""
@@ -81,7 +81,7 @@ class Proposed(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
 
-def signed(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
+def sign_note(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
     """A note as it goes over the network."""
     text = json.dumps({**body, "kind": kind}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     if len(text) > LONGEST - 400:
@@ -91,7 +91,7 @@ def signed(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[s
     }  # fmt: skip
 
 
-def opened(note: Any, federated: Federated) -> Proposed | Word:
+def open_note(note: Any, federated: FederationFile) -> Proposed | Word:
     """What a note says, whose signature is right and whose signer is in the federation; see `check_same` too.
 
     Raises:
@@ -106,16 +106,16 @@ def opened(note: Any, federated: Federated) -> Proposed | Word:
     except (KeyError, TypeError, ValueError, RecursionError):
         raise FrameError("a note that is none") from None
     if isinstance(body, dict) and body.get("kind") == "proposal":
-        word = read(Proposed, {**body, "body": body}, "note")
+        word = parse_message(Proposed, {**body, "body": body}, "note")
     else:
-        word = read(YesOrNo | Begin | Cancel | Ended, body, "note")
+        word = parse_message(YesOrNo | Begin | Cancel | Ended, body, "note")
     member = next((m for m in federated.members if m.name == word.by), None)
     if member is None or fingerprint(key) != member.identity:
         raise IdentityError(f"a note in the name of {ascii(word.by)[:70]} that another key has signed")
     return word
 
 
-def check_same(word: Proposed, federated: Federated) -> None:
+def check_same(word: Proposed, federated: FederationFile) -> None:
     """Raises RefusedError: the signer of a note has another federation file."""
     if word.federation != federated.digest:
         raise RefusedError(
@@ -176,7 +176,7 @@ def proposal_of(word: Proposed) -> Proposal:
     """The proposal that a note has. Raises FrameError: it has none."""
     said = {name: value for name, value in word.body.items() if name not in ("kind", "run")}
     missing = {field.encode_name for field in msgspec.structs.fields(Proposal)} - said.keys()
-    proposal = read(Proposal, said, "proposal")
+    proposal = parse_message(Proposal, said, "proposal")
     if missing or proposal.nonce != word.run:
         raise FrameError("a proposal that does not say all, or is of another run than its nonce")
     return proposal

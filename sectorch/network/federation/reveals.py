@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from ...choreography import Party
-from ...choreography.origins import Origins
+from ...choreography.net import Header, Origins, Sent
 from ...choreography.run.party import PartyRuntime
-from ...choreography.steps import Header, Sent
 from ...errors import ArgumentError, RefusedError
 from ...session import Session
 from ..names import readable
@@ -106,12 +105,12 @@ class Reveal:
         return readable(f"{self.to} learns {size}: {self.of_what}; {self.shows}", LONG)
 
 
-def texts(reveals: Iterable[Reveal]) -> list[str]:
+def reveal_texts(reveals: Iterable[Reveal]) -> list[str]:
     """In words, in their order, each with how often; halves on their way to a learner are a part of its reveal."""
-    return often(Counter(r.text for r in reveals if not r.ours or r.dst == r.to))
+    return word_counts(Counter(r.text for r in reveals if not r.ours or r.dst == r.to))
 
 
-def often(counted: Mapping[str, int]) -> list[str]:
+def word_counts(counted: Mapping[str, int]) -> list[str]:
     """Words with how often."""
     return [text if count == 1 else f"{text}, {count} times" for text, count in counted.items()]
 
@@ -250,7 +249,7 @@ class Ledger:
     @property
     def text(self) -> str:
         """What was sent, in words."""
-        return "; ".join(often(self.sent)) or "nothing"
+        return "; ".join(word_counts(self.sent)) or "nothing"
 
 
 def origins_of(session: Session) -> Origins:

@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ... import files
-from ...cli.command import Parser, ended, number, print_json
+from ...cli.command import Parser, command_status, number, print_json
 from ...errors import ArgumentError
 from ..names import NAME
-from .authority import issue, make_authority, make_request
+from .authority import Made, issue, make_authority, make_request, try_out
 from .identity import Pins, fingerprint_of, new_identity
-from .trial import Made, try_out
 
 LONGEST_DAYS = 36500
 _DAYS = number(float, lambda days: 0 < days <= LONGEST_DAYS, f"above 0 and at most {LONGEST_DAYS}")
@@ -64,7 +63,7 @@ def keys(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("name", help="the other party's name")
     action.add_argument("fingerprint", help="the fingerprint that it told you")
     action.add_argument("--pins", type=Path, help="file of known identity keys")
-    return ended(p, arguments, _run)
+    return command_status(p, arguments, _run)
 
 
 class _Action(Parser):

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+from torch.export import ExportedProgram
 
-from ...choreography.program.together import Taking
+from ... import files
+from ...choreography.program.lockstep import BatchedCall
+from ...choreography.run.frames import raw
+from ...choreography.streams import derive
+from ...config import MOST_AUDITED, Scheme
 from ...errors import (
     ArgumentError,
+    FalseDealingError,
     FrameError,
     IdentityError,
     MaterialError,
     NetworkError,
     PeerLostError,
+    RefusedError,
+    SessionOverError,
 )
+from ...mpc.star.audit import Evidence
+from ...nn.dry_run import check_served
+from ...serving.description import Example, describe, load_program
 from ...session import A, S
-from ..identity.certificates import Credentials
-from ..identity.identity import PinnedIdentities, Pins, context, read_identity
-from ..limits.quotas import Quotas
+from ..identity.identity import Credentials, PinnedIdentities, Pins, context, read_identity
+from ..limits import Quotas
 from ..log import write
 from ..messages import (
     Aggregate,
     Close,
     ControlMessage,
     KeptSessions,
+    MaterialReady,
     ModelQuery,
     Predict,
-    Ready,
     Register,
     Serve,
     ToFollow,
@@ -40,20 +58,295 @@ from ..messages import (
 )
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
-from ..store.shelf import Shelf
-from ..store.store import Store
-from ..wire.channel import Channel, again
-from ..wire.link import Link
-from ..wire.turns import Turns
-from .admission import Admission
+from ..store import Shelf, Store, fingerprint, version
+from ..wire.channel import Channel, Link, copy_error
+from ..wire.fair_queue import FairQueue
+from .batching import AnsweringBatcher, BatchCandidate
 from .client import Connection, no_identity
-from .joint import Joining, Joint
-from .offers import Offer, Offers
-from .remote import Part
-from .said import in_full, join, reason, scheme_of
-from .session import PartySession
+from .session import AnsweringParty, PartySession, ProgramCache, in_full, join_threads, reason, scheme_of
+
+# Which questions an answering party takes, and whose it takes no more.
+
 
 log = logging.getLogger("sectorch.answer")
+MANY = 128
+"""Questions of one client that may wait here: the server has them wait before."""
+
+
+class Admission:
+    """What an answering party asks of a question, and the identity keys of those who dealt falsely.
+
+    Evidence is a file, `false-dealing-FINGERPRINT.json`, whose presence is the ban: whoever removes it lifts it. Where
+    it cannot be kept, the ban ends with this process.
+
+    Args:
+        unchecked: whether questions with range_check=False are answered too.
+        audited: of how many calls at least one is used (`Scheme.audited`); 1 where clients are trusted to deal.
+        verified: whether clients have to prove what they deal (`Scheme.verified`); who asks so is never audited.
+        folder: where evidence is kept, if it is.
+
+    Raises:
+        ArgumentError: that is no number of calls.
+    """
+
+    def __init__(
+        self, unchecked: bool = False, audited: int = 1, folder: Path | None = None, verified: bool = False
+    ):  # fmt: skip
+        if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
+            raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {audited!r}")
+        if type(verified) is not bool or (verified and audited != 1):
+            raise ArgumentError(
+                "verified is True or False, and covers what audited=n does but for operations without a proof: name "
+                "one of the two"
+            )
+        self._unchecked, self._audited, self._folder, self._verified = unchecked, audited, folder, verified
+        self._banned: set[str] = set()
+        self._guard, self._asking = threading.Lock(), defaultdict[str, FairQueue](lambda: FairQueue(1, MANY, MANY))
+
+    def check(self, who: str, scheme: Scheme, of: int) -> None:
+        """Raise RefusedError for a question that is not taken.
+
+        Args:
+            who: this party. of: how many parties answer it.
+        """
+        if not (self._unchecked or scheme.range_check):
+            raise RefusedError(f"'{who}' answers with range checks only: leave range_check=False out")
+        if scheme.verified:
+            return
+        if self._verified:
+            raise RefusedError(
+                f"'{who}' answers those only who prove what they deal: ask with Scheme(verified=True), or --verified"
+            )
+        if of > 1 and max(scheme.audited, self._audited) > 1:
+            raise RefusedError(f"what Q deals for several answering parties is not audited, and '{who}' is asked alone")
+        if scheme.audited < self._audited:
+            raise RefusedError(
+                f"'{who}' answers those only whose dealing it can look at: ask with Scheme(audited={self._audited}), "
+                f"or --audited {self._audited}"
+            )
+
+    @contextmanager
+    def asking(self, client: str, key: str, model: str, tick: Callable[[], None]) -> Iterator[None]:
+        """A question of this identity key's, and no other of its own beside it where dealing is to be audited: who
+        cheats in many sessions at once is found out in one, and banned, before the next begins.
+
+        Args:
+            tick: called now and then while it waits.
+
+        Raises:
+            RefusedError: evidence is kept of what this key has dealt.
+            FalseDealingError: as from the question; evidence is kept, and the key banned.
+        """
+        with self._guard:
+            turns = self._asking[key]
+        with turns.turn(key, tick) if self._audited > 1 else nullcontext():
+            self.check_key(client, key)
+            try:
+                yield
+            except FalseDealingError as error:
+                if error.evidence is not None:
+                    self._ban(client, key, model, error.evidence)
+                raise
+
+    def check_key(self, client: str, key: str) -> None:
+        """Raise RefusedError where evidence is kept of what this identity key has dealt."""
+        if key in self._banned or (self._folder is not None and self._file(key).exists()):
+            raise RefusedError(
+                f"'{client}' has dealt falsely before, as it has signed, and is not answered any more; the answering "
+                f"party keeps the evidence"
+            )
+
+    def ended(self, error: Exception, facts: dict[str, str]) -> None:
+        """A session has ended with this error: note a false dealing of which there is no evidence, and so no ban.
+
+        S may find it out when this party has done its part of the call already.
+        """
+        if isinstance(error, FalseDealingError) and error.evidence is None:
+            write(log, "false dealing", logging.ERROR, **facts, evidence="none that it has signed: no ban")
+
+    def _ban(self, client: str, key: str, model: str, evidence: Evidence) -> None:
+        """Answer this key no more, and keep why."""
+        promise = evidence.promise
+        said = {
+            "client": client, "key": key, "model": model, "found_at": datetime.now(timezone.utc).isoformat(),
+            "session": promise.session.hex(), "program": promise.program, "calls": list(promise.calls),
+            "promised": [digest.hex() for digest in promise.digests],
+            "streams": [named.hex() for named in promise.streams], "signature": promise.signature.hex(),
+            "public_key": evidence.public.hex(), "call": evidence.call, "digest_of_its_streams": evidence.found.hex(),
+            "stream_with_A": evidence.with_A.hex(), "stream_with_S": evidence.with_S.hex(),
+        }  # fmt: skip
+        kept = self._kept(key, json.dumps(said, indent=1).encode())
+        facts = {"client": client, "key": key, "model": model, "call": evidence.call}
+        write(log, "false dealing", logging.ERROR, **facts, evidence=kept)
+
+    def _kept(self, key: str, said: bytes) -> str:
+        """Where evidence is kept, or why not."""
+        if self._folder is not None:
+            try:
+                files.write(self._file(key), said, 0o600)
+                return str(self._file(key))
+            except OSError as error:
+                why = f"not kept: {error.strerror}"
+        else:
+            why = "not kept: no --store"
+        self._banned.add(key)
+        return why
+
+    def _file(self, key: str) -> Path:
+        folder = self._folder or Path()
+        return folder / f"false-dealing-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+# At an answering party: the models that it has, by name, each as it is now and as older sessions know it.
+
+
+RESTING = 2.0
+"""Seconds without a call after which a session of an older version is ended."""
+
+
+@dataclass(eq=False)
+class ModelOffer:
+    """A model under a name, as it was given.
+
+    Attributes:
+        name: PARTY or PARTY/MODEL. edition: this party's name for the weights.
+        made: when it was given, in microseconds; the latest version is the one that answers.
+        over: whether another one has taken its place.
+    """
+
+    name: str
+    description: dict
+    weights: dict[str, torch.Tensor] = field(repr=False)
+    edition: str
+    made: int
+    programs: ProgramCache = field(default_factory=ProgramCache, repr=False)
+    over: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.description)
+
+    @property
+    def version(self) -> str:
+        return version(self.description, self.edition)
+
+
+class ModelOffers:
+    """The models of one answering party, and the sessions in which they are asked.
+
+    Args:
+        party: its name. identity: its long-term key, from which its names for weights come: they are the same at all
+            processes of the party, and say nothing about the weights to others.
+        imprecise: whether models that lose digits in fixed point are offered, with a warning.
+    """
+
+    def __init__(self, party: str, identity: Ed25519PrivateKey, imprecise: bool = False):
+        self._party, self._key, self._imprecise = party, identity.private_bytes_raw(), imprecise
+        self._lock = threading.Lock()
+        self._offers: dict[str, list[ModelOffer]] = {}
+        self._asked: dict[Channel, tuple[ModelOffer, float | None]] = {}
+
+    def give(self, model: str, description: dict, weights: dict[str, torch.Tensor]) -> ModelOffer | None:
+        """From now on this is the model; None if it was so already. What it takes the place of stays until `retire`.
+
+        Args:
+            model: its name after the party's; empty for the party's own.
+
+        Raises:
+            ProgramError: it is no description, or the weights do not fit it. Nothing changes.
+            PrecisionError: it loses digits in fixed point. Nothing changes.
+
+        Warns:
+            PrecisionWarning: it does, and such models are offered.
+        """
+        served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
+        check_served(served, name, self._imprecise)
+        edition = derive(self._key, _digest(weights), "edition", 16).hex()
+        new = ModelOffer(name, description, weights, edition, _now())
+        with self._lock:
+            held = self._offers.setdefault(new.name, [])
+            if held and held[-1].version == new.version:
+                return None
+            held.append(new)
+        return new
+
+    def retire(self) -> None:
+        """End the sessions of models whose place others have taken, as soon as they have no running call."""
+        with self._lock:
+            for held in self._offers.values():
+                for offer in held[:-1]:
+                    offer.over = True
+                del held[:-1]
+        threading.Thread(target=self._part, daemon=True, name="retiring").start()
+
+    def _part(self) -> None:
+        """A session has ended its call some time after this party has done its part: the server goes on with it."""
+        while True:
+            with self._lock:
+                left = [(channel, *asked) for channel, asked in self._asked.items() if asked[0].over]
+            for channel, offer, since in left:
+                if since is not None and time.monotonic() - since > RESTING:
+                    channel.fail(_over(offer))
+                    self.end(channel)
+            if not left:
+                return
+            time.sleep(RESTING / 4)
+
+    def all(self) -> list[ModelOffer]:
+        """As they are now."""
+        with self._lock:
+            return [held[-1] for held in self._offers.values()]
+
+    def find(self, name: object, edition: object) -> ModelOffer:
+        """The model that a session is opened with.
+
+        Raises:
+            SessionOverError: another version has taken its place, or there is none of that name.
+        """
+        with self._lock:
+            found = next((o for o in self._offers.get(str(name), []) if o.edition == edition), None)
+        if found is None:
+            raise SessionOverError(f"'{self._party}' has another version now; ask again")
+        return found
+
+    def begin(self, channel: Channel, offer: ModelOffer) -> None:
+        """A call of a session begins.
+
+        Raises:
+            SessionOverError: another version has taken the model's place; nothing of the call was done.
+        """
+        with self._lock:
+            if offer.over:
+                raise _over(offer)
+            self._asked[channel] = offer, None
+
+    def rest(self, channel: Channel, offer: ModelOffer) -> None:
+        """A session has no call now."""
+        with self._lock:
+            self._asked[channel] = offer, time.monotonic()
+
+    def end(self, channel: Channel) -> None:
+        """A session has ended."""
+        with self._lock:
+            self._asked.pop(channel, None)
+
+
+def _over(offer: ModelOffer) -> SessionOverError:
+    return SessionOverError(f"'{offer.name}' has another version now; asking again opens a session with that one")
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _digest(weights: dict[str, torch.Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(raw(value))
+    return digest.digest()
+
+
 SESSIONS = 128
 
 
@@ -98,7 +391,7 @@ class Answering:
     ):
         if credentials.identity is None:
             raise no_identity(credentials.name)
-        self._offers = Offers(credentials.name, read_identity(credentials.identity), imprecise)
+        self._offers = ModelOffers(credentials.name, read_identity(credentials.identity), imprecise)
         self._offers.give(model, description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._worker, self._label = 0, ""
@@ -111,9 +404,9 @@ class Answering:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
         self._keeper = self.store.name if replica else ""
         self._threads: list[threading.Thread] = []
-        self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
+        self._turns = FairQueue(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
-        self._joint = Joint()
+        self._joint = AnsweringBatcher()
         self._known: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
@@ -159,7 +452,7 @@ class Answering:
             if shelf.session.hex() not in there or shelf.binding.get("edition") not in editions:
                 shelf.drop()
 
-    def _registered(self, offer: Offer) -> set[str]:
+    def _registered(self, offer: ModelOffer) -> set[str]:
         """Tell the server of a model; the sessions of which it has material."""
         request = Register(
             name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made
@@ -211,7 +504,7 @@ class Answering:
     def leave(self) -> None:
         """End the connection, and the sessions over it; what is in common with others stays."""
         self._hang_up()
-        join(self._threads)
+        join_threads(self._threads)
 
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
@@ -263,7 +556,7 @@ class Answering:
             PeerLostError: the server is gone.
         """
         self.connection.ended.wait()
-        raise again(self.connection.link.closed or PeerLostError("the connection ended"))
+        raise copy_error(self.connection.link.closed or PeerLostError("the connection ended"))
 
     def _serve(self, request: ControlMessage) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
@@ -331,14 +624,14 @@ class Answering:
         rows, who = party.asked(asked).rows, party.who
         return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
-    def _joins(self, party: PartySession, asked: ModelQuery) -> Callable[[Taking], None] | None:
+    def _joins(self, party: PartySession, asked: ModelQuery) -> Callable[[BatchedCall], None] | None:
         """How a call is taken that S takes with others; None of any other."""
         if not isinstance(asked, Predict) or asked.joint is None or party.joinable(asked) is None:
             return None
         joint, calls = asked.joint, asked.calls
-        return lambda taking: self._joint.take(Joining(taking), joint, calls)
+        return lambda taking: self._joint.take(BatchCandidate(taking), joint, calls)
 
-    def _party(self, session: bytes, channel: Channel, request: Serve, offer: Offer) -> PartySession:
+    def _party(self, session: bytes, channel: Channel, request: Serve, offer: ModelOffer) -> PartySession:
         client = name_of(request.client, "the name of a client that the server relays", FrameError)
         scheme, place, of, resume = scheme_of(request.scheme), request.place, request.of, request.resume
         if not place < of:
@@ -357,10 +650,72 @@ class Answering:
             self.store.shelf(session, None)
             shelf = self.store.shelf(session, binding())
             shelf.keep(request.calls)
-            channel.tell(Ready(calls=list(shelf.calls())))
+            channel.tell(MaterialReady(calls=list(shelf.calls())))
         model = {"model": offer.name, "version": offer.version}
         return PartySession(
-            A, session, {S: channel}, [Part(offer.description, identities, offer.weights)], scheme,
+            A, session, {S: channel}, [AnsweringParty(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
             facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs,
         )  # fmt: skip
+
+
+# Answering with a module of this process's own, in one call.
+
+
+def answer(
+    address: str,
+    credentials: Credentials,
+    model: nn.Module | ExportedProgram,
+    inputs: Example | Sequence[Example],
+    name: str | None = None,
+    *,
+    pins: Pins | None = None,
+    store: Store | None = None,
+    patience: float | None = None,
+    unchecked: bool = False,
+    receipts: str | Path | None = None,
+    limits: str | Path | None = None,
+    replica: bool = False,
+    audited: int = 1,
+    verified: bool = False,
+    imprecise: bool = False,
+) -> Answering:
+    """Answer queries with `model`.
+
+    Args:
+        model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
+        inputs: what it is called with; see `save_model`.
+        name: the certificate's common name, which is the default.
+        pins, store, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
+        patience: seconds without a word after which a party counts as hanging; 60 unless named.
+
+    Raises:
+        SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
+        PrecisionError: it loses digits in fixed point.
+        ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
+        ReceiptError: see `Answering`.
+    """
+    name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
+    description, weights = describe(model, inputs)
+    running = Answering(
+        address,
+        credentials,
+        description,
+        weights,
+        pins,
+        store,
+        patience,
+        unchecked,
+        receipts,
+        limits,
+        replica=replica,
+        audited=audited,
+        verified=verified,
+        imprecise=imprecise,
+    )
+    try:
+        running.register(name)
+    except BaseException:
+        running.close()
+        raise
+    return running

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ... import errors
+from ...config import Scheme, scheme_fields, scheme_of
 from ...errors import (
     ArgumentError,
     FrameError,
@@ -21,20 +22,26 @@ from ...errors import (
     PeerLostError,
     SectorchError,
 )
-from ...ring.scheme import Scheme, scheme_fields, scheme_of
-from ..identity.certificates import Credentials
-from ..identity.identity import Pins, read_identity
-from ..messages import ControlMessage, Failure, Hello, ListModels, Models, ServerReply, ToClient, form, read
+from ..identity.identity import Credentials, Pins, read_identity
+from ..messages import (
+    ControlMessage,
+    Failure,
+    Hello,
+    ListModels,
+    Models,
+    ServerProcess,
+    ServerReply,
+    ToClient,
+    message_form,
+    parse_message,
+)
 from ..names import model_name, readable, worker_of
 from ..receipts.receipts import Receipts
-from ..store.store import Store
-from ..wire.channel import again, relayed
-from ..wire.dial import dial, refusal
-from ..wire.link import Link
-from .group import RemoteGroup
-from .place import Place
-from .query import RemoteModel
-from .said import load
+from ..store import Store
+from ..wire.channel import Link, copy_error, relayed_error
+from ..wire.endpoints import dial, refusal
+from .remote_model import RemoteGroup, RemoteModel
+from .session import load_loops
 
 log = logging.getLogger("sectorch.client")
 R = TypeVar("R", bound=ServerReply)
@@ -84,7 +91,7 @@ class Connection:
         self._store = store
         self._on_serve = on_serve
         self._dialled = address, credentials, silence, patience
-        self.place, self._worker = Place(), worker
+        self.place, self._worker = ServerProcess(), worker
         self._dialling, self._left = threading.Lock(), False
         self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         self._numbers = itertools.count()
@@ -113,18 +120,18 @@ class Connection:
                     f"worker {wanted} of the server at {self._dialled[0]} is not there; ask again later"
                 )
 
-    def _wanted(self, place: Place) -> int:
+    def _wanted(self, place: ServerProcess) -> int:
         return worker_of(self.name, place.workers) if self._worker is None else self._worker
 
     def _dial_once(self) -> bool:
         """Whether it is that worker."""
         address, credentials, silence, patience = self._dialled
-        load()
+        load_loops()
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence, on_close=self._wake)
         self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
-            self.place = self._ask(link, Hello(), Place, patience)
+            self.place = self._ask(link, Hello(), ServerProcess, patience)
         except NetworkError as error:
             self._hang_up()
             raise refusal(address, error) from None
@@ -199,7 +206,7 @@ class Connection:
         with self._arrived:
             self._replies[number] = None
         try:
-            link.tell({**form(request), "number": number})
+            link.tell({**message_form(request), "number": number})
             with self._arrived:
                 self._arrived.wait_for(lambda: self._replies[number] or link.closed, patience)
                 reply = self._replies[number]
@@ -208,14 +215,14 @@ class Connection:
                 self._replies.pop(number, None)
         if reply is None:
             closed = link.closed
-            raise again(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
+            raise copy_error(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
         said = {name: value for name, value in reply.items() if name not in ("do", "number")}
         if "error" in said:
-            failure = read(Failure, said, "reply")
+            failure = parse_message(Failure, said, "reply")
             error = getattr(errors, failure.error, None)
             known = error if isinstance(error, type) and issubclass(error, SectorchError) else NetworkError
-            raise relayed(known, readable(failure.text))
-        return read(kind, said, "reply")
+            raise relayed_error(known, readable(failure.text))
+        return parse_message(kind, said, "reply")
 
     def _request(self, link: Link, request: dict) -> None:
         number = request.get("number")
@@ -225,7 +232,7 @@ class Connection:
                     self._replies[number] = request
                     self._arrived.notify_all()
         elif self._on_serve is not None:
-            self._on_serve(read(ToClient, request))
+            self._on_serve(parse_message(ToClient, request))
 
     def models(self) -> list[str]:
         """Names of the models that can be asked.

@@ -10,38 +10,167 @@ j + n, j + 2n, ..., so that each party can count its own.
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
+import itertools
 import math
-from collections.abc import Callable, Mapping
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ...choreography import Party
-from ...choreography.program.material import Material
-from ...choreography.program.together import Taking
+from ...choreography.program.lockstep import BatchedCall
+from ...choreography.program.projection import Material, Setup
 from ...choreography.program.trace import Program
+from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
 from ...errors import (
+    FalseDealingError,
+    FixedPointRangeError,
     FrameError,
+    KeyAgreementError,
     MaterialError,
+    NetworkError,
+    QuotaFileError,
+    ReceiptError,
+    SectorchError,
     ShapeError,
+    StoreFullError,
 )
+from ...mpc.star.key_agreement import Identities
 from ...nn.inputs import Inputs
 from ...nn.module import SecureModule
-from ...nn.served import Kind
+from ...nn.remote_program import Kind, RemoteProgram
+from ...serving.description import load_program
+from ...session import Members, Q, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
-from ..log import learned, query, step
-from ..messages import Aggregate, ModelQuery, Predict, Prepare, Stored
+from ..log import learned_description, query, step
+from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form
 from ..receipts.receipts import Receipts
-from ..store.shelf import Shelf
+from ..store import Shelf, fingerprint
 from ..wire.channel import Channel
-from .joint import settled, taking
-from .known import Known
-from .remote import Part, RemoteSession
+from .batching import setup_is_complete, take_in_batch
+
+# The models that a process serves, as far as their programs are the same in every session: worked out once.
+
+
+MOST = 32
+"""Descriptions and number formats that are remembered; a client chooses the formats."""
+
+
+OWN = 4
+"""Models of this process's own whose weights are kept, though nobody may serve them any more."""
+
+
+class ProgramCache:
+    """Descriptions read back, and the programs of their calls. It holds no secret but the weights of its own process.
+
+    A session of the same model and number format takes the programs that another one has traced: to open it costs
+    nothing then, and calls of several sessions can be taken together (`joint.py`), since they are of one program.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._served: OrderedDict[tuple, tuple[RemoteProgram, Any]] = OrderedDict()
+        self._first: OrderedDict[tuple, SecureModule] = OrderedDict()
+
+    def served(self, description: dict, weights: dict[str, torch.Tensor] | None = None) -> tuple[RemoteProgram, tuple]:
+        """A description that was checked and read, and what it is known as.
+
+        Raises:
+            ProgramError: as of `load_program`.
+        """
+        key = fingerprint(description), id(weights)
+        with self._lock:
+            held = self._served.get(key)
+            if held is None:
+                held = self._served[key] = load_program(description, weights), weights  # so that the id stays its own
+            _latest(self._served, key)
+            self._drop_old()
+        return held[0], key
+
+    def _drop_old(self) -> None:
+        for old in [key for key, (_, weights) in self._served.items() if weights is not None][:-OWN]:
+            del self._served[old]
+            for key in [key for key in self._first if key[: len(old)] == old]:
+                del self._first[key]
+
+    def module(self, served: RemoteProgram, key: tuple, session: Session, party: Party, scheme: Scheme) -> SecureModule:
+        """A session's module of that description, for one of its answering parties."""
+        count, place = len(session.answering), session.answering.index(party)
+        key = (*key, repr(scheme), count, place)
+        with self._lock:
+            first = self._first.get(key)
+            if first is None or first._served is not served:
+                shapes = Session(count, dry=True)
+                first = self._first[key] = SecureModule(served, shapes, shapes.answering[place], scheme, None)
+            _latest(self._first, key)
+        return SecureModule(served, session, party, scheme, None, like=first)
+
+
+def _latest(kept: OrderedDict, key: Any) -> None:
+    kept.move_to_end(key)
+    while len(kept) > MOST:
+        kept.popitem(last=False)
+
+
+# A session whose other parties are elsewhere, and what a process knows of each of its answering parties.
+
+
+@dataclass
+class AnsweringParty:
+    """One answering party of a session: its model's description, and how it and Q know each other."""
+
+    description: dict
+    identities: Identities
+    weights: dict[str, torch.Tensor] | None = None
+
+
+class RemoteSession(Session):
+    """A session whose other parties are elsewhere.
+
+    Args:
+        runtime: of this process's party.
+        identities: of Q and each answering party that this process knows of.
+        place, of: which of how many answering parties the first of them is.
+        fresh: whether it begins now; else it is taken up for its prepared material.
+        dealer, owners: as of a `Session`.
+        known: how one of those and an answering party know each other.
+    """
+
+    def __init__(
+        self, runtime: PartyRuntime, identities: Sequence[Identities], place: int, of: int, fresh: bool, *,
+        dealer: Party = Q, owners: Sequence[str] = (), known: Callable[[Party, Party], Identities] | None = None,
+    ):  # fmt: skip
+        self._begin(Members(STAR, answering_parties(len(identities)), dealer, owners))
+        self.device = torch.device("cpu")
+        self.runtime = runtime
+        several = max(of, len(identities))
+        self._numbers = {party: itertools.count(place + i, several) for i, party in enumerate(self.answering)}
+        self._fresh = fresh
+        self._open()
+        if fresh:
+            among = dict(zip(self.answering, identities, strict=True))
+            self._seed(lambda client, party: among[party] if client == Q or known is None else known(client, party))
+
+    def _number(self, party: Party | None) -> int:
+        return next(self._numbers[self.answering_party(party)])
+
+    def _new_setup(self, party: Party | None) -> Setup:
+        return super()._new_setup(party) if self._fresh else Setup(None)
+
 
 MAX_ELEMENTS = 1 << 28
 
@@ -64,7 +193,7 @@ class PartySession:
         me: Party,
         session: bytes,
         channels: dict[Party, Channel],
-        parts: list[Part],
+        parts: list[AnsweringParty],
         scheme: Scheme,
         shelf: Callable[[], Shelf],
         *,
@@ -74,9 +203,9 @@ class PartySession:
         alive: Callable[[], None] | None = None,
         facts: Callable[[], dict] = dict,
         receipts: Receipts | None = None,
-        known: Known | None = None,
+        known: ProgramCache | None = None,
     ):
-        known = known or Known()
+        known = known or ProgramCache()
         served, keys = zip(*(known.served(part.description, part.weights) for part in parts), strict=True)
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
         calls = [[(call.inputs.key, call.least) for call in model.calls] for model in served]
@@ -253,12 +382,12 @@ class PartySession:
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
             return None
         program = module.choreography(inputs)
-        return program if settled(self.session, program) else None
+        return program if setup_is_complete(self.session, program) else None
 
-    def _joined(self, inputs: Inputs, own: frozenset[Party], join: Callable[[Taking], None]) -> None:
+    def _joined(self, inputs: Inputs, own: frozenset[Party], join: Callable[[BatchedCall], None]) -> None:
         """A call that is taken with others."""
         (module,) = self._modules
-        made = taking(self.session, module.choreography(inputs), module._brought(inputs), own)
+        made = take_in_batch(self.session, module.choreography(inputs), module._brought(inputs), own)
         try:
             with step("online", prepared=False):
                 join(made)
@@ -268,9 +397,9 @@ class PartySession:
     def follow(
         self,
         request: ModelQuery,
-        join: Callable[[Taking], None] | None = None,
+        join: Callable[[BatchedCall], None] | None = None,
         rooms: Mapping[Party, int] | None = None,
-    ) -> Stored | None:
+    ) -> StoredCall | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
 
         Args:
@@ -299,7 +428,7 @@ class PartySession:
         """The log's line of a query that is asked in the block, and its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
-        known = learned(what, self._of, inputs.in_shares)
+        known = learned_description(what, self._of, inputs.in_shares)
         return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
     def asked(self, request: ModelQuery) -> Inputs:
@@ -312,7 +441,7 @@ class PartySession:
             raise FrameError(f"a request for inputs of more than {MAX_ELEMENTS} elements")
         return inputs
 
-    def _take_part(self, request: ModelQuery, inputs: Inputs) -> Stored | None:
+    def _take_part(self, request: ModelQuery, inputs: Inputs) -> StoredCall | None:
         if isinstance(request, Predict) and not self.grouped:
             self.predict(inputs, request.use, request.then)
         elif isinstance(request, Aggregate) and self.grouped:
@@ -321,7 +450,7 @@ class PartySession:
             kept = self.prepare(inputs)
             shelf = self._shelf()
             room = shelf.store.room(shelf.binding.get("client"))
-            return Stored(bytes=sum(size for _, _, size in kept), room=room)
+            return StoredCall(bytes=sum(size for _, _, size in kept), room=room)
         else:
             raise FrameError(f"a session that has no answer to '{request.do}'")
         return None
@@ -342,3 +471,89 @@ def _held_of(inputs: Inputs, staying: list[SharedTensor]) -> list[torch.Tensor]:
         raise ShapeError("the call goes on from tensors in shares of another form than those that stayed of the last")
     left = iter(staying)
     return [x if held is None else next(left) for x, held in zip(inputs.tensors, inputs.held, strict=True)]
+
+
+# What the parties of a session tell each other beside its messages: number format, names, reasons of an end.
+
+
+UNFIT = (
+    "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
+    "limit_bits, or fewer fraction bits; its owner's log says which weight"
+)
+"""What the others are told of weights that are too large: not which, nor by how much."""
+ENDING = 5.0
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+
+
+def scheme_in(scheme: Scheme) -> NumberFormat:
+    """A number representation as a part of a request; `scheme_of` reads it."""
+    return NumberFormat(**{name: getattr(scheme, name) for name in NumberFormat.__struct_fields__})
+
+
+def scheme_of(said: NumberFormat) -> Scheme:
+    """The number representation that Q asks for.
+
+    Raises:
+        FrameError: not one that exists.
+    """
+    try:
+        return Scheme(relu="exact", **message_form(said))
+    except SectorchError as error:
+        raise FrameError(str(error)) from None
+
+
+def join_threads(threads: list[threading.Thread]) -> None:
+    """Wait for sessions that are ending; they end at once, since their channels are closed, but for a running step."""
+    end = time.monotonic() + ENDING
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def in_full(error: BaseException) -> str:
+    """An error for the log of the party where it arose, which may name that party's own values."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+_TOLD = (NetworkError, MaterialError, KeyAgreementError, FalseDealingError, ReceiptError, QuotaFileError)
+"""Whose text the others are told."""
+
+
+def reason(error: BaseException, who: str) -> str:
+    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret.
+
+    Args:
+        who: this party, in words: of an error of another kind, and of a full disk, the others learn where it arose.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "AbortedError: stopped by its user"
+    if isinstance(error, FixedPointRangeError):
+        return f"RefusedError: {UNFIT}"
+    ours = type(error).__module__.partition(".")[0] in ("sectorch", "builtins")
+    known = isinstance(error, _TOLD) and ours and _raised_here(error)
+    said = getattr(error, "told", None) or error
+    if isinstance(error, (StoreFullError, ReceiptError, QuotaFileError)):
+        said = f"at {who}: {error}"
+    kind = type(error).__name__ if ours else "an error"
+    return f"{kind}: {said if known else f'at {who}, whose own log says more'}"
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether this package has raised it, or nobody yet: the text of a program's own may hold what it likes."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+@functools.cache
+def load_loops() -> None:
+    """Load what a call needs before there is a connection, once, since signs of life wait while a library is loaded.
+
+    They wait for a full garbage collection too, which holds the interpreter's lock and looks at every object there is:
+    a third of a second of processor time, and seconds on a machine that has ten times as much to do as it can. What is
+    there by now is code and tables for the most part, and collections pass over it from now on, in this process.
+    """
+    importlib.import_module("sectorch.ring.bitloops")
+    gc.collect()
+    gc.freeze()

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from ... import files
+from ...cli.command import Parser, command_status, print_json
 from ...errors import ArgumentError, ReceiptError
-from ..identity.identity import fingerprint
-from . import lines
+from ..identity.identity import PRINT, fingerprint, fingerprint_of
+from ..names import readable
+from . import receipts
 
 NOT_RECORDED = "not recorded"
 """The outcome of a query whose end the file does not have: its process was killed, or runs still."""
 
 
 @dataclass
-class Opened:
+class RevealRecord:
     """What a party has revealed in a query by its own messages: before each left, its file had this."""
 
     line: int
@@ -54,7 +69,7 @@ class Entry:
     key: str = ""
     outcome: str = NOT_RECORDED
     ended: str = ""
-    opened: list[Opened] = field(default_factory=list)
+    opened: list[RevealRecord] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -127,29 +142,29 @@ def audit(path: str | Path, key: str | None = None, head: str | None = None) -> 
         ReceiptError: the file is not whole; says which line is the first that is wrong.
         ArgumentError: it cannot be read, or the head is no hash.
     """
-    if head is not None and not lines.HASH.fullmatch(head):
+    if head is not None and not receipts.HASH.fullmatch(head):
         raise ArgumentError("a head is the SHA-256 of a line, 64 digits in lower case, as an audit prints it")
     found = Audit(Path(path))
-    public, opened, last = None, {}, lines.NOTHING
+    public, opened, last = None, {}, receipts.NOTHING
     for number, line in enumerate(_lines(found.path)):
         try:
-            record = lines.parsed(line)
+            record = receipts.parse_line(line)
             if public is None:
-                if not isinstance(record, lines.BeganLine):
+                if not isinstance(record, receipts.BeganLine):
                     raise ReceiptError("the first line does not begin a file: lines before it were cut off")
-                public = lines.public_key(record)
+                public = receipts.public_key(record)
                 found.party, found.role = record.party, record.role
                 found.key = fingerprint(public.public_bytes_raw())
                 if key not in (None, found.key):
                     raise ReceiptError(f"the file is signed by {found.key} and not by {key}")
             if record.number != number or record.previous != last:
                 raise ReceiptError("it does not follow on the line before: lines were removed, moved or changed")
-            lines.check_signature(record, public)
+            receipts.check_signature(record, public)
             _take(found, record, opened)
         except ReceiptError as error:
             way = "" if found.key else "; where the line is no receipt at all, name the file that --receipts wrote"
             raise ReceiptError(f"{path}, line {number + 1}: {error}{way}") from None
-        last = lines.hash_of(line)
+        last = receipts.hash_of(line)
         found.heads.append(last)
     if public is None:
         raise ReceiptError(f"{path} holds no receipts")
@@ -163,10 +178,10 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(lines.LONGEST + 1):
+            while line := file.readline(receipts.LONGEST + 1):
                 if not line.endswith(b"\n"):
                     time.sleep(0.05)  # a party may be writing it just now
-                    line += file.readline(lines.LONGEST + 1)
+                    line += file.readline(receipts.LONGEST + 1)
                 if not line.endswith(b"\n"):
                     raise ReceiptError(
                         f"{path}, line {number + 1}: it is half written: a process was ended in the middle, or the end "
@@ -182,9 +197,9 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise ArgumentError(f"cannot read the receipts {path}: {error.strerror}") from None
 
 
-def _take(found: Audit, record: lines.ReceiptLine, opened: dict[int, Entry]) -> None:
+def _take(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) -> None:
     """Add what a line says. `opened` are the queries without an end, by the number of their lines."""
-    if isinstance(record, lines.BeganLine):
+    if isinstance(record, receipts.BeganLine):
         same = found.party, found.role, found.key
         own = record.party, record.role, fingerprint(bytes.fromhex(record.public))
         if own != same:
@@ -194,7 +209,7 @@ def _take(found: Audit, record: lines.ReceiptLine, opened: dict[int, Entry]) -> 
         found.begun.append(record.time)
         found.certificate = record.certificate
         opened.clear()
-    elif isinstance(record, lines.AskedLine):
+    elif isinstance(record, receipts.AskedLine):
         said = msgspec.to_builtins(record)
         entry = Entry(line=record.number, **{k: v for k, v in said.items() if k in Entry.__dataclass_fields__})
         if record.role != found.role:
@@ -203,13 +218,13 @@ def _take(found: Audit, record: lines.ReceiptLine, opened: dict[int, Entry]) -> 
             entry.key, entry.certificate = found.key, found.certificate
         found.queries.append(entry)
         opened[entry.line] = entry
-    elif isinstance(record, lines.OpenedLine):
+    elif isinstance(record, receipts.OpenedLine):
         entry = opened.get(record.of)
         if entry is None:
             raise ReceiptError("it opens something in a query that has not begun, or has ended")
-        said = Opened(record.number, record.what, record.to, record.most)
+        said = RevealRecord(record.number, record.what, record.to, record.most)
         entry.opened = [o for o in entry.opened if (o.what, o.to) != (said.what, said.to)] + [said]
-    elif isinstance(record, lines.EndedLine):
+    elif isinstance(record, receipts.EndedLine):
         entry = opened.pop(record.of, None)
         if entry is None:
             raise ReceiptError("it ends a query that has not begun, or has ended")
@@ -282,3 +297,238 @@ def _differ(one: Entry, other: Entry) -> list[str]:
     few, many = sorted((one.models, other.models), key=len)
     names += ["model"] if few.keys() - many.keys() else []
     return names + (["version"] if any(many.get(k, v) != v for k, v in few.items()) else [])
+
+
+# Receipts as one page that can be printed, for whoever has to answer for the data.
+
+
+ROLES = {"Q": "the querying party (Q)", "A": "the answering party (A)", "S": "the server (S)"}
+_OWN = {
+    "Q": "This party learned what is listed, and nothing else of the models that it asked.",
+    "A": "This party itself learned nothing: it held masked values, which tell neither questions nor results.",
+    "S": "This party itself learned nothing: it held masked values, which tell no model, question or result.",
+}
+_ASSUMED = (
+    "The server does not put together what it holds with what a client or an answering party holds.",
+    "All parties follow the protocol. Who does not can make results wrong; a client that does not can read the model.",
+    "The primitives hold: AES-128, X25519, HKDF-SHA256, Ed25519, TLS 1.3.",
+    "Public are the architecture of a model, all shapes, how often and when was asked. What results tell of a model or "
+    "of the data that it was trained on is not hidden by any of this.",
+)
+LISTED = 1000
+"""Questions that are listed one by one, the last ones."""
+
+
+def page(found: Audit, known: bool, other: Audit | None = None, compared: Comparison | None = None) -> str:
+    """The page of an audit, as HTML that needs nothing from outside.
+
+    Args:
+        known: whether the file was held to a key that was named.
+        other, compared: another party's receipts, and what `compare` said of both.
+    """
+    folder = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        finalize=lambda value: readable(value) if isinstance(value, str) else value,
+    )  # fmt: skip
+    times = sorted(entry.time[:10] for entry in found.queries)
+    return folder.get_template("page.html").render(
+        audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_others(found, other)},
+        period=f"{times[0]} to {times[-1]}" if times else "", groups=_groups(found), queries=found.queries[-LISTED:],
+        opened=[(entry, opened) for entry in found.queries for opened in entry.opened][-LISTED:],
+        unfinished=sum(not entry.done for entry in found.queries), assumptions=_ASSUMED,
+        own=_OWN.get(found.role, "What this party learned stands in its own record of each run."),
+        now=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC", name=readable(found.path.name),
+        version=metadata.version("sectorch"),
+    )  # fmt: skip
+
+
+def write_page(path: Path, text: str) -> None:
+    """The page as a file that is its owner's alone.
+
+    Raises:
+        ArgumentError: it cannot be written, or does not go by a page's name: receipts and keys are never written over.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"--page writes HTML, got {path}: name it {path.with_suffix('.html').name}, and print that")
+    try:
+        files.write(path, text.encode(), 0o600)
+    except OSError as error:
+        raise ArgumentError(f"cannot write the page {path}: {error.strerror}") from None
+
+
+def _others(*audits: Audit | None) -> dict[str, str]:
+    """Roles of programs of one's own go by their names."""
+    return {a.role: f"the role {a.role}" for a in audits if a is not None and a.role not in ROLES}
+
+
+def _groups(found: Audit) -> list[dict[str, Any]]:
+    """What was learned, by whom, of which version of what."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for e in found.queries:
+        known = e.key or (f"certificate {e.certificate}" if e.certificate else "its name alone")
+        groups.setdefault((e.learned, e.client, known, e.model, e.version), []).append(e)
+    return [
+        dict(zip(("learned", "client", "known", "model", "version"), key, strict=True))
+        | {"queries": len(of), "rows": sum(e.rows or 0 for e in of), "first": of[0].time[:19].replace("T", " ")}
+        | {"last": of[-1].time[:19].replace("T", " ")}
+        for key, of in sorted(groups.items())
+    ]
+
+
+# `sectorch audit`: whether a file of receipts is whole, and who learned what by it, and when.
+
+
+CELL = 100
+"""Characters of what is learned in a table of the terminal."""
+
+
+def audit_command(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch audit`."""
+    p = Parser(
+        "audit",
+        "Check every line of a party's receipts, and show who learned what, and when. A changed file is an error.",
+        (
+            "sectorch audit receipts.jsonl --key SHA256:...",
+            "sectorch audit receipts.jsonl --key SHA256:... --head 5c1d...   lines cut off since the head was noted",
+            "sectorch audit server.jsonl --against hospital-b.jsonl          queries that only one of them has",
+            "sectorch audit server.jsonl --key SHA256:... --page june.html   to be printed and filed",
+        ),
+    )
+    p.add_argument("file", type=Path, help="receipts, of --receipts at a server, an answering or a querying party")
+    p.add_argument(
+        "--key",
+        metavar="KEY",
+        help="who has to have signed: a fingerprint, or a PEM file (Ed25519 identity key, public key or certificate)",
+    )
+    p.add_argument("--head", metavar="HASH", help="the head of an earlier audit, or `receipt` of a line of the log")
+    p.add_argument("--against", type=Path, metavar="FILE", help="another party's receipts of the same queries")
+    p.add_argument("--against-key", metavar="KEY", help="who has to have signed those")
+    p.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="write a page (HTML) that can be printed and filed",
+    )
+    p.takes_json("all of it")
+    return command_status(p, arguments, _audit)
+
+
+def _audit(options: argparse.Namespace, console: Console) -> None:
+    if options.against_key and not options.against:
+        raise ArgumentError("--against-key is of the file that --against names")
+    found = audit(options.file, _key(options.key), options.head)
+    other = audit(options.against, _key(options.against_key)) if options.against else None
+    if other is not None and other.key == found.key:
+        raise ArgumentError(
+            f"both files are signed by {found.key}: --against takes another party's; --head finds what was cut from "
+            f"one's own since a head was noted"
+        )
+    compared = None if other is None else compare(found, other)
+    if options.page is not None:
+        write_page(options.page, page(found, options.key is not None, other, compared))
+    if options.json:
+        said = found.as_dict()
+        if other is not None and compared is not None:
+            about = {k: v for k, v in other.as_dict().items() if k not in ("queries", "totals")}
+            said["against"] = {**about, **compared.as_dict()}
+        print_json(said)
+    else:
+        _show(console, found, options.key is not None)
+        if other is not None and compared is not None:
+            _show_comparison(console, found, other, compared)
+        if options.page is not None:
+            _said_on(console)(f"the page is in {options.page}")
+    if compared is not None and not compared.agree:
+        raise ReceiptError(
+            f"the two files do not agree: {len(compared.missing)} queries are in {options.file} alone, "
+            f"{len(compared.beyond)} in {options.against} alone, and {len(compared.differing)} differ"
+        )
+
+
+def _key(named: str | None) -> str | None:
+    """The fingerprint of the key that was named."""
+    if named is None or PRINT.fullmatch(named):
+        return named
+    try:
+        pem = Path(named).read_bytes()
+    except (OSError, ValueError):
+        raise ArgumentError(
+            f"a key is a fingerprint, SHA256: and 43 characters, or a PEM file that is there; got {ascii(named)[:80]}"
+        ) from None
+    if b"PRIVATE KEY" in pem:
+        return fingerprint_of(pem)
+    try:
+        certificate = b"CERTIFICATE" in pem
+        public = x509.load_pem_x509_certificate(pem).public_key() if certificate else load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ArgumentError(
+            f"{named} holds neither an identity key nor a public key nor a certificate in PEM"
+        ) from None
+    if not isinstance(public, Ed25519PublicKey):
+        raise ArgumentError(
+            f"{named} holds a key of another kind: receipts are signed with the party's Ed25519 identity key, whose "
+            f"fingerprint it tells you (`sectorch keys show`)"
+        )
+    return fingerprint(public.public_bytes_raw())
+
+
+def _show(console: Console, found: Audit, known: bool) -> None:
+    say = _said_on(console)
+    console.print(_table("", found.queries))
+    totals = Table("client", "model", "queries", "done", "rows", "rows done", title="totals")
+    for total in found.totals():
+        totals.add_row(*(Text(readable(str(value))) for value in total.values()))
+    console.print(totals)
+    firsts: dict[str, int] = {}
+    for entry in found.queries:
+        by = entry.key or (f"certificate {entry.certificate}" if entry.certificate else "")
+        models = [f"'{model}' answered with version {version}" for model, version in entry.models.items()]
+        for words in ([f"'{entry.client}' was known by {by}"] if by else []) + models:
+            firsts.setdefault(words, entry.line)
+    for words, line in firsts.items():
+        say(f"{words}, first in line {line + 1}")
+    for entry in found.queries:
+        for opened in entry.opened:
+            say(
+                f"line {opened.line + 1}, of the query of line {entry.line + 1}: revealed to {opened.to}: {opened.text}"
+            )
+    if found.cut:
+        at = ", ".join(str(number + 1) for number in found.cut)
+        say(f"a half-written line was cut off before line {at}: a process had been ended in the middle")
+    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}', {ROLES.get(found.role, found.role)}")
+    say(
+        f"signed by {found.key}"
+        + ("" if known else ", which is for you to compare with what its owner told you (--key)")
+    )
+    say(f"head: {found.head}")
+
+
+def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
+    say = _said_on(console)
+    say(
+        f"against {other.path}, of '{other.party}', {ROLES.get(other.role, other.role)}, signed by {other.key}: "
+        f"{compared.same} agree"
+    )
+    for entries, audit in ((compared.missing, found), (compared.beyond, other)):
+        if entries:
+            console.print(_table(f"in {audit.path} alone", entries))
+    for one, theirs, names in compared.differing:
+        say(f"line {one.line + 1} and line {theirs.line + 1} there are of one query and differ in {', '.join(names)}")
+
+
+def _said_on(console: Console) -> Callable[[str], None]:
+    """Words of a file that others may have written, as a line."""
+    return lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(title: str, entries: Sequence[Entry]) -> Table:
+    table = Table("line", "time (UTC)", "client", "asked", "rows", "model", "learned", "outcome", box=None)
+    table.columns[1].no_wrap = True
+    table.title = Text(readable(title)) if title else None
+    for e in entries:
+        learned = e.learned if len(e.learned) <= CELL else f"{e.learned[:CELL]}... (--json and --page have all)"
+        learned += "" if e.done or e.learned == "nothing" else " at most"
+        time, rows = e.time[:19].replace("T", " "), "" if e.rows is None else str(e.rows)
+        cells = (str(e.line + 1), time, e.client, e.asked, rows, e.model, learned, e.outcome)
+        table.add_row(*(Text(readable(cell), overflow="fold") for cell in cells))
+    return table

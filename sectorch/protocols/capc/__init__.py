@@ -14,7 +14,6 @@ from .ask import Answer as Answer
 from .ask import Panel as Panel
 from .ask import SimulatedPanel as SimulatedPanel
 from .ask import Voter as Voter
-from .errors import TooFewVotersError as TooFewVotersError
 from .plan import Forecast as Forecast
 from .plan import Plan as Plan
 from .plan import plan as plan
@@ -24,6 +23,7 @@ from .settings import PRESETS as PRESETS
 from .settings import Collaboration as Collaboration
 from .settings import Party as Party
 from .settings import Settings as Settings
+from .settings import TooFewVotersError as TooFewVotersError
 from .settings import collaboration as collaboration
 
 __all__ = [

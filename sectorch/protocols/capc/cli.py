@@ -6,7 +6,7 @@ import functools
 import sys
 
 from ...federated.command import Command, Place
-from ...federated.dividing import dataset_of
+from ...federated.participants import dataset_of
 from ...session import S
 from .algorithm import CaPC
 from .settings import CONTROLS, PRESETS, Collaboration, Settings, controlled, divided

@@ -4,19 +4,250 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
 
-from ...dp import ORDERS, Budget, epsilon_of
-from ...federated.outcome import Outcome
-from ...federated.received import merged, table
-from ...plots import Plot
+from ...display import Plot
+from ...dp import ORDERS, Budget, ConfidentGNMax, Mechanism, epsilon_of
+from ...federated.errors import FederationError
+from ...federated.outcome import Outcome, Scores, merged, table
 from .plan import Forecast
-from .record import Record
 from .settings import Party, Settings
-from .statement import sentences
+
+# What one querying party did and got.
+
+
+STEPS = ("infer", "onehot", "argmax")
+"""Seconds of step 1a, of 1b and 1c, of 2 and 3."""
+
+
+def _none() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+@dataclass
+class Record:
+    """What one querying party did and got.
+
+    `asked` are indices of its pool, `labels` what came, -1 where Confident-GNMax did not answer. `votes` and the
+    data-dependent curve `oracle` are known to a simulation in the clear alone (`SimulatedPanel`), and are not private.
+    `truth` are the true labels of the pool.
+    """
+
+    name: str
+    architecture: str
+    mechanism: Mechanism
+    budget: Budget = field(repr=False)
+    before: Scores
+    after: Scores | None = None
+    truth: torch.Tensor | None = field(default=None, repr=False)
+    asked: torch.Tensor = field(default_factory=_none, repr=False)
+    labels: torch.Tensor = field(default_factory=_none, repr=False)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEPS, 0.0))
+    voters: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    oracle: np.ndarray | None = None
+    votes: list[list[int]] = field(default_factory=list, repr=False)
+    received: list[list[dict]] = field(default_factory=list, repr=False)
+    stopped: str = ""
+    model: Any = field(default=None, repr=False)
+
+    def add(self, asked: torch.Tensor, labels: torch.Tensor, answer: dict | None) -> None:
+        """Some more labels. `answer` is an `Answer` as a dict with the ledger's rows; None where nobody was asked."""
+        self.asked, self.labels = torch.cat((self.asked, asked)), torch.cat((self.labels, labels))
+        if answer is None:
+            return
+        for step in STEPS:
+            self.seconds[step] += answer["seconds"][step]
+        self.voters += [answer["voters"]] * len(asked)
+        self.lost += [name for name in answer["lost"] if name not in self.lost]
+        self.received.append(answer["received"])
+        for votes, label in zip(answer.get("votes") or (), labels.tolist(), strict=False):
+            self.votes.append(votes)
+            curve = self._curve_of(np.asarray(votes), label)
+            self.oracle = curve if self.oracle is None else self.oracle + curve
+
+    def _curve_of(self, votes: np.ndarray, label: int) -> np.ndarray:
+        if isinstance(self.mechanism, ConfidentGNMax):
+            return self.mechanism.curve_of(votes, label >= 0)
+        return self.mechanism.curve_of(votes)
+
+    @property
+    def answered(self) -> int:
+        """Queries that have a label."""
+        return int((self.labels >= 0).sum())
+
+    @property
+    def right(self) -> float | None:
+        """The fraction of right ones among the answers, where an experiment knows it."""
+        if self.truth is None or not self.answered:
+            return None
+        known = self.labels >= 0
+        return float((self.truth[self.asked] == self.labels)[known].double().mean())
+
+    def right_at(self, scale: float) -> float | None:
+        """The expected fraction of right answers at another scale of the noise, exactly; where votes are known."""
+        if self.truth is None or not self.votes or isinstance(self.mechanism, ConfidentGNMax):
+            return None
+        mechanism = replace(self.mechanism, scale=scale)
+        pairs = zip(self.votes, self.truth[self.asked].tolist(), strict=True)
+        return float(np.mean([mechanism.distribution(votes)[true] for votes, true in pairs]))
+
+    @property
+    def spent(self) -> list[float]:
+        """Epsilon after each query. What was charged and never answered counts from the start."""
+        if not self.voters:
+            return [0.0] * len(self.asked)
+        answers = (self.labels >= 0).cumsum(0).tolist()
+        costs = [self.mechanism.cost(i + 1, count) for i, count in enumerate(answers)]
+        extra = np.clip(self.budget.curve - costs[-1], 0, None)
+        return [epsilon_of(extra + cost, self.budget.delta) for cost in costs]
+
+    @property
+    def retrained(self) -> Scores:
+        """`after`, once there is one.
+
+        Raises:
+            FederationError: the party was not retrained yet.
+        """
+        if self.after is None:
+            raise FederationError(f"{self.name} was not retrained yet")
+        return self.after
+
+    @property
+    def gain(self) -> float:
+        return self.retrained.accuracy - self.before.accuracy
+
+    def counts(self, classes: int) -> list[int]:
+        """Answers of each class."""
+        return self.labels[self.labels >= 0].bincount(minlength=classes).tolist()
+
+    def as_dict(self, classes: int, forecast: Forecast) -> dict:
+        true = None if self.truth is None else self.truth[self.asked].bincount(minlength=classes).tolist()
+        noise: dict = dict(kind=type(self.mechanism).__name__, scale=self.mechanism.scale, moved=self.mechanism.moved)
+        if isinstance(self.mechanism, ConfidentGNMax):
+            noise.update(threshold=self.mechanism.threshold, check_scale=self.mechanism.sigma1)
+        return dict(
+            name=self.name,
+            architecture=self.architecture,
+            before=self.before.as_dict(),
+            after=self.retrained.as_dict(),
+            queries=len(self.asked),
+            answered=self.answered,
+            right=self.right,
+            forecast=dict(own=forecast.own, right=forecast.vote),
+            queries_per_class=self.counts(classes),
+            true_classes_asked=true,
+            noise=noise,
+            epsilon=dict(
+                limit=self.budget.limit,
+                delta=self.budget.delta,
+                spent=self.budget.spent,
+                remaining=self.budget.remaining,
+                after_each_query=self.spent,
+                data_dependent_not_private=None if self.oracle is None else epsilon_of(self.oracle, self.budget.delta),
+            ),
+            voters=self.voters,
+            lost=self.lost,
+            stopped=self.stopped,
+            seconds=self.seconds,
+        )
+
+
+# The privacy statement of a run in words: what each role learned, from the ledger, and what the figures promise.
+
+
+def sentences(result: Any) -> list[str]:
+    """What a reader of the figures (a `report.Result`) must know beside them."""
+    how, out = result.settings, []
+    if not result.records:
+        out.append("This party asked nothing: what each role received stands in the results of those that asked.")
+    elif how.control is not None:
+        out.append(f"Nobody was asked by the protocol: a control ({how.control}).")
+    elif how.inference == "simulated":
+        out.append(
+            "This run computed all votes in the clear (inference='simulated'): labels are drawn from the same "
+            "mechanism as in the secure run, and nothing was protected."
+        )
+    else:
+        out += _learned(result)
+        seconds = [sum(r.seconds[step] for r in result.records.values()) for step in STEPS]
+        out.append("Seconds, all parties one after another: step 1a {:.1f}, 1b-1c {:.1f}, 2-3 {:.1f}.".format(*seconds))
+    if how.control is None:
+        out += [warning for name, f in result.forecasts.items() if (warning := f.warning(name))]
+        for record in result.records.values():
+            out += _spending(record)
+        if len(result.records) > 1:
+            out.append(
+                f"If all {len(result.records)} querying parties pool their labels, the figures add up: epsilon "
+                f"{result.epsilon_of_all:.3f} for an organisation that answered all of them."
+            )
+    repeated = "what repeated runs add up to (each starts a new budget)"
+    if result.lasting:
+        out.append(_lasting(result))
+        repeated = "what organisations answered in runs that did not name their budgets"
+    return [
+        *out,
+        "Public: model architectures, shapes, who asks, how many queries, the classes, the scale of the noise.",
+        f"Not covered: {repeated}, the guardian colluding with anybody,"
+        " parties that cheat, the query choice of a party (a party's own data are not protected from itself).",
+        "Each party ran in a process of its own."
+        if result.apart
+        else "All parties ran in one process, which therefore protected nothing: this is a simulation.",
+    ]
+
+
+def _lasting(result: Any) -> str:
+    """The organisations' own budgets: of the one that has least left, and how many there are."""
+    owner, least = min(result.lasting.items(), key=lambda pair: pair[1].remaining)
+    return (
+        f"The {len(result.lasting)} answering organisations have budgets of their own, over all runs and askers that "
+        f"were charged to them: {owner}, which has least left, has spent epsilon {least.spent:.3f} of {least.limit:g} "
+        f"at delta {least.delta:g}."
+    )
+
+
+def _learned(result: Any) -> list[str]:
+    """What each role received and learned, from the ledger's rows."""
+    out = []
+    for role, who in (("A", "Answering parties"), ("S", "The privacy guardian"), ("Q", "Querying parties")):
+        mine = [row for row in result.received if row["role"] == role]
+        size = sum(row["bytes"] for row in mine) / 1e6
+        shown = sorted({f"{row['shows']} ({row['protocol']})" for row in mine if row["shows"]})
+        out.append(f"{who} received {size:.2f} MB and learned: {'; '.join(shown) or 'nothing: masked values only'}.")
+    if result.settings.inference == "open":
+        out.append("The answering parties saw every query in plain (inference='open').")
+    return out
+
+
+def _spending(r: Any) -> list[str]:
+    """What a party (a `report.Record`) got for which epsilon."""
+    m = r.mechanism
+    out = [
+        f"{r.name}: {r.answered} labels by {type(m).__name__} with scale {m.scale:g}; ({r.budget.spent:.3f}, "
+        f"{r.budget.delta:g})-DP for a change of all data of an organisation ({m.moved} "
+        f"{'vote' if m.moved == 1 else 'votes'}), whatever the votes were."
+    ]
+    if isinstance(m, ConfidentGNMax):
+        out.append(
+            f"{r.name}: {len(r.asked) - r.answered} of {len(r.asked)} queries were not answered, for want of "
+            f"{m.threshold} votes under noise of scale {m.sigma1:g}; their checks are in the figure."
+        )
+    if r.oracle is not None:
+        out.append(
+            f"{r.name}: the data-dependent epsilon would be {epsilon_of(r.oracle, r.budget.delta):.3f}. It depends "
+            f"on the votes and is NOT private itself, and in the secure protocol nobody could compute it."
+        )
+    if r.lost:
+        out.append(f"{r.name}: lost on the way: {', '.join(r.lost)}; the rest answered, with the same noise.")
+    if r.stopped:
+        out.append(f"{r.name}: stopped by its budget. {r.stopped}.")
+    return out
+
 
 SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
 """At which the accuracy of the answers is drawn; the paper's sigmas, 7 and 40, among them (Figure 11)."""

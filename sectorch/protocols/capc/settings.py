@@ -15,12 +15,11 @@ from ...data.partition import PARTITIONS, partition
 from ...data.seeds import derive, generator
 from ...data.selection import SELECTIONS
 from ...dp import MECHANISMS
-from ...federated import dividing
+from ...federated import participants
+from ...federated.command import Options, option
 from ...federated.errors import FederationError
 from ...federated.folder import digest
-from ...federated.models import build
-from ...federated.options import Options, option
-from ...federated.participants import NAME, Participant, Samples, check_federation, check_fits
+from ...federated.participants import NAME, Participant, Samples, build, check_federation, check_fits
 from ...federated.training import Training
 
 INFERENCE = ("mpc", "ckks", "open", "simulated")
@@ -198,7 +197,7 @@ def collaboration(
         FederationError, ArchitectureError: options, or parties, pools and architectures that do not fit together.
         DataError: a data set or a partition that cannot be had; its relatives say which.
     """
-    return divided(dividing.dataset_of(data, root), Collaboration(parties=parties, **known))
+    return divided(participants.dataset_of(data, root), Collaboration(parties=parties, **known))
 
 
 def divided(dataset: Dataset, how: Collaboration, own: int | None = None) -> tuple[list[Party], Samples, int]:
@@ -300,3 +299,18 @@ def _check_model(party: Party, classes: int, how: Settings) -> None:
 def controlled(how: Settings, control: str) -> Settings:
     """The same run as a control."""
     return replace(how, control=control)
+
+
+# What is CaPC's own to go wrong; the rest is `sectorch.federated.FederationError`.
+
+
+class TooFewVotersError(FederationError):
+    """Fewer answering parties than the mechanism can serve, before a run or because some were lost in the middle.
+
+    Example:
+        4 answering parties, and an answer needs 5
+
+    What to do:
+        Wait for those that were lost and ask again: nothing was revealed. Or plan with fewer
+        voters and more noise, before the run.
+    """

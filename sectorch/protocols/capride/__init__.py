@@ -11,16 +11,16 @@ decrypted becomes a gradient, `exchange.py` what travels, `aggregate.py` how not
 from __future__ import annotations
 
 from .algorithm import CaPriDe as CaPriDe
-from .errors import CorruptedCiphertextError as CorruptedCiphertextError
-from .errors import DisaggregationError as DisaggregationError
-from .errors import ModelError as ModelError
-from .federation import divide as divide
-from .federation import federation as federation
-from .guard import Guard as Guard
+from .cli import divide as divide
+from .cli import federation as federation
+from .exchange import Guard as Guard
 from .report import Result as Result
+from .settings import CorruptedCiphertextError as CorruptedCiphertextError
+from .settings import DisaggregationError as DisaggregationError
+from .settings import ModelError as ModelError
 from .settings import Party as Party
 from .settings import Settings as Settings
-from .update import Update as Update
+from .training import Update as Update
 
 __all__ = [
     "CaPriDe",

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...federated.training import predict
 from .algorithm import CaPriDe
-from .directions import Directions
+from .settings import Directions
 from .training import own_view
 
 SIZES = (0.3, 1.0, 3.0)

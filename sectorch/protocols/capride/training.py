@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +13,151 @@ from torch import nn
 
 from ...data.seeds import generator
 from ...federated.errors import FederationError
-from ...federated.training import Extra, Training, predict, train
-from . import losses
-from .directions import features_and_logits
-from .settings import Party, Settings
-from .update import Update
+from ...federated.training import Extra, Training, optimizer_of, predict, train
+from .settings import (
+    Directions,
+    HeadBasis,
+    Party,
+    Settings,
+    deep_directions,
+    deep_parameters,
+    draw,
+    features_and_logits,
+    head_directions,
+    head_of,
+    of_predictions,
+    predictions,
+    unflattened,
+)
+
+# The distillation losses, Eq. 8 to 12, and what they are compared with. Sums over the batch, as in the paper.
+#
+# P_k's own prediction is p = softmax(u / T) (Eq. 1), the peer's logits on the same samples are z. All take [n, M].
+
+
+def local_uncertainty(u: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Eq. 11: sum_j p_j . log p_j, which the owner computes alone."""
+    logs = (u / temperature).log_softmax(1)
+    return (logs.exp() * logs).sum()
+
+
+def pairwise(u: torch.Tensor, z: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Eq. 12: sum_j p_j . z_j / T, what the peer computes under encryption."""
+    return ((u / temperature).softmax(1) * z / temperature).sum()
+
+
+def approximate_kl(u: torch.Tensor, z: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Eq. 9 summed as in Eq. 10: the KL divergence of p from the peer's prediction without its normalisation."""
+    return local_uncertainty(u, temperature) - pairwise(u, z, temperature)
+
+
+def true_kl(u: torch.Tensor, z: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Eq. 8: D_KL(p || softmax(z / T)).
+
+    The last term is sum_j log C_j: the paper prints M log C, but the M terms p^m log C add up to log C. It does not
+    depend on the owner's model, so Eq. 8 and Eq. 9 have the same gradient.
+    """
+    return approximate_kl(u, z, temperature) + (z / temperature).logsumexp(1).sum()
+
+
+def l2(u: torch.Tensor, z: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The L2 distance of the logits (section 2.2), which the paper finds to be of less use."""
+    return (u - z).square().sum() / temperature**2
+
+
+# From released aggregates to an update of P_k's model. Nothing else about a peer enters here.
+#
+# `released` is sum_j q_rj . z_j / T for the published directions q_r. Three things are made of it:
+#
+# - `head`: the gradient of Eq. 12 with respect to the head, exactly (`HeadBasis.gradient`); - `deep`: its unbiased
+# estimate for the other layers (forward gradients); - `logits`: the agreed logits, P_k's own after that change of its
+# parameters, to first order, along the asked directions that agrees with everything released. Their pairwise loss has
+# at P_k's current parameters the released derivative in every direction, and is defined for single samples, so that
+# local training can take many small steps in a round where one gradient allows one.
+
+
+@dataclass(frozen=True)
+class Update:
+    """What P_k learned in a round, on the samples `subset`.
+
+    Attributes:
+        loss: L~ of Eq. 12, the mean over peers.
+        subset: indices of the samples, [s].
+        logits: the agreed logits [s, M]; None in scalar mode.
+        head: gradient of L~ with respect to the head's weight and bias, [M, d (+ 1)].
+        deep: unbiased estimate of the gradient of L~ with respect to the other parameters, by name; with
+            `Settings.plain_forward`, where the agreed logits are of the head alone.
+        correction: `deep` less the gradient of these agreed logits, to which training adds it.
+    """
+
+    loss: float
+    subset: torch.Tensor
+    logits: torch.Tensor | None = None
+    head: torch.Tensor | None = None
+    deep: dict[str, torch.Tensor] | None = None
+    correction: dict[str, torch.Tensor] | None = None
+
+
+def agreed_logits(
+    own: torch.Tensor,
+    changes: torch.Tensor,
+    directions: Directions,
+    released: torch.Tensor,
+    temperature: float,
+    sigma: float,
+) -> torch.Tensor:
+    """The logits u + sum_r a_r du_r for which the directions give what was released: float64 [n, M].
+
+    With du_r the changes of the logits along the asked directions this is a regression of the peer's z - u on them,
+    each sample weighted by diag p - p p^T: its normal equations hold z by way of the released numbers only (a natural
+    gradient step, by another name). A peer that is a linear function of P_k's features is found exactly by the head's
+    directions, and one that agrees with P_k pulls nowhere.
+
+    Args:
+        own: u. changes: du, [R, n, M]. directions: the derivatives of p that belong to them.
+        sigma: deviation of the noise in each released number. The change is taken to be of the size of u before any
+            answer (Gaussian coefficients of the du_r); noise shrinks it and does not blow it up.
+    """
+    functions = changes.flatten(1)
+    functions = functions * (own - own.mean(1, keepdim=True)).norm() / functions.norm().clamp_min(1e-12)
+    system = directions.weights.flatten(1) @ functions.t() / temperature
+    missing = released - directions.on(own, temperature)
+    square = system.t() @ system
+    square.diagonal().add_(sigma**2 + 1e-14 * float(square.diagonal().max()))
+    change = torch.linalg.solve(square, system.t() @ missing)
+    return own.double() + (change @ functions).view_as(own)
+
+
+def head_update(basis: HeadBasis, directions: Directions, released: torch.Tensor) -> torch.Tensor:
+    """The gradient [M, d (+ 1)] from what was released for `head_directions`."""
+    return basis.gradient(released * directions.scales)
+
+
+def deep_update(
+    model: nn.Module,
+    x: torch.Tensor,
+    agreed: torch.Tensor,
+    drawn: torch.Tensor,
+    directions: Directions,
+    released: torch.Tensor,
+    temperature: float,
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The forward gradient of L~ for the deep layers, and what it adds to the gradient of the agreed logits.
+
+    g + mean_d (L'_d - g . v_d) v_d is unbiased whatever g is, and its variance is that of the gradient's difference
+    from g. The gradient of the agreed logits, known to P_k without any further release, is such a g (a control
+    variate).
+    """
+    parameters = deep_parameters(model)
+    with torch.enable_grad():
+        live = dict(model.named_parameters())
+        loss = pairwise(model(x), agreed.to(x.dtype), temperature)
+        known = torch.autograd.grad(loss, [live[name] for name in parameters])
+    missing = (released - directions.on(agreed, temperature)) * directions.scales
+    correction = unflattened(missing @ drawn / len(drawn), parameters)
+    deep = {name: g + correction[name] for (name, g) in zip(parameters, known, strict=True)}
+    return deep, correction
+
 
 TOP = 5
 """A sample counts for the paper's second accuracy where its class is among so many largest logits."""
@@ -57,9 +199,9 @@ def distillation(model: nn.Module, party: Party, update: Update, how: Settings) 
         inside = row[batch] >= 0
         u = logits[inside]
         if update.logits is None:
-            loss = losses.local_uncertainty(u, how.temperature)
+            loss = local_uncertainty(u, how.temperature)
         else:
-            loss = losses.approximate_kl(u, update.logits[row[batch][inside]].to(u.dtype), how.temperature)
+            loss = approximate_kl(u, update.logits[row[batch][inside]].to(u.dtype), how.temperature)
         loss = scale * loss / len(batch)
         for name, value in (update.correction or {}).items():
             loss = loss - scale / len(update.subset) * (value * live[name]).sum()
@@ -70,7 +212,7 @@ def distillation(model: nn.Module, party: Party, update: Update, how: Settings) 
 
 def in_the_clear(peers: list[torch.Tensor], how: Settings) -> Extra:
     """The baselines that see the peers' logits on the party's samples: the true KL (deep mutual learning), or L2."""
-    loss_of = losses.true_kl if how.method == "dml" else losses.l2
+    loss_of = true_kl if how.method == "dml" else l2
     scale = _scale(how) / len(peers)
 
     def extra(batch: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -127,3 +269,116 @@ def scores(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, classes
 def own_view(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and logits of a model in evaluation mode on all samples."""
     return features_and_logits(model, images)
+
+
+# FedAvg and FedAvg with differential privacy, for comparison (section 4.2). The other baselines are in `training.py`.
+#
+# Models are averaged by number of samples (McMahan et al., 2016), after each party has, for "fedavg-dp", added Gaussian
+# noise of `model_sigma` to every parameter of its own (Wei et al., 2020; the paper has 0.01).
+
+
+@torch.no_grad()
+def average(models: dict[str, nn.Module], parties: Sequence[Party], how: Settings, round_: int) -> None:
+    """Every model becomes the weighted mean, in place."""
+    total = sum(len(party.labels) for party in parties)
+    mean: dict[str, torch.Tensor] = {}
+    for party in parties:
+        draw = generator(how.seed, party.name, round_, "model noise")
+        for name, value in models[party.name].state_dict().items():
+            sent = value.double()
+            if how.method == "fedavg-dp" and value.is_floating_point():
+                sent = sent + how.model_sigma * torch.randn(value.shape, generator=draw, dtype=torch.float64)
+            mean[name] = mean.get(name, 0) + sent * (len(party.labels) / total)
+    for model in models.values():
+        model.load_state_dict({name: value.to(model.state_dict()[name].dtype) for name, value in mean.items()})
+
+
+# What a party asks in a round, and what it makes of the answers (section 3.3).
+
+
+LEAST_NOISE = 1e-3
+"""Released numbers are taken to be no better than this when logits are fitted to them."""
+
+
+class Question:
+    """What a party asks in a round, and what it makes of the answers. Everything here is the party's own and in plain.
+
+    Args:
+        subset: the samples that were drawn for the round.
+        draws: for the random directions of the deep layers.
+    """
+
+    def __init__(self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator):
+        self.how, self.model, self.basis, self.drawn = how, model, None, None
+        if how.update == "forward":
+            self.drawn = draw(model, how.directions, draws)
+        self.subset, self.images = subset, party.images[subset]
+        self.directions = self._directions()
+
+    def _directions(self) -> Directions:
+        how = self.how
+        features, self.logits = own_view(self.model, self.images)
+        asked = predictions(self.logits, how.temperature)
+        if how.update == "scalar":
+            return asked
+        bias, classes = head_of(self.model).bias is not None, self.logits.shape[1]
+        self.changes, self.basis = head_directions(features, classes, bias, how.head_rank)
+        self.numbers = len(self.changes)
+        if self.drawn is not None:
+            self.changes = torch.cat([self.changes, deep_directions(self.model, self.images, self.drawn)])
+        self.moved = Directions.of(of_predictions(self.changes, self.logits, how.temperature))
+        return asked.beside(self.moved)
+
+    def published(self, samples: int) -> Directions:
+        """The directions over all of the party's samples: zero outside of the subset."""
+        weights = torch.zeros(len(self.directions), samples, self.logits.shape[1], dtype=torch.float64)
+        weights[:, self.subset] = self.directions.weights
+        return Directions(weights, self.directions.scales)
+
+    def update(self, released: torch.Tensor, sigma: float) -> Update:
+        """Args:
+        released: float64 [R], the mean over the asked peers.
+        sigma: of the noise in it.
+        """
+        loss, t = float(released[0]), self.how.temperature
+        if self.basis is None:
+            return Update(loss, self.subset)
+        answers, n = released[1:], self.numbers
+        head = head_update(self.basis, self.moved[:n], answers[:n])
+        sigma = max(sigma, LEAST_NOISE)
+        agree = lambda part: agreed_logits(self.logits, self.changes[part], self.moved[part], answers[part], t, sigma)
+        if self.drawn is None or not self.how.plain_forward:
+            return Update(loss, self.subset, agree(slice(None)), head)
+        # The control variate must not depend on the drawn directions, else the estimate would be biased.
+        of_head = agree(slice(n))
+        deep, correction = deep_update(self.model, self.images, of_head, self.drawn, self.moved[n:], answers[n:], t)
+        return Update(loss, self.subset, of_head, head, deep, correction)
+
+
+# A party's models in training.
+
+
+class State:
+    """A party's models and their optimisers, small first."""
+
+    def __init__(self, party: Party, how: Settings):
+        kept = [party.model] if party.large is None else [party.model, party.large]
+        self.models = [copy.deepcopy(model).eval() for model in kept]
+        self.steps = [optimizer_of(model, how.local) for model in self.models]
+
+    def tensors(self) -> list:
+        return [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]
+
+    def load(self, tensors: list) -> None:
+        for model, steps, (weights, moments) in zip(self.models, self.steps, tensors, strict=True):
+            model.load_state_dict(weights)
+            steps.load_state_dict(moments)
+
+    def copied(self, party: Party, how: Settings) -> State:
+        new = State(party, how)
+        new.load(copy.deepcopy(self.tensors()))
+        return new
+
+    @property
+    def small(self) -> nn.Module:
+        return self.models[0]

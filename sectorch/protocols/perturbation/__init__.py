@@ -12,19 +12,19 @@ from .errors import StaleKeyError as StaleKeyError
 from .errors import StateMismatchError as StateMismatchError
 from .errors import WeightError as WeightError
 from .federated import PerturbedFL as PerturbedFL
+from .federated import Settings as Settings
 from .masks import ClientMasks as ClientMasks
 from .masks import Opening as Opening
 from .masks import cohort as cohort
+from .messages import Key as Key
+from .messages import Noise as Noise
 from .messages import NoisyModel as NoisyModel
 from .messages import Reply as Reply
 from .messages import Request as Request
 from .messages import Update as Update
-from .noise import Key as Key
-from .noise import Noise as Noise
-from .recover import Recovered as Recovered
 from .rounds import Federation as Federation
+from .scheme import Recovered as Recovered
 from .scheme import Scheme as Scheme
-from .settings import Settings as Settings
 
 __all__ = [
     "BatchMismatchError",

@@ -16,9 +16,8 @@ from torch import nn
 from torch.func import functional_call
 
 from .errors import BatchMismatchError
-from .graph import Graph
-from .messages import Reply, Request
-from .noise import Key
+from .masks import Graph
+from .messages import Key, Reply, Request
 
 
 def canonical(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...federated.command import Command, Place
+from ...federated.command import Command, Options, Place, option
 from ...federated.errors import FederationError
-from ...federated.options import Options, option
-from .data import NAMES, Data, load
-from .edges import SERVER
-from .federated import PerturbedFL, Settings
-from .models import DenseNet, ResNet, mlp
+from .federated import NAMES, Data, DenseNet, PerturbedFL, ResNet, Settings, load, mlp
+from .messages import SERVER
 
 MODELS = ("mlp3", "mlp5", "mlp7", "cnn", "resnet20", "resnet32", "resnet56", "densenet")
 

@@ -14,28 +14,215 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import RenderableType
+from rich.table import Table
 from torch import nn
 
 from ...choreography import Party, Phase
 from ...choreography.ledger import Observer
-from ...choreography.steps import Sent
+from ...choreography.net import Sent
+from ...data.errors import DatasetMissingError
+from ...display import Plot
+from ...federated.command import Options, option
 from ...federated.errors import CheckpointError, FederationError
-from ...federated.estimate import Estimate
 from ...federated.folder import RunFolder, digest
+from ...federated.outcome import Outcome
 from ...federated.parties import Parties, Simulation
-from ...federated.watch import Watch
-from .data import Data
-from .edges import SERVER, roles_of
-from .errors import WeightError
-from .recover import Recovered
-from .report import History
+from ...federated.watch import Estimate, Watch
+from ...optional_deps import required_imports
+from .errors import BatchMismatchError, WeightError
+from .messages import SERVER, roles_of
 from .rounds import Federation
-from .scheme import Scheme
-from .settings import Settings
+from .scheme import EXCHANGES, LOSSES, PLACES, Recovered, Scheme
+
+# Data sets for the commands: scikit-learn's bundled ones, and CIFAR-100 or an image folder where there is one.
+
+
+NAMES = ("digits", "breast-cancer", "diabetes", "cifar100", "images")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs and targets, split; targets are class numbers, or [N, 1] numbers for a regression."""
+
+    name: str
+    train: tuple[torch.Tensor, torch.Tensor]
+    test: tuple[torch.Tensor, torch.Tensor]
+    outputs: int
+    regression: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.train[0].shape[1:])
+
+    def targets(self, which: torch.Tensor, loss: str, dtype: torch.dtype) -> torch.Tensor:
+        """Targets as the loss takes them: one-hot for a classification under mse."""
+        if self.regression:
+            return which.to(dtype)
+        return torch.nn.functional.one_hot(which, self.outputs).to(dtype) if loss == "mse" else which
+
+
+def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64) -> Data:
+    """One data set, 4:1 training and test, the same split every time; columns of tables are standardised.
+
+    Raises:
+        BatchMismatchError: an unknown name, or files that are not there (nothing is downloaded).
+        DatasetMissingError: scikit-learn or torchvision is not installed.
+    """
+    if name not in NAMES:
+        raise BatchMismatchError(f"data {name!r} is not known; there are {', '.join(NAMES)}")
+    if name in ("cifar100", "images"):
+        return _images(name, root, dtype)
+    with required_imports(name, "scikit-learn", DatasetMissingError):
+        from sklearn import datasets
+        from sklearn.model_selection import train_test_split
+
+    if name == "digits":
+        x, y = datasets.load_digits(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype).view(-1, 1, 8, 8) / 16, torch.tensor(y)
+    elif name == "breast-cancer":
+        x, y = datasets.load_breast_cancer(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype), torch.tensor(y)
+    else:
+        x, y = datasets.load_diabetes(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype)[:, None]
+        y = (y - y.mean()) / y.std()
+    if x.dim() == 2:
+        x = (x - x.mean(0)) / x.std(0)
+    regression = y.is_floating_point()
+    train, test = train_test_split(range(len(x)), test_size=0.2, random_state=0, stratify=None if regression else y)
+    outputs = 1 if regression else int(y.max()) + 1
+    return Data(name, (x[train], y[train]), (x[test], y[test]), outputs, regression)
+
+
+def _images(name: str, root: str | None, dtype: torch.dtype) -> Data:
+    if root is None or not Path(root).is_dir():
+        none = "" if root is None else f"; {root} is none"
+        raise BatchMismatchError(
+            f"data {name!r} is read from a folder that is there already: name it with --data-root{none}"
+        )
+    with required_imports(name, "torchvision", DatasetMissingError):
+        from torchvision import datasets, transforms
+    shrink = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
+    try:
+        if name == "cifar100":
+            sets = [datasets.CIFAR100(root, train=train, transform=transforms.ToTensor()) for train in (True, False)]
+        else:
+            sets = [datasets.ImageFolder(Path(root) / part, transform=shrink) for part in ("train", "test")]
+    except (RuntimeError, OSError) as error:
+        wanted = "cifar-100-python" if name == "cifar100" else "train/ and test/ with a folder of images for each class"
+        raise BatchMismatchError(f"data {name!r} is not in {root}, which should hold {wanted}") from error
+    loaded = []
+    for part in sets:
+        pairs = [part[i] for i in range(len(part))]
+        loaded.append((torch.stack([x for x, _ in pairs]).to(dtype), torch.tensor([y for _, y in pairs])))
+    return Data(name, loaded[0], loaded[1], int(loaded[0][1].max()) + 1, False)
+
+
+# The settings of a run.
+
+
+METHODS = ("perturbed", "fedavg")
+
+
+@dataclass(frozen=True)
+class Settings(Options):
+    """One run."""
+
+    clients: int = option(5, "how many", least=1, several=True)
+    rounds: int = option(100, "of training, one server step each", least=1)
+    batch_size: int = option(32, "of a client", least=1)
+    local_batches: int = option(1, "averaged before an update is sent", least=1)
+    learning_rate: float = option(0.1, "of the server's step", above=0, below=math.inf)
+    momentum: float = option(0.9, "of the server's step", least=0, below=1)
+    weight_decay: float = option(0.0, "of the server's step", least=0, below=math.inf)
+    loss: str = option("cross_entropy", "cross_entropy for classes, mse for numbers", among=LOSSES)
+    partitions: int = option(1, "m, 1 to the number of outputs", least=1, several=True)
+    exchange: str | None = option(None, "for cross-entropy (default: shift)", among=EXCHANGES)
+    masked: bool = option(True, "with masks", flag="no-masks", off="the server then sees each client's gradient")
+    seed: int = option(0, "of weights, batches and noise", least=0, several=True)
+    gradient_variance: float = option(
+        0.0,
+        "of the Gaussian noise which every FedAvg client adds to its gradient: the baseline of Table IV, not a "
+        "calibrated mechanism",
+        least=0,
+        below=math.inf,
+    )
+    noise_on: str = option("weights", "where the noise is; bias: m + 1 terms, and hides less", among=PLACES)
+    degree: int | None = option(None, "with how many others a client shares masks, even (default: all)", least=2)
+    method: str = option("perturbed", "this scheme, or fedavg", among=METHODS)
+
+
+# What a run shows.
+
+
+@dataclass
+class History(Outcome):
+    """What a run shows: per round the training loss before the step; at the end the test score, seconds and bytes.
+
+    `score` is the test accuracy in percent, or the mean squared error of a regression.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    score: float = float("nan")
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    model: nn.Module | None = field(default=None, repr=False)
+    settings: Settings = field(default_factory=Settings)
+    regression: bool = False
+    apart: bool = False
+    """Whether other parties were elsewhere; the training loss is nobody's to know then."""
+
+    def headline(self) -> dict[str, float]:
+        name = "test MSE" if self.regression else "test accuracy"
+        return {"last loss": self.losses[-1], name: self.score}
+
+    @property
+    def unit(self) -> str:
+        return "loss, and MSE" if self.regression else "loss, and %"
+
+    def tables(self) -> list[Table]:
+        shown = Table(title=f"{self.settings.clients} clients, {len(self.losses)} rounds, {self.settings.method}")
+        heads = ("test MSE" if self.regression else "test accuracy, %", "last loss", "client s", "server s", "MB down")
+        for head in (*heads, "MB up"):
+            shown.add_column(head, justify="right")
+        seconds = (f"{self.client_seconds:.2f}", f"{self.server_seconds:.2f}")
+        size = (f"{self.down_bytes / 1e6:.2f}", f"{self.up_bytes / 1e6:.2f}")
+        shown.add_row(f"{self.score:.4f}", f"{self.losses[-1]:.5f}", *seconds, *size)
+        return [shown]
+
+    def sentences(self) -> list[str]:
+        if self.settings.method == "fedavg":
+            return ["FedAvg: every client sees the model, and the server every client's gradient. Protects nothing."]
+        seen = "the sum of the clients' masked updates" if self.settings.masked else "each client's update (no masks)"
+        return [
+            f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
+            "All parties ran in one process, which therefore protected nothing: this is a simulation."
+            if not self.apart
+            else "This process was one party; what the others have never left them.",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        kept = ("losses", "score", "client_seconds", "server_seconds", "down_bytes", "up_bytes")
+        found = {"settings": self.settings.as_dict(), **{name: getattr(self, name) for name in kept}}
+        return found | {"losses": [None if loss != loss else loss for loss in self.losses]} if self.apart else found
+
+    def rows(self) -> dict[str, list[dict]]:
+        return {"losses": [dict(round=t, loss=loss) for t, loss in enumerate(self.losses) if loss == loss]}
+
+    def plots(self) -> list[Plot]:
+        if self.apart:
+            return []
+        return [Plot("curve", "round", "training loss", {self.settings.method: dict(enumerate(self.losses))})]
 
 
 def shards(count: int, clients: int, seed: int) -> list[torch.Tensor]:
@@ -326,3 +513,104 @@ def _mean_loss(model: nn.Module, scheme: Scheme, batches: list, weights: list[in
         means = [sum(float(scheme.loss_fn(model(x), y)) for x, y in mine) / len(mine) for mine in batches]
     model.train()
     return sum(mean * weight for mean, weight in zip(means, weights, strict=True)) / sum(weights)
+
+
+# The paper's nets at the sizes of its Tables: MLP-3/5/7, ResNet-20/32/56, and a small DenseNet.
+
+
+def mlp(layers: int, inputs: int, outputs: int, width: int = 64) -> nn.Sequential:
+    """An MLP of `layers` linear layers with ReLU between them."""
+    widths = [inputs, *[width] * (layers - 1), outputs]
+    parts: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        parts += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def _activation(x: torch.Tensor, slope: float) -> torch.Tensor:
+    return F.leaky_relu(x, slope) if slope else F.relu(x)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and the sum with a shortcut, which is 1x1 where the size changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: bool, slope: float):
+        super().__init__()
+        self.slope = slope
+        make = (lambda: nn.BatchNorm2d(outputs)) if norm else nn.Identity
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
+        self.norm1 = make()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=not norm)
+        self.norm2 = make()
+        same = inputs == outputs and stride == 1
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=not norm), make())
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.norm2(self.conv2(_activation(self.norm1(self.conv1(x)), self.slope)))
+        return _activation(out + self.shortcut(x), self.slope)
+
+
+class ResNet(nn.Module):
+    """ResNet-20, 32, 56 of He et al. for small images: 6n + 2 layers, 16, 32 and 64 channels.
+
+    Args:
+        slope: of the activations below zero; 0 is ReLU.
+    """
+
+    def __init__(
+        self, depth: int, classes: int, channels: int = 3, norm: bool = True, width: int = 16, slope: float = 0.0
+    ):
+        super().__init__()
+        self.slope = slope
+        self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=not norm)
+        self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(3):
+            for index in range((depth - 2) // 6):
+                outputs = width << stage
+                blocks.append(_Block(inputs, outputs, 2 if stage and not index else 1, norm, slope))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(_activation(self.norm(self.stem(x)), self.slope))
+        return self.head(torch.flatten(self.pool(x), 1))
+
+
+class _Dense(nn.Module):
+    def __init__(self, inputs: int, growth: int, norm: bool):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs) if norm else nn.Identity()
+        self.conv = nn.Conv2d(inputs, growth, 3, 1, 1, bias=not norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.conv(F.relu(self.norm(x)))], 1)
+
+
+class DenseNet(nn.Module):
+    """A small DenseNet: blocks of concatenated layers, with a 1x1 convolution and pooling between them."""
+
+    def __init__(
+        self, classes: int, channels: int = 3, growth: int = 8, blocks: tuple[int, ...] = (3, 3), norm: bool = True
+    ):
+        super().__init__()
+        width = 2 * growth
+        parts: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1)]
+        for index, layers in enumerate(blocks):
+            for _ in range(layers):
+                parts.append(_Dense(width, growth, norm))
+                width += growth
+            if index < len(blocks) - 1:
+                parts += [nn.Conv2d(width, width // 2, 1), nn.AvgPool2d(2)]
+                width //= 2
+        parts += [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.features = nn.Sequential(*parts)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ring.loops import compiled
+from ...ring.jit import compiled
 
 
 @compiled

@@ -6,11 +6,17 @@ Floats travel as their bytes, which change nothing; masked terms as the ring ele
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+
+from ...choreography import Located, Message, Net, Party, Roles, protocol
+from .errors import NoiseError
 
 ROUND_BYTES = 16
 """Of a round's name, which ends a noisy model's bytes."""
@@ -191,3 +197,232 @@ class Update:
         if self.masked:
             return torch.cat([self.terms.reshape(-1), self.statistics])
         return packed([self.terms, self.statistics])
+
+
+# What a server and a client send each other: the roles, and a declared message or two to a protocol.
+#
+# What a message holds is in `messages.py`, when it is sent in `rounds.py`; what it shows, in docs/perturbation.md.
+
+
+PAIR = Roles("Server Client", edges="Server-Client")
+SERVER = Party("Server", "Server")
+
+
+def roles_of(clients: int) -> Roles:
+    """The star of a server and so many clients: Server, C0, C1, ..."""
+    names = [f"C{client}" for client in range(clients)]
+    return Roles(" ".join(("Server", *names)), edges=" ".join(f"Server-{name}" for name in names))
+
+
+@protocol("perturbation_key", "Bonawitz et al. 2017", [
+    Message("public", "Client", "Server", "a public key", "the client's public key"),
+], roles=PAIR)  # fmt: skip
+def send_key(net: Net, public: Located) -> Located:
+    """A client's public key, of which the masks are made. 32 bytes."""
+    return public.send(net.Client, net.Server, "public")
+
+
+@protocol("perturbation_cohort", "Bonawitz et al. 2017", [
+    Message("publics", "Server", "Client", "public keys", "the public keys of all clients"),
+], roles=PAIR)  # fmt: skip
+def send_cohort(net: Net, publics: Located) -> Located:
+    """All clients' public keys. 32 bytes a client."""
+    return publics.send(net.Server, net.Client, "publics")
+
+
+@protocol("perturbation_begin", "the beginning of a run", [
+    Message("begun", "Server", "Client", "", "how many rounds were finished before"),
+], roles=PAIR)  # fmt: skip
+def send_begun(net: Net, begun: Located) -> Located:
+    """Where a run goes on: as far as the server has kept it. 8 bytes."""
+    return begun.send(net.Server, net.Client, "begun")
+
+
+@protocol("perturbation_model", "III-A", [
+    Message("model", "Server", "Client", "scales and additive noise of the server",
+            "a model of the same function, and more (docs/perturbation.md)"),
+], roles=PAIR)  # fmt: skip
+def send_model(net: Net, model: Located) -> Located:
+    """A round's noisy model, the same to each client: the model's bytes, 16 for each of its outputs, and 16."""
+    return model.send(net.Server, net.Client, "model")
+
+
+@protocol("perturbation_exchange", "III-B1 b, Eqs. 22 to 25", [
+    Message("request", "Client", "Server", "lambda, which does not hide it", "the prediction of every sample"),
+    Message("reply", "Server", "Client", "delta and xi, which do not hide it", "the prediction of every sample"),
+], roles=PAIR)  # fmt: skip
+def exchange(net: Net, request: Located, answer: Callable, key: Located) -> Located:
+    """The paper's exchange for cross-entropy, of one batch. Rounds 2, bytes 8 B (n (n - 1) + 1) and 24 B n."""
+    at_server = request.send(net.Client, net.Server, "request").at("Server")
+    return net.fresh(net.Server, answer, key, at_server).send(net.Server, net.Client, "reply")
+
+
+@protocol("perturbation_update", "III-B, Eq. 27", [
+    Message("masked", "Client", "Server", "the pair keys of the clients", "with the others', their sum"),
+], roles=PAIR)  # fmt: skip
+def send_masked(net: Net, update: Located) -> Located:
+    """A client's terms and statistics under its masks: 8 bytes a number. Alone they are uniform."""
+    return update.send(net.Client, net.Server, "masked")
+
+
+@protocol("perturbation_plain_update", "III-B", [
+    Message("update", "Client", "Server", "", "the client's gradient"),
+], roles=PAIR)  # fmt: skip
+def send_plain(net: Net, update: Located) -> Located:
+    """A client's terms and statistics without masks: the bytes of the model's floats."""
+    return update.send(net.Client, net.Server, "update")
+
+
+@protocol("perturbation_survivors", "Bonawitz et al. 2017", [
+    Message("survivors", "Server", "Client", "", "which clients sent an update"),
+], roles=PAIR)  # fmt: skip
+def send_survivors(net: Net, survivors: Located) -> Located:
+    """Which of the clients sent an update: a byte each."""
+    return survivors.send(net.Server, net.Client, "survivors")
+
+
+@protocol("perturbation_opening", "Bonawitz et al. 2017", [
+    Message("opening", "Client", "Server", "", "this round's seeds: the client's own, and those with the dropped"),
+], roles=PAIR)  # fmt: skip
+def send_opening(net: Net, opening: Located) -> Located:
+    """What takes the masks of the round off the survivors' sum: 32 bytes, and 32 for each dropped client that it shared
+    a mask with."""
+    return opening.send(net.Client, net.Server, "opening")
+
+
+# The server's one-time noise: positive channel scales, the additive noise of the last layer, the exchange's xi.
+#
+# All of it comes from the operating system. Source: III-A, "Key selection".
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How large the noise is. Sizes are a trade of hiding against rounding: the server recovers a gradient as a
+    difference of terms that grow with the square of `additive`.
+
+    Attributes:
+        spread: channel scales are log-uniform in [1/spread, spread]; above 1, and 2 or more for powers of two.
+        additive: gamma_s is +-uniform in [additive/2, 2 additive]; the public r_a is uniform in [1/2, 3/2] times the
+            root mean square of the last layer's scaled weights. At 1 what is added to a weight is of the weight's own
+            size, and what is added to a logit about sqrt(n_{L-1}) times the logit. Positive. None: 1 for float64 and
+            1/4 for float32, where a deep net's terms would else be a thousand times the gradient.
+        powers_of_two: whether channel scales are powers of two. Floating point then rounds the noised pass exactly as
+            the plain one, so no ReLU near zero turns over, but the digits of every weight stand open and a scale is
+            one of 2 log2(spread) + 1. None: for float32, where one turned ReLU can cost a hundredth of a deep net's
+            gradient; float64 has digits enough for any real scale.
+    """
+
+    spread: float = 4.0
+    additive: float | None = None
+    powers_of_two: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.spread) and self.spread > 1):
+            raise NoiseError(f"the spread of the channel scales has to be finite and above 1, got {self.spread}")
+        if self.additive is not None and not (math.isfinite(self.additive) and self.additive > 0):
+            raise NoiseError(f"the size of the additive noise has to be finite and positive, got {self.additive}")
+        if self.powers_of_two and self.spread < 2:
+            raise NoiseError(f"powers of two need a spread of 2 or more, got {self.spread}; or powers_of_two=False")
+
+    def size(self, dtype: torch.dtype) -> float:
+        """`additive` for weights of `dtype`."""
+        return self.additive or (0.25 if dtype == torch.float32 else 1.0)
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        """Whether weights of `dtype` get powers of two."""
+        return self.spread >= 2 and dtype == torch.float32 if self.powers_of_two is None else self.powers_of_two
+
+
+def uniform(count: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+    """Uniform in [low, high) with 53 bits, from the operating system; float64 [count]."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> 11
+    return low + (high - low) * torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
+
+
+def signs(count: int) -> torch.Tensor:
+    """-1 or 1, evenly, float64 [count]."""
+    bits = np.frombuffer(os.urandom(count), dtype=np.uint8) & 1
+    return torch.from_numpy(bits.astype(np.float64) * 2 - 1)
+
+
+def random_partition(outputs: int, partitions: int) -> torch.Tensor:
+    """A random assignment of the outputs to I_1 .. I_m, none empty and sizes within one; int64 [outputs]."""
+    order = torch.argsort(uniform(outputs))
+    part = torch.empty(outputs, dtype=torch.int64)
+    part[order] = torch.arange(outputs) % partitions
+    return part
+
+
+@dataclass(frozen=True)
+class Key:
+    """One round's private key (r^(l), gamma, xi). For the server alone; its repr shows nothing.
+
+    Attributes:
+        round: 16 bytes that name the round, a number that was random at first; public. dtype: of the weights.
+        scales: float64, positive, by channel number of the plan; entry 0 is 1.
+        gamma, xi: float64 [m], nonzero.
+        additive: r_a, float64 [n_L], pairwise different but in the shift exchange, where all are equal; public.
+        partition: index of I_s of each output, int64 [n_L]; public.
+    """
+
+    round: bytes
+    dtype: torch.dtype
+    scales: torch.Tensor = field(repr=False)
+    gamma: torch.Tensor = field(repr=False)
+    xi: torch.Tensor = field(repr=False)
+    additive: torch.Tensor = field(repr=False)
+    partition: torch.Tensor = field(repr=False)
+
+    def __repr__(self) -> str:
+        return "Key(...)"
+
+    @property
+    def shift(self) -> torch.Tensor:
+        """r = gamma o r_a, float64 [n_L]."""
+        return self.gamma[self.partition] * self.additive
+
+    @property
+    def energy(self) -> float:
+        """v = r^T r (Lemma 3)."""
+        return float(self.shift.square().sum())
+
+
+def check_noise(scales: torch.Tensor, gamma: torch.Tensor, xi: torch.Tensor, additive: torch.Tensor) -> None:
+    """Raise unless the scales are positive and the rest is finite and nonzero.
+
+    Raises:
+        NoiseError: says which noise, and how many of its entries.
+    """
+    bad = int((~(scales > 0) | scales.isinf()).sum())
+    if bad:
+        raise NoiseError(
+            f"{bad} of {scales.numel()} channel scales are not positive and finite; ReLU(r x) = r ReLU(x) needs r > 0"
+        )
+    for name, values in (("gamma", gamma), ("xi", xi), ("r_a", additive)):
+        bad = int((~values.isfinite() | (values == 0)).sum())
+        if bad:
+            raise NoiseError(f"{bad} of {values.numel()} entries of {name} are zero or not finite")
+
+
+def draw_scales(roots: torch.Tensor, count: int, noise: Noise, dtype: torch.dtype) -> torch.Tensor:
+    """Scales for weights of `dtype` by channel number, float64 [count]: log-uniform at the roots, 1 elsewhere."""
+    scales = torch.ones(count, dtype=torch.float64)
+    if noise.exact(dtype):
+        limit = math.floor(math.log2(noise.spread))
+        drawn = torch.exp2(uniform(len(roots), -limit, limit + 1).floor().clamp(max=limit))
+    else:
+        limit = math.log(noise.spread)
+        drawn = torch.exp(uniform(len(roots), -limit, limit))
+    scales[roots] = drawn
+    return scales
+
+
+def draw_additive(
+    outputs: int, partitions: int, size: float, noise: float, common: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gamma [m], xi [m], r_a [n_L]: see `Noise`; `size` is the weights' root mean square, or any positive number where
+    they are all zero, and `noise` is `Noise.size`. With `common`, r_a is the same for every output (shift exchange)."""
+    gamma = signs(partitions) * uniform(partitions, noise / 2, 2 * noise)
+    xi = signs(partitions) * uniform(partitions, 0.5, 2.0)
+    additive = uniform(1 if common else outputs, 0.5, 1.5).expand(outputs) * size
+    return gamma, xi, additive.clone()

@@ -22,10 +22,16 @@ from ...choreography import Located, Net, Party
 from ...choreography.located import compute
 from ...errors import ArgumentError, MisplacedValueError, NetworkError
 from ...session import Session
-from .client import ClientRound
-from .edges import (
+from .errors import DroppedClientError, WeightError
+from .masks import ClientMasks, Opening, neighbours
+from .messages import (
     PAIR,
+    ROUND_BYTES,
     SERVER,
+    Key,
+    Reply,
+    Request,
+    Update,
     exchange,
     roles_of,
     send_begun,
@@ -37,13 +43,7 @@ from .edges import (
     send_plain,
     send_survivors,
 )
-from .errors import DroppedClientError, WeightError
-from .graph import neighbours
-from .masks import ClientMasks, Opening
-from .messages import ROUND_BYTES, Reply, Request, Update
-from .noise import Key
-from .recover import Recovered
-from .scheme import Batch, Scheme
+from .scheme import Batch, ClientRound, Recovered, Scheme
 
 KEY_BYTES = 32
 """Of a public key, and of a seed."""

@@ -20,18 +20,14 @@ from ...data.expansion import expand
 from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
 from ...federated.errors import FederationError
-from ...federated.estimate import Estimate
-from ...federated.folder import RunFolder, digest, named
-from ...federated.parallel import Workers
+from ...federated.folder import RunFolder, Workers, digest, named
+from ...federated.outcome import Received
 from ...federated.participants import Participant, Samples
-from ...federated.parties import Parties, Simulation
-from ...federated.received import Received
+from ...federated.parties import Parties, Simulation, Turns, joined
 from ...federated.training import accuracy, features, predict, seconds_of, train
-from ...federated.turns import Turns, joined
-from ...federated.watch import Watch
+from ...federated.watch import Estimate, Watch
 from ...session import S
-from .apart import asks
-from .query import check_range, plain_query, secure_query, soft_labels
+from .query import asks, check_range, plain_query, secure_query, soft_labels
 from .report import Result, accuracies
 from .settings import Settings, check
 

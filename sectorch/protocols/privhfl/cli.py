@@ -6,13 +6,13 @@ import functools
 import sys
 
 from ...federated.command import Command, Place
-from ...federated.dividing import Federation, dataset_of
+from ...federated.participants import FederatedData, dataset_of
 from ...session import S
 from .algorithm import PrivHFL
 from .settings import CONTROLS, PRESETS, Settings, controlled, divided
 
 
-def _prepare(how: Federation, settings: Settings, place: Place) -> PrivHFL:
+def _prepare(how: FederatedData, settings: Settings, place: Place) -> PrivHFL:
     found = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
     return PrivHFL(
         *found, settings, out=place.out, local=place.shared, workers=place.workers, together=place.parties,
@@ -20,12 +20,12 @@ def _prepare(how: Federation, settings: Settings, place: Place) -> PrivHFL:
     )  # fmt: skip
 
 
-def _base(how: Federation) -> Settings:
+def _base(how: FederatedData) -> Settings:
     preset = PRESETS.get(how.data, PRESETS["digits"])
     return Settings(local=preset.local, retraining=preset.retraining)
 
 
-def _cast(how: Federation, settings: Settings) -> list[str]:
+def _cast(how: FederatedData, settings: Settings) -> list[str]:
     return [*(f"c{i}" for i in range(1, how.clients + 1)), S.name]
 
 
@@ -42,7 +42,7 @@ COMMAND = Command(
         "sectorch privhfl --data cifar10 --data-root ~/data --clients 50 --queries 10000",
         "sectorch privhfl --clients 3 --federation federation.toml --as north",
     ),
-    Federation(),
+    FederatedData(),
     Settings(),
     _cast,
     _prepare,

@@ -12,11 +12,10 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from ...federated.outcome import Outcome, percents
+from ...display import Plot
+from ...federated.outcome import Outcome, merged, percents, table
 from ...federated.participants import Participant
-from ...federated.received import merged, table
-from ...plots import Plot
-from . import privacy
+from . import settings
 from .settings import Settings
 
 STEPS = ("share", "predict", "aggregate", "retraining")
@@ -88,7 +87,7 @@ class Result(Outcome):
     @property
     def epsilon(self) -> dict[str, float]:
         """What the noise gives; empty without noise. See `privacy.spent`."""
-        return privacy.spent(self.records, self.settings, self.classes) if self.settings.noised else {}
+        return settings.spent(self.records, self.settings, self.classes) if self.settings.noised else {}
 
     def sentences(self) -> list[str]:
         seconds = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds().items())
@@ -173,7 +172,7 @@ def statement(
         )
     return [
         *out,
-        *(privacy.sentences(epsilon, how) if how.noised else ()),
+        *(settings.sentences(epsilon, how) if how.noised else ()),
         "Public: architectures, shapes, who asks whom, how many queries, the number format.",
         f"Not covered: {'' if how.noised else 'what the sum itself says about the models (no noise was added), '}"
         "the server colluding with a client, parties that cheat.",

@@ -8,24 +8,24 @@
 
 from __future__ import annotations
 
-from .data import federation as federation
-from .errors import CheckpointError as CheckpointError
-from .errors import CorruptedCiphertextError as CorruptedCiphertextError
-from .errors import EstimatorMissingError as EstimatorMissingError
-from .errors import RoutingError as RoutingError
-from .estimators import estimate as estimate
+from .cli import federation as federation
 from .evaluation import ShapleyEvaluation as ShapleyEvaluation
-from .metrics import contribution_index as contribution_index
-from .metrics import group_values as group_values
-from .metrics import gtg as gtg
-from .metrics import truncated as truncated
-from .models import GRUClassifier as GRUClassifier
-from .models import build as build
+from .program import GRUClassifier as GRUClassifier
+from .program import Training as Training
+from .program import build as build
+from .program import fedavg as fedavg
 from .report import Result as Result
 from .settings import Settings as Settings
-from .training import Training as Training
-from .training import fedavg as fedavg
+from .settings import estimate as estimate
+from .values import CheckpointError as CheckpointError
+from .values import CorruptedCiphertextError as CorruptedCiphertextError
+from .values import EstimatorMissingError as EstimatorMissingError
+from .values import RoutingError as RoutingError
+from .values import contribution_index as contribution_index
+from .values import group_values as group_values
+from .values import gtg as gtg
 from .values import shapley as shapley
+from .values import truncated as truncated
 
 __all__ = [
     "CheckpointError",

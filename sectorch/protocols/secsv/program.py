@@ -11,6 +11,8 @@ without anyone seeing h. Features are then the input and, after it, the state.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,10 +20,92 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import UnsupportedOpError
-from ...nn.models.small import Square
-from .errors import FederationError
-from .models import GRUClassifier
+from ...data.seeds import derive, generator
+from ...deprecation import renamed_fields
+from ...errors import FixedPointRangeError, UnsupportedOpError
+from ...nn.models import Square
+from .values import FederationError
+
+# The classifiers of SecSV's experiments (appendix C, Tables 5 to 8).
+#
+# | name | layers |
+# | --- | --- |
+# | logistic | linear (the paper: 48 -> 2 on BANK, 300 -> 4 on AGNEWS) |
+# | cnn | conv(1 -> 4, 7x7, stride 3), square, 256 -> 64, square, 64 -> 10 on 28x28 |
+# | dnn | 1 to 7 hidden layers with ReLU |
+# | rnn | GRU 64 -> 32 over 10 steps, linear |
+#
+# The paper's tables lost their sizes in print; those here are the ones that its repository and Jiang et al. (2018)
+# have.
+
+
+MODELS = ("logistic", "cnn", "dnn", "rnn")
+STEPS = 10
+
+
+class GRUClassifier(nn.Module):
+    """A GRU over the steps of a sequence, and a linear layer on its last state. Input [N, steps * features]."""
+
+    def __init__(self, features: int = 64, hidden: int = 32, classes: int = 2, steps: int = STEPS):
+        super().__init__()
+        self.steps = steps
+        self.gru = nn.GRU(features, hidden, batch_first=True)
+        self.fc = nn.Linear(hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [N, classes]."""
+        states, _ = self.gru(x.reshape(len(x), self.steps, -1))
+        return self.fc(states[:, -1])
+
+
+def logistic(features: int, classes: int) -> nn.Module:
+    """A logistic classifier: the sigmoid (or softmax) changes no prediction and is left out."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
+
+
+def cnn(classes: int = 10) -> nn.Module:
+    """Jiang et al. (2018) on [1, 28, 28]."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 7, stride=3), Square(), nn.Flatten(), nn.Linear(256, 64), Square(), nn.Linear(64, classes)
+    )
+
+
+def dnn(features: int, classes: int, hidden: int = 3, width: int = 64) -> nn.Module:
+    """An input layer, `hidden` hidden layers of a width with ReLU, an output layer; none is a logistic classifier."""
+    if not 0 <= hidden <= 7:
+        raise FederationError(f"a DNN has 0 to 7 hidden layers here, got {hidden}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(hidden):
+        layers += [nn.Linear(features, width), nn.ReLU()]
+        features = width
+    return nn.Sequential(*layers, nn.Linear(features, classes))
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 3, seed: int = 0) -> nn.Module:
+    """A model by name for samples of a shape.
+
+    Raises:
+        FederationError: an unknown name, or samples that do not fit it.
+    """
+    features = math.prod(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "logistic":
+            return logistic(features, classes)
+        if name == "dnn":
+            return dnn(features, classes, hidden)
+        if name == "cnn":
+            if tuple(shape) != (1, 28, 28):
+                raise FederationError(
+                    f"the CNN takes images [1, 28, 28], got {tuple(shape)}; load the data with image=28"
+                )
+            return cnn(classes)
+        if name == "rnn":
+            if features % STEPS:
+                raise FederationError(f"{features} features do not divide into {STEPS} steps; pad them to a multiple")
+            return GRUClassifier(features // STEPS, 32, classes)
+    raise FederationError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+
 
 ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, Square)
 BETWEEN = (*ELEMENTWISE, nn.Flatten, nn.MaxPool2d, nn.AvgPool2d, nn.Identity, nn.Dropout)
@@ -191,3 +275,105 @@ def _linear(name: str, module: nn.Linear | nn.Conv2d, x: torch.Tensor, after: nn
     patches = F.unfold(numbers, module.kernel_size, module.dilation, module.padding, module.stride)
     shape = tuple(module(x).shape[1:])
     return Layer(name, module.out_channels, patches.shape[1], patches[0].long() - 1, shape, after)
+
+
+# FedAvg (McMahan et al., 2017): the rounds whose local models are valued. In the clear, or apart (`apart.py`).
+#
+# Models are averaged in whole multiples of 2^-30, so that a sum of shares is the sum of the models bit for bit.
+
+
+State = dict[str, torch.Tensor]
+AVERAGED_BITS = 30
+"""Fraction bits of the models that are averaged."""
+
+
+@renamed_fields(batch="batch_size", decay="weight_decay")
+@dataclass(frozen=True)
+class Training:
+    """Local training in each round: epochs, batch size, Adam's rate, and a weight decay that keeps weights small."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 1e-2
+    weight_decay: float = 1e-4
+
+    def __post_init__(self):
+        if self.epochs < 1 or self.batch_size < 1 or not self.lr > 0:
+            raise FederationError(f"training needs positive epochs, batch_size and lr, got {self}")
+
+
+RATES = {"logistic": 1e-2, "cnn": 3e-3, "dnn": 5e-3, "rnn": 1e-2}
+"""Learning rates with which the bundled data trains well and a square activation's outputs stay within the format."""
+
+
+def fedavg(
+    model: nn.Module,
+    train: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    rounds: int,
+    how: Training = Training(),
+    *,
+    attending: Mapping[str, range] | None = None,
+    seed: int = 0,
+) -> tuple[list[dict[str, State]], list[dict[str, float]]]:
+    """Local models of every round, and the clients' aggregation weights: their numbers of training samples.
+
+    Args:
+        model: gives the architecture and the first global model; not changed.
+        train: each client's samples.
+        attending: rounds (from 0) that a client attends; all unless named. Clients may join and leave.
+        seed: of the batches.
+    """
+    if rounds < 1:
+        raise FederationError(f"at least one round, got {rounds}")
+    current = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    models, weights = [], []
+    for t in range(rounds):
+        there = [n for n in train if attending is None or t in attending.get(n, range(rounds))]
+        if not there:
+            raise FederationError(f"nobody attends round {t + 1}")
+        local = {n: local_model(model, current, *train[n], how, derive(seed, n, t)) for n in there}
+        models.append(local)
+        weights.append({n: float(len(train[n][1])) for n in there})
+        total = sum(weighted(local[n], len(train[n][1])) for n in there)
+        current = average(torch.as_tensor(total), sum(len(train[n][1]) for n in there), current)
+    return models, weights
+
+
+def weighted(state: Mapping[str, torch.Tensor], weight: int) -> torch.Tensor:
+    """A model times its aggregation weight as whole numbers, int64 [parameters]: what is added up, or shared.
+
+    Raises:
+        FixedPointRangeError: a parameter times the weight of 2^32 and more.
+    """
+    flat = torch.cat([value.detach().double().flatten() for value in state.values()])
+    largest = float(flat.abs().max()) * weight
+    if not largest < 2.0 ** (62 - AVERAGED_BITS):
+        raise FixedPointRangeError(
+            f"a local model has a parameter which, times its weight of {weight}, is {largest:.3g}; averages take less "
+            f"than 2^{62 - AVERAGED_BITS}: train with a smaller rate"
+        )
+    return (flat * 2.0**AVERAGED_BITS).round().long() * weight
+
+
+def average(total: torch.Tensor, whole: int, like: Mapping[str, torch.Tensor]) -> State:
+    """The global model from the sum of `weighted` models, mod 2^64, and of their weights."""
+    flat, found = total.double() / (whole * 2.0**AVERAGED_BITS), {}
+    for name, value in like.items():
+        found[name], flat = flat[: value.numel()].view(value.shape).to(value.dtype), flat[value.numel() :]
+    return found
+
+
+def local_model(model: nn.Module, start: State, x, y, how: Training, seed: int) -> State:
+    """What a client makes of the global model in a round, on its own samples."""
+    net = copy.deepcopy(model)
+    net.load_state_dict(start)
+    net.train()
+    optimiser = torch.optim.Adam(net.parameters(), how.lr, weight_decay=how.weight_decay)
+    order = generator(seed, "batches")
+    for _ in range(how.epochs):
+        for part in torch.randperm(len(y), generator=order).split(how.batch_size):
+            optimiser.zero_grad(set_to_none=True)
+            F.cross_entropy(net(x[part]), y[part]).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimiser.step()
+    return {k: v.detach().clone() for k, v in net.state_dict().items()}

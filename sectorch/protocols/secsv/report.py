@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ...choreography import PROTOCOLS
+from ...display import Plot
 from ...federated.outcome import Outcome
-from ...plots import Plot
-from .intervals import LEVEL, MOST, Gains, of_rounds
 from .settings import Settings
-from .skip import error_bound
-from .spent import communication
-from .values import error, members, total
+from .testing import communication
+from .values import LEVEL, MOST, Gains, error, error_bound, members, of_rounds, total
 
 
 @dataclass

@@ -6,25 +6,477 @@ C is a client, P the principal and X the auxiliary server; `client.py` and `serv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ... import ckks
-from ...choreography import Located, Message, Net, protocol
-from ...choreography.located import running
-from ...choreography.steps import Runtime
-from . import client, server
-from .errors import FederationError
-from .pairs import Both, multiply, open_matches, sent, to_both, truncate
-from .parties import TWO_SERVERS
-from .program import Layer, Program
-from .public import Format, Public
-from .routing import Route, plan
-from .secure import SecureTester
-from .skip import bits
-from .testing import TestSet
-from .values import members
+from ...choreography import Located, Message, Net, Party, leaf, protocol, with_shapes
+from ...choreography.located import run_in
+from ...choreography.net import Runtime
+from ...ckks.linalg import SEED_WORDS, decrypt_columns, encrypt_matrix, residues, second, to_centred, uniform
+from ...ckks.linalgloops import add_centred, reduce_residues
+from ...ckks.scheme.ciphertext import Cipher, settle
+from ...ckks.tensor.ckks_tensor import zeros
+from ...errors import FixedPointRangeError
+from ...ring.jit import run_in_threads
+from .program import Layer, Program, gates
+from .public import WEIGHT_BITS, Field, Format, Public
+from .secure import TWO_SERVERS, SecureTester
+from .settings import Route, plan
+from .testing import TestSet, during, tally, work
+from .values import CorruptedCiphertextError, FederationError, bits, members
+
+# What a client of SecSV computes alone: it encrypts, shares, and decrypts the layers that routes give to it.
+#
+# The clients share one CKKS key pair (SecSV, section 3: honest but curious, not colluding); no server has the secret
+# half. Each function here is a step of the choreography (`secsv.py`), on values that the client holds.
+
+
+Half = torch.Tensor
+"""One server's share: residues int64 [primes, ...]."""
+
+
+@with_shapes(lambda *_: None)
+def fits(public: Public, whose: str, x: torch.Tensor, *matrices: torch.Tensor) -> None:
+    """Look whether a local model and its outputs on the client's own samples fit the number format.
+
+    Args:
+        matrices: of each weight in the program's order, with the bias as the last column.
+
+    Raises:
+        FixedPointRangeError: a weight of 2^3 and more, or outputs beyond half of what the format holds.
+    """
+    largest = max(float(m.abs().max()) for m in matrices)
+    if not largest < 2.0 ** (7 - WEIGHT_BITS):
+        raise FixedPointRangeError(
+            f"{whose}'s model has a weight of {largest:.3g}; weights stay below 2^{7 - WEIGHT_BITS}: "
+            f"use weight decay, or scale the inputs up"
+        )
+    reached = public.program.run(public.program.parts(matrices), x)[1]
+    if reached >= 2.0**public.form.value_bits / 2:
+        raise FixedPointRangeError(
+            f"{whose}'s model reaches {reached:.3g} on its own samples, too close to the limit of "
+            f"2^{public.form.value_bits}; scale the inputs down, or raise value_bits and lower frac_bits"
+        )
+
+
+def _encrypted_shapes(public: Public, layer: Layer, *_) -> tuple[torch.Tensor, torch.Tensor]:
+    half = torch.empty(
+        layer.inner + 1, len(public.primes), public.keys.parameters.degree, dtype=torch.int32, device="meta"
+    )
+    return half, half.new_empty(SEED_WORDS)
+
+
+@work("encryption", _encrypted_shapes)
+def encrypted(public: Public, layer: Layer, matrix: torch.Tensor, keys: ckks.Keys) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [d_out, d_in + 1], its bias the last column, under the joint secret key: the first halves of d_in + 1
+    ciphertexts, int32 [d_in + 1, primes, N], and the seed of the second ones.
+    """
+    return encrypt_matrix(public.layout(layer), matrix * 2.0**WEIGHT_BITS, keys)
+
+
+def _shared_shapes(public: Public, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    shape = len(public.primes), public.program.features, len(x)
+    features = torch.empty(shape, dtype=torch.int64, device="meta")
+    unary = features.new_empty(1, public.program.classes, len(x))
+    return features, unary, features, unary
+
+
+@work("sharing", _shared_shapes)
+def shared(public: Public, x: torch.Tensor, labels: torch.Tensor) -> tuple[Half, Half, Half, Half]:
+    """For P and for X a share of the features [primes, d, m] and of the labels in unary, mod q_0 [1, classes, m]."""
+    field, unary = public.field, F.one_hot(labels, public.program.classes).t()
+    features = field.share(field.encode(x.reshape(len(x), -1).t()))
+    truth = field.first.share(field.first.reduce(unary))
+    return features[0], truth[0], features[1], truth[1]
+
+
+def _decrypted_shapes(
+    public: Public, layer: Layer, output: torch.Tensor, weight: int, parts: Sequence[int], *_
+) -> torch.Tensor:
+    return torch.empty(sum(parts), *layer.shape, dtype=torch.float64, device="meta")
+
+
+@work("decryption", _decrypted_shapes)
+def decrypted(
+    public: Public, layer: Layer, output: torch.Tensor, weight: int, parts: Sequence[int], whose: str, keys: ckks.Keys
+) -> torch.Tensor:
+    """A layer's outputs [samples, *shape], float64.
+
+    Args:
+        parts: how many samples share ciphertexts, one number after the other.
+
+    Raises:
+        CorruptedCiphertextError: outputs that no honest computation gives.
+    """
+    primes, layout = torch.tensor(public.lowered).view(-1, 1), public.layout(layer)
+    tiles = [layout.tiles(layer.columns * samples) for samples in parts]
+    expected = tuple(public.outputs(sum(tiles)).shape)
+    if tuple(output.shape) != expected or bool((output < 0).any()) or bool((output >= primes).any()):
+        raise CorruptedCiphertextError(
+            f"{whose} got {tuple(output.shape)} words, no ciphertexts of shape {expected} under "
+            f"the clients' key; the batch was not counted: run again from the folder"
+        )
+    slots = decrypt_columns(layout, output, keys, public.output_scale) / weight
+    if not float(slots.abs().max()) <= 2.0**public.form.value_bits:
+        raise CorruptedCiphertextError(
+            f"{whose} decrypted a value beyond 2^{public.form.value_bits}: a message was corrupted, or "
+            f"the model leaves the number format; the batch was not counted: run again from the folder"
+        )
+    found = [
+        layer.outputs(columns[: layer.rows, : layer.columns * samples], samples)
+        for columns, samples in zip(slots.split([layout.columns * n for n in tiles], dim=1), parts, strict=True)
+    ]
+    return torch.cat(found)
+
+
+def _activated_shapes(public: Public, layer: Layer, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = layer.after(values[:1])
+    half = torch.empty(len(public.primes), out[0].numel(), len(values), dtype=torch.int64, device="meta")
+    return half, half
+
+
+@work("sharing", _activated_shapes)
+@torch.no_grad()
+def activated(public: Public, layer: Layer, values: torch.Tensor) -> tuple[Half, Half]:
+    """Shares of the next layer's features [primes, d, samples]."""
+    features = layer.after(values).reshape(len(values), -1).t()
+    return public.field.share(public.field.encode(features))
+
+
+def _material_shapes(primes: int, rows: int, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = torch.empty(3, primes, rows, len(values), dtype=torch.int64, device="meta")
+    return half, half
+
+
+@work("sharing", lambda public, values: _material_shapes(len(public.primes), public.program.state, values))
+def gate_material(public: Public, values: torch.Tensor) -> tuple[Half, Half]:
+    """For the next state z h + u of a GRU: material to multiply the servers' h by z, and add u."""
+    z, u = gates(values)
+    field = public.field
+    return _material(field, field.encode(z), field.encode(u, times=2))
+
+
+@work("sharing", lambda public, values: _material_shapes(1, public.program.classes, values))
+def match_material(public: Public, values: torch.Tensor) -> tuple[Half, Half]:
+    """Material to multiply the servers' labels by the predictions, both in unary and mod q_0."""
+    predicted = F.one_hot(values.argmax(1), public.program.classes).t()
+    field = public.field.first
+    return _material(field, field.reduce(predicted), None)
+
+
+def _material(field: Field, factor: Half, addend: Half | None) -> tuple[Half, Half]:
+    """For p h + a with p and a known here and h shared: shares of p, of a mask b, and of p b + a, [3, primes, ...].
+
+    The servers open h - b to each other; then p (h - b) + (p b + a) is linear in shares. This client sees nothing.
+    """
+    b = uniform(tuple(factor.shape[1:]), field.primes)
+    product = field.multiply(factor, b)
+    if addend is not None:
+        product = field.add(product, addend)
+    halves = [field.share(v) for v in (factor, b, product)]
+    at_P, at_X = (torch.stack([half[k] for half in halves]) for k in (0, 1))
+    return at_P, at_X
+
+
+# What a server of SecSV computes alone, on ciphertexts and its shares of the test data (Algorithms 3 and 4).
+#
+# Both servers compute the same. The auxiliary one adds a fresh encryption of zero to what it sends to the principal:
+# without, its partial output is a known linear map of its share, with the models' ciphertexts as coefficients, and the
+# principal, who has the same ciphertexts, could solve for the share.
+
+
+OFFSET_BITS = 30
+"""What is truncated is below 2^30 in magnitude: gates are below one, at twice the fraction bits."""
+Prepared = list[list[torch.Tensor]]
+"""A layer's encrypted matrix and bias as products want them, centred int32, a tensor for each prime; times aggregation
+weights."""
+
+
+def _opaque(*_) -> None:
+    """A value that stays at its owner has no shape to others."""
+
+
+def _like(public, x: torch.Tensor, *_) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@work("arithmetic", _opaque)
+def prepared(public: Public, layer: Layer, first: torch.Tensor, seed: torch.Tensor, weight: int) -> Prepared:
+    """A client's encrypted layer, as it was sent, times its aggregation weight."""
+    layout, primes = public.layout(layer), public.primes
+    other = second(seed, len(first), public.keys.parameters)
+    biases = torch.stack([first[-1], other[:, -1]])
+    ones = layout.constant(1 << public.field.frac_bits, primes)
+    addend = [
+        to_centred((bias_j.long() * weight).remainder_(q).mul_(ones_j).remainder_(q), q).to(torch.int32)
+        for bias_j, ones_j, q in zip(biases.unbind(1), ones, primes, strict=True)
+    ]
+    return [layout.prepare(first[:-1], other[:, :-1], primes, weight), addend]
+
+
+_SPAN = 1 << 12
+"""Residues of a row that are added up in one loop; N is a multiple."""
+
+
+def _pieces(residues: torch.Tensor) -> list[np.ndarray]:
+    """Rows of a matrix's residues, so many at a time that a sum of several stays in the cache."""
+    rows = residues.view(-1, _SPAN).numpy()
+    return [rows[start : start + 16] for start in range(0, len(rows), 16)]
+
+
+GROUP = 3
+"""Clients whose models' sums are kept: 2^3 - 1 of them for three models, in int32 no more memory than 5 of 8 bytes."""
+
+
+class Aggregation:
+    """A server's sums of a layer's encrypted models (Algorithm 3). One is good until the next is made.
+
+    The sums within a group of neighbouring clients are made once in a round, so that a coalition takes an addition for
+    each group and not for each member. The last one keeps its memory, for pages that were touched before are faster.
+    """
+
+    shapes = staticmethod(_opaque)
+
+    def __init__(self):
+        self._room: Prepared = []
+        self._kept: dict[tuple[int, ...], Prepared] = {}
+
+    def begun(self) -> None:
+        """Other models come."""
+        self._kept = {}
+
+    def __call__(self, public: Public, members: Sequence[int], *models: Prepared) -> Prepared:
+        """The coalition's layer, times the sum of its weights; centred."""
+        with during("arithmetic"):
+            groups: dict[int, dict[int, Prepared]] = {}
+            for i, model in zip(members, models, strict=True):
+                groups.setdefault(i // GROUP, {})[i] = model
+            first, *others = [self._within(public, tuple(group), [*group.values()]) for group in groups.values()]
+            if not others:
+                return first
+            self._room = self._room or _room(first)
+            return _added(public, self._room, first, *others)
+
+    def _within(self, public: Public, members: tuple[int, ...], models: list[Prepared]) -> Prepared:
+        if len(members) == 1:
+            return models[0]
+        if members not in self._kept:
+            before = self._within(public, members[:-1], models[:-1])
+            self._kept[members] = _added(public, _room(before), before, models[-1])
+        return self._kept[members]
+
+
+def _room(like: Prepared) -> Prepared:
+    return [[torch.empty_like(part) for part in half] for half in like]
+
+
+def _added(public: Public, out: Prepared, *models: Prepared) -> Prepared:
+    for half, rooms in enumerate(out):
+        for j, q in enumerate(public.primes):
+            parts = [_pieces(model[half][j]) for model in models]
+            for room, first, *others in zip(_pieces(rooms[j]), *parts, strict=True):
+                for other in others:
+                    add_centred(first, other, q, room, 0, len(room))
+                    first = room
+    return out
+
+
+def _chosen_shapes(tested: torch.Tensor, places: Sequence, count: int, *halves: torch.Tensor) -> torch.Tensor:
+    return halves[0].new_empty(*halves[0].shape[:2], count)
+
+
+@leaf(shapes=_chosen_shapes)
+def chosen(tested: torch.Tensor, places: Sequence[tuple[int, int]], count: int, *halves: Half) -> Half:
+    """Those samples of some clients that are to be tested, [primes, d, count].
+
+    Args:
+        tested: the set as a bitmap over all samples, uint8.
+        places: first sample and number of samples of each client.
+    """
+    flags = torch.from_numpy(np.unpackbits(tested.numpy(), bitorder="little")).bool()
+    taken = [half[:, :, flags[first : first + size]] for (first, size), half in zip(places, halves, strict=True)]
+    return torch.cat(taken, dim=2)
+
+
+@work("arithmetic", _opaque)
+def encoded(public: Public, layer: Layer, features: Half) -> list[torch.Tensor]:
+    """A share of the features as plaintexts of a layer's product, a tensor for each prime."""
+    return public.layout(layer).encode(layer.features(features), public.primes)
+
+
+def _output_shapes(public: Public, layer: Layer, samples: int, *_) -> torch.Tensor:
+    return public.outputs(public.layout(layer).tiles(layer.columns * samples))
+
+
+def _product(public: Public, layer: Layer, matrix: list, right: list) -> torch.Tensor:
+    out = public.layout(layer).multiply(matrix, right, public.primes, [q / 2 + 1 for q in public.primes])
+    tally(layer.inner * len(out))
+    return out
+
+
+def _lowered(public: Public, out: torch.Tensor) -> torch.Tensor:
+    """Rescaled by the last prime: what is only to be decrypted takes two. int64 [ciphertexts, 2, 2, N]."""
+    return settle(Cipher(out, public.keys, pending=1)).data
+
+
+@work("arithmetic", _output_shapes)
+def linear(public: Public, layer: Layer, samples: int, model: Prepared, right: list) -> torch.Tensor:
+    """The principal's part of a layer's outputs, encrypted: int64 [ciphertexts, 2, 2, N] (Algorithm 4, step 4)."""
+    out = _product(public, layer, model[0], right)
+    addend = torch.stack([residues(bias, q) for bias, q in zip(model[1], public.primes, strict=True)], dim=1)
+    return _lowered(public, _reduced(out.add_(addend), public.primes))
+
+
+@leaf(shapes=_output_shapes)
+def linear_hidden(public: Public, layer: Layer, samples: int, model: Prepared, right: list):
+    """The auxiliary server's part, without the bias, hidden by a fresh encryption of zero (Algorithm 4, step 5)."""
+    with during("arithmetic"):
+        out = _lowered(public, _product(public, layer, model[0], right))
+    return _hidden(public, out)
+
+
+def _hidden(public: Public, out: torch.Tensor) -> torch.Tensor:
+    with during("encryption"):
+        return _reduced(out.add_(zeros(Cipher(out, public.keys))), public.lowered)
+
+
+@work("arithmetic", _like)
+def combined(public: Public, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The encrypted output from both parts (Algorithm 4, step 6)."""
+    return _reduced(own + other, public.lowered)
+
+
+@leaf(shapes=lambda public, members, *parts: public.outputs(sum(len(part) for part in parts[::members])))
+def joined(public: Public, members: int, *parts: torch.Tensor) -> torch.Tensor:
+    """A coalition's first outputs from its members', for one owner of samples after the other; hidden by a fresh
+    encryption of zero, for what the members' sums were made of is the same in every coalition.
+
+    Args:
+        parts: of each owner those of each member.
+    """
+    with during("arithmetic"):
+        sums = []
+        for start in range(0, len(parts), members):
+            total = parts[start].clone()
+            for part in parts[start + 1 : start + members]:
+                total.add_(part)
+            sums.append(total)
+        out = torch.cat(sums)
+    return _hidden(public, out)
+
+
+def _reduced(sums: torch.Tensor, primes: Sequence[int]) -> torch.Tensor:
+    """Sums of residues int64 [n, 2, primes, N], reduced in place."""
+    run_in_threads(len(sums), reduce_residues, sums.numpy(), np.array(primes, np.float64))
+    return sums
+
+
+@work("sharing", _like)
+def masked(field: Field, h: Half, material: Half) -> Half:
+    """This server's half of h - b, for the other server; h is the state, or the labels."""
+    return field.subtract(h, material[1])
+
+
+@work("sharing", _like)
+def times(field: Field, own: Half, other: Half, material: Half) -> Half:
+    """This server's half of p h + a, from both halves of h - b."""
+    return field.add(field.multiply(material[0], field.add(own, other)), material[2])
+
+
+@work("sharing", lambda field, half: (half, half))
+def mask_sum(field: Field, half: Half) -> tuple[Half, Half]:
+    """The auxiliary server's side of a truncation: its half under a mask rho, and its half of the quotient.
+
+    rho is an integer of 40 and more bits above the value's size, so that value + rho tells the principal nothing.
+    """
+    rho = field.mask(tuple(half.shape[1:]))
+    quotient = field.subtract(torch.zeros_like(rho), field.shifted(rho))
+    return field.add(half, rho), quotient
+
+
+@work("sharing", _like)
+def quotient(field: Field, half: Half, hidden: Half) -> Half:
+    """The principal's half of floor(v / 2^frac_bits), within one unit of it: it sees v + rho + 2^30 only."""
+    offset = field.reduce(torch.full(tuple(half.shape[1:]), 1 << OFFSET_BITS))
+    above = field.shifted(field.add(field.add(half, hidden), offset))
+    lowered = field.reduce(torch.full(tuple(half.shape[1:]), 1 << (OFFSET_BITS - field.frac_bits)))
+    return field.subtract(above, lowered)
+
+
+@work("sharing", lambda field, half: half[:, 0])
+def matches(field: Field, half: Half) -> Half:
+    """This server's half of [prediction = label] for each sample: the product of both in unary, summed."""
+    return field.reduce_sum(half)
+
+
+@work("sharing", lambda field, own, other: own[0])
+def opened(field: Field, own: Half, other: Half) -> torch.Tensor:
+    """The opened matches, 0 or 1: int64 [samples]."""
+    return field.small(field.add(own, other))
+
+
+# What SecSV's servers compute on shares with each other: products with what a client knows, truncations, matches.
+
+
+class Both(NamedTuple):
+    """What P and X have: a located value of each, its share or its copy, or what each computes with."""
+
+    P: Any
+    X: Any
+
+
+def to_both(net: Net, at_P: Located, at_X: Located, label: str) -> Both:
+    C, P, X = net.C, net.P, net.X
+    return Both(sent(at_P, C, P, f"{label}_P").at(P), sent(at_X, C, X, f"{label}_X").at(X))
+
+
+def sent(residues: Located, src: Party, dst: Party, label: str) -> Located:
+    """Residues go as int32, for the primes are below 2^31."""
+    return residues.to(torch.int32).send(src, dst, label).to(torch.int64)
+
+
+@protocol("secsv_product", "docs/secsv.md", [
+    Message("material_P", "C", "P", "a share mod Q"), Message("material_X", "C", "X", "a share mod Q"),
+    Message("masked_P", "P", "X", "a mask of C, mod Q"), Message("masked_X", "X", "P", "a mask of C, mod Q"),
+], roles=TWO_SERVERS)  # fmt: skip
+def multiply(net: Net, field: Field, material: tuple[Located, Located], h: Both) -> Both:
+    """p h + a for shared h, with p and a known to C, who made `material` of them. Nobody learns anything.
+
+    Rounds 2; per element and prime 12 bytes to each server and 4 between them, each way.
+    """
+    P, X = net.P, net.X
+    m = to_both(net, *material, "material")
+    at_P = sent(masked(field, h.P, m.P), P, X, "masked_P")
+    at_X = sent(masked(field, h.X, m.X), X, P, "masked_X")
+    return Both(times(field, at_P, at_X, m.P), times(field, at_X, at_P, m.X))
+
+
+@protocol("secsv_truncate", "docs/secsv.md", [
+    Message("masked_sum", "X", "P", "a mask of X, statistically"),
+], roles=TWO_SERVERS)  # fmt: skip
+def truncate(net: Net, field: Field, v: Both) -> Both:
+    """floor(v / 2^frac_bits), within one unit. Rounds 1; 4 bytes per element and prime."""
+    hidden, at_X = net.fresh(net.X, mask_sum, field, v.X)
+    return Both(quotient(field, v.P, sent(hidden, net.X, net.P, "masked_sum")), at_X)
+
+
+@protocol("secsv_open", "SecSV, Algorithm 4, steps 12 to 14", [
+    Message("correct_P", "P", "X", "", "which samples are classified correctly"),
+    Message("correct_X", "X", "P", "", "which samples are classified correctly"),
+], roles=TWO_SERVERS)  # fmt: skip
+def open_matches(net: Net, field: Field, products: Both) -> Located:
+    """Whether prediction and label agree, int64 [samples] at P and X; equality only, not the difference of labels.
+
+    Rounds 1; 4 bytes a sample, each way.
+    """
+    at_P = sent(matches(field, products.P), net.P, net.X, "correct_P")
+    at_X = sent(matches(field, products.X), net.X, net.P, "correct_X")
+    return opened(field, at_P, at_X)
+
 
 SUMMED = 0.5
 """An estimate, of a whole ciphertext's cost: to add up, hide and decrypt one whose products are made. It decides only
@@ -62,7 +514,7 @@ def _format(value_bits: int, frac_bits: int | None) -> Format:
 ], roles=TWO_SERVERS)  # fmt: skip
 def share_samples(net: Net, public: Public, x: Located, labels: Located) -> tuple[Both, Both]:
     """C's features and its labels in unary, shared. Rounds 1; 12 bytes a feature and 4 a class, to each server."""
-    features_P, labels_P, features_X, labels_X = net.fresh(net.C, client.shared, public, x, labels)
+    features_P, labels_P, features_X, labels_X = net.fresh(net.C, shared, public, x, labels)
     return to_both(net, features_P, features_X, "features"), to_both(net, labels_P, labels_X, "labels")
 
 
@@ -77,15 +529,15 @@ def encrypt_model(net: Net, public: Public, x: Located, matrices: list[Located],
     Rounds 1; d_in + 1 halves of ciphertexts a layer to each server, and the seed of the others, which are uniform.
     x, C's own samples, show C whether the format holds.
     """
-    net.check(net.C, client.fits, public, str(net.C), x, *matrices)
+    net.check(net.C, fits, public, str(net.C), x, *matrices)
     model = {}
     for (name, layer), matrix in zip(public.program.weights.items(), matrices, strict=True):
-        half, seed = net.fresh(net.C, client.encrypted, public, layer, matrix, keys)
+        half, seed = net.fresh(net.C, encrypted, public, layer, matrix, keys)
         got = (
             (half.send(net.C, net.P, "model_P").at(net.P), seed.send(net.C, net.P, "seed_P").at(net.P)),
             (half.send(net.C, net.X, "model_X").at(net.X), seed.send(net.C, net.X, "seed_X").at(net.X)),
         )
-        model[name] = Both(*(server.prepared(public, layer, *m, weight) for m in got))
+        model[name] = Both(*(prepared(public, layer, *m, weight) for m in got))
     return model
 
 
@@ -106,11 +558,11 @@ def evaluate(
 ) -> Located:
     """A layer's outputs [samples, *shape] at C. Rounds 2; two messages of ceil(columns / 2W) ciphertexts."""
     what = public, layer, samples
-    at_X = net.fresh(net.X, server.linear_hidden, *what, model.X, right.X)  # 5
+    at_X = net.fresh(net.X, linear_hidden, *what, model.X, right.X)  # 5
     at_X = sent(at_X, net.X, net.P, "partial_output")
-    at_P = server.linear(*what, model.P, right.P)  # 4
-    output = sent(server.combined(public, at_P, at_X), net.P, net.C, "layer_output").at(net.C)  # 6
-    return client.decrypted(public, layer, output, sum(weights), (samples,), str(net.C), keys)  # 7
+    at_P = linear(*what, model.P, right.P)  # 4
+    output = sent(combined(public, at_P, at_X), net.P, net.C, "layer_output").at(net.C)  # 6
+    return decrypted(public, layer, output, sum(weights), (samples,), str(net.C), keys)  # 7
 
 
 @protocol("secsv_first", "SecSV, Algorithm 4, steps 4 to 6", [
@@ -123,9 +575,9 @@ def evaluate_first(net: Net, public: Public, samples: int, model: Both, right: B
     ceil(columns / 2W) ciphertexts.
     """
     what = public, public.program.layers[0], samples
-    at_X = net.fresh(net.X, server.linear_hidden, *what, model.X, right.X)  # 5
+    at_X = net.fresh(net.X, linear_hidden, *what, model.X, right.X)  # 5
     at_X = sent(at_X, net.X, net.P, "partial_output")
-    return server.combined(public, server.linear(*what, model.P, right.P), at_X)  # 4, 6
+    return combined(public, linear(*what, model.P, right.P), at_X)  # 4, 6
 
 
 @protocol("secsv_first_sum", "SecSV, Algorithm 4, steps 6 and 7", [
@@ -141,10 +593,10 @@ def open_first(
         parts: for each owner what `evaluate_first` gave of each member of the coalition.
     """
     every = [part for of_owner in parts for part in of_owner]
-    output = net.fresh(net.P, server.joined, public, len(weights), *every)
+    output = net.fresh(net.P, joined, public, len(weights), *every)
     output = sent(output, net.P, net.C, "layer_output").at(net.C)
     layer = public.program.layers[0]
-    return client.decrypted(public, layer, output, sum(weights), samples, str(net.C), keys)
+    return decrypted(public, layer, output, sum(weights), samples, str(net.C), keys)
 
 
 @protocol("secsv_features", "SecSV, Algorithm 4, step 9", [
@@ -152,7 +604,7 @@ def open_first(
 ], roles=TWO_SERVERS)  # fmt: skip
 def share_features(net: Net, public: Public, layer: Layer, values: Located) -> Both:
     """The next layer's features, activated by C and shared. Rounds 1; 12 bytes a feature to each server."""
-    at_P, at_X = net.fresh(net.C, client.activated, public, layer, values)
+    at_P, at_X = net.fresh(net.C, activated, public, layer, values)
     return to_both(net, at_P, at_X, "features")
 
 
@@ -170,7 +622,7 @@ class SecSVTester(SecureTester):
             form.check(keys.parameters.scale_bits)
             self.public = Public(program, form, self.public_keys)
         self._aggregated: tuple[int, dict[str, Both]] = 0, {}
-        self._sums = {name: Both(server.Aggregation(), server.Aggregation()) for name in program.weights}
+        self._sums = {name: Both(Aggregation(), Aggregation()) for name in program.weights}
         self._encoded: list[Both] = []
         self._outputs: dict[tuple[int, int], Located] = {}
 
@@ -287,26 +739,26 @@ class SecSVTester(SecureTester):
                 features = share_features(net, public, layer, values)  # 9
         net = self.nets[at]
         values = outputs(net, last, at)
-        material = net.fresh(net.C, client.match_material, public, values)  # 11
+        material = net.fresh(net.C, match_material, public, values)  # 11
         return open_matches(net, field.first, multiply(net, field.first, material, labels))  # 12-14
 
     def _next_state(self, net: Net, features: Both, values: Located) -> Both:
         """A GRU's features with the state z h + u, behind the input, in place of h."""
         field, hidden = self.public.field, self.program.state
-        with running(net):
+        with run_in(net):
             state, inputs = (Both(*(f[:, part] for f in features)) for part in (slice(-hidden, None), slice(-hidden)))
-            material = net.fresh(net.C, client.gate_material, self.public, values)
+            material = net.fresh(net.C, gate_material, self.public, values)
             state = truncate(net, field, multiply(net, field, material, state))
             return Both(*(torch.cat(parts, dim=1) for parts in zip(inputs, state, strict=True)))
 
     def _taken(self, what: int, route: Route, count: int, tested: Located | None) -> Both:
         """The servers' shares of the features (0) or labels (1) of a batch: of all its samples, or of those tested."""
         shares = zip(*(self._samples[i][what] for i in route.owners), strict=True)
-        with running(self.nets[0]):
+        with run_in(self.nets[0]):
             if tested is None:
                 return Both(*(torch.cat(halves, dim=2) for halves in shares))
             places = [(self.tests.first[i], self.tests.sizes[i]) for i in route.owners]
-            return Both(*(server.chosen(tested, places, count, *halves) for halves in shares))
+            return Both(*(chosen(tested, places, count, *halves) for halves in shares))
 
     def prepare(self):
         for i in self._models:
@@ -327,12 +779,12 @@ class SecSVTester(SecureTester):
         """Features with a recurrent layer's state behind them, which is zero at first."""
         if not self.program.state:
             return features
-        with running(self.nets[0]):
+        with run_in(self.nets[0]):
             return Both(*(F.pad(half, (0, 0, 0, self.program.state)) for half in features))
 
     def _encode(self, layer: Layer, features: Both) -> Both:
-        with running(self.nets[0]):
-            return Both(*(server.encoded(self.public, layer, half) for half in features))
+        with run_in(self.nets[0]):
+            return Both(*(encoded(self.public, layer, half) for half in features))
 
 
 def _there(features: Both | None) -> Both:

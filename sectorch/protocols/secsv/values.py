@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, permutations
 from math import comb
 from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ...data.seeds import generator
+from ...errors import CheckpointError as CheckpointError
+from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
+from ...errors import SectorchError
+from ...federated.errors import FederationError as FederationError
 
 Name = TypeVar("Name", int, str)
 """How a client is called: by its number, or by its name."""
@@ -61,3 +72,330 @@ def total(rounds: Iterable[Mapping[int, float]]) -> dict[int, float]:
 def error(estimated: Mapping[Name, float], exact: Mapping[Name, float]) -> float:
     """Euclidean distance, over the clients of either (SecSV, 7.1)."""
     return sum((estimated.get(i, 0.0) - exact.get(i, 0.0)) ** 2 for i in estimated.keys() | exact.keys()) ** 0.5
+
+
+# What can be wrong with a valuation. All are raised before anything is encrypted, unless they say otherwise.
+
+
+class RoutingError(FederationError):
+    """No client may decrypt some layer at the security level that was asked for.
+
+    Example:
+        client 3 owns the model under test and may not decrypt its outputs
+
+    What to do:
+        Ask for a lower routing level, or have more clients take part: every layer needs a client that may decrypt it.
+    """
+
+
+class EstimatorMissingError(SectorchError, ImportError):
+    """An estimator lives in a library that is not installed.
+
+    Example:
+        permutation sampling or KernelSHAP needs shapiq, which is not installed: pip install 'sectorch[shapley]', or use
+        estimator 'exact' or 'group-testing'
+
+    What to do:
+        `pip install 'sectorch[shapley]'`, or take an estimator that is here.
+    """
+
+
+# Confidence intervals of Shapley values, for payments: the test samples are the randomness.
+#
+# A client's value is the mean over the M test samples of its gains g: of a sample, the weighted mean over coalitions S
+# of [S + i is right] - [S is right], which lies in [-1, 1]; over T rounds their sum. The interval holds every mean mu
+# that the samples do not speak against. Whoever stakes a fixed share s of a fortune on g - mu wins nothing in
+# expectation:
+#
+#     E product over samples of (1 - s + s (1 + g) / (1 + mu)) <= 1
+#
+# for independent samples whose expectations' mean is mu, by the inequality of the means. They need not be alike, so
+# each owner's samples may come from a population of its own. By Markov's inequality such a fortune, and the mean of
+# several, passes 2/alpha with a probability of at most alpha/2; the same against 1 - g gives the other end. This holds
+# for any number of samples and any distribution of g. Source: Waudby-Smith and Ramdas (2024), Estimating means of
+# bounded random variables by betting, with constant stakes.
+#
+# Where of a coalition only the count is known (all of HESV's; else the first global model's), its hits are taken to
+# fall on the samples where they make the fortune least: those of what adds to the value on the samples that gained most
+# already, those of what takes off on the others, for the logarithm of a fortune is a concave function of each gain. The
+# interval is then wider, never narrower. A coalition that was not tested may have been right on none or on all, so an
+# estimator's sampling error is in the interval too.
+
+
+LEVEL = 0.95
+"""Of each interval by itself: of twenty, one may fail."""
+MOST = 12
+"""Clients of a round: every coalition is gone through for each of them."""
+_STEPS = 50
+"""Halvings of the range in which an end is sought."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What is known of the samples that a coalition's model classifies correctly.
+
+    Attributes:
+        each: of every sample, bool [M]; None where only the count is known, or nothing.
+        least, most: the count.
+    """
+
+    each: np.ndarray | None
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, record: Mapping | None, samples: int) -> Hits:
+        """From the record of a test; None where there was none."""
+        if record is None:
+            return cls(None, 0, samples)
+        if record["samples"] is None:
+            return cls(None, record["right"], record["right"])
+        packed = int(record["samples"], 16).to_bytes(-(-samples // 8), "little")
+        each = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[:samples].astype(bool)
+        return cls(each, int(each.sum()), int(each.sum()))
+
+
+@dataclass(frozen=True)
+class Gains:
+    """A client's gains on M samples in so many rounds, as far as they are known.
+
+    Attributes:
+        rounds: how many were added up.
+        known: what the coalitions of which each sample is known come to, float64 [M].
+        counted: the coefficients and the hits of the other coalitions.
+    """
+
+    rounds: int
+    known: np.ndarray
+    counted: tuple[tuple[float, Hits], ...]
+
+    def __add__(self, other: Gains) -> Gains:
+        return Gains(self.rounds + other.rounds, self.known + other.known, self.counted + other.counted)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Both ends; each is passed with a probability of at most (1 - level) / 2.
+
+        Error: 1e-12 of rounding, and 2^-50 of the range.
+        """
+        low, high = (self._end(sign, level) for sign in (1, -1))
+        return self.rounds * low, -self.rounds * high
+
+    def _end(self, sign: int, level: float) -> float:
+        """The least mean of sign * gains / rounds that the samples do not speak against."""
+        spread, samples = np.sort(sign * self.known), len(self.known)
+        for coefficient, hits in self.counted:
+            if sign * coefficient > 0:
+                spread[samples - hits.least :] += sign * coefficient
+            else:
+                spread[: hits.most] += sign * coefficient
+        gains, counts = np.unique(np.round(spread / self.rounds, 12), return_counts=True)
+        passed = math.log(2 / (1 - level))
+        shares = np.array(_stakes(samples, passed))[:, None]
+
+        def fortune(mean: float) -> float:
+            logs = np.log1p(shares * ((1 + gains) / (1 + mean) - 1)) @ counts
+            top = float(np.max(logs))
+            return top + math.log(float(np.exp(logs - top).mean()))
+
+        low, high = -1.0, 1.0  # the fortune falls with the mean
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if fortune(middle) >= passed else (low, middle)
+        return low
+
+
+def _stakes(samples: int, passed: float) -> list[float]:
+    """The best stake for gains as spread out as can be, then twice it, and so on below one."""
+    out = [min(0.5, math.sqrt(2 * passed / samples))]
+    while 2 * out[-1] < 1:
+        out.append(2 * out[-1])
+    return out
+
+
+def gains(players: Sequence[int], hits: Callable[[int], Hits], samples: int, player: int) -> Gains:
+    """A client's gains in one round; hits of 0 are nobody's."""
+    n, known, counted = len(players), np.zeros(samples), []
+    for mask in [0, *coalitions(players)]:
+        others = mask.bit_count() - (mask >> player & 1)
+        coefficient = (1 if mask >> player & 1 else -1) / (n * math.comb(n - 1, others))
+        found = hits(mask)
+        if found.each is None:
+            counted.append((coefficient, found))
+        else:
+            known += coefficient * found.each
+    return Gains(1, known, tuple(counted))
+
+
+def of_rounds(
+    rounds: Sequence[tuple[Sequence[int], Mapping[int, dict], float]], samples: int, previous: bool
+) -> list[dict[int, Gains]]:
+    """Every client's gains in every round, from what was recorded.
+
+    Args:
+        rounds: of each its players, the records by coalition, and nobody's utility.
+        previous: nobody's model is that of everybody in the round before; else nobody is right on no sample.
+    """
+    out: list[dict[int, Gains]] = []
+    last: Hits | None = None
+    for players, records, nobody in rounds:
+        count = round(nobody * samples)
+        first = Hits(None, count, count) if previous else Hits(np.zeros(samples, bool), 0, 0)
+        hits = {mask: Hits.of(records.get(mask), samples) for mask in coalitions(players)}
+        hits[0] = first if last is None or not previous else last
+        out.append({i: gains(players, hits.__getitem__, samples, i) for i in players})
+        last = hits[coalition(players)]
+    return out
+
+
+__all__ = ["LEVEL", "MOST", "Gains", "Hits", "gains", "of_rounds"]
+
+
+# Other measures of contribution from the same secure utilities (SecSV, section 6.2.5).
+#
+# They take a cached function of coalitions like the estimators, so that after a valuation most cost no further test.
+
+
+def contribution_index(players: Sequence[int], v: Utility) -> dict[int, float]:
+    """Song et al. (2019), single-round: Shapley values divided by their sum of magnitudes; 0 where all are 0."""
+    values = shapley(players, v)
+    whole = sum(abs(x) for x in values.values())
+    return {i: x / whole if whole else 0.0 for i, x in values.items()}
+
+
+def group_values(groups: Sequence[Sequence[int]], v: Utility) -> list[float]:
+    """Ma et al. (2021): Shapley values of groups of clients, each group one player.
+
+    Raises:
+        FederationError: a client in two groups, or an empty group.
+    """
+    flat = [i for group in groups for i in group]
+    if len(set(flat)) < len(flat) or not all(groups):
+        raise FederationError(f"groups must not be empty nor share a client, got {[list(g) for g in groups]}")
+    masks = [coalition(group) for group in groups]
+
+    def grouped(mask: int) -> float:
+        return v(sum(masks[k] for k in range(len(masks)) if mask >> k & 1))
+
+    values = shapley(range(len(groups)), grouped)
+    return [values[k] for k in range(len(groups))]
+
+
+def truncated(
+    players: Sequence[int], v: Utility, *, orders: int = 20, tolerance: float = 1e-3, seed: int = 0
+) -> dict[int, float]:
+    """Truncated Monte Carlo (Ghorbani and Zou, 2019; Wei et al., 2020, for rounds of FL).
+
+    In each order of the clients, marginal gains are taken as 0 once the coalition's utility is within `tolerance` of
+    everybody's. If there are at most `orders` orders, all are used.
+    """
+    everyone = v(coalition(players))
+    out = dict.fromkeys(players, 0.0)
+    chosen = _orders(players, orders, seed)
+    for order in chosen:
+        mask, before = 0, v(0)
+        for player in order:
+            mask |= 1 << player
+            after = before if abs(everyone - before) < tolerance else v(mask)
+            out[player] += (after - before) / len(chosen)
+            before = after
+    return out
+
+
+def gtg(
+    rounds: Sequence[tuple[Sequence[int], Utility]],
+    *,
+    orders: int = 20,
+    between: float = 1e-3,
+    within: float = 1e-3,
+    seed: int = 0,
+) -> dict[int, float]:
+    """GTG-Shapley (Liu et al., 2022): rounds whose global model gained at most `between` over the one that they began
+    with count 0; within a round, `truncated` with guided orders: every client comes first equally often.
+    """
+    out: dict[int, float] = {}
+    for t, (players, v) in enumerate(rounds):
+        everyone = v(coalition(players))
+        values = dict.fromkeys(players, 0.0)
+        if abs(everyone - v(0)) > between:
+            values = _guided(players, v, everyone, orders, within, seed + t)
+        for i, x in values.items():
+            out[i] = out.get(i, 0.0) + x
+    return out
+
+
+def _guided(players, v: Utility, everyone: float, orders: int, tolerance: float, seed: int) -> dict[int, float]:
+    draw = generator(seed, "gtg")
+    out = dict.fromkeys(players, 0.0)
+    count = max(1, -(-orders // len(players)))
+    for _ in range(count):
+        for first in players:
+            rest = [p for p in players if p != first]
+            order = [first, *(rest[k] for k in torch.randperm(len(rest), generator=draw).tolist())]
+            mask, before = 0, v(0)
+            for player in order:
+                mask |= 1 << player
+                after = before if abs(everyone - before) < tolerance else v(mask)
+                out[player] += (after - before) / (count * len(players))
+                before = after
+    return out
+
+
+def _orders(players: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
+    every = 1
+    for k in range(2, len(players) + 1):
+        every *= k
+    if every <= count:
+        return list(permutations(players))
+    draw = generator(seed, "orders")
+    return [tuple(players[k] for k in torch.randperm(len(players), generator=draw).tolist()) for _ in range(count)]
+
+
+# SampleSkip (SecSV, section 5.3, Algorithms 6 and 7): samples that need not be tested again.
+#
+# A set of samples is an integer, bit k standing for sample k. A sample that two models classify correctly is counted as
+# correct for their aggregation. For linear classifiers that is a theorem (6.3): the score of every class is linear in
+# the model, and so is its lead over each other class. For others it is a guess that is right for nearly all samples.
+
+
+def skippable(mask: int, correct: Mapping[int, int]) -> int:
+    """Algorithm 7: the union over pairs (A, B), A + B = S, of the samples that both classify correctly.
+
+    Args:
+        mask: the coalition S.
+        correct: the samples that the model of each tested coalition classifies correctly.
+    """
+    found, part = 0, (mask - 1) & mask
+    while part:
+        other = mask ^ part
+        if part < other:  # each pair once
+            break
+        if part in correct and other in correct:
+            found |= correct[part] & correct[other]
+        part = (part - 1) & mask
+    return found
+
+
+def error_bound(rounds: int, wrongly: float) -> float:
+    """Lemma 6.4: what SampleSkip changes any client's value by at most, over so many rounds.
+
+    Args:
+        wrongly: the largest share of test samples that were skipped wrongly, over all aggregated models.
+
+    A utility that skipping overstates is too large by at most `wrongly`, so a gain is off by no more either way, and a
+    round's value is a weighted mean of gains.
+    """
+    return rounds * wrongly
+
+
+def bits(indices: Iterable[int]) -> int:
+    """A set of samples from their numbers."""
+    indices = np.fromiter(indices, np.int64)
+    flags = np.zeros(int(indices.max()) + 1 if len(indices) else 0, np.uint8)
+    flags[indices] = 1
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+def numbers(samples: int) -> list[int]:
+    """The numbers of the samples in a set."""
+    packed = np.frombuffer(samples.to_bytes(-(-samples.bit_length() // 8), "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()

@@ -82,7 +82,7 @@ def hook(events: Events, recorder: Recorder, serves: bool, port: int | None) -> 
     from sectorch.choreography.run.party import PartyRuntime
     from sectorch.network.parties import client
     from sectorch.network.receipts.receipts import Receipts
-    from sectorch.network.wire import link
+    from sectorch.network.wire import channel
 
     send, receive = PartyRuntime._send, PartyRuntime._receive
 
@@ -112,7 +112,7 @@ def hook(events: Events, recorder: Recorder, serves: bool, port: int | None) -> 
     Receipts._write = around("receipt", True, Receipts._write)
     client.Connection._ask = around("ask", True, client.Connection._ask)
     if serves:
-        link.Link._route = around("frame", False, link.Link._route)
+        channel.Link._route = around("frame", False, channel.Link._route)
     if port is not None:
         dial = client.dial
         client.dial = lambda address, *args, **more: dial(f"localhost:{port}", *args, **more)

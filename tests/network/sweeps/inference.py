@@ -25,9 +25,9 @@ def made(folder: Path) -> int:
     from sectorch.network import Pins
     from sectorch.network.identity.authority import make_authority
     from sectorch.network.identity.identity import fingerprint_of
-    from sectorch.network.parties.stage import enrol
-    from sectorch.nn.model_file import save_model
     from sectorch.nn.models import ZOO
+    from sectorch.serving.model_file import save_model
+    from sectorch.testing.local_network import enrol
 
     folder.mkdir(parents=True)
     make_authority(folder)
@@ -54,7 +54,7 @@ def asking(asks: Mapping[str, Any]) -> int:
 
     from sectorch.errors import SectorchError
     from sectorch.network import Pins, Store, connect
-    from sectorch.network.identity.certificates import Credentials
+    from sectorch.network.identity.identity import Credentials
 
     folder, run = Path(asks["folder"]), Path(asks["run"])
     credentials = Credentials.read(folder / "alice.pem", folder / "alice-key.pem", folder / "ca.pem")

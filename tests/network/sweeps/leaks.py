@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 P_VALUE = 1e-12
-"""Of each test; see sectorch/testing/uniform.py."""
+"""Of each test; see sectorch/testing/outcomes.py."""
 DIFFERENT = 0.4
 """Of the bytes of two messages, so many differ where nothing is used again: a tag of CaPriDe's is half the identity of
 the keys, and of the 16 other bytes four are the same by chance once in two million pairs."""

@@ -1,0 +1,675 @@
+"""A program's steps as this process takes part in them, on values of its own.
+
+Whoever runs a choreography verb by verb works out who holds what, checks every message against its declaration, and
+follows every shape. None of this depends on the call: a `Part` takes the steps of a traced program in their order, with
+the same draws and messages. (Choreographic programming calls one party's part the endpoint projection.) Messages
+between others stay in it, for observers are told of them too.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import BuiltinFunctionType
+from typing import Any, Protocol, final, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ...errors import ArgumentError, DtypeError, MaterialError, SectorchError, ShapeError
+from ..net import Compute, Draw, Move, Party, Phase, Runtime, Step
+from ..pages import give_back
+from ..shapes import shape_of
+from .trace import Input, Node, OperandRef, Program, Slot, garbage_collection_paused
+
+# Offline material: everything of a call that does not depend on the query, made ahead of it.
+
+
+@dataclass
+class Material:
+    """What a party keeps of the offline steps of one call. Its repr shows no content.
+
+    Attributes:
+        call: the call that it is for.
+        session: the session that it is of.
+        program: the digest of its program.
+        setup: the number of the setup that it was made with, which is one model's.
+        values: what the online steps use, in the order of the program.
+    """
+
+    call: int
+    session: bytes
+    program: str
+    setup: int | None
+    values: list[Any] | None = field(repr=False)
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    """What was brought into it; not kept on disk, where a party has one model."""
+    _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def take(self, session: bytes, program: str, setup: int | None) -> list[Any]:
+        """Its values, once: its masks hide one query. Whoever is refused leaves it as it was.
+
+        Args:
+            setup: None where a session has one model only, and was taken up again.
+
+        Raises:
+            MaterialError: it is of another session, program or model, or was used already.
+        """
+        if self.session != session:
+            raise MaterialError("the prepared material belongs to another session")
+        if self.program != program:
+            raise MaterialError("the material was prepared for another program, other shapes or other arguments")
+        if setup is not None and self.setup != setup:
+            raise MaterialError("the material was prepared for another model, or for other weights")
+        if not self._claimed.acquire(blocking=False):
+            raise MaterialError(f"the material of call {self.call} was used already; prepare it again")
+        values, self.values = self.values or [], None
+        return values
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        held = {v.untyped_storage().data_ptr(): v for v in self.values or () if isinstance(v, torch.Tensor)}
+        return sum(v.untyped_storage().nbytes() for v in held.values())
+
+
+@final
+@dataclass(slots=True)
+class ConstantValue:
+    """A value that is the same in every call: public, or a shape where its content is not here. It does not change."""
+
+    value: Any
+
+
+@dataclass(slots=True)
+class ProjectedStep:
+    """A step with the places of its values here.
+
+    Attributes:
+        outputs: which of the results are used later, and where they go; None stands for a single result.
+        place: where in the model it belongs, for errors.
+        held: whether what it is taken on is here.
+        needed: the values that it takes.
+        drops: the values that nothing after it needs.
+    """
+
+    step: Step
+    sources: tuple[Slot | ConstantValue, ...]
+    outputs: list[tuple[int | None, Slot]]
+    place: str
+    fits: bool
+    held: bool
+    needed: frozenset[Slot]
+    drops: tuple[Slot, ...] = ()
+
+    def take(self, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
+        """Take the step on the values at its places, and put its results there."""
+        take([self], runtime, call, values)
+
+
+def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Party]) -> list[ProjectedStep]:
+    """The steps that somebody who is here takes part in, and all messages.
+
+    Args:
+        shapes: what the program's values look like where they are absent.
+    """
+    found = []
+    for node in nodes:
+        if not node.step.owners & here and not isinstance(node.step, Move):
+            continue
+        held = bool(node.step.holders & here)
+        sources = tuple([
+            (o.slot if held else ConstantValue(shapes[o.slot])) if type(o) is OperandRef else ConstantValue(o if held else shape_of(o))
+            for o in node.operands
+        ])  # fmt: skip
+        outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]
+        first = shapes[node.operands[0].slot] if node.operands and type(node.operands[0]) is OperandRef else None
+        fits = not node.many and _alike(first, node.results[0])
+        needed = frozenset(node.taken if held else ())
+        found.append(ProjectedStep(node.step, sources, outputs, node.place, fits, held, needed))
+    return found
+
+
+def _alike(x: Any, y: Any) -> bool:
+    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    return tensors and (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+def _shapes_of(program: Program) -> dict[Slot, Any]:
+    """What every value of a program looks like, as meta tensors."""
+    found = {slot: value for node in program.nodes for slot, value in zip(node.slots, node.results, strict=True)}
+    return found | {i.slot: torch.empty(i.shape, dtype=i.dtype, device="meta") for i in program.inputs}
+
+
+class Projection:
+    """The part of a program that a process takes which is the parties `here`. It holds no secret.
+
+    Attributes:
+        shapes: what all values of the program look like.
+        settled, settled_online: the values of the setup that a call needs, and those that its online steps need.
+        kept: the places of what the online steps use of those ahead of the query.
+    """
+
+    def __init__(self, program: Program, here: frozenset[Party]):
+        self.program, self.here = program, here
+        self.splits: dict[Any, Any] = {}  # `split.split_of`
+        self.shapes = _shapes_of(program)
+        lines = lines_of(program.call, self.shapes, here)
+        made = {slot for line in lines for _, slot in line.outputs}
+        self._results = [_result(y, made, program.call) for y in program.leaves]
+        learned = {slot for slot in self._results if type(slot) is not ConstantValue}
+        lines = _sends_first(_in_place(_needed(lines, learned), learned), here)
+        offline = [line for line in lines if line.step.phase != Phase.ONLINE]
+        online = [line for line in lines if line.step.phase == Phase.ONLINE]
+        first = {slot for line in offline for _, slot in line.outputs}
+        after = {slot for line in online for slot in line.needed}
+        needed = learned.union(*(line.needed for line in lines))
+        for line in lines:
+            line.outputs = [(i, slot) for i, slot in line.outputs if slot in needed]
+        self.kept = sorted(first & (after | learned))
+        self._all, self._learned, self._phases = with_drops(lines, learned), learned, (offline, online)
+        brought: dict[Slot, Input] = {i.slot: i for i in program.inputs}
+        self.settled_online = after - made - set(brought)
+        self.settled = needed - made - set(brought)
+        self._inputs = [[brought[slot] for slot in sorted(set(brought) & some)] for some in (needed, after)]
+        self._inputs.insert(1, [brought[slot] for line in offline for slot in sorted(line.needed & set(brought))])
+
+    def __repr__(self) -> str:
+        return f"Part({len(self._phases[0])} offline steps, {len(self._phases[1])} online)"
+
+    @cached_property
+    def offline(self) -> list[ProjectedStep]:
+        """The steps ahead of the query, in their order."""
+        return with_drops(self._phases[0], set(self.kept))
+
+    @cached_property
+    def online(self) -> list[ProjectedStep]:
+        """The steps that need it, in their order."""
+        return with_drops(self._phases[1], self._learned)
+
+    @property
+    def lines(self) -> list[ProjectedStep]:
+        """All steps of a call, in their order."""
+        return self._all
+
+    @property
+    def brought(self) -> list[Input]:
+        """What the parties bring into a call."""
+        return self._inputs[0]
+
+    def call(self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+        """The whole call.
+
+        Args:
+            call: its number, which addresses its randomness.
+            settled: the values of the setup. inputs: by name.
+        """
+        return self.learned(self._taken(self._all, runtime, call, settled, bring_inputs(self._inputs[0], inputs)))
+
+    def prepare(
+        self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]
+    ) -> list[Any]:
+        """The offline steps; what the online ones use of them, in the order of their places."""
+        values = self._taken(self.offline, runtime, call, settled, bring_inputs(self._inputs[1], inputs))
+        return [values[slot] for slot in self.kept]
+
+    def resume(
+        self,
+        runtime: Runtime,
+        material: Material,
+        setup: int | None,
+        settled: Mapping[Slot, Any],
+        inputs: Mapping[str, torch.Tensor],
+    ) -> Any:
+        """The online steps on what was prepared, which is used up.
+
+        Raises:
+            MaterialError: it was used, or is of another session, program or model.
+        """
+        check_fixed_inputs(material.inputs, inputs, "the material was prepared")
+        brought = bring_inputs(self._inputs[2], inputs)
+        kept = material.take(runtime.session, self.program.digest, setup)
+        if len(kept) != len(self.kept):
+            raise MaterialError("the material was prepared by another party")
+        brought |= zip(self.kept, kept, strict=True)
+        return self.learned(self._taken(self.online, runtime, material.call, settled, brought))
+
+    def _taken(
+        self, lines: list[ProjectedStep], runtime: Runtime, call: int, *known: Mapping[Slot, Any]
+    ) -> dict[Slot, Any]:
+        if runtime.graphs is not None:
+            return runtime.graphs.take(self, lines, runtime, call, *known)
+        return take(lines, runtime, call, {**known[0], **known[1]})
+
+    def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the inputs that offline steps take."""
+        return {one.name: inputs[one.name] for one in self._inputs[1]}
+
+    def learned(self, values: dict[Slot, Any]) -> Any:
+        """The results: copies, which autograd may use and their reader may change."""
+        leaves = [slot.value if type(slot) is ConstantValue else values[slot] for slot in self._results]
+        leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        return pytree.tree_unflatten(leaves, self.program.tree)
+
+
+def part_of(program: Program, here: frozenset[Party]) -> Projection:
+    """What a process takes of a program that holds these parties' values; worked out once."""
+    if here not in program.parts:
+        with garbage_collection_paused():
+            program.parts[here] = Projection(program, here)
+    return program.parts[here]
+
+
+def _result(leaf: Any, made: set[Slot], nodes: list[Node]) -> Slot | ConstantValue:
+    """Where a result is found; its shape where whoever reads it is not here."""
+    if type(leaf) is not OperandRef:
+        return ConstantValue(leaf)
+    if leaf.slot in made:
+        return leaf.slot
+    (node,) = (node for node in nodes if node.slots == (leaf.slot,))
+    return ConstantValue(node.results[0])
+
+
+def check_fixed_inputs(before: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], what: str) -> None:
+    """Raise ArgumentError where an input has another value than the one that something was made with."""
+    for name, value in before.items():
+        x = inputs.get(name, value)
+        if x is not value and not (isinstance(x, torch.Tensor) and torch.equal(x, value)):
+            raise ArgumentError(f"{what} with another '{name}' than this; a program has it once, trace it anew")
+
+
+def _said(x: Any) -> str:
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
+        return "a tensor without a content" if x.is_meta else f"one of layout {x.layout}"
+    return f"a {type(x).__name__}"
+
+
+def bring_inputs(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> dict[Slot, torch.Tensor]:
+    """The inputs at their places.
+
+    Raises:
+        ArgumentError: one is missing. DtypeError: it is no plain tensor with a content. ShapeError: it has another
+            shape or type than in the program.
+    """
+    found = {}
+    for one in brought:
+        if one.name not in inputs:
+            raise ArgumentError(f"the program takes '{one.name}' of {one.party}, and it is not among the inputs")
+        x = inputs[one.name]
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or x.layout != torch.strided:
+            raise DtypeError(f"the program takes a plain tensor for '{one.name}', got {_said(x)}")
+        if (x.shape, x.dtype) != (one.shape, one.dtype):
+            way = "trace the program for these"
+            if x.is_floating_point() and not one.dtype.is_floating_point:
+                way = "encode fractions as ring elements (sectorch.ring.encode)"
+            raise ShapeError(
+                f"'{one.name}' is {tuple(one.shape)} of {one.dtype} in the program, and {tuple(x.shape)} of {x.dtype} "
+                f"came; {way}"
+            )
+        found[one.slot] = x
+    return found
+
+
+@torch.inference_mode()
+def take(lines: list[ProjectedStep], runtime: Runtime, call: int, values: dict[Slot, Any]) -> dict[Slot, Any]:
+    """Take these steps; what is left of the values."""
+    line = None
+    try:
+        for line in lines:
+            contents = [source.value if type(source) is ConstantValue else values[source] for source in line.sources]
+            result = line.step.run(runtime, call, contents)
+            for output, slot in line.outputs:
+                values[slot] = result if output is None else result[output]
+            for slot in line.drops:
+                del values[slot]
+    except SectorchError as error:
+        error.place = line.place if line else ""
+        raise
+    return values
+
+
+def _needed(lines: list[ProjectedStep], learned: set[Slot]) -> list[ProjectedStep]:
+    """The steps without draws and computations whose results nothing needs."""
+    found, needed = [], set(learned)
+    for line in reversed(lines):
+        lost = isinstance(line.step, Draw) or (isinstance(line.step, Compute) and line.step.pure)
+        if not lost or any(slot in needed for _, slot in line.outputs):
+            found.append(line)
+            needed |= line.needed
+    return found[::-1]
+
+
+_IN_PLACE = {
+    operator.add: operator.iadd, operator.sub: operator.isub, operator.mul: operator.imul,
+    operator.xor: operator.ixor, operator.and_: operator.iand, operator.or_: operator.ior,
+}  # fmt: skip
+
+
+def _in_place(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep]:
+    """The steps; arithmetic writes its result over a first operand that nobody else has and nothing else needs."""
+    uses = Counter(slot for line in lines for slot in line.sources if type(slot) is not ConstantValue)
+    fresh: dict[Slot, Phase] = {}  # not across phases: prepared material may be memory of another kind
+    for line in lines:
+        if not isinstance(line.step, Compute):
+            continue
+        f, phase, first = line.step.f, line.step.phase, line.sources[0] if line.sources else None
+        instead = _IN_PLACE.get(f) if isinstance(f, BuiltinFunctionType) else None
+        if instead is not None or getattr(f, "fresh", False):
+            fresh[line.outputs[0][1]] = phase
+        if instead is None or first is None or type(first) is ConstantValue or not line.fits:
+            continue
+        if fresh.get(first) == phase and uses[first] == 1 and first not in kept:
+            line.step = replace(line.step, f=instead)
+    return lines
+
+
+PASSED = 4 << 20
+"""Bytes sent past a message that is waited for, beyond which nothing more is begun; a quarter of a channel's window."""
+BESIDE = 2 << 10
+"""More than what a message takes beside its bytes."""
+
+
+def _sends_first(lines: list[ProjectedStep], here: frozenset[Party]) -> list[ProjectedStep]:
+    """The steps; a message from elsewhere is waited for where it is needed, and what does not need it comes before.
+
+    Two parties that open a value to each other so send at the same time, where one would answer the other. What is
+    waited for keeps its order, and so does what is sent. Nobody waits in a circle: take, of the messages that somebody
+    has not read, the first in the program's order. Its sender waits for none before it. Its reader has read all before
+    it, and sends past it only what a channel takes although nobody reads.
+    """
+    found: list[ProjectedStep] = []
+    waiting: deque[tuple[ProjectedStep, int]] = deque()
+    sent = 0
+    for line in lines:
+        header = line.step.header if isinstance(line.step, Move) else None
+        if header is not None and header.dst in here and header.src not in here:
+            waiting.append((line, sent))
+            continue
+        sends = header is not None and header.src in here
+        while waiting and (_makes(waiting, line.needed) or (sends and sent - waiting[0][1] > PASSED)):
+            found.append(waiting.popleft()[0])
+        found.append(line)
+        sent += header.bytes + BESIDE if header is not None and sends else 0
+    return found + [line for line, _ in waiting]
+
+
+def _makes(waiting: Iterable[tuple[ProjectedStep, int]], needed: frozenset[Slot]) -> bool:
+    return any(slot in needed for line, _ in waiting for _, slot in line.outputs)
+
+
+def with_drops(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep]:
+    """Each step with the values that nothing after it needs."""
+    last = {slot: at for at, line in enumerate(lines) for slot in line.needed}
+    return [
+        ProjectedStep(
+            line.step, line.sources, line.outputs, line.place, line.fits, line.held, line.needed,
+            tuple([slot for slot in line.needed if last[slot] == at and slot not in kept]),
+        )
+        for at, line in enumerate(lines)
+    ]  # fmt: skip
+
+
+# What the programs of one model have in common: the steps that are taken once a session.
+#
+# Draws, messages and what a party draws on its own are taken once, in the order of the programs that first need them;
+# everybody counts them all, so that all agree on their numbers. What is computed from them is worked out where it is
+# needed, and kept. A mask that programs take in another form alone is kept in that form alone, and is made of it again
+# for a program that takes it as it was.
+
+
+@runtime_checkable
+class RestoringWeight(Protocol):
+    """What brings a weight into a form of which the weight can be made again."""
+
+    def restorable(self, made: Any) -> bool: ...
+    def restored(self, made: Any, weight: torch.Size) -> torch.Tensor: ...
+
+
+class Setup:
+    """The settled values of one model's programs in a session, as far as they are here. Its repr shows no content.
+
+    Attributes:
+        call: the number that addresses its randomness; None in a session that is taken up again: nothing of it is drawn
+            or sent a second time.
+    """
+
+    def __init__(self, call: int | None, of: Setup | None = None):
+        self.call = call
+        self._lock = threading.Lock()
+        self._values: dict[Slot, Any] = {}
+        self._taken: set[Slot] = set()
+        """The first result of each draw, message, check and random step that was taken."""
+        self._numbers: dict[Slot, int] = {} if of is None else of._numbers
+        """Of the draws, in the order in which they were first taken."""
+        self._brought: dict[str, torch.Tensor] = {}
+        """The inputs that it was made with."""
+        self._of: WeakKeyDictionary[Projection, dict[Slot, Any]] = WeakKeyDictionary()
+        self._forms: dict[Slot, tuple[Slot, Callable[[Any], torch.Tensor]]] = {}
+        """Of values that are not kept: the form of theirs that is, and what makes them of it."""
+
+    def __repr__(self) -> str:
+        return f"Setup({len(self._values)} values)"
+
+    def rehearsed(self) -> Setup:
+        """One that has taken nothing, and whose draws have the numbers that they have here: for who takes another's
+        part of what was taken here."""
+        return Setup(self.call, self)
+
+    def values(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> dict[Slot, Any]:
+        """What a part of a program needs of the setup; what is missing of it is done now.
+
+        Raises:
+            SectorchError: a weight does not fit, at its owner, before anything is drawn or sent.
+            ArgumentError: an input has another value than before: what was made of it is in use.
+            MaterialError: the session was taken up again, and something would have to be drawn or sent.
+        """
+        with self._lock, torch.inference_mode():
+            check_fixed_inputs(self._brought, inputs, "the setup was made")
+            if part not in self._of:
+                self._of[part] = self._settled(part, runtime, inputs)
+            return self._of[part]
+
+    def made(self, part: Projection) -> bool:
+        """Whether nothing of it is missing for a part of a program."""
+        return part in self._of
+
+    def check(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> None:
+        """What whoever is here works out of its own values alone, as `values` does first; nothing is drawn or sent.
+
+        Raises:
+            SectorchError: a weight does not fit, at its owner.
+        """
+        with self._lock, torch.inference_mode():
+            if part not in self._of:
+                self._settled(part, runtime, inputs, own=True)
+
+    def _settled(
+        self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor], own: bool = False
+    ) -> dict[Slot, Any]:
+        wanted = part.settled_online if self.call is None else part.settled
+        plan, count = self._plan(part, wanted)
+        needed = {slot for _, line in plan if line for slot in line.needed}
+        self._restore(needed | wanted)
+        brought = [i for i in part.program.inputs if i.slot in needed]
+        values = self._values | bring_inputs(brought, inputs)
+        last = {slot: at for at, (_, line) in enumerate(plan) if line for slot in line.needed}
+        used, forms, size = wanted.union(*self._of.values()), dict[Slot, Node](), 0
+        for at, (node, line) in enumerate(plan[:count] if own else plan):
+            if at == count:  # what is drawn and sent from here on is of these inputs
+                self._brought |= {i.name: inputs[i.name] for i in brought}
+            if self._take(node, line, part, runtime, values):
+                self._values |= {slot: values[slot] for slot in node.slots if slot in values}
+            forms |= {slot: node for slot in node.needs if node.slots[0] in wanted}
+            for slot in node.needs - used:
+                if last.get(slot) == at and slot in forms:
+                    self._drop(slot, forms[slot], part, values)
+            size += sum(getattr(part.shapes[slot], "nbytes", 0) for slot in node.slots)
+            if size > UNTRIMMED:
+                size = 0
+                give_back()
+        self._values |= {slot: values[slot] for slot in wanted if slot in values}
+        self._brought |= {i.name: inputs[i.name] for i in brought}
+        if not own and not wanted <= set(self._values):
+            raise MaterialError("the session was taken up again, and its setup lacks what this program needs")
+        return {} if own else {slot: self._values[slot] for slot in wanted}
+
+    def _drop(self, slot: Slot, node: Node, part: Projection, values: dict[Slot, Any]) -> None:
+        """Forget what a step brought into another form, if it can be made of that again."""
+        step, form = node.step, values.get(node.slots[0])
+        product = getattr(step.f, "__self__", None) if isinstance(step, Compute) else None
+        if slot in self._values and isinstance(product, RestoringWeight) and product.restorable(form):
+            self._forms[slot] = node.slots[0], partial(product.restored, weight=part.shapes[slot].shape)
+            self._values.pop(slot)
+            values.pop(slot, None)
+
+    def _restore(self, needed: set[Slot]) -> None:
+        for slot in needed & set(self._forms):
+            form, back = self._forms.pop(slot)
+            self._values[slot] = back(self._values[form])
+
+    def _take(
+        self, node: Node, line: ProjectedStep | None, part: Projection, runtime: Runtime, values: dict[Slot, Any]
+    ) -> bool:
+        """Take a step; whether its results are kept, since it is taken once a session."""
+        step, first = node.step, node.slots[0]
+        once = _once(node)
+        if once and (first in self._taken or self.call is None):
+            if isinstance(step, Move) and step.holders & part.here:
+                values[first] = values[node.operands[0].slot]  # what was sent
+            elif step.owners & part.here:
+                raise MaterialError("a step of the setup needs what was made before and not kept, or never made here")
+            return False
+        if isinstance(step, Draw):
+            number = self._numbers.setdefault(first, len(self._numbers))
+            line = line and replace(line, step=replace(step, number=number))
+        if line is not None:
+            line.take(runtime, self.call or 0, values)
+        if not _pure(node):
+            self._taken.add(first)
+        return once and not (isinstance(step, Move) and step.header.dst not in part.here)
+
+    def _plan(self, part: Projection, wanted: set[Slot]) -> tuple[list[tuple[Node, ProjectedStep | None]], int]:
+        """The steps that are missing, with what is done of them here; first those, so many, that are on own values."""
+        kept = set(self._values) | set(self._forms)
+        nodes, needed = [], wanted - kept
+        for node in reversed(part.program.setup):
+            again = self.call is None and _once(node)
+            missing = not _pure(node) and node.slots[0] not in self._taken and not again
+            if missing or needed.intersection(node.slots):
+                nodes.append(node)
+                needed |= node.needs - kept
+        nodes.reverse()
+        brought = {i.slot for i in part.program.inputs if i.party in part.here} | kept
+        own: dict[Node, None] = {}
+        for node in nodes:
+            if isinstance(node.step, Compute) and node.step.owners & part.here and node.needs <= brought:
+                own[node] = None
+                brought |= set(node.slots)
+        nodes = [*own, *(node for node in nodes if node not in own)]
+        lines = [next(iter(lines_of([node], part.shapes, part.here)), None) for node in nodes]
+        kept = wanted | {slot for node in nodes if _once(node) for slot in node.slots}
+        dropping = iter(with_drops([line for line in lines if line], kept))
+        return [(node, line and next(dropping)) for node, line in zip(nodes, lines, strict=True)], len(own)
+
+
+UNTRIMMED = 1 << 27
+"""Bytes of results after which the memory of those that are gone is given back."""
+
+
+def _pure(node: Node) -> bool:
+    return isinstance(node.step, Compute) and node.step.pure
+
+
+def _once(node: Node) -> bool:
+    """Whether it cannot be taken again: a draw, a message, or a step with randomness of a party's own."""
+    return not isinstance(node.step, Compute) or node.step.random
+
+
+# What is done ahead of the query, in two: what a dealer does, who waits for nobody, and what remains.
+#
+# So a dealer can work out a call, keep what came of it, and send it later, when nothing is computed a second time.
+
+
+class DealingRuntime(Runtime, Protocol):
+    """The runtime of a dealer that sends nothing (`run/rehearsal.py`)."""
+
+    def draw_all(self, draws: Sequence[Draw], call: int) -> list[torch.Tensor]:
+        """As many draws one by one, in less time."""
+        ...
+
+
+class DealerSplit:
+    """The offline steps of a part, of a program whose dealer is here and is sent nothing ahead of the query.
+
+    Args:
+        most: bytes up to which what is between the two is kept of a call. Beyond, nothing is, and `finish` has nothing
+            to go on with: the dealer's steps are there to look at what it sends.
+
+    Attributes:
+        part: what it is of. keeps: whether it is.
+    """
+
+    def __init__(self, part: Projection, dealer: Party, most: int):
+        self.part = part
+        mine = [line for line in part.offline if _is_of(line, dealer)]
+        rest = [line for line in part.offline if isinstance(line.step, Move) or not _is_of(line, dealer)]
+        made = {slot for line in rest for _, slot in line.outputs}
+        needed = {slot for line in rest for slot in line.needed}
+        between = (needed.union(part.kept) - made) & {slot for line in mine for _, slot in line.outputs}
+        self.keeps = sum(_bytes(part.shapes[slot]) for slot in between) <= most
+        self._between, self._kept = sorted(between) if self.keeps else [], part.kept
+        draws = [(line, line.step) for line in mine if self.keeps and isinstance(line.step, Draw)]
+        self._draws, self._drawn = [step for _, step in draws], [line.outputs[0][1] for line, _ in draws]
+        mine = [line for line in mine if not (self.keeps and isinstance(line.step, Draw))]
+        self._mine = with_drops(mine, set(self._between))
+        self._rest = with_drops(rest, set(part.kept))
+        self._brought = [one for one in part.brought if one.slot in needed]
+
+    def begin(self, runtime: DealingRuntime, call: int, settled: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        """What the dealer does; what is kept of it. The draws come first, at once: they are kept anyway."""
+        drawn = runtime.draw_all(self._draws, call)
+        values = take(self._mine, runtime, call, {**settled, **dict(zip(self._drawn, drawn, strict=True))})
+        return {slot: values[slot] for slot in self._between}
+
+    def finish(
+        self,
+        runtime: Runtime,
+        call: int,
+        settled: Mapping[Slot, Any],
+        inputs: Mapping[str, torch.Tensor],
+        begun: dict[Slot, Any],
+    ) -> list[Any]:
+        """What remains: the messages, and what others who are here do; as `Part.prepare`. `begun` is used up."""
+        values = {**settled, **bring_inputs(self._brought, inputs), **begun}
+        begun.clear()
+        take(self._rest, runtime, call, values)
+        return [_alone(values[slot]) for slot in self._kept]
+
+
+def split_of(program: Program, runtime: Runtime, dealer: Party, most: int) -> DealerSplit:
+    """Of what a process takes of a program; worked out once."""
+    part = part_of(program, runtime.here)
+    if (dealer, most) not in part.splits:
+        part.splits[dealer, most] = DealerSplit(part, dealer, most)
+    return part.splits[dealer, most]
+
+
+def _is_of(line: ProjectedStep, dealer: Party) -> bool:
+    return line.step.header.src == dealer if isinstance(line.step, Move) else dealer in line.step.owners
+
+
+@torch.inference_mode()
+def _alone(value: Any) -> Any:
+    """The value, in memory of its own: draws that were made at once are parts of one piece, which would stay."""
+    if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > _bytes(value):
+        return value.clone()
+    return value
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -1,0 +1,715 @@
+"""CKKSTensor: an encrypted tensor that looks like a torch tensor, its batch in the slots, and fails closed.
+
+Batch packing: dimension 0 lies in the slots, and every element of a row is one ciphertext; [B, 1, 28, 28] is 784
+ciphertexts for any B up to the slot count. No operation moves a sample to another slot, so none needs a rotation.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from os import PathLike
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from tenseal import sealapi
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ...errors import (
+    ArgumentError,
+    DtypeError,
+    NonFiniteError,
+    SecretAccessError,
+    SectorchError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from ...tensor.dispatch import METADATA, SECRETS, is_operator
+from ...tensor.signatures import CONVERSIONS, check_same_device, torch_on_meta
+from ...tensor.table import OpTable, as_sectorch_error, spell
+from ..errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
+from ..scheme.ciphertext import (
+    Cipher,
+    add_numbers,
+    allocate_ciphertexts,
+    capacity,
+    check_capacity,
+    clear_pending_factor,
+    empty,
+    empty_like,
+    encoding_error,
+    fresh_error,
+    make_sendable,
+    need_level,
+    settle,
+    smallest,
+    times_numbers,
+    times_weight,
+    weight_scale,
+)
+from ..scheme.encryption import add_flood_noise, encode_slots, encrypt_fresh
+from ..scheme.keys import (
+    Keys,
+    OwnerKeys,
+    PublicKeys,
+    SecretKey,
+    keygen,
+    parameters_meta,
+    read_container,
+    write_container,
+)
+from ..scheme.ntt import plus_, times_
+from ..scheme.seal import VALUE_BOUND
+
+DEPTH = 5
+"""Levels of the keys that `encrypt(x)` makes: a small network with squares."""
+
+_dispatch: Callable[..., Any]
+
+
+def set_dispatch(call: Callable) -> None:
+    """The table plugs itself in here when it is imported."""
+    global _dispatch
+    _dispatch = call
+
+
+class CKKSTensor(torch.Tensor):
+    """An encrypted [batch, ...] tensor. Everything but shape, dtype, level and scale takes the secret key."""
+
+    cipher: Cipher
+    batch: int
+    row_shape: tuple[int, ...]
+    float_dtype: torch.dtype
+
+    @staticmethod
+    def __new__(cls, cipher: Cipher, batch: int, shape: tuple[int, ...], dtype: torch.dtype):
+        self = torch.Tensor._make_wrapper_subclass(cls, (batch, *shape), dtype=dtype)
+        self.cipher, self.batch, self.row_shape, self.float_dtype = cipher, batch, tuple(shape), dtype
+        return self
+
+    def __init__(self, *_args: Any, **_kwargs: Any):
+        super().__init__()
+
+    if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of an encrypted one they give an encrypted one
+        __add__: Callable[..., CKKSTensor]
+        __sub__: Callable[..., CKKSTensor]
+        __mul__: Callable[..., CKKSTensor]
+        __truediv__: Callable[..., CKKSTensor]
+        sum: Callable[..., CKKSTensor]
+        unsqueeze: Callable[..., CKKSTensor]
+
+    @property
+    def full_shape(self) -> torch.Size:
+        return torch.Size((self.batch, *self.row_shape))
+
+    @property
+    def keys(self) -> PublicKeys:
+        return self.cipher.keys
+
+    @property
+    def levels_left(self) -> int:
+        """Multiplications in sequence that the modulus chain still allows."""
+        return self.cipher.left
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        return 8 * math.prod(self.cipher.data.shape)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise UnsupportedOpError(
+            f"{func} reached the content of a CKKSTensor past the dispatch table; nothing was computed. "
+            f"sectorch.ckks.supported_ops() lists what works"
+        )
+
+    def __reduce_ex__(self, protocol) -> NoReturn:
+        raise SecretAccessError("a CKKSTensor cannot be pickled or copied; .save(path) writes it")
+
+    def __deepcopy__(self, memo) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"CKKSTensor(shape={tuple(self.full_shape)}, dtype={self.float_dtype}, levels_left={self.levels_left})"
+
+    @property
+    def bound(self) -> float:
+        """Every value is below this in magnitude, by what was declared and computed; the evaluator's to know."""
+        return self.cipher.bound
+
+    @property
+    def error_bound(self) -> float:
+        """Every value is within this of the plain computation's (8 standard deviations a step; `bounds.py`)."""
+        return self.cipher.error_bound
+
+    def bounded(self, bound: float) -> CKKSTensor:
+        """The same ciphertexts, declared to hold values below `bound` by whoever knows more than the operands' bounds.
+
+        Nobody can check it: a value beyond it gives a wrong result without a word.
+
+        Raises:
+            ArgumentError: no positive finite bound. ScaleError: one that the level cannot hold.
+        """
+        if not 0 < bound < math.inf:
+            raise ArgumentError(f"a bound is positive and finite, got {bound}")
+        cipher = check_capacity(replace(self.cipher, largest=bound / abs(self.cipher.multiplier)), "a declared bound")
+        return CKKSTensor(cipher, self.batch, self.row_shape, self.float_dtype)
+
+    def settled(self) -> CKKSTensor:
+        """Relinearised and rescaled, with two primes left at most: the smallest to send. Its form follows from shapes.
+
+        Raises:
+            ScaleError: two primes may not hold its values. LevelError: it ends in a product with a weight of a single
+                number, which takes a level.
+        """
+        return CKKSTensor(make_sendable(self.cipher), self.batch, self.row_shape, self.float_dtype)
+
+    def decrypt(self, secret: SecretKey | None = None, *, flood_bits: int | None = None) -> torch.Tensor:
+        """The plain tensor [batch, ...], learned by the holder of the secret key.
+
+        Args:
+            secret: the key of the same key set. May be left out where the tensor comes from `encrypt(x)` without keys,
+                in the process that called it: that made the keys and kept the secret (`tensor.keys.secret`).
+            flood_bits: before the result is handed to anyone else, noise of this many bits over the ciphertext's own
+                error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D). What
+                that hides, for all n ciphertexts shared under one key: `ckks.flood_distance(N, flood_bits, n)`.
+
+        Error: `error_bound` where the tensor was computed, and that of a float32 result's rounding.
+
+        Raises:
+            KeyMismatchError: the key of another set.
+            MissingKeyError: no key named, and none kept here.
+        """
+        if secret is None:
+            secret = getattr(self.keys, "secret", None)
+            if secret is None:
+                raise MissingKeyError("decrypt() needs the secret key, which is not here: decrypt(keys.secret)")
+        if not isinstance(secret, SecretKey):
+            raise ArgumentError(f"decrypt() takes keys.secret, got {type(secret).__name__}")
+        if secret.identity != self.keys.identity or secret.parameters != self.keys.parameters:
+            raise KeyMismatchError(
+                f"the tensor was encrypted under keys {self.keys.identity[:8]}, the key is of {secret.identity[:8]}"
+            )
+        cipher = self.cipher if flood_bits is None else add_flood_noise(settle(self.cipher), flood_bits)
+        if cipher.data.is_meta:
+            return torch.empty(self.full_shape, dtype=self.float_dtype, device="meta")
+        if cipher.pending == 0:
+            cipher = smallest(cipher)
+        context, scale = self.keys.context, cipher.scale
+        out = torch.empty(cipher.count, self.batch, dtype=torch.float64)
+        plain = sealapi.Plaintext()
+        for i in range(cipher.count):
+            secret.decryptor.decrypt(context.write(cipher.data[i], scale), plain)
+            out[i] = torch.from_numpy(np.asarray(context.encoder.decode_double(plain)[: self.batch]))
+        return (out * cipher.multiplier).t().reshape(self.full_shape).to(self.float_dtype)
+
+    def save(self, path: str | PathLike, *, keys: bool = False) -> None:
+        """Write the ciphertexts, with the public keys if asked. The file shows its readers shapes and parameters, and
+        the bound that was declared at encryption; not one that an evaluator's weights are in.
+
+        Raises:
+            LevelError: the tensor ends in a product with a weight of a single number, which takes a level.
+        """
+        c = clear_pending_factor(self.cipher)
+        meta = parameters_meta(self.keys.parameters) | {
+            "identity": self.keys.identity, "batch": self.batch, "shape": list(self.row_shape), "pending": c.pending,
+            "factor": c.factor, "size": c.size, "primes_left": c.level + 1, "dtype": str(self.float_dtype),
+        }  # fmt: skip
+        if c.declared and not math.isnan(c.largest):
+            meta |= {"bound": c.bound}
+        blobs = {f"q{j}": _packed(c.data[:, :, j], q) for j, q in enumerate(c.primes)}
+        write_container(path, "ciphertexts", meta, blobs | (self.keys.blobs() if keys else {}))
+
+
+def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTensor:
+    """Read what `CKKSTensor.save` wrote. A file without a bound is taken to hold what its level can (`bounded`).
+
+    Args:
+        keys: the public keys of the same set; may be left out if the file has them.
+
+    Raises:
+        SerialisationError: damaged, or a residue beyond its prime.
+        KeyMismatchError: no keys, or those of another set.
+    """
+    meta, blobs = read_container(path, "ciphertexts")
+    keys = keys.public if isinstance(keys, Keys) else keys
+    try:
+        if keys is None:
+            if "public" not in blobs:
+                raise KeyMismatchError(f"{path} was saved without keys; name them: load(path, keys.public)")
+            keys = PublicKeys.from_blobs(meta, blobs)
+        if meta["identity"] != keys.identity or any(
+            meta.get(k) != v for k, v in parameters_meta(keys.parameters).items()
+        ):
+            raise KeyMismatchError(
+                f"{path} belongs to keys {str(meta['identity'])[:8]}, given were {keys.identity[:8]}"
+            )
+        batch, shape = int(meta["batch"]), tuple(int(d) for d in meta["shape"])
+        size, primes, pending = int(meta["size"]), int(meta["primes_left"]), int(meta["pending"])
+        dtype, factor = (
+            {"torch.float32": torch.float32, "torch.float64": torch.float64}[meta["dtype"]],
+            float(meta["factor"]),
+        )
+        bound = None if meta.get("bound") is None else float(meta["bound"])
+        blobs = [blobs[f"q{j}"] for j in range(primes)]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, SerialisationError):
+            raise
+        raise SerialisationError(f"{path} is damaged: {error}") from None
+    p = keys.parameters
+    bad = not 1 <= batch <= p.slots or min(shape, default=1) < 0 or size not in (2, 3) or not 1 <= primes <= p.depth + 1
+    bad |= bound is not None and not 0 < bound < math.inf
+    if bad or not 0 <= pending < primes or not math.isfinite(factor) or factor == 0:
+        raise SerialisationError(f"{path} is damaged: its head does not describe ciphertexts")
+    data = empty(math.prod(shape), size, primes, p.degree, False, "loading")
+    for j, q in enumerate(p.primes[:primes]):
+        data[:, :, j] = _unpacked(blobs[j], data[:, :, j].shape, q)
+    left = primes - 1 - pending
+    largest = capacity(p, left) / 2 if bound is None else bound / abs(factor)
+    cipher = Cipher(data, keys, pending, factor, largest, fresh_error(p.degree, p.scales[left]), bound is not None)
+    return CKKSTensor(check_capacity(cipher, "a loaded tensor"), batch, shape, dtype)
+
+
+def _packed(residues: torch.Tensor, q: int) -> bytes:
+    """Residues as little-endian words of 4 bytes below 2^32, else of 8."""
+    return residues.contiguous().numpy().astype("<u4" if q < 1 << 32 else "<u8").tobytes()
+
+
+def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
+    kind = np.dtype("<u4" if q < 1 << 32 else "<u8")
+    if len(content) != kind.itemsize * math.prod(shape):
+        raise SerialisationError("the file is damaged: residues of another length than its head says")
+    words = np.frombuffer(content, dtype=kind)
+    if words.size and int(words.max()) >= q:
+        raise SerialisationError("the file is damaged: a residue is not below its prime")
+    return torch.from_numpy(words.astype(np.int64)).view(shape)
+
+
+def encrypt(
+    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float | None = VALUE_BOUND
+) -> CKKSTensor:
+    """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
+
+    Args:
+        x: floating point, finite, the batch at most the number of slots.
+        keys: `keys.public`; or the whole `keys`, of which the public half is used.
+            Without, fresh keys of this depth are made and kept with the tensor in this process: `e.decrypt()` and
+            `f(e).decrypt()` work here, files and messages carry no secret, and `encrypt(y, e.keys)` makes others that
+            can meet e.
+        depth: multiplications in sequence that fresh keys allow.
+        bound: no value is larger in magnitude. Whoever computes is told it, and refuses what could wrap with it; the
+            default is the same for all data. Choose one by what the data is, not by this batch. None carries no bound:
+            nothing is refused, and a value that its level cannot hold wraps without a word; for protocols that see to
+            their ranges by other means.
+
+    Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
+    an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
+
+    Raises:
+        SlotError, DtypeError, NonFiniteError, ScaleError, MemoryBudgetError: before anything is encrypted.
+    """
+    public = keys.public if isinstance(keys, Keys) else keys
+    if not isinstance(public, PublicKeys | None):
+        raise ArgumentError(f"encrypt() takes keys.public (or keys), got {type(keys).__name__}")
+    if isinstance(x, CKKSTensor) or not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
+        raise DtypeError(f"encrypt() takes a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.dim() < 1 or x.shape[0] < 1:
+        raise ShapeError("encrypt() takes a tensor whose first dimension is the batch, of at least one sample")
+    if public is None:
+        public = OwnerKeys(keygen(depth, slots=x.shape[0]))
+    p = public.parameters
+    if bound is not None and (not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, p.depth)):
+        raise ScaleError(f"a bound is positive and below 2^{math.log2(capacity(p, p.depth)):.0f}, got {bound!r}")
+    if x.shape[0] > p.slots:
+        raise SlotError(
+            f"a batch of {x.shape[0]} does not fit {p.slots} slots; keygen(depth, slots={x.shape[0]}) or cut it"
+        )
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.detach().to(torch.float64).reshape(x.shape[0], -1)
+    shape = (rows.shape[1], 2, p.depth + 1, p.degree)
+    if x.is_meta:
+        out = empty(*shape, True, "encrypting")
+    else:
+        if not bool(torch.isfinite(rows).all()):
+            raise NonFiniteError("the input holds NaN or infinity")
+        if rows.numel() and float(rows.abs().max()) > (p.primes[0] / p.scales[0] / 2 if bound is None else bound):
+            named = "what the last level holds" if bound is None else f"{bound:g}, the bound that the evaluator is told"
+            raise ScaleError(
+                f"the input goes beyond {named}; scale it down, or declare a larger one: encrypt(x, keys, bound=...)"
+            )
+        out = encrypt_fresh(public, shape[0], shape[2], encode_slots(rows.t().numpy(), p.degree, p.scales[p.depth]))
+    largest = math.nan if bound is None else float(bound)
+    blank = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
+    return CKKSTensor(check_capacity(blank, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
+
+
+# A fresh encryption of zero added to an answer: its ciphertexts then no longer show how they were computed.
+#
+# Q holds the secret key and knows the ciphertexts that it sent; the second polynomial of an untouched answer is a known
+# combination of those, with A's weights as coefficients. A public-key encryption of zero makes it pseudo-random. What
+# is left to Q is the result and its error, whose size depends on the weights; `flood_bits` hides that too. Q sees all N
+# coefficients of each ciphertext's error: `flood_distance` (`flood.py`) says within what distance.
+
+
+def zeros(c: Cipher) -> torch.Tensor:
+    """Fresh encryptions of zero, of the level of c: int64 [n, 2, level + 1, N]."""
+    return encrypt_fresh(c.keys, c.count, c.level + 1)
+
+
+def rerandomised(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
+    """y settled, with a fresh encryption of zero (and noise) added. Error: that of a fresh encryption (and of the
+    noise).
+
+    Args:
+        flood_bits: k; the errors that Q sees are then within `flood_distance(N, k, n)`, about sqrt(n N) 2^-k, of errors
+            that do not depend on A's weights, for the n ciphertexts that Q gets under its keys. None adds no noise.
+    """
+    c = make_sendable(y.cipher) if flood_bits is None else settle(clear_pending_factor(y.cipher))
+    if not c.data.is_meta:
+        data = c.data.clone()
+        other = zeros(c)
+        for j, q in enumerate(c.primes):
+            data[:, :, j] = plus_(data[:, :, j].contiguous(), other[:, :, j], q)
+        c = replace(c, data=data)
+    c = replace(c, error=c.error + fresh_error(c.keys.parameters.degree, c.scale))
+    if flood_bits is not None:
+        c = add_flood_noise(c, flood_bits)
+    return CKKSTensor(without_bounds(check_capacity(c, "an answer")), y.batch, y.row_shape, y.float_dtype)
+
+
+def without_bounds(c: Cipher) -> Cipher:
+    """c as whoever is sent it may have it: what the evaluator knows of its values depends on the weights, and stays.
+
+    That they fit the level is known to everybody, for nothing else is sent.
+    """
+    largest = c.largest if math.isnan(c.largest) else capacity(c.keys.parameters, c.left) / 2
+    return replace(c, largest=largest, error=0.0, declared=False)
+
+
+# What an encryption would be, on shapes: for a dry run, and for the form of another party's ciphertexts.
+
+
+def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None) -> CKKSTensor:
+    """`encrypt(x, keys, bound=bound)` without keys or values: only x's shape and dtype, and the parameters, enter."""
+    keys: Any = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
+    data = allocate_ciphertexts(
+        (math.prod(x.shape[1:]), 2, parameters.depth + 1, parameters.degree), True, "encrypting"
+    )
+    error = fresh_error(parameters.degree, parameters.scales[parameters.depth])
+    cipher = Cipher(data, keys, largest=math.nan if bound is None else float(bound), error=error, declared=True)
+    return CKKSTensor(
+        cipher, x.shape[0], tuple(x.shape[1:]), torch.float64 if x.dtype == torch.float64 else torch.float32
+    )
+
+
+# What handlers share: which ciphertext holds which element, broadcasting, and plain operands of three kinds.
+#
+# A plain operand is a number, a tensor that is the same for every sample (one number a ciphertext), or a tensor with
+# the batch's own dimension (one number a slot, which SEAL encodes).
+
+
+def index_of(x: CKKSTensor) -> torch.Tensor:
+    """The number of the ciphertext of each element of a row: int64, of the row's shape."""
+    return torch.arange(math.prod(x.row_shape)).view(x.row_shape)
+
+
+def take_ciphertexts(c: Cipher, index: torch.Tensor) -> Cipher:
+    """The ciphertexts with these numbers, in this order; repeated ones are copied."""
+    flat = index.reshape(-1)
+    if flat.numel() == c.count and torch.equal(flat, torch.arange(c.count)):
+        return c
+    out = empty_like(c.data, "a selection", flat.numel())
+    if not c.data.is_meta:
+        torch.index_select(c.data, 0, flat, out=out)
+    return replace(c, data=out)
+
+
+def spread_to(x: CKKSTensor, row_shape: tuple[int, ...]) -> Cipher:
+    """x broadcast to a row shape."""
+    return take_ciphertexts(x.cipher, index_of(x).expand(row_shape))
+
+
+def broadcast(x: CKKSTensor, other: Any) -> tuple[int, ...]:
+    """The row shape of x with another operand; the batch must stay the batch.
+
+    Raises:
+        UnsupportedOpError: the batch would meet another dimension.
+        SlotError: two batches of different sizes.
+    """
+    shape = getattr(other, "full_shape", None) or (other.shape if isinstance(other, torch.Tensor) else ())
+    if isinstance(other, CKKSTensor):
+        if other.keys.identity != x.keys.identity:
+            raise KeyMismatchError("two tensors under different keys cannot meet; encrypt both under one public key")
+        if other.batch != x.batch:
+            raise SlotError(f"batches of {x.batch} and {other.batch} cannot meet: their samples lie in different slots")
+        if len(shape) != len(x.full_shape):
+            raise UnsupportedOpError(
+                f"shapes {tuple(x.full_shape)} and {tuple(shape)}: the batch (dimension 0) would meet another "
+                f"dimension; unsqueeze the smaller one behind the batch"
+            )
+    out = torch.broadcast_shapes(x.full_shape, shape)
+    if len(out) != len(x.full_shape) or out[0] != x.batch:
+        raise UnsupportedOpError(
+            f"shapes {tuple(x.full_shape)} and {tuple(shape)}: the batch (dimension 0) is in the slots and cannot be "
+            f"broadcast"
+        )
+    return tuple(out[1:])
+
+
+def plain(value: Any) -> torch.Tensor:
+    """A plain operand as float64.
+
+    Raises:
+        DtypeError, NonFiniteError
+    """
+    if isinstance(value, torch.Tensor):
+        if value.is_complex():
+            raise DtypeError("complex operands are not supported on CKKSTensors")
+        value = value.detach().to(torch.float64)
+    else:
+        value = torch.tensor(float(value), dtype=torch.float64)
+    if not value.is_meta and not bool(torch.isfinite(value).all()):
+        raise NonFiniteError("a plain operand holds NaN or infinity")
+    return value
+
+
+def magnitude(value: torch.Tensor) -> float:
+    """The largest of a plain operand's entries; 1 where only its shape is known, and nothing is computed."""
+    return 1.0 if value.is_meta else float(value.abs().max()) if value.numel() else 0.0
+
+
+def per_slot(value: torch.Tensor, row_shape: tuple[int, ...]) -> bool:
+    """Whether a plain operand differs from sample to sample."""
+    return value.dim() == len(row_shape) + 1 and value.shape[0] > 1
+
+
+def slot_numbers(value: torch.Tensor, row_shape: tuple[int, ...]) -> list[float]:
+    """One number a ciphertext."""
+    if value.is_meta:
+        return [0.0] * math.prod(row_shape)
+    value = value[0] if value.dim() == len(row_shape) + 1 else value
+    return value.expand(row_shape).reshape(-1).tolist()
+
+
+def _columns(value: torch.Tensor, row_shape: tuple[int, ...]) -> torch.Tensor:
+    return value.expand(value.shape[0], *row_shape).reshape(value.shape[0], -1).t()
+
+
+def _encoded(c: Cipher, column: torch.Tensor, scale: float) -> torch.Tensor:
+    """A column of slots as residues [primes, N], encoded by SEAL."""
+    context = c.keys.context
+    return torch.from_numpy(context.parse_plain(context.encode(column.tolist(), c.level, scale), c.level).copy())
+
+
+def plus_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> Cipher:
+    """c + a plain tensor. Error of the encoding: at most sqrt(N)/scale in a slot, less than a fresh encryption's."""
+    if not per_slot(value, row_shape):
+        return c if value.is_meta else add_numbers(c, slot_numbers(value, row_shape))
+
+    def add(part: torch.Tensor, encoded: torch.Tensor) -> None:
+        for j, q in enumerate(c.primes):
+            part[0, j] = plus_(part[0, j].clone(), encoded[j], q)
+
+    largest = c.largest + magnitude(value) / abs(c.multiplier)
+    error = c.error + encoding_error(c.keys.parameters.degree, c.scale)
+    more = check_capacity(replace(c, largest=largest, error=error, declared=False), "a sum")
+    return replace(more, data=_with_slots(c, value, row_shape, c.scale / c.multiplier, add).data)
+
+
+def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> Cipher:
+    """c * a plain tensor: one level, which a single number takes only if no other weights follow."""
+    if value.numel() == 1:
+        return times_weight(c, 1.0 if value.is_meta else float(value))
+    what = "a product with a plain tensor"
+    need_level(c, what)
+    if not per_slot(value, row_shape):
+        return times_numbers(c, slot_numbers(value, row_shape), what)
+
+    def multiply(part: torch.Tensor, encoded: torch.Tensor) -> None:
+        for j, q in enumerate(c.primes):
+            part[:, j] = times_(part[:, j].contiguous(), encoded[j].expand(part.shape[0], -1), q)
+
+    scale, most = weight_scale(c) * c.multiplier, magnitude(value) * abs(c.multiplier)
+    off = encoding_error(c.keys.parameters.degree, weight_scale(c))
+    product = replace(
+        c, data=torch.empty(0, *c.data.shape[1:], device="meta"), pending=c.pending + 1,
+        factor=1.0, withheld=None, largest=c.largest * most,
+        error=c.error * (most + off) + c.largest * off, declared=False,
+    )  # fmt: skip
+    check_capacity(product, what)
+    return replace(product, data=_with_slots(c, value, row_shape, scale, multiply).data)
+
+
+def times_number(c: Cipher, number: float) -> Cipher:
+    """c times a public number: free, but for zero."""
+    if number == 0:
+        return times_numbers(c, [0.0] * c.count, "a product with zero")
+    return replace(c, factor=c.factor * number)
+
+
+def _with_slots(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...], scale: float, f: Callable) -> Cipher:
+    """f(ciphertext, encoded) in place on a copy of each ciphertext, with its column of slots."""
+    out = empty_like(c.data, "an operation with a plain tensor")
+    if not c.data.is_meta:
+        out.copy_(c.data)
+        sign = -1.0 if scale < 0 else 1.0
+        for part, column in zip(out, _columns(value, row_shape), strict=True):
+            f(part, _encoded(c, sign * column, abs(scale)))
+    return replace(c, data=out)
+
+
+# The dispatch of CKKSTensor: a torch function -> its handler, and nothing that is not in the table.
+#
+# The table is one of `sectorch.tensor.table`, as SharedTensor's is, with its canonical names; the steps are those of
+# `sectorch.tensor.dispatch`: torch itself runs first, on meta tensors, so that shapes and error texts are torch's own;
+# then the handler; and its result must have the shape that torch gave. What is missing raises with the nearest name.
+# Errors name the layer of the model that was running.
+
+
+CIPHERTEXTS = OpTable(
+    "CKKSTensors",
+    "Homomorphic encryption computes polynomials only: sectorch.nn.fhe_friendly(model) replaces activations and "
+    "max-pooling (then fine-tune it: sectorch.nn.fine_tune), and sectorch.ckks.to_shares(e, ...) goes on with shares",
+)
+"""The operations of CKKSTensors. Handlers are f(*args, **kwargs) -> CKKSTensor, or a list or tuple of them."""
+
+implements = CIPHERTEXTS.implements
+_OBSERVERS: ContextVar[tuple[Callable, ...]] = ContextVar("sectorch_ckks_observers", default=())
+
+
+def supported_ops() -> list[str]:
+    """Names of the operations that CKKSTensors take."""
+    return sorted(CIPHERTEXTS.rows)
+
+
+@contextmanager
+def observe_operations(observer: Callable) -> Iterator[None]:
+    """Within, observer(name, layer, result) is called after every operation of this thread's CKKSTensors."""
+    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
+    try:
+        yield
+    finally:
+        _OBSERVERS.reset(token)
+
+
+def call(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """What `CKKSTensor.__torch_function__` does."""
+    if func in METADATA:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    if func in SECRETS:
+        raise SecretAccessError(
+            f"{spell(func)} would take the content out of a CKKSTensor; only .decrypt(secret) does, at the key's holder"
+        )
+    handler = CIPHERTEXTS.handler.get(func)
+    try:
+        if handler is None:
+            raise UnsupportedOpError(CIPHERTEXTS.unsupported(func, args, kwargs))
+        if func in CONVERSIONS:
+            check_same_device(args[0], args[1:], kwargs)
+        meta = _on_meta(func, args, kwargs)
+        result = _checked(handler(*args, **kwargs), meta, func)
+    except SectorchError as error:
+        if isinstance(error, DtypeError) and is_operator(func, args):
+            error = UnsupportedOpError(str(error))  # Python takes a TypeError for "ask the other operand"
+        raise add_location(error) from error.__cause__
+    except Exception as error:
+        raise add_location(as_sectorch_error(func, error)) from None
+    for observer in _OBSERVERS.get():
+        observer(spell(func), layer_here(), result)
+    return result
+
+
+def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """torch's own result on shapes; a mask among the indices of `x[...]` keeps its content, which the shape comes from.
+
+    Raises:
+        DtypeError: an operand that is no real number, or a tensor of none.
+    """
+
+    def to_meta(leaf: Any) -> Any:
+        if isinstance(leaf, CKKSTensor):
+            return torch.empty(leaf.full_shape, dtype=leaf.float_dtype, device="meta")
+        if isinstance(leaf, torch.Tensor):
+            if leaf.is_complex():
+                raise DtypeError(f"{spell(func)}: complex operands are not supported on CKKSTensors")
+            return leaf if func is torch.Tensor.__getitem__ else leaf.to("meta")
+        if isinstance(leaf, numbers.Complex) and not isinstance(leaf, numbers.Real):
+            raise DtypeError(f"{spell(func)}: complex operands are not supported on CKKSTensors")
+        return leaf
+
+    args, kwargs = pytree.tree_map(to_meta, (args, kwargs))
+    return torch_on_meta(func, args, kwargs)
+
+
+def _checked(result: Any, meta: Any, func: Callable) -> Any:
+    if isinstance(result, (tuple, list)):
+        return type(meta)(_checked(r, m, func) for r, m in zip(result, meta, strict=True))
+    if result.full_shape[1:] == meta.shape[1:] and result.full_shape[0] != meta.shape[0]:
+        raise UnsupportedOpError(
+            f"{spell(func)} would change the batch from {result.full_shape[0]} to {meta.shape[0]} samples; they lie "
+            f"in the slots, and none can be taken away or moved. Encrypt the batch that is meant, or decrypt first"
+        )
+    if result.full_shape != meta.shape:
+        raise ShapeError(f"internal error: {spell(func)} gave {tuple(result.full_shape)}, torch {tuple(meta.shape)}")
+    if meta.dtype != result.float_dtype and meta.dtype in (torch.float32, torch.float64):
+        return CKKSTensor(result.cipher, result.batch, result.row_shape, meta.dtype)
+    return result
+
+
+def _own(frame: FrameType) -> Any:
+    """`self` of a running function. Before Python 3.13 its locals come as a copy that the frame keeps, and with it
+    tensors that the function has let go: it is emptied.
+    """
+    found = frame.f_locals
+    own = found.get("self")
+    if type(found) is dict:
+        found.clear()
+    return own
+
+
+def layer_here() -> str | None:
+    """The dotted name and type of the innermost nn.Module whose forward is running, within the outermost one."""
+    inner = outer = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = _own(frame) if frame.f_code.co_name == "forward" else None
+        if isinstance(module, nn.Module):
+            inner = inner if inner is not None else module
+            outer = module if any(m is inner for m in module.modules()) else outer
+        frame = frame.f_back
+    if inner is None or outer is None:
+        return None
+    name = next((n for n, m in outer.named_modules() if m is inner), "")
+    return f"layer '{name}' ({type(inner).__name__})" if name else f"layer {type(inner).__name__}"
+
+
+def add_location(error: SectorchError) -> SectorchError:
+    layer = layer_here()
+    if layer is None or getattr(error, "layer", None):
+        return error
+    found = type(error)(f"{layer}: {error}")
+    found.layer = layer
+    return found
+
+
+def wrap(like: CKKSTensor, cipher: Cipher, shape: Any) -> CKKSTensor:
+    """A handler's result: the batch and dtype of `like`, the ciphertexts' shape without the batch."""
+    return CKKSTensor(cipher, like.batch, tuple(shape), like.float_dtype)
+
+
+set_dispatch(call)

@@ -1,0 +1,495 @@
+"""ReLU of the largest of a few values, with the truncation that follows a linear layer: all from one opening.
+
+For slow networks. `max_tree` and `ramps` open their values one after the other; here all comparisons of a window are
+made side by side on the same masked values. With D_i = (c_i >> f) - (r_i >> f), whose value is x_i >> f or one more,
+q_i = [D_i > 0], and P_ij = [x_i >= x_j] for i < j, the values' bits are
+
+    s_i = q_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji),
+
+of which one is set where the largest is 1 or more, and may be where it is 0, and else none. So with u_i of `relu.py`
+
+    max(x_0', ..., 0) >> f = sum_i s_i (D_i + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
+
+The difference of two values that are open under their masks is open under the difference of these, which D knows.
+
+How many rounds the comparisons take, and how many bytes, `levels` says. With one level, signs are one AND over wide
+blocks (`wide.py`), and pairs are left in two halves P = lt' xor eq' lt, which the products multiply out; with three,
+they are trees of narrow blocks. A alone computes the linear layer before, so that it is a message ahead: three levels
+take two messages more on the way than one, and a third of the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from ...choreography import Net, leaf, protocol
+from ...errors import ArgumentError
+from ...ring import logical_shift
+from ...ring.bitplanes import fast, signs_of, words_for
+from .and_layers import AndCircuit, AndLayer, and_layers, pick
+from .compare import (
+    Blocks,
+    Node,
+    Polynomial,
+    blocks_between,
+    check_planes,
+    complement,
+    deal_wide_codes,
+    drelu,
+    join,
+    levels_of,
+    polynomial,
+    product,
+    tree,
+    wide_leaves,
+)
+from .guard import raise_flags
+from .masking import ComputedCorrection, Masked, deal, open_masked, planes_of
+from .relu import maximum
+from .select import (
+    BitMask,
+    bits_less,
+    choose_by_bits,
+    deal_mask,
+    mask_select,
+    open_bit,
+    per_element,
+    random_bits,
+    select,
+)
+from .shares import Shares, each
+from .truncate import check_shift, half, negative_less, shifted_less
+
+# Maxima over windows, by a tree of pairwise maxima. PrivHFL, 3.3 (iii).
+
+
+@protocol("max_tree", "PrivHFL, 3.3 (iii)")
+def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
+    """The maximum along the first dimension. Exact.
+
+    Args:
+        x: [m, ...]; all values within 2^62 of zero.
+        high, fss: as in `maximum`.
+
+    ceil(log2 m) levels of `maximum` on half of what is left; m - 1 comparisons per result in all.
+    """
+    while (count := x.shape[0]) > 1:
+        half = count // 2
+        top = maximum(net, x[:half], x[half : 2 * half], high, fss)
+        x = each(_joined, top, x[2 * half :]) if count % 2 else top
+    return x[0]
+
+
+def _joined(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
+
+
+# Maxima of long rows by groups of four: half the levels of a tree of pairs, for some twice as many comparisons.
+#
+# Of four values all six pairs are compared at once: x_i - x_j of two values that are open under their masks is open
+# under the difference of these, which D knows. With b_ij = [x_i >= x_j] for i < j, the first of the largest is told by
+#
+#     w_0 = b_01 b_02 b_03,   w_1 = (1 - b_01) b_12 b_13,   w_2 = (1 - b_02) (1 - b_12) b_23,
+#
+# and the maximum is x_3 + w_0 (x_0 - x_3) + w_1 (x_1 - x_3) + w_2 (x_2 - x_3).
+
+
+LONG = 32
+"""Values from which on a maximum is taken so."""
+FOUR = 4
+PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+
+
+@protocol("max_by_fours", "docs/protocols.md")
+def max_by_fours(net: Net, x: Shares, high: int = 63) -> Shares:
+    """The maximum along the first dimension. Exact.
+
+    Args:
+        x: [m, ...]; all values within 2^62 of zero.
+        high: as in `maximum`.
+
+    Levels of `max_of_four` on a quarter of what is left, as long as there are four, and then `max_tree`. Of 128 values
+    four levels for seven.
+    """
+    while (count := x.shape[0]) >= FOUR:
+        whole = count // FOUR * FOUR
+        top = max_of_four(net, x[:whole], high)
+        x = each(_joined, top, x[whole:]) if count > whole else top
+    return max_tree(net, x, high)
+
+
+@protocol("max_of_four", "docs/protocols.md")
+def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
+    """The larger of each four of [4 n, ...] that are n apart: [n, ...]. Exact.
+
+    Args:
+        high: differences are known to lie in [-2^high, 2^high).
+
+    Rounds 1 (opening) + ceil(log4 ceil(high / 3)) (trees) + 1 (pairs) + 1 (bits). Six comparisons for a result, the
+    pairs' 12 bits opened and 12 dealt, and three times `select`. Nobody learns anything.
+    """
+    size = x.shape[0] // FOUR
+    four = each(by_words, x, FOUR)
+    masked = open_masked(net, four)
+    pairs = Masked(*(differences(v, PAIRS) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
+    bits = each(torch.Tensor.view, drelu(net, pairs, high), len(PAIRS), -1)
+
+    layers, places = _winners()
+    won = and_layers(net, bits, layers)
+    wins = each(_rows_of_four, won, places)
+    last = tuple(PAIRS.index((i, FOUR - 1)) for i in range(FOUR - 1))
+    over = select(net, wins, Masked(*(_columns(v, last) for v in (pairs.c, pairs.r, pairs.r_A, pairs.r_S))))
+    return each(_largest, over, four, torch.Size((size, *x.shape[1:])))
+
+
+@functools.cache
+def _winners() -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
+    """One layer: w_0, w_1 and w_2 of the rows b_ij."""
+    circuit = AndCircuit(len(PAIRS))
+    b = {pair: row for row, pair in enumerate(PAIRS)}
+    first, second, third = b[0, 1], b[0, 2], b[1, 2]
+    w_0 = circuit.gate((first, second, b[0, 3]))
+    w_1 = circuit.gate((third, b[1, 3]), (first, third, b[1, 3]))
+    w_2 = circuit.gate((second, b[2, 3]), (third, b[2, 3]), (second, third, b[2, 3]), onto=b[2, 3])
+    return circuit.layers((w_0, w_1, w_2))
+
+
+@leaf
+def by_words(x: torch.Tensor, m: int) -> torch.Tensor:
+    """[m n, ...] -> [64, m, W]: the i-th of the m of every result, 64 of them to a word of packed bits."""
+    flat = x.reshape(m, x.numel() // m)
+    missing = -flat.shape[1] % 64
+    wide = flat.shape[1] + missing
+    return torch.nn.functional.pad(flat, (0, missing)).view(m, 64, wide // 64).transpose(0, 1).contiguous()
+
+
+@leaf
+def differences(x: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """[64, m, W] -> [64, pairs, W]."""
+    return torch.stack([x[:, i] - x[:, j] for i, j in pairs], 1)
+
+
+@leaf
+def _columns(x: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
+    return torch.stack([x[:, i] for i in which], 1)
+
+
+@leaf
+def _rows_of_four(words: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
+    return pick(words, which).reshape(-1)
+
+
+@leaf
+def _largest(over: torch.Tensor, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """x_3 and what the largest is above it, in the shape of the results."""
+    return (over.sum(1) + x[:, FOUR - 1]).view(-1)[: shape.numel()].view(shape)
+
+
+MOST = 4
+"""Values of which the largest is taken so; more are compared in turns."""
+
+PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 5
+"""Blocks of one level: of a pair, of a sign below the limit and above it, and of the planes that are dropped."""
+
+
+WIDEST_BLOCK = 8
+"""Bits of a block at most, of which 255 are dealt."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the bits of a window of m values are compared.
+
+    Attributes:
+        pair: blocks of the differences. low, middle, top: blocks of a value: those that are dropped, those up to the
+            limit, and those above it. levels: layers of ANDs before the last one.
+    """
+
+    m: int
+    pair: Blocks
+    low: Blocks
+    middle: Blocks
+    top: Blocks
+    limited: bool
+    levels: int
+
+    @property
+    def signs(self) -> tuple[Blocks, Blocks]:
+        """The spans of a value: planes that are dropped, and all others."""
+        return self.low, Blocks(self.middle.low, self.middle.widths + self.top.widths)
+
+    @property
+    def bits(self) -> int:
+        """Dealt for the comparisons of a window."""
+        codes = self.m * sum(span.codes for span in self.signs) + len(pairs_of(self.m)) * self.pair.codes
+        return codes + sum(len(layer.products) for layer in _circuit(self)[0])
+
+
+@functools.cache
+def plan_blocks(m: int, shift: int, between: int, high: int, limit_bits: int | None, levels: int) -> Plan:
+    """The blocks that take the fewest bytes for so many levels."""
+    limit = high if limit_bits is None else min(high, shift + limit_bits)
+    limited = limit < high
+    middle = limit if limited else max(shift + 1, high - 11)
+    sizes = between, shift, middle - shift, high - middle
+    if levels == 1:
+        blocks = PAIR_BLOCKS, LOW_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS
+        counts = tuple(max(count, -(-n // WIDEST_BLOCK)) for count, n in zip(blocks, sizes, strict=True))
+    else:
+        counts = tuple(-(-n // 3) for n in sizes)
+    spans = (0, between), (0, shift), (shift, middle), (middle, high)
+    pair, low, mid, top = (blocks_between(a, b, max(1, min(n, b - a))) for (a, b), n in zip(spans, counts, strict=True))
+    return Plan(m, pair, low, mid, top, limited, levels)
+
+
+WORTH = 32_000_000
+"""Bytes ahead that fewer messages on the way are worth in a call: 2.6 s of 100 Mbit/s, before anybody asks."""
+
+
+def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high: int, limit_bits: int | None) -> int:
+    """1, or 3 where so many windows would be dealt more in addition than half of what is left of `WORTH` in this call.
+
+    So a net of a few layers has one level in each, and one of fifty, whose bytes would be what it waits for, in those
+    where it costs least. Two messages less on the way are 50 ms where a round trip takes as long.
+    """
+    one, three = (plan_blocks(m, shift, between, high, limit_bits, levels).bits for levels in (1, 3))
+    more = -(-(one - three) * windows // 8)
+    if 2 * more > WORTH - net.spent:
+        return 3
+    net.spent += more
+    return 1
+
+
+def pairs_of(m: int) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.combinations(range(m), 2))
+
+
+@protocol("ramp_of_largest", "docs/protocols.md; PrivHFL, 3.3 (ii) and (iii)")
+def ramp_of_largest(
+    net: Net, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None, levels: int = 3
+) -> Shares:
+    """max(x[0], x[1], ..., 0) / 2^shift, rounded half up. Exact.
+
+    Args:
+        x: [m, ...], one to four values a window, all within 2^62 - 2^(shift-1) of zero.
+        shift: fraction bits to drop, 1..32.
+        between: differences are known to lie in [-2^between, 2^between).
+        high: values are known to lie in [-2^high, 2^high - 2^shift).
+        limit_bits: raise a flag (`guard.py`) where the result is 2^limit_bits or more.
+        levels: 1 or 3, layers of ANDs for comparisons.
+
+    Raises:
+        ArgumentError: arguments that are not among these.
+
+    Rounds: 1 (opening) + levels + 1 (products) + 1 (bits). For 20 bits and a limit of 32, a window of one takes 24
+    bytes online and 148.125 dealt with one level, 32.25 and 73.25 with three; of four 131.25 and 1310.75, or 207.75 and
+    433.75. Nobody learns anything.
+    """
+    m, shape = x.shape[0], x.shape[1:]
+    if not 1 <= m <= MOST:
+        raise ArgumentError(f"a window has one to {MOST} values, got {m}")
+    if levels not in (1, 3) or (limit_bits is not None and limit_bits < 1):
+        raise ArgumentError(f"levels is 1 or 3, and a limit 1 bit or more, got {levels} and {limit_bits}")
+    check_shift(shift, least=1)
+    check_planes(high, shift)
+    check_planes(between)
+    high = min(63, high + 1)  # D_i > 0 is taken for D_i >= 0 and not D_i = 0 in the planes below
+    plan = plan_blocks(m, shift, between, high, limit_bits, levels)
+    masked = open_masked(net, each(by_words, x, m))
+    width = masked.shape[2]
+
+    mask = random_bits(net, torch.Size((64, m + 1, width)))
+    own = BitMask(mask.b_A[: m * width], mask.b_S[: m * width], masked.shape, None)
+    sign = _sign_words(masked.r)
+    R = deal(net, ComputedCorrection(shifted_less, masked.shape, (masked.r, shift)))
+    w = deal(net, ComputedCorrection(negative_less, masked.shape, (masked.r,)), torch.int32)
+    bits = deal_mask(net, mask)
+    chosen = deal(net, choose_by_bits(own, masked.r, shift))
+    wraps = deal(
+        net,
+        ComputedCorrection(bits_less, masked.shape, (own.b_A & sign, own.b_S & sign, masked.shape, None, 0)),
+        torch.int32,
+    )
+
+    won = _won(net, masked, plan, high)
+    first, second = open_bit(net, won, mask)
+    c = masked.c + half(shift)
+    at_A = _chosen(first, second, c, R.A, bits.A, chosen.A, w.A, wraps.A, 1, shift)
+    at_S = _chosen(first, second, c, R.S, bits.S, chosen.S, w.S, wraps.S, 0, shift)
+    return each(_unpadded, Shares(at_A, at_S), shape)
+
+
+def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
+    """s_0, ..., and the xor of all s_i u_i: words [(m + 1) W], XOR-shared. Raises flags beside them."""
+    m, width = plan.m, x.shape[2]
+    pairs, between = pairs_of(m), plan.pair.high
+    layers, places = _circuit(plan)
+    codes = deal_wide_codes(net, x, plan.signs, (high,))
+    c = x.c + half(plan.low.high)
+    public = planes_of(c), planes_of(c - (1 << plan.top.low)) if plan.limited else None
+    dealt, apart = (codes,), None
+    if pairs:
+        difference = Masked(*(differences(v, pairs) for v in (x.c, x.r, x.r_A, x.r_S)))
+        dealt = codes, deal_wide_codes(net, difference, (plan.pair,), (between,))
+        apart = planes_of(difference.c)
+    at_A = _state(*public, apart, plan, width, True, *(v.A for v in dealt))
+    at_S = _state(*public, apart, plan, width, False, *(v.S for v in dealt))
+    state = and_layers(net, Shares(at_A, at_S), layers)
+    if plan.limited:
+        raise_flags(net, each(_rows_of, state, places[m + 1 :]))
+    return each(_rows_of, state, places[: m + 1])
+
+
+@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
+def _sign_words(v: torch.Tensor) -> torch.Tensor:
+    """The sign bits as words: plane 63."""
+    return signs_of(v)
+
+
+@leaf
+def _unpadded(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return y.reshape(-1)[: shape.numel()].view(shape)
+
+
+@leaf
+def _rows_of(state: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
+    """Some rows of the state, side by side."""
+    return pick(state, places).reshape(-1)
+
+
+def _rows(plan: Plan) -> int:
+    """Rows of the state: lt and eq of all blocks, of m values and of all pairs, and lt xor eq of one block a value."""
+    blocks = len(plan.low.widths) + len(plan.middle.widths) + (1 + plan.limited) * len(plan.top.widths)
+    return (2 * blocks + 1) * plan.m + 2 * len(plan.pair.widths) * len(pairs_of(plan.m))
+
+
+@leaf(shapes=lambda bits, far, differences, plan, width, first, *_: bits.new_empty(_rows(plan), width))
+def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, pair_codes=None) -> torch.Tensor:
+    """One party's half of lt and eq of all blocks, in the order of `_circuit`: [rows, W]. The most significant lt of a
+    value, of a value less the limit and of a pair has the signs of c and r on it, and is of [x >= 0]. Of the lowest
+    block above the dropped planes there is lt xor eq as well: [c <= r].
+
+    Args:
+        bits, far, differences: public planes of c, of c - 2^k, and of the pairs' differences.
+    """
+    signs = plan.signs
+    own = wide_leaves(bits, codes, signs, first)
+    place = 2 * len(plan.low.widths) + len(signs[1].widths) - 1
+    own[place] ^= _sign_of(bits, codes, signs[1].high, first)
+    lowest = 2 * len(plan.low.widths)
+    parts = [own, own[lowest : lowest + 1] ^ own[lowest + len(signs[1].widths)]]
+    if plan.limited:
+        top = codes[plan.low.codes + plan.middle.codes :]
+        beyond = wide_leaves(far, top, (plan.top,), first)
+        beyond[len(plan.top.widths) - 1] ^= _sign_of(far, codes, plan.top.high, first)
+        parts.append(beyond)
+    if differences is not None and pair_codes is not None:
+        less = wide_leaves(differences, pair_codes, (plan.pair,), first)
+        less[len(plan.pair.widths) - 1] ^= _sign_of(differences, pair_codes, plan.pair.high, first)
+        parts.append(less)
+    counts = [*[plan.m] * (2 + plan.limited), len(pairs_of(plan.m))]
+    return torch.cat([v.view(len(v) * count, width) for v, count in zip(parts, counts, strict=False)])
+
+
+def _sign_of(bits: torch.Tensor, codes: torch.Tensor, high: int, first: bool) -> torch.Tensor:
+    """One party's half of 1 xor c's plane xor r's."""
+    return ~(codes[-1] ^ bits[high]) if first else codes[-1]
+
+
+@functools.cache
+def _circuit(plan: Plan) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
+    """The layers, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags."""
+    m, pairs = plan.m, pairs_of(plan.m)
+    circuit, at = AndCircuit(_rows(plan)), 0
+
+    def nodes(blocks: int, count: int) -> list[list[Node]]:
+        """Of each of `count` values that stand side by side, its blocks."""
+        nonlocal at
+        found = [[(at + b * count + i, at + (blocks + b) * count + i) for b in range(blocks)] for i in range(count)]
+        at += 2 * blocks * count
+        return found
+
+    low = nodes(len(plan.low.widths), m)
+    upper = nodes(len(plan.middle.widths) + len(plan.top.widths), m)
+    lowest, at = range(at, at + m), at + m
+    far = nodes(len(plan.top.widths), m) if plan.limited else []
+    differences = nodes(len(plan.pair.widths), len(pairs))
+
+    middle = len(plan.middle.widths)
+    u = [_below(circuit, blocks, plan.levels)[0] for blocks in low]
+    q = [
+        _above(circuit, [(at_most, blocks[0][1]), *blocks[1:]], middle, plan.levels)
+        for at_most, blocks in zip(lowest, upper, strict=True)
+    ]
+    wins = {pair: _pair(circuit, blocks, plan.levels) for pair, blocks in zip(pairs, differences, strict=True)}
+    s = [
+        product(
+            polynomial((q[i],)), *(wins[i, j] for j in range(i + 1, m)), *(complement(wins[j, i]) for j in range(i))
+        )
+        for i in range(m)
+    ]
+    borrowed = functools.reduce(
+        frozenset.symmetric_difference, [product(p, polynomial((v,))) for p, v in zip(s, u, strict=True)]
+    )
+    results = [_gate(circuit, p) for p in (*s, borrowed)]
+    if plan.limited:
+        lower = [_below(circuit, blocks[:middle], plan.levels) for blocks in upper]
+        beyond = [_below(circuit, blocks, plan.levels) for blocks in far]
+        results += [
+            circuit.gate((far_eq, lt), (far_eq, eq, v), onto=far_lt)
+            for (lt, eq), (far_lt, far_eq), v in zip(lower, beyond, u, strict=True)
+        ]
+    return circuit.layers(tuple(results))
+
+
+def _below(circuit: AndCircuit, blocks: list[Node], levels: int) -> Node:
+    """One node of all blocks."""
+    return join(circuit, blocks) if levels == 1 else tree(circuit, blocks, levels_of(len(blocks)))
+
+
+def _above(circuit: AndCircuit, blocks: list[Node], middle: int, levels: int) -> int:
+    """lt of all blocks, of which the lower `middle` are taken together first where there are levels for it."""
+    if levels == 1:
+        return join(circuit, blocks)[0]
+    parts = [part for part in (blocks[:middle], blocks[middle:]) if part]
+    return join(circuit, [_below(circuit, part, levels) for part in parts])[0]
+
+
+def _pair(circuit: AndCircuit, blocks: list[Node], levels: int) -> Polynomial:
+    """[x >= y] of a pair: of its two halves, or of all its blocks."""
+    if levels > 1 or len(blocks) == 1:
+        return polynomial((_below(circuit, blocks, levels)[0],))
+    middle = len(blocks) // 2
+    (lt, _), (above, eq) = join(circuit, blocks[:middle]), join(circuit, blocks[middle:])
+    return polynomial((above,), (eq, lt))
+
+
+def _gate(circuit: AndCircuit, p: Polynomial) -> int:
+    """A row of a polynomial without a constant, and with one row at most that stands alone."""
+    alone = [row for rows in p if len(rows) == 1 for row in rows]
+    ands = sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1)
+    return circuit.gate(*ands, onto=alone[0] if alone else None) if ands else alone[0]
+
+
+@leaf(shapes=lambda first, second, c, *_: c.new_empty(c.shape[0], c.shape[2]))
+def _chosen(first, second, c, R, bits, chosen, w, wraps, one: int, shift: int) -> torch.Tensor:
+    """One party's half of sum_i s_i ((c_i >> f) - R_i + 2^(64-f) w_i (1 - msb(c_i))) - xor_i s_i u_i: [64, W].
+
+    Args:
+        first, second: public, the halves of e as words [(m + 1) W]. c: [64, m, W], with the half added.
+    """
+    if loops := fast(first, second, c, R, bits, chosen, w, wraps):
+        out = torch.empty(c.shape[0], c.shape[2], dtype=torch.int64)
+        arrays = (loops.array(v) for v in (first ^ second, c, R, bits, chosen, w, wraps))
+        loops.run_on_words(c.shape[2], loops.winners, *arrays, one, shift, out.numpy())
+        return out
+    e = per_element(first, second, bits.shape, None)
+    own, m = e[:, :-1], c.shape[1]
+    total = mask_select(own, bits[:, :m], one).mul_(logical_shift(c, shift)).sub_(mask_select(own, chosen, R))
+    wrap = mask_select(own, wraps.to(torch.int64), w.to(torch.int64)).bitwise_left_shift_(64 - shift)
+    total += wrap.bitwise_and_((c >> 63).bitwise_not_())
+    return total.sum(1) - mask_select(e[:, -1], bits[:, -1], one)

@@ -1,0 +1,196 @@
+"""Files of arrays: what `sectorch query` asks with and what it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils import _pytree as pytree
+
+from ...cli.command import writable
+from ...errors import ArgumentError, DtypeError
+from ...nn.inputs import Inputs
+from ...nn.remote_program import RemoteProgram
+from ...serving.calls import match_named
+
+Given = torch.Tensor | dict[str, torch.Tensor]
+KINDS = (".npy", ".npz", ".safetensors")
+
+
+def read_arrays(path: Path) -> Given:
+    """The array of a .npy file, or the arrays of a .npz or .safetensors file by name.
+
+    Raises:
+        ArgumentError: it cannot be read, or holds no rows. Nothing in it is unpickled.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            loaded = _loaded(path)
+            found = _tensor(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
+    except Exception as error:  # what safetensors finds wrong has no common type
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ArgumentError(f"cannot read {path}: {said}") from None
+    values = found.values() if isinstance(found, dict) else [found]
+    if not values or not all(x.numel() for x in values) or (isinstance(found, torch.Tensor) and found.dim() < 1):
+        raise ArgumentError(f"{path} holds no rows")
+    return found
+
+
+def _loaded(path: Path) -> Any:
+    """Of a file that is none of numpy's, numpy says that it is pickled and how to run what is in it."""
+    with path.open("rb") as file:
+        if not file.read(6).startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
+            raise ArgumentError("it is no file of arrays (.npy of numpy.save, .npz of numpy.savez, .safetensors)")
+    return np.load(path, allow_pickle=False)
+
+
+def _arrays(loaded: Any) -> dict[str, torch.Tensor]:
+    with loaded:
+        return {name: _tensor(loaded[name]) for name in loaded.files}
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind not in "fiub":
+        raise ArgumentError(f"it holds {array.dtype}, and numbers are asked for (float32, int64, bool, ...)")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def batches(
+    served: RemoteProgram, given: Given, rows: int, say: Callable[[str], None] = lambda _: None
+) -> tuple[Inputs, ...]:
+    """What was read as inputs of the model, in batches of so many rows where it takes any number.
+
+    Whole numbers become those of the model's dtype where none is lost (int32 for int64). Fractions are rounded to the
+    model's, as whoever calls the plain model has to: numpy makes float64 unless it is told otherwise.
+
+    Args:
+        say: takes a line for people, of what was rounded.
+
+    Raises:
+        ArgumentError, DtypeError, ShapeError: the model does not take it.
+    """
+    if isinstance(given, torch.Tensor):
+        names = served.calls[0].inputs.names
+        if len(names) > 1:
+            raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.said}")
+        given = {names[0]: given}
+    inputs = match_named(served, _as_taken(served, given, say))
+    return inputs.split(rows) if served.general(inputs) else (inputs,)
+
+
+def _as_taken(
+    served: RemoteProgram, given: dict[str, torch.Tensor], say: Callable[[str], None]
+) -> dict[str, torch.Tensor]:
+    """The arrays in the dtypes of a call of these names; as they are where there is none."""
+    calls = [call.inputs for call in served.calls if not call.inputs.in_shares and set(call.inputs.names) == set(given)]
+    if not calls or any(all(given[n].dtype == d for n, (_, d) in call.described.items()) for call in calls):
+        return given
+    return {name: _as(given[name], dtype, name, say) for name, (_, dtype) in calls[0].described.items()}
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype, name: str, say: Callable[[str], None]) -> torch.Tensor:
+    """Raises DtypeError where more than digits would be lost."""
+    had, wanted = (str(kind).removeprefix("torch.") for kind in (x.dtype, dtype))
+    if x.is_floating_point() and dtype.is_floating_point:
+        if torch.promote_types(x.dtype, dtype) != dtype:
+            say(f"'{name}' holds {had} and the model takes {wanted}: rounded to {wanted}, as the plain model needs it")
+    elif not _within(x.dtype, dtype):
+        raise DtypeError(
+            f"'{name}' holds {had} and the model takes {wanted}: save it as the model was trained to see it (pixels of "
+            f"0 to 255 scaled, say); x.astype('{wanted}') where the numbers are the same"
+        )
+    return x.to(dtype)
+
+
+def _within(whole: torch.dtype, wider: torch.dtype) -> bool:
+    """Whether all of a dtype's whole numbers, or truth values, are of the other as well."""
+    if whole == wider or whole.is_floating_point or wider.is_floating_point or torch.bool in (whole, wider):
+        return whole == wider
+    have, want = torch.iinfo(whole), torch.iinfo(wider)
+    return want.min <= have.min and have.max <= want.max
+
+
+def join_batches(results: list[Any], rows: list[int]) -> Any:
+    """The results of all batches as one, with nan in the place of those that are None."""
+    known = next((y for y in results if y is not None), None)
+    if known is None:
+        return torch.full((sum(rows),), torch.nan)
+    if len(results) == 1:
+        return known
+    leaves, spec = pytree.tree_flatten(known)
+    per_row = next(n for y, n in zip(results, rows, strict=True) if y is not None)
+    parts = [[None] * len(leaves) if y is None else pytree.tree_leaves(y) for y in results]
+    return pytree.tree_unflatten(
+        [_joined(leaf, [p[i] for p in parts], rows, per_row) for i, leaf in enumerate(leaves)], spec
+    )
+
+
+def _joined(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.dim() < 1 or len(leaf) != per_row:
+        raise ArgumentError("a result of this model has no rows, so that batches cannot be joined: ask in one --batch")
+    if all(part is not None for part in parts):
+        return torch.cat(parts)
+    dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+    gap = lambda n: torch.full((n, *leaf.shape[1:]), torch.nan, dtype=dtype)
+    return torch.cat([gap(n) if part is None else part for part, n in zip(parts, rows, strict=True)])
+
+
+def by_name(result: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a result by their places in it; a single one has an empty name."""
+    found = {}
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found[".".join(str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)] = leaf
+    return found
+
+
+def in_json(result: Any) -> Any:
+    """A result as lists and dictionaries of numbers, with None for what is not one."""
+    numbers = pytree.tree_map(lambda v: v.tolist() if isinstance(v, torch.Tensor) else v, result)
+    return pytree.tree_map(lambda v: None if v != v else v, numbers)
+
+
+def check_out(path: Path, named: str = "--out") -> None:
+    """Try whether predictions can be written there, before there are any.
+
+    Raises:
+        ArgumentError: a file of a kind that is not written, a folder, or where nothing can be written.
+    """
+    if path.suffix not in (*KINDS, ""):
+        raise ArgumentError(f"arrays are written as {', '.join(KINDS)}, not as {path}")
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; name a file in it with {named}")
+    writable(path.parent, named)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ArgumentError(f"{path} is there and cannot be written; name another with {named}")
+
+
+def write_arrays(result: Any, path: Path) -> None:
+    """A result as a file of that name and of the kind that it says: a single tensor as .npy, several by name.
+
+    Raises:
+        ArgumentError: several tensors for a .npy.
+    """
+    tensors = by_name(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".npy", ""):
+        if len(tensors) != 1:
+            raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
+        with path.open("wb") as file:  # given a name, numpy adds a suffix that nobody asked for
+            np.save(file, next(iter(tensors.values())).numpy())
+        return
+    tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
+    if path.suffix == ".npz":
+        held: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
+        np.savez(path, **held)
+    else:
+        save_file(tensors, path)

@@ -1,0 +1,594 @@
+"""A party that is up: it takes part in what others propose, if it has accepted it before, until it is stopped.
+
+A proposal is judged when it comes (`policy.py`): yes or no, with a reason, goes back to whoever proposes. It begins
+when that one has heard yes from all and says so. Each run has a folder among this party's results: `run.json` says
+what was run, for whom and how it ended, and what this party learned stands beside it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Full, Queue
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ... import files
+from ...choreography import Party
+from ...choreography.ledger import Cost
+from ...errors import (
+    AbortedError,
+    ArgumentError,
+    BusyError,
+    FrameError,
+    IdentityError,
+    NetworkError,
+    PeerLostError,
+    RefusedError,
+    SectorchError,
+)
+from ...federated.parties import tensors
+from ..identity.identity import Credentials
+from ..log import query, write
+from ..messages import Delivery, IsUp, Note, PartiesUp, WhoIsUp
+from ..names import readable
+from ..parties.session import in_full, join_threads, reason
+from ..receipts.receipts import Receipts
+from ..wire.channel import copy_error
+from ..wire.fair_queue import FairQueue
+from .config import FederationFile, PartyConfig
+from .party import Federation
+from .policy import AcceptedRun, Policy
+from .programs import PAPERS, cast_of, command_of, dry_run_program, settings_of, source_of
+from .proposals import (
+    Begin,
+    Cancel,
+    Ended,
+    Proposal,
+    Proposed,
+    Word,
+    YesOrNo,
+    check_same,
+    open_note,
+    proposal_of,
+    sign_note,
+)
+from .reveals import Ledger, word_counts
+
+# One run of a party that is up: its inputs, its part of the program, what it learned, and the record of it.
+
+
+log = logging.getLogger("sectorch.federation")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+TEXT = 2000
+"""Characters of what was revealed, in a line of the log; the receipts have all."""
+
+
+class RunParties:
+    """`federated.parties.Parties` as a program gets it: no connection, and no sessions but the run's own."""
+
+    def __init__(self, parties: Federation):
+        self.inputs, self.folder = parties.inputs, parties.folder
+        self.present, self.session, self.runtime = parties.present, parties.session, parties.runtime
+
+
+class ProgramRun:
+    """A run that was agreed on and begun.
+
+    Args:
+        folder: for its record and what this party learns; it is made here, before anything of the party's is used.
+    """
+
+    def __init__(
+        self, agreed: AcceptedRun, federation: Federation, folder: Path, own: PartyConfig, receipts: Receipts | None
+    ):
+        self.agreed, self.folder, self._own, self._receipts = agreed, folder, own, receipts
+        bound = f"{agreed.proposal.nonce} {agreed.proposal.digest}"
+        kept = folder.parent / "kept"
+        kept = kept if agreed.source is None else kept / agreed.source.kept(agreed.proposal.job)
+        self._file, self._number = federation.file, None
+        self._results: Mapping[str, tuple[int, ...]] = {}
+        self._ledger = self._agreed_to(federation.name)
+        self._parties = federation.taking({}, bound, kept, self._ledger)
+        role = self._file.member(federation.name).role or federation.name
+        self._me = Party(role, role)  # as a program's sessions name it, unless they have names of their own
+
+    def _agreed_to(self, me: str) -> Ledger:
+        """What this party has agreed to reveal; a paper's command, whose settings it has accepted, only notes it."""
+        source, accepted = self.agreed.source, self.agreed.accepted
+        if source is None:
+            return Ledger(me, None, receipt=self._opens)
+        found = dry_run_program(source, self._file)
+        self._results = found.results
+        return Ledger(me, found.reveals, accepted.reveals, found.sessions, self._opens, found.digests, found.messages)
+
+    def _opens(self, what: str, to: str, most: int) -> None:
+        """A value is about to leave: nothing does without a receipt, where they are kept."""
+        if self._receipts is not None and self._number is not None:
+            self._receipts.opened(self._number, what, to, most)
+
+    def give_up(self, error: SectorchError) -> None:
+        """End it, at all parties."""
+        self._parties.give_up(error)
+
+    def take_part(self) -> dict[str, Any]:
+        """This party's part; what its starter is told of it.
+
+        Raises:
+            Exception: what ended it, which its record says too.
+        """
+        proposal, limit = self.agreed.proposal, self._own.limits.run_seconds
+        self.folder.mkdir(parents=True, mode=0o700)
+        record = {
+            "run": proposal.nonce, "accepted": self.agreed.accepted.key, "by": proposal.by, "program": proposal.name,
+            "digest": proposal.digest, "proposal": proposal.body(), "outcome": "begun",
+        }  # fmt: skip
+        self._keep(record)
+        late = PeerLostError(f"the run took longer than {limit:g} s, which is run_seconds at '{self._parties.name}'")
+        timer = threading.Timer(limit, self.give_up, [late])
+        timer.daemon = True
+        timer.start()
+        began, cost = time.perf_counter(), Cost()
+        try:
+            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()) as asked, cost:
+                self._number = asked.number
+                try:
+                    learned = self._paper() if proposal.kind == "paper" else self._program()
+                finally:
+                    asked.more["revealed"] = self._ledger.text[:TEXT]
+        except BaseException as error:
+            self._keep({**record, "outcome": in_full(error), "seconds": time.perf_counter() - began})
+            raise
+        finally:
+            timer.cancel()
+        said = {
+            "outcome": "done", "seconds": round(time.perf_counter() - began, 3), "learned": learned,
+            "rounds": cost.rounds, "online_bytes": cost.online_bytes, "offline_bytes": cost.offline_bytes,
+        }  # fmt: skip
+        self._keep({**record, **said, "revealed": word_counts(self._ledger.sent)})
+        return said
+
+    def _program(self) -> dict[str, list[int]]:
+        source = self.agreed.source
+        program = source.load() if source is not None else None
+        self._parties.inputs = self.agreed.inputs()
+        learned = tensors(program(RunParties(self._parties))) if program is not None else {}
+        for number, (name, value) in enumerate(learned.items()):
+            path = self.folder / f"{name if _FILE.fullmatch(name) else number}.npy"
+            np.save(path, value.detach().cpu().numpy())
+            path.chmod(0o600)
+        # Its starter is told what the rehearsal knows: other names and shapes could be chosen by a secret.
+        shapes = {name: tuple(value.shape) for name, value in learned.items()}
+        return {name[:100]: list(shape) for name, shape in shapes.items() if self._results.get(name) == shape}
+
+    def _paper(self) -> dict[str, list[int]]:
+        proposal, accepted = self.agreed.proposal, self.agreed.accepted
+        out = self.folder.parent / f"{accepted.what}-{accepted.digest[:12]}-{proposal.job}"
+        arguments = [*proposal.arguments, *accepted.own]
+        command_of(accepted.what).take_part(arguments, self._parties, out, self._own.files.get("data"))
+        return {}
+
+    def _facts(self) -> dict[str, Any]:
+        """Of the log's line and the receipts."""
+        proposal, accepted = self.agreed.proposal, self.agreed.accepted
+        learned = f"what-{accepted.what}-tells-its-parties"
+        if self.agreed.source is not None:
+            found = dry_run_program(self.agreed.source, self._file)
+            bounds = ", ".join(map(str, accepted.reveals))
+            learned = "; ".join([*found.learned, *([f"within {bounds}"] if bounds else [])]) or "nothing"
+        return {
+            "call": 0, "client": proposal.by, "key": self._file.member(proposal.by).identity, "model": proposal.name,
+            "version": accepted.digest[:16], "asked": "run", "learned": learned[:TEXT],
+        }  # fmt: skip
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        files.write(self.folder / "run.json", (json.dumps(record, indent=1) + "\n").encode(), 0o600)
+
+
+NOTES = 256
+"""Notes that may wait to be read; further ones are dropped, as a party that is proposed to in earnest hears of it."""
+PENDING = 60.0
+"""Seconds for which a yes holds until the starter says that all agree."""
+RETRY = 2.0
+"""Seconds between attempts to reach the server again."""
+
+
+class PartyService:
+    """A party of a federation whose process goes on; `keep` runs it, `drain` and `stop` end it.
+
+    Args:
+        path: of the federation file. own: this party's own file.
+
+    Raises:
+        ArgumentError, IdentityError: something that it has or accepts is not right; nothing was sent.
+        ReceiptError: receipts cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, federated: FederationFile, own: PartyConfig, policy: Policy, credentials: Credentials
+    ):
+        self.path, self.file, self.own, self.policy = path, federated, own, policy
+        self.name = credentials.name
+        self.results = own.results(self.name)
+        self.results.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = own.receipts(self.name, "P")
+        self.receipts = None if kept is None else Receipts(kept, credentials, "P")
+        self._seen, self._counts = _earlier(self.results)
+        self._turns = FairQueue(own.limits.runs)
+        self._notes: Queue[Delivery | None] = Queue(NOTES)
+        self._agreed: dict[str, tuple[AcceptedRun, float]] = {}
+        self._runs: dict[str, ProgramRun] = {}
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._federation: Federation | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True, name="notes")
+        self._reader.start()
+
+    def keep(self, stopped: threading.Event, say: Callable[[str], None]) -> None:
+        """Be up until stopped; where the server is not there, or goes away, dial again.
+
+        Raises:
+            IdentityError, ArgumentError, RefusedError: waiting does not help.
+        """
+        told = ""
+        while not stopped.is_set():
+            try:
+                with Federation(
+                    self.path, self.name, self.own.folder, wait=self.own.limits.wait_seconds, on_note=self._take
+                ) as federation:
+                    federation.connection.ask(IsUp(time=time.time()))
+                    self._federation, told = federation, ""
+                    say(f"'{self.name}' is up at {federation.address}; Ctrl-C stops")
+                    federation.connection.ended.wait()
+                    raise copy_error(federation.connection.link.closed or PeerLostError("the connection ended"))
+            except (IdentityError, RefusedError):
+                raise
+            except NetworkError as error:
+                if str(error) != told and not stopped.is_set():
+                    told = str(error)
+                    say(f"{told}; dialling again every {RETRY:g} s until it is there")
+            stopped.wait(RETRY)
+
+    def drain(self, seconds: float) -> bool:
+        """Take part in no more runs; whether those that are under way ended in that time."""
+        return self._turns.drain(f"'{self.name}' is stopping; propose again when it is back", seconds)
+
+    def stop(self) -> None:
+        """End all runs, and leave."""
+        for run in list(self._runs.values()):
+            run.give_up(AbortedError(f"'{self.name}' was stopped"))
+        join_threads(self._threads)
+        if self._federation is not None:
+            self._federation.close()
+        with suppress(Full):
+            self._notes.put_nowait(None)
+        if self.receipts is not None:
+            self.receipts.close()
+
+    def unready(self) -> str:
+        """Why nothing would be taken part in now; empty where it would."""
+        if self._turns.closed:
+            return self._turns.closed
+        there = self._federation is not None and self._federation.connection.link.closed is None
+        return "" if there else f"'{self.name}' has no connection to the server"
+
+    def renew(self, credentials: Credentials) -> None:
+        """Nothing to do: the files are read whenever it dials."""
+
+    def figures(self) -> dict[str, float]:
+        """What is watched."""
+        return self._turns.figures()
+
+    def _take(self, request: Delivery) -> None:
+        """In the thread that reads the connection."""
+        try:
+            self._notes.put_nowait(request)
+        except Full:
+            log.warning("more notes come than are read; one was dropped")
+
+    def _read(self) -> None:
+        while (request := self._notes.get()) is not None:
+            sender = readable(request.sender, 64)
+            try:
+                word = open_note(request.note, self.file)
+                if word.by != request.sender:
+                    raise IdentityError(f"a note of '{word.by}' that came from another")
+                self._heard(word)
+            except SectorchError as error:
+                write(log, "note refused", logging.WARNING, by=sender, why=in_full(error))
+            except Exception as error:  # the next one is read whatever was wrong with this one
+                write(log, "note refused", logging.ERROR, by=sender, why=in_full(error))
+                log.debug("in detail", exc_info=error)
+
+    def _heard(self, word: Proposed | Word) -> None:
+        if isinstance(word, Proposed):
+            self._answer(word)
+            return
+        nonce = word.run
+        agreed, _ = self._agreed.get(nonce, (None, 0.0))
+        run = self._runs.get(nonce)
+        known = agreed.proposal if agreed is not None else run.agreed.proposal if run is not None else None
+        if known is None or word.by != known.by or word.proposal != known.digest:
+            raise RefusedError(f"a word about a run that '{word.by}' has not proposed, or whose time is over")
+        self._agreed.pop(nonce, None)
+        if isinstance(word, Begin) and agreed is not None:
+            self._begin(agreed)
+        elif isinstance(word, Cancel) and run is not None:
+            run.give_up(AbortedError(f"'{word.by}', who started it, has stopped it"))
+
+    def _answer(self, word: Proposed) -> None:
+        said: dict[str, Any] = {"yes": True, "why": ""}
+        try:
+            check_same(word, self.file)
+            proposal = proposal_of(word)
+            proposal.check_time()
+            self._admit(self.policy.agree(proposal))
+        except (RefusedError, BusyError, FrameError) as error:
+            said = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
+            own = None if error.__cause__ is None else in_full(error.__cause__)
+            write(log, "refused", run=word.run, by=word.by, why=error, own=own)
+        except Exception as error:
+            said = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
+            write(log, "refused", logging.ERROR, run=word.run, by=word.by, own=in_full(error))
+        else:
+            write(log, "accepted", run=proposal.nonce, by=proposal.by, program=proposal.name)
+        digest = "" if not said["yes"] else proposal_of(word).digest
+        self.tell("answer", word.by, word.run, {"proposal": digest, **said})
+
+    def _admit(self, agreed: AcceptedRun) -> None:
+        """Keep what was agreed on until its starter says that all have.
+
+        Raises:
+            RefusedError: it was run before, or as often as is accepted. BusyError: too many are under way.
+        """
+        proposal, accepted = agreed.proposal, agreed.accepted
+        now = time.monotonic()
+        with self._lock:
+            self._agreed = {n: (a, end) for n, (a, end) in self._agreed.items() if end > now}
+            if proposal.nonce in self._seen or proposal.nonce in self._agreed:
+                raise RefusedError(f"'{self.name}' has had this proposal before; a new run has a new one")
+            if accepted.runs and self._counts[accepted.key] >= accepted.runs:
+                raise RefusedError(f"'{self.name}' has run it {accepted.runs} times, as often as it accepts")
+            if self._turns.closed:
+                raise BusyError(self._turns.closed)
+            if len(self._runs) + len(self._agreed) >= self.own.limits.runs:
+                raise BusyError(f"'{self.name}' takes part in {len(self._runs)} runs already; ask again later")
+            self._agreed[proposal.nonce] = agreed, now + PENDING
+
+    def _begin(self, agreed: AcceptedRun) -> None:
+        proposal, federation = agreed.proposal, self._federation
+        if federation is None:
+            return
+        with self._lock:
+            self._seen.add(proposal.nonce)
+            self._counts[agreed.accepted.key] += 1
+        time_ = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S")
+        called = re.sub("[^A-Za-z0-9_.-]", "-", proposal.name)[:60]
+        folder = self.results / f"{time_}-{called}-{proposal.nonce}"
+        run = self._runs[proposal.nonce] = ProgramRun(agreed, federation, folder, self.own, self.receipts)
+        thread = threading.Thread(target=self._run, args=(run,), daemon=True, name=f"run {proposal.nonce[:8]}")
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, run: ProgramRun) -> None:
+        proposal = run.agreed.proposal
+        try:
+            with self._turns.turn(proposal.nonce, lambda: None):
+                said = run.take_part()
+        except BaseException as error:
+            said = {"outcome": reason(error, f"'{self.name}'")}
+            write(log, "run ended", run=proposal.nonce, program=proposal.name, why=in_full(error))
+            log.debug("in detail", exc_info=error)
+        else:
+            write(log, "run ended", run=proposal.nonce, program=proposal.name, outcome="done", folder=run.folder)
+        self._runs.pop(proposal.nonce, None)
+        self.tell("ended", proposal.by, proposal.nonce, {"proposal": proposal.digest, **said})
+
+    def tell(self, kind: str, to: str, run: str, said: dict[str, Any]) -> None:
+        """Send a note to whoever proposed a run, if it still waits."""
+        federation = self._federation
+        if federation is None:
+            return
+        body = {"by": self.name, "federation": self.file.digest, "run": run, **said}
+        note = sign_note(kind, body, federation.connection.identity)
+        with suppress(SectorchError):
+            federation.connection.link.tell(Note(to=to, tag=run, note=note))
+
+
+def _earlier(results: Path) -> tuple[set[str], Counter[str]]:
+    """The nonces of earlier runs, and how often each thing was run."""
+    seen, counts = set[str](), Counter[str]()
+    for path in results.glob("*/run.json"):
+        try:
+            said = json.loads(path.read_bytes())
+            seen.add(str(said["run"]))
+            counts[str(said["accepted"])] += 1
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ArgumentError(f"{path} is not of a run: move it away, and count what it stood for") from None
+    return seen, counts
+
+
+# Starting a program among parties that are up: propose it to each, hear their yes or no, and wait for its end.
+
+
+W = TypeVar("W", bound=Word)
+ANSWER = 30.0
+"""Seconds for a party to say yes or no."""
+LOOK = 1.0
+"""Seconds between two looks at who is still up."""
+
+
+def describe_proposal(
+    federated: FederationFile,
+    by: str,
+    program: str,
+    arguments: Sequence[str] = (),
+    among: Sequence[str] = (),
+    job: str = "1",
+) -> Proposal:
+    """What would be proposed.
+
+    Args:
+        program: FILE.py:FUNCTION or MODULE:FUNCTION on this party's disk, or a paper's name.
+        arguments: a paper's options. among: who takes part; whom the program names, or all that have a role.
+
+    Raises:
+        ArgumentError: there is no such program, it needs parties that the federation has not, or options are not right.
+    """
+    named = tuple(federated.named(name).name for name in among)
+    if program in PAPERS:
+        settings_of(program, arguments)
+        parties = named or cast_of(program, arguments, federated)
+        return Proposal(federated.digest, by, parties, "paper", program, arguments=tuple(arguments), job=job)
+    if arguments:
+        raise ArgumentError(
+            f"options after -- are of a paper's command, and {program[:80]!r} is a program: leave them out"
+        )
+    source = source_of(program)
+    found = dry_run_program(source, federated)
+    return Proposal(
+        federated.digest,
+        by,
+        named or found.parties,
+        "program",
+        source.name,
+        source.digest,
+        source.function,
+        found.traced,
+        job=job,
+    )
+
+
+@dataclass
+class ProgramStart:
+    """One run, from its proposal to its end at all parties.
+
+    Args:
+        notes: what came for this party (`Federation(on_note=notes.put)`).
+    """
+
+    federation: Federation
+    proposal: Proposal
+    notes: Queue[Delivery]
+    say: Callable[[str], None] = lambda _: None
+
+    def run(self, wait: float = 60.0) -> dict[str, dict[str, Any]]:
+        """What each party says of its end: `outcome` is "done", or what ended it.
+
+        Args:
+            wait: seconds for all parties to be up.
+
+        Raises:
+            PeerLostError: a party is not up, or does not answer. RefusedError: a party has not accepted it; says why.
+        """
+        proposal, link = self.proposal, self.federation.connection
+        self._refused: set[str] = set()
+        link.ask(IsUp(tag=proposal.nonce, time=time.time()))
+        self._await(wait)
+        begun = False
+        try:
+            for name in proposal.parties:
+                self._tell("proposal", name, proposal.body())
+            self._agreed()
+            up = self._up()
+            for name in proposal.parties:
+                self._tell("begin", name, {"run": proposal.nonce, "proposal": proposal.digest})
+            begun = True
+            self.say(f"run {proposal.nonce[:16]}: {proposal.name} begins at {', '.join(proposal.parties)}")
+            return self._ended(up)
+        except BaseException:
+            for name in sorted(set(proposal.parties) - self._refused):
+                with suppress(SectorchError):
+                    self._tell("cancel", name, {"run": proposal.nonce, "proposal": proposal.digest})
+            if begun:
+                self.say("the parties were told to stop")
+            raise
+
+    def _up(self) -> dict[str, str]:
+        return self.federation.connection.ask(WhoIsUp(parties=list(self.proposal.parties)), PartiesUp).up
+
+    def _await(self, seconds: float) -> None:
+        """Until all are up, and then until the proposal's time begins."""
+        end, told = time.monotonic() + seconds, ""
+        while missing := [name for name in self.proposal.parties if name not in self._up()]:
+            words = ", ".join(missing)
+            if time.monotonic() > end:
+                raise PeerLostError(
+                    f"{words} did not come up in {seconds:.0f} s: `sectorch up FILE --as {missing[0]}` there, and run "
+                    f"this again"
+                )
+            if words != told:
+                self.say(f"waiting for {words} to be up, {seconds:.0f} s at most (--wait)")
+            told = words
+            time.sleep(min(LOOK, seconds))
+
+    def _tell(self, kind: str, to: str, said: Mapping[str, Any]) -> None:
+        body = {**said, "by": self.federation.name, "federation": self.federation.file.digest}
+        note = sign_note(kind, body, self.federation.connection.identity)
+        self.federation.connection.ask(Note(to=to, note=note))
+
+    def _heard(self, kind: type[W], seconds: float) -> W | None:
+        """The next note of that kind about this run, by one of its parties; None if none came in time."""
+        end = time.monotonic() + seconds
+        while True:
+            if (closed := self.federation.connection.link.closed) is not None:
+                raise copy_error(closed)
+            try:
+                request = self.notes.get(timeout=min(0.2, max(0.001, end - time.monotonic())))
+            except Empty:
+                if time.monotonic() >= end:
+                    return None
+                continue
+            try:
+                word = open_note(request.note, self.federation.file)
+            except (IdentityError, SectorchError) as error:
+                self.say(f"a note that is not right: {error}")
+                continue
+            if isinstance(word, kind) and word.run == self.proposal.nonce and word.by in self.proposal.parties:
+                return word
+
+    def _agreed(self) -> None:
+        answers: dict[str, str] = {}
+        end = time.monotonic() + ANSWER
+        while missing := [name for name in self.proposal.parties if name not in answers]:
+            answer = self._heard(YesOrNo, end - time.monotonic())
+            if answer is None:
+                raise PeerLostError(
+                    f"{', '.join(missing)} did not answer in {ANSWER:.0f} s; what was wrong with the proposal stands "
+                    f"in the log there"
+                )
+            right = answer.yes and answer.proposal == self.proposal.digest
+            answers[answer.by] = "" if right else readable(answer.why or "it agreed on something else")
+        self._refused = {name for name, why in answers.items() if why}
+        refusals = [f"{name}: {why}" for name, why in answers.items() if why]
+        if refusals:
+            raise RefusedError("nothing was run. " + "; ".join(refusals))
+
+    def _ended(self, up: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        while len(found) < len(self.proposal.parties):
+            ended = self._heard(Ended, LOOK)
+            if ended is not None and ended.proposal == self.proposal.digest:
+                said = {
+                    k: v for k, v in msgspec.to_builtins(ended).items() if k not in ("kind", *Word.__struct_fields__)
+                }
+                found[ended.by] = {**said, "outcome": readable(ended.outcome)}
+                continue
+            now = self._up()
+            for name in self.proposal.parties:
+                if name not in found and now.get(name) != up.get(name):
+                    found[name] = {"outcome": f"PeerLostError: '{name}' is not up any more, or was started again"}
+        return {name: found[name] for name in self.proposal.parties}

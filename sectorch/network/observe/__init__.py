@@ -1,1 +1,0 @@
-"""What an operator sees of a running party: health, metrics, traces, certificates that are about to expire."""

@@ -1,1 +1,0 @@
-"""Prepared material on disk, sealed."""

@@ -1,0 +1,133 @@
+"""The compiled loops of secure inference, made before the first query: once on a machine, and kept on its disk.
+
+`ring/loops.py` compiles a loop when it is first called. Here a small net goes through all its parties in this process,
+so that each loop is called with arguments such as a query has; what is compiled already is loaded. Of several processes
+that start at once one compiles, and the others wait for what it keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from ..cli.command import Parser, command_status, print_json
+from ..config import Scheme
+from ..nn.secure import secure
+from ..ring import products
+from ..session import Session
+
+NOWHERE = (
+    "compiled loops cannot be kept on this machine, and each start compiles them anew, for some seconds: name a folder "
+    "that can be written as NUMBA_CACHE_DIR"
+)
+
+
+def warm(say: Callable[[str], None] = lambda _: None) -> float:
+    """Compile what is not compiled yet; the seconds that it took, 0 where there was nothing to do.
+
+    Args:
+        say: is told, in a line, that it takes a while.
+    """
+    folder = kept_in()
+    began = time.perf_counter()
+    if folder is None:
+        say(NOWHERE)
+        _through(Scheme())
+        return time.perf_counter() - began
+    stamp = folder / f"sectorch-{_kind()}.compiled"
+    if stamp.exists():
+        _through(Scheme())
+        return 0.0
+    say(f"compiling loops for this processor, once on this machine, into {folder}")
+    with _alone(folder):
+        for scheme in (Scheme(), Scheme(network="wan"), Scheme(verified=True)):
+            _through(scheme)
+        try:
+            stamp.touch()
+        except OSError:
+            say(NOWHERE)
+    return time.perf_counter() - began
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch warm`."""
+    p = Parser(
+        "warm",
+        "Compile the loops of secure inference for this processor, once on a machine, before the first query.\n"
+        "A server and an answering party do it when they start, and a query while it connects.",
+        ["sectorch warm"],
+    )
+    p.takes_json("the folder and the seconds")
+    return command_status(p, arguments, _main)
+
+
+def _main(options: argparse.Namespace, _: Console) -> None:
+    screen = Console(stderr=True, soft_wrap=True)
+    seconds = warm(lambda words: screen.print(words, highlight=False, markup=False))
+    folder = kept_in()
+    if options.json:
+        print_json({"folder": None if folder is None else str(folder), "seconds": round(seconds, 3)})
+    elif folder is not None:
+        print(f"compiled in {seconds:.1f} s" if seconds else f"compiled before, in {folder}")
+
+
+def kept_in() -> Path | None:
+    """The folder in which compiled loops are kept; None where none can be written."""
+    from ..ring import bitloops  # numba takes half a second to load
+
+    kept = bitloops.planes.stats.cache_path  # pyright: ignore[reportFunctionMemberAccess] # of numba's dispatchers
+    return None if kept is None else Path(kept)
+
+
+def _kind() -> str:
+    """What compiled loops are good for: this processor, this compiler and these sources."""
+    import llvmlite
+    import numba
+    from llvmlite import binding
+
+    from ..mpc import harmonicloops
+    from ..ring import jit
+
+    places = *sorted(Path(jit.__file__).parent.glob("*.py")), Path(harmonicloops.__file__)
+    sources = [place.stat() for place in places]
+    known = [
+        numba.__version__,
+        llvmlite.__version__,
+        binding.get_host_cpu_name(),
+        binding.get_host_cpu_features().flatten(),
+    ]
+    return hashlib.sha256(repr([known, [(s.st_mtime_ns, s.st_size) for s in sources]]).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process of this machine is in such a block at a time."""
+    try:
+        lock = (folder / "sectorch.lock").open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@torch.no_grad()
+def _through(scheme: Scheme) -> None:
+    """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit, and
+    the convolution of larger images."""
+    zeros = torch.zeros(1, 1, 3, 3, dtype=torch.int64)
+    products.convolve_karatsuba(zeros, products.prepare_taps(zeros), (0, 0))
+    few = nn.Conv2d(8, 8, 1)  # channels, that a loop of their own convolves
+    layers = [few, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
+    net = nn.Sequential(*layers, *([] if scheme.verified else [nn.GELU()])).eval()
+    secure(net, scheme, session=Session())(torch.rand(2, 8, 16, 16))

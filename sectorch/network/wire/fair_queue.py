@@ -1,0 +1,108 @@
+"""Whose call runs next: a bounded queue that is fair among clients."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ...errors import BusyError
+
+TICK = 5.0
+
+
+class FairQueue:
+    """At most `running` calls at once. Of the clients that wait, the one with the fewest running calls, and then the
+    one that was served longest ago, goes first; so a client with many calls does not keep out one with a single call.
+    Where one client has all of several running calls, one more of another client runs beside them.
+
+    Args:
+        waiting: calls that may wait, all clients together.
+        each: calls that one client may have waiting.
+    """
+
+    def __init__(self, running: int, waiting: int = 64, each: int = 32):
+        self._limit, self._most, self._each = running, waiting, each
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, str]] = []
+        self._running: Counter[str] = Counter()
+        self._served: dict[str, int] = {}
+        self._count = 0
+        self.closed = ""
+        """Why no more calls are taken; empty while they are."""
+
+    def drain(self, why: str, seconds: float) -> bool:
+        """Take no more calls, and none of those that wait; whether all that run were done in that time."""
+        with self._changed:
+            self.closed = why
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._running, seconds)
+
+    def figures(self) -> dict[str, float]:
+        """How many calls run and wait now."""
+        with self._changed:
+            return {"calls_running": self._running.total(), "calls_waiting": len(self._waiting)}
+
+    def wake(self, *_: object) -> None:
+        """Have whoever waits call its `tick` now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def turn(self, client: str, tick: Callable[[], None]) -> Iterator[None]:
+        """Wait for a turn; `tick` is called now and then while waiting, and may raise to give up.
+
+        Raises:
+            BusyError: too many calls wait already, or no more are taken.
+        """
+        with self._changed:
+            self._check_open()
+            mine = sum(name == client for _, name in self._waiting)
+            if len(self._waiting) >= self._most or mine >= self._each:
+                waiting = f"{len(self._waiting)} calls wait for the server, {mine} of them of '{client}'"
+                raise BusyError(f"{waiting}; ask again in a moment")
+            self._count += 1
+            ticket = (self._count, client)
+            self._waiting.append(ticket)
+        try:
+            self._wait(ticket, tick)
+        except BaseException:
+            with self._changed:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+            raise
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[client] -= 1
+                if not self._running[client]:
+                    del self._running[client]
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BusyError(self.closed)
+
+    def _wait(self, ticket: tuple[int, str], tick: Callable[[], None]) -> None:
+        while True:
+            with self._changed:
+                self._check_open()
+                if self._may_go(ticket) or (self._changed.wait(TICK) and self._may_go(ticket)):
+                    self._waiting.remove(ticket)
+                    client = ticket[1]
+                    self._running[client] += 1
+                    self._count += 1
+                    self._served.pop(client, None)
+                    self._served[client] = self._count
+                    while len(self._served) > 1000:
+                        self._served.pop(next(iter(self._served)))
+                    self._changed.notify_all()
+                    return
+            tick()
+
+    def _may_go(self, ticket: tuple[int, str]) -> bool:
+        first = min(self._waiting, key=lambda t: (self._running[t[1]], self._served.get(t[1], 0), t[0]))
+        alone = self._limit > 1 and len(self._running) == 1 and first[1] not in self._running
+        return first is ticket and self._running.total() < self._limit + alone

@@ -1,0 +1,611 @@
+"""A module run on shapes: every error that depends on shapes, and every message, before anything is shared."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from ..choreography import Party
+from ..choreography.ledger import Profile, sole_observer
+from ..choreography.program.trace import PLACE, Program, ProgramTracer
+from ..config import VANISHED
+from ..errors import ArgumentError, PrecisionError, PrecisionWarning, SecretAccessError, SectorchError
+from ..mpc.star.dealing_proofs import check_proved
+from ..ring import range_limit
+from ..session import Session
+from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
+from ..tensor.dispatch import GIVEN
+from ..tensor.infinity import mask_beyond_range
+from ..tensor.table import row_of
+from .bounds import OperationBudget
+from .capture import run_eagerly
+from .graph import Trace, is_samplewise, run
+from .graph_cache import FEW, Float64Mode, GraphCache, plain, sample
+from .inputs import Inputs, SharedInputSpec, flatten_tree, refuse_results, retain_results
+from .nodes import function_of
+from .remote_program import RemoteGraphs, RemoteProgram
+from .source_location import place_of
+from .weights import Weights
+
+
+@dataclass
+class DryRun:
+    """What a dry run said about an input shape."""
+
+    profile: Profile = field(repr=False)
+    tracing: ProgramTracer | None = field(repr=False)
+    outputs: Any = field(repr=False)
+    budget: OperationBudget | None = field(repr=False, default=None)
+    samplewise: bool = False
+    """Whether rows were seen not to meet."""
+    dealer: Party | None = None
+    """Who has to prove what it deals, if somebody has."""
+    vanished: str = ""
+    """Which public number counts as 0, and where."""
+
+    @cached_property
+    def choreography(self) -> Program:
+        """What was traced.
+
+        Raises:
+            ArgumentError: there is no one program.
+        """
+        if self.tracing is None:
+            raise ArgumentError("there is no one program: the module runs operation by operation")
+        program = self.tracing.program(self.outputs)
+        if self.dealer is not None:
+            check_proved(program, self.dealer)
+        return program
+
+
+def dry_run(
+    program: Trace | None,
+    inputs: Inputs,
+    weights: Weights,
+    traces: GraphCache | RemoteGraphs,
+    scheme: Scheme,
+    limited: bool,
+) -> DryRun:
+    """Share, run and reveal on shapes.
+
+    Args:
+        program: None for a module that runs operation by operation.
+        inputs: of meta tensors.
+        weights: of the session of `traces`, in which nobody is present.
+        limited: whether the program comes from another party, and is held to the bounds of `nn/bounds.py`.
+
+    Raises:
+        SectorchError: with layer and line.
+    """
+    session, zero = traces.session, ""
+    profile, shapes = Profile(), {}
+    budget = OperationBudget(len(program.graph.nodes), scheme.few_rounds) if limited and program is not None else None
+
+    def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+        nonlocal zero
+        place, token = PLACE.set(place_of(node)), VANISHED.set(vanished := [])
+        try:
+            y = compute(*args, **kwargs) if budget is None else budget.step(node, compute, args, kwargs)
+        finally:
+            PLACE.reset(place)
+            VANISHED.reset(token)
+        if vanished and not zero:
+            zero = f"{place_of(node)}: {counts_as_zero(vanished[0], scheme)}"
+        if isinstance(y, torch.Tensor):
+            shapes[node] = tuple(y.shape)
+        return y
+
+    try:
+        with sole_observer(profile), session.call(traces.party) as net, budget or nullcontext():
+            if program is None:
+                tracing, outputs = (
+                    None,
+                    run_eagerly(traces.bound(), shared_inputs(inputs, session, scheme, traces.party)),
+                )
+            else:
+                tracing = net.tracing = ProgramTracer(net.call, traces.setup)
+                shared = shared_inputs(inputs, session, scheme, traces.party)
+                outputs = run(program, weights.of(program), shared.tensors, step)
+            refuse_results(outputs)
+            refuse_weights(outputs, program)
+            outputs = reveal_outputs(outputs) if inputs.learned is None else retain_results(outputs, inputs.learned)
+    except BaseException:
+        if isinstance(traces, GraphCache):
+            traces.refused(inputs)
+        raise
+    if budget is not None and program is not None:
+        budget.check_weights(profile)
+        given = [node for node in program.graph.nodes if node.op == "placeholder"]
+        shapes.update(zip(given, inputs.shapes, strict=True))
+    apart = program is not None and inputs.rows is not None and is_samplewise(program, shapes if limited else None)
+    return DryRun(profile, tracing, outputs, budget, apart, session.dealer if scheme.verified else None, zero)
+
+
+def counts_as_zero(number: float, scheme: Scheme) -> str:
+    """What is said of a public number that its fraction bits take for zero."""
+    return (
+        f"{number:g} is below the last place {2.0**-scheme.frac_bits:.2g} of the number format and counts as 0; "
+        f"torch.where, clamp, maximum and + keep such a number for a logarithm or quotient behind them"
+    )
+
+
+def refuse_weights(results: Any, program: Trace | None) -> None:
+    """Refuse a result that does not depend on the input: whoever learns it learns of the weights.
+
+    Args:
+        program: which gave it, where there is one.
+
+    Raises:
+        SecretAccessError: naming the result, and layer and line that gave it.
+    """
+    output = None if program is None else next(n for n in program.graph.nodes if n.op == "output").args[0]
+    for at, (path, leaf) in enumerate(pytree.tree_flatten_with_path(results)[0]):
+        if isinstance(leaf, PrivateTensor):
+            node: Any = output[at] if isinstance(output, (list, tuple)) else output
+            place = "" if node is None or "where" not in node.meta else f"{place_of(node)}: "
+            error = SecretAccessError(
+                f"{place}the result{pytree.keystr(path)} is made of weights alone, and whoever learns it learns of "
+                f"them; let the model give only what depends on its input (a module around it: return "
+                f"self.model(x)[0]), and keep a number that everybody may know as a Python number"
+            )
+            error.layer = place.removesuffix(": ")
+            raise error
+
+
+def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party | None = None) -> Inputs:
+    """A module's inputs in shares; a tensor that is in shares already stays what it is.
+
+    Q has checked that they are below the activation limit, if they are no whole numbers.
+    """
+
+    def shared(name: str, x: torch.Tensor, held: SharedInputSpec | None) -> torch.Tensor:
+        if isinstance(x, SharedTensor):
+            return x
+        if held is not None:
+            return held.again(name, x, session, session.answering_party(party), scheme)
+        limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
+        return share_tensor(x.detach(), session=session, party=party, scheme=scheme, limit=limit, name=name)
+
+    return inputs.having([shared(*one) for one in zip(inputs.names, inputs.tensors, inputs.held, strict=True)])
+
+
+def reveal_outputs(outputs: Any) -> Any:
+    """A result with every secret in it revealed to Q, not yet looked at."""
+    leaves, spec = flatten_tree(outputs)
+    return pytree.tree_unflatten([y.open() if isinstance(y, SharedTensor) else y for y in leaves], spec)
+
+
+# A's own check of precision: on numbers that A draws, fixed point gives what the model gives, to a part of its digits.
+#
+# A program runs in float64, on inputs that are drawn and on a calibration batch, if there is one. Where what is not
+# secret (weights, what was made of weights, public constants) meets a secret, the operation runs a second time on the
+# same numbers with these operands as fixed point has them, or their inverses, unless they keep so many digits that this
+# says nothing. An operation that changes by it is run in fixed point, by the reference, on the same numbers. It is lost
+# where the results differ by more than `PART` of their size (both by root mean square) and by more than `FLOOR_BITS`
+# above the last place: the last place is a large part of the weights then, and the inputs carry it into the result.
+# Where they differ by less than that, as behind weights that only add to others, the rest of the program says what
+# becomes of it: it runs with these errors, and what it gives is held to the same measure.
+#
+# On request the fixed-point reference of all operations runs beside as well, which takes several times as long. There
+# an operation is lost by the same measure, if rounding does not explain it: `SLACK` times as much as the result moves
+# where each operation's result is changed by a unit of the last place and as large a part of itself at random.
+#
+# What stands for infinity, as in the mask of an attention, is infinite here, and is not compared. At any other value
+# out of the range the look ends, as a call would. Programs are looked at over one or two rows and, where they are
+# large, over their first operations: `WORK` elements of results and weights. The check reads the weights, so only A
+# makes it, and what it finds stays there.
+
+
+PART = 2.0**-8
+"""Chosen, so that a result keeps two decimal digits. No derivation has it; it names none of some fifty models of
+benchmarks/huggingface_models.py, and of torchvision, whose results are right to 1e-3."""
+FLOOR_BITS = 6
+"""An operation's own error is at most 12 last places at results of size 1 (docs/ops.md), 2^4, and what it reads was
+rounded by a half: four times that is no matter of weights."""
+SLACK = 64.0
+"""Chosen, as in `nn/check.py`: one random change may move a result by less than the worst one does. No derivation."""
+KEPT = 2.0**-13
+"""The part of an operand, by root mean square, below which its rounding is not followed: where inputs are drawn, a sum
+of products with independent weights has about the relative error of its weights, and `PART` is 32 times as much."""
+WORK, SMALL = 1 << 21, 1 << 17
+"""Elements that are computed: of all, and of programs that are looked at for large inputs, too."""
+LARGEST = 1024.0
+
+
+@dataclass
+class Lost:
+    """An operation, its error and its result's size."""
+
+    node: fx.Node
+    error: float
+    size: float
+
+
+@dataclass
+class _Suspect:
+    """An operation that may be lost, what it read, and what it gave."""
+
+    node: fx.Node
+    args: tuple
+    kwargs: dict
+    result: Any
+
+
+class _Enough(Exception):
+    """What was to be looked at is computed."""
+
+
+def find_precision_loss(
+    program: Trace,
+    bind: Callable[[Session], Weights],
+    scheme: Scheme,
+    inputs: Inputs,
+    everything: bool,
+    typical: Inputs | None = None,
+) -> str | None:
+    """Which operation of a program loses digits, and how many; None where none does, or where it cannot be said.
+
+    Args:
+        program: with its weights.
+        bind: gives what its names stand for in a session.
+        inputs: only their form, shapes and dtypes are used.
+        everything: whether the fixed-point reference runs as well.
+        typical: inputs of these shapes with their content, which are looked at first.
+    """
+    if (
+        any(0 in shape for shape in inputs.shapes)
+        or any(v.is_meta for v in program.values.values())
+        or inputs.in_shares
+    ):
+        return None
+    look = _Look(program, bind, scheme, everything)
+    lost = typical and look.at(typical.having([x.cpu() for x in typical.tensors]), carefully=True)
+    if lost:
+        return _text(lost, scheme, "on the calibration batch")
+    drawn = sample(inputs, torch.device("cpu"))
+    scaled = lambda scale: inputs.having([
+        (x * scale).to(dtype) if x.is_floating_point() else x
+        for x, dtype in zip(drawn.tensors, inputs.dtypes, strict=True)
+    ])  # fmt: skip
+    lost = look.at(scaled(1.0))
+    if not lost and look.work <= SMALL and 0 < look.largest < scheme.activation_limit / 16:
+        scale = min(LARGEST, 2.0 ** math.floor(math.log2(scheme.activation_limit / 2 / look.largest)))
+        lost = look.at(scaled(scale))
+    return _text(lost, scheme, "on numbers that were drawn") if lost else None
+
+
+def _text(lost: Lost, scheme: Scheme, where: str) -> str:
+    return (
+        f"{place_of(lost.node)}: with {scheme.frac_bits} fraction bits the result is off by {lost.error:.2g} of "
+        f"{lost.size:.2g} {where}"
+    )
+
+
+def way_out(scheme: Scheme) -> str:
+    """What is said after a loss."""
+    return (
+        f"Weights or constants there are small beside the last place, 2^-{scheme.frac_bits}: divide the input of that "
+        f"layer by a power of two and multiply its weights by it"
+    )
+
+
+def check_served(served: RemoteProgram, name: str, imprecise: bool) -> None:
+    """The owner's look at a model that it is about to answer with, for questions that name no format.
+
+    Args:
+        name: how errors call it. imprecise: whether a model that loses digits is answered with, and a warning says so.
+
+    Raises:
+        PrecisionError: it loses digits. Nothing was offered.
+
+    Warns:
+        PrecisionWarning: with `imprecise`.
+    """
+    scheme = served.scheme(Scheme())
+    for number, call in enumerate(served.calls):
+        rows = max(call.least, FEW) if call.least else 0
+        lost = None
+        with suppress(Exception):  # numbers beyond an operation's domain: it cannot be said
+            weights = lambda session: Weights(
+                served.bind(session, session.answering[0], scheme), session, session.answering[0], scheme, served.dtype
+            )
+            lost = find_precision_loss(served.trace(number, rows), weights, scheme, call.of(rows), False)
+        if not lost:
+            continue
+        said = f"the model '{name}' loses digits: {lost}. {way_out(scheme)}"
+        if not imprecise:
+            raise PrecisionError(
+                f"{said}; or answer with it as it is: sectorch answer --imprecise, answer(imprecise=True), or in an "
+                f"[[accept]] of a federation imprecise = true"
+            )
+        warnings.warn(said, PrecisionWarning, stacklevel=2)
+        return
+
+
+class _Look:
+    """A look at a program; what of it is in a session is made once, when it is first asked for."""
+
+    def __init__(self, program: Trace, bind: Callable[[Session], Weights], scheme: Scheme, everything: bool):
+        self.program, self.bind, self.scheme, self.everything = program, bind, scheme, everything
+        self.unit = 2.0**-scheme.frac_bits
+        self.least = self.unit * 2.0**FLOOR_BITS
+        self.work, self.largest = 0, 0.0
+        """Of the last inputs: elements that were computed, and the largest of them."""
+        self._result: Any = None
+        """What the whole program gives; None where the look ended before."""
+        self._secret: set[Any] = set()
+        self._session: Session | None = None
+        self._weights: dict[str, torch.Tensor] = {}
+        self._dtype = torch.float32
+
+    def at(self, given: Inputs, carefully: bool = False) -> Lost | None:
+        """The first operation that is lost on these inputs.
+
+        Args:
+            carefully: also where operands keep many digits, since the inputs may be alike.
+        """
+        exact, suspects = self._exact(given.wide(), carefully)
+        known = (*given.tensors, *exact.values())
+        sizes = [self._within(x) for x in known if x.is_floating_point()]
+        self.largest = max((float(x.abs().max()) for x in sizes if x.numel()), default=0.0)
+        errors: dict[fx.Node, Any] = {}
+        for suspect in suspects:
+            with suppress(SectorchError):  # what has no result in fixed point is refused by a call
+                ours, theirs = self._fixed(given, suspect)
+                lost = self._lost(suspect.node, ours, theirs)
+                if lost is None or self._lost(suspect.node, theirs, suspect.result) is not None:
+                    continue  # or what it reads has too few digits for it, as next to a pole: no matter of weights
+                if lost.error > self.least:
+                    return lost
+                if isinstance(theirs, torch.Tensor):
+                    errors[suspect.node] = torch.where(theirs.abs() < self.scheme.activation_limit, ours - theirs, 0.0)
+        if errors and self._result is not None:
+            lost = self._grown(given, errors)
+            if lost is not None:
+                return lost
+        return self._first(given, exact) if self.everything else None
+
+    def _exact(self, given: Inputs, carefully: bool) -> tuple[dict[fx.Node, torch.Tensor], list[_Suspect]]:
+        """What the first operations give in float64, until a value leaves the range, and which of them may be lost."""
+        found: dict[fx.Node, torch.Tensor] = {}
+        secret = self._secret = {node for node in self.program.graph.nodes if node.op == "placeholder"}
+        infinite: set[Any] = set()
+        suspects: list[_Suspect] = []
+        self.work = 0
+        # An operation may write into what it reads.
+        copied = lambda given: pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given)
+
+        def remember(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            if not any(n in secret for n in node.all_input_nodes):
+                return compute(*args, **kwargs)
+            secret.add(node)
+            public, before, moved = [], None, None
+            with torch._C.DisableTorchFunction():
+                if compute is node.target:  # it reads what the node says
+                    _each(lambda n, x: public.extend([] if self._hides(n) else [x]), node, args, kwargs)
+                within = any(n in infinite for n in node.all_input_nodes)
+                if within or any(mask_beyond_range(self.scheme, x) is not None for x in public):
+                    infinite.add(node)
+                if any(self._loses(x, carefully) for x in public):
+                    before = copied((args, kwargs))
+                    moved = _each(lambda n, x: copied(x) if self._hides(n) else self._rounded(x), node, *before)
+            y = compute(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                results = [v for v in _leaves(y) if isinstance(v, torch.Tensor)]
+                self.work += sum(v.numel() for v in (*results, *public) if isinstance(v, torch.Tensor))
+                if not all(self._in_range(v, node in infinite) for v in results if v.is_floating_point()):
+                    raise _Enough
+                if isinstance(y, torch.Tensor) and y.is_floating_point():
+                    found[node] = y.double()
+            if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
+                suspects.append(_Suspect(node, before[0], before[1], y))
+            if self.work > WORK:
+                raise _Enough
+            return y
+
+        self._result = None
+        with suppress(_Enough):
+            self._result = plain(self.program, given, step=remember)
+        return found, suspects
+
+    def _in_range(self, y: torch.Tensor, infinite: bool) -> bool:
+        inside = y.abs() < self.scheme.activation_limit
+        if infinite:
+            inside |= y.isnan() | (y.abs() >= range_limit(self.scheme.frac_bits))
+        return bool(inside.all())
+
+    def _within(self, y: torch.Tensor) -> torch.Tensor:
+        """Without what stands for infinity."""
+        return y[y.abs() < self.scheme.activation_limit]
+
+    def _loses(self, x: Any, carefully: bool) -> bool:
+        """Whether an operand that is not secret may lose digits: it, or its inverse, is small beside the last place."""
+        if isinstance(x, float):
+            return math.isfinite(x) and abs(self._rounded(x) - x) > KEPT * abs(x)
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+            return False
+        if carefully:
+            return True
+        size, largest = _size(x), float(x.abs().max())
+        return math.isfinite(largest) and self.unit * (size / 3.5 + largest * size * size / 2) > KEPT * size * size
+
+    def _rounded(self, x: Any) -> Any:
+        """An operand that is not secret, less exact by a rounding of it and by one of its inverse."""
+        if isinstance(x, float):
+            return float(self._rounded(torch.tensor(x, dtype=torch.float64))) if math.isfinite(x) else x
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return x
+        moved = (x / self.unit).round() * self.unit + (x.square() * self.unit / 2).minimum(x.abs() / 2)
+        return torch.where(x.isfinite(), moved, x)
+
+    def _lost(self, node: fx.Node, y: Any, exact: Any) -> Lost | None:
+        """What is off by more than `PART`, by root mean square over all results, without what stands for infinity."""
+        ours, theirs = _floats(y), _floats(exact)
+        if len(ours) != len(theirs):
+            return None
+        errors, sizes = [], []
+        for a, b in zip(ours, theirs, strict=True):
+            if a.shape == b.shape:
+                inside = b.abs() < self.scheme.activation_limit
+                errors.append((a - b)[inside].nan_to_num(nan=math.inf))
+                sizes.append(b[inside])
+        if not errors:
+            return None
+        error, size = _size(torch.cat(errors)), _size(torch.cat(sizes))
+        return Lost(node, error, size) if error > PART * size else None
+
+    def _grown(self, given: Inputs, errors: dict[fx.Node, torch.Tensor]) -> Lost | None:
+        """The first of these operations, if their errors, which are small beside the last place, spoil the result."""
+
+        def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            y = compute(*args, **kwargs)
+            return y + errors[node] if node in errors else y
+
+        lost = self._lost(next(iter(errors)), plain(self.program, given.wide(), step=step), self._result)
+        return lost if lost is not None and lost.error > self.least else None
+
+    def _fixed(self, given: Inputs, suspect: _Suspect) -> tuple[Any, Any]:
+        """What the reference makes of the operation on these numbers, and what float64 makes of them rounded."""
+        node, session = suspect.node, self._opened()
+        party, made = session.answering[0], dict[fx.Node, Any]()
+        read = suspect.args, suspect.kwargs
+        known: dict[fx.Node, Any] = {}
+        _each(lambda n, x: known.update({n: x} if self._hides(n) and not self._is_given(n) else {}), node, *read)
+        near = lambda x: (x / self.unit).round() * self.unit if x.is_floating_point() else x
+
+        def shared(x: Any, n: fx.Node) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            value = share_tensor(near(x.detach()), session=session, party=party, scheme=self.scheme)
+            passes = n.meta.get("dtype") or self._dtype  # what it is in the program, where numbers are float64 here
+            return value.like(value.shares, bound=value.bound, dtype=passes if x.is_floating_point() else x.dtype)
+
+        def operand(n: fx.Node) -> Any:
+            if n not in made:
+                if n.op == "get_attr":
+                    made[n] = self._weights[str(n.target)]
+                elif n in known:
+                    made[n] = pytree.tree_map(lambda x: shared(x, n), known[n])
+                else:  # made of weights, or of the inputs
+                    made[n] = computed(n)
+            return made[n]
+
+        def computed(n: fx.Node) -> Any:
+            target: Any = n.target
+            return target(*map_arg(n.args, operand), **map_arg(n.kwargs, operand))
+
+        with session.call(party), torch.no_grad():
+            places = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+            made.update(zip(places, shared_inputs(given, session, self.scheme, party).tensors, strict=True))
+            y = [_decoded(v) for v in _leaves(computed(node)) if isinstance(v, SharedTensor)]
+        rounded = lambda v: near(v) if isinstance(v, torch.Tensor) else v
+        args, kwargs = _each(lambda n, x: pytree.tree_map(rounded, x) if self._hides(n) else x, node, *read)
+        target: Any = node.target
+        with Float64Mode(), torch.no_grad():
+            return (y[0] if len(y) == 1 else y), target(*args, **kwargs)
+
+    def _hides(self, n: Any) -> bool:
+        return isinstance(n, fx.Node) and n in self._secret
+
+    def _is_given(self, n: fx.Node) -> bool:
+        """Whether it is an input, or a view or sum of inputs, with which products are finer."""
+        row = None if n.op == "placeholder" else row_of(function_of(n.target))
+        if row is not None and (row.view or row.name in GIVEN):
+            return all(self._is_given(m) for m in n.all_input_nodes if m in self._secret)
+        return n.op == "placeholder"
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = Session(reference=True)
+            self._weights = self.bind(self._session).of(self.program)
+            floats = [w.dtype for w in self._weights.values() if w.dtype.is_floating_point]
+            self._dtype = floats[0] if floats else torch.float32
+        return self._session
+
+    def _first(self, given: Inputs, exact: dict[fx.Node, torch.Tensor]) -> Lost | None:
+        """The first operation of the fixed-point reference that rounding alone does not explain."""
+        last = next(reversed(exact), None)
+        if last is None:
+            return None
+        session = self._opened()
+        party = session.answering[0]
+        found: list[Lost] = []
+
+        def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            y = compute(*args, **kwargs)
+            if node in exact and isinstance(y, SharedTensor):
+                lost = self._lost(node, _decoded(y), exact[node])
+                found.extend([lost] if lost is not None and lost.error > self.least else [])
+            if node is last or found:
+                raise _Enough
+            return y
+
+        with suppress(_Enough), session.call(party), torch.no_grad():
+            shared = shared_inputs(given, session, self.scheme, party)
+            run(self.program, self._weights, shared.tensors, step=compare)
+        if not found:
+            return None
+        node = found[0].node
+        return None if found[0].error <= SLACK * self._reached(given.wide(), node, exact[node]) else found[0]
+
+    def _reached(self, given: Inputs, last: fx.Node, exact: torch.Tensor) -> float:
+        """How far rounding of each operation's result moves that of the last."""
+        draw, found = torch.Generator().manual_seed(2), math.inf
+
+        def move(y: torch.Tensor) -> torch.Tensor:
+            random = torch.rand(y.shape, generator=draw, dtype=torch.float64)
+            return y + self.unit * (1 + y.abs()) * (2 * random - 1)
+
+        def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            nonlocal found
+            y = compute(*args, **kwargs)
+            y = move(y.double()) if isinstance(y, torch.Tensor) and y.is_floating_point() else y
+            if node is last:
+                found = _size((y - exact)[exact.abs() < self.scheme.activation_limit])
+                raise _Enough
+            return y
+
+        moved = given.having([move(x) if x.is_floating_point() else x for x in given.tensors])
+        with suppress(_Enough):
+            plain(self.program, moved, step=step)
+        return found
+
+
+def _each(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of a node with f(what the graph has in its place, value) for each."""
+
+    def at(n: Any, x: Any) -> Any:
+        if isinstance(n, (list, tuple)):
+            return (tuple if isinstance(n, tuple) else list)(at(a, b) for a, b in zip(n, x, strict=True))
+        if isinstance(n, dict):
+            return {key: at(a, x[key]) for key, a in n.items()}
+        return f(n, x)
+
+    return tuple(at(n, x) for n, x in zip(node.args, args, strict=True)), at(node.kwargs, kwargs)
+
+
+def _leaves(x: Any) -> list[Any]:
+    return pytree.tree_leaves(x)
+
+
+def _floats(x: Any) -> list[torch.Tensor]:
+    return [v.double() for v in _leaves(x) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+def _decoded(y: SharedTensor) -> torch.Tensor:
+    shares: Any = y.shares
+    return shares.to(torch.float64) * 2.0**-y.scale_bits
+
+
+def _size(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0

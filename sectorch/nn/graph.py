@@ -1,0 +1,325 @@
+"""What a module's forward did: a graph of functions on values, and the loop that runs it, with the lines in errors.
+
+`nn/capture.py` records one by running the module, `nn/exported.py` takes one from torch.export, `nn/passes.py` changes
+the work in one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from ..errors import SectorchError
+from ..ops.pooling import joins, relu_of_max_pool2d
+from ..tensor.table import HANDLER, row_of
+from .nodes import arguments, op_name
+from .source_location import place_of, raise_located
+
+CONSTANT, FOLDED = "constant ", "folded "
+"""How the names of public constants and of weights that a pass made begin."""
+
+
+@dataclass
+class Trace:
+    """A graph of torch functions on values, and the tensors that its `get_attr` nodes name.
+
+    Attributes:
+        graph: a placeholder for each secret input; call_function nodes; the output is the list of the result's leaves.
+        values: plain weights in float64 (or without content where their owner is absent), and public constants.
+        spec: how the result's leaves make the result; None where the output is the result itself.
+        rows: the first dimension of the inputs, or None where they have none in common or the program holds for any.
+        dtypes: what weights pass for, by name.
+
+    A node's meta["value"] names the node of the program before its passes whose value it computes, or is None; its
+    meta["where"] is the layer and the line.
+    """
+
+    graph: fx.Graph
+    values: dict[str, torch.Tensor]
+    spec: pytree.TreeSpec | None = None
+    rows: int | None = None
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def copy(self) -> Trace:
+        """Another program of the same nodes, which a pass may change."""
+        graph, copies = fx.Graph(), {}
+        out = graph.graph_copy(self.graph, copies)
+        graph.output(out)
+        for old, new in copies.items():
+            new.name, new.meta = old.name, dict(old.meta)
+        return Trace(graph, dict(self.values), self.spec, self.rows, dict(self.dtypes))
+
+    @property
+    def secrets(self) -> list[str]:
+        """Names of the weights that the graph reads."""
+        names = dict.fromkeys(n.target for n in self.graph.nodes if n.op == "get_attr")
+        return [name for name in names if not name.startswith(CONSTANT) and self.values[name].is_floating_point()]
+
+
+def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: Callable | None = None) -> Any:
+    """Run a program; a value is dropped after its last use, and an error names the layer and the model's line.
+
+    Args:
+        values: what the program's names stand for here.
+        inputs: the secret ones, in the order of the placeholders.
+        step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
+    """
+    made: dict[fx.Node, Any] = {}
+    nodes, pooled = list(program.graph.nodes), _pooled_before_relu(program)
+    uses = {node: len(node.users) for node in nodes}
+    given = iter(inputs)
+    for node in nodes:
+        args = map_arg(node.args, made.__getitem__)
+        kwargs = map_arg(node.kwargs, made.__getitem__)
+        try:
+            if node.op == "placeholder":
+                made[node] = next(given)
+            elif node.op == "get_attr":
+                made[node] = values[node.target]
+            elif node.op == "output":
+                return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
+            elif node in pooled and joins(*args):
+                made[node] = _Waiting(args, kwargs)
+            else:
+                compute = node.target
+                if args and type(args[0]) is _Waiting:
+                    compute, args, kwargs = relu_of_max_pool2d, args[0].args, args[0].kwargs
+                made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
+        except SectorchError as error:
+            raise_located(error, place_of(node))
+        for used in node.all_input_nodes:
+            uses[used] -= 1
+            if not uses[used]:
+                del made[used]
+    return None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A max-pooling that is computed together with its ReLU."""
+
+    args: tuple
+    kwargs: dict
+
+
+def _pooled_before_relu(program: Trace) -> set[fx.Node]:
+    """The max-poolings that a ReLU reads, and nobody else."""
+    found = set()
+    for node in program.graph.nodes:
+        pool = node.args[0] if op_name(node) == "relu" and node.args else None
+        if isinstance(pool, fx.Node) and op_name(pool) == "max_pool2d" and len(pool.users) == 1:
+            found.add(pool)
+    return found
+
+
+class OutOfPlace:
+    """A torch function that writes into its first argument, as a function that gives what it would have written."""
+
+    def __init__(self, func: Callable):
+        self.func = func
+        self.__name__ = getattr(func, "__name__", "in_place")
+
+    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        x = x.clone()
+        self.func(x, *args, **kwargs)
+        return x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutOfPlace) and other.func == self.func
+
+    def __hash__(self) -> int:
+        return hash(("out of place", self.func))
+
+
+@functools.cache
+def functional_form(func: Callable) -> Callable | None:
+    """The function of the same row and the same arguments that gives a new tensor, or None."""
+    row, name = row_of(func), getattr(func, "__name__", "")
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_")
+    keys = [k for k in (row.keys if row else ()) if HANDLER[k] is HANDLER[func] and getattr(k, "__name__", "") == plain]
+    return keys[0] if keys else None
+
+
+# Whether the rows of a batch meet in a program, so that a batch may be cut into pieces: decided from shapes.
+
+
+_EACH = (
+    "relu", "relu6", "leaky_relu", "hardtanh", "abs", "sign", "square", "clamp", "clamp_min", "clamp_max", "neg",
+    "dropout", "prelu",
+)  # fmt: skip
+"""Functions of one element at a time."""
+_BATCHED = {
+    "conv1d": 3, "conv2d": 4, "max_pool1d": 3, "max_pool2d": 4, "avg_pool1d": 3, "avg_pool2d": 4,
+    "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_max_pool2d": 4,
+}  # fmt: skip
+"""Layers that keep dimension 0 apart where their input has these dimensions."""
+_SUMS = ("add", "sub", "mul")
+_SHAPES = ("reshape", "flatten")
+
+
+def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None = None) -> bool:
+    """Whether every output row depends on its own input row only.
+
+    True only where it can be seen: from functions that are known to keep rows apart on tensors of these dimensions, and
+    from shapes that broadcast no row against another. That a forward does not ask how many rows there are is seen by
+    comparing the programs of two batch sizes (`same_program`).
+
+    Args:
+        shapes: of the nodes' values, where the program does not know them itself.
+    """
+    known = dict(shapes or {})
+    known.update((n, tuple(program.values[n.target].shape)) for n in program.graph.nodes if n.op == "get_attr")
+
+    def at(node: fx.Node) -> Any:
+        return known.get(node, node.meta.get("shape"))
+
+    rows: int | None = None
+    apart: set[fx.Node] = set()  # rows depend on their own input row
+    own: set[fx.Node] = set()  # depends on no input
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            if not at(node) or rows not in (None, at(node)[0]):
+                return False
+            rows = at(node)[0]
+            apart.add(node)
+        elif node.op == "get_attr":
+            own.add(node)
+        elif node.op == "output":
+            return rows is not None and all(n in apart for n in node.all_input_nodes) and _only_values(node.args[0])
+        elif all(n in own for n in node.all_input_nodes):
+            own.add(node)
+        elif at(node) and at(node)[0] == rows and _keeps_apart(program, node, at, apart, own):
+            apart.add(node)
+        else:
+            return False
+    return False
+
+
+def _only_values(result: Any) -> bool:
+    leaves = result if isinstance(result, (list, tuple)) else [result]
+    return bool(leaves) and all(isinstance(leaf, fx.Node) for leaf in leaves)
+
+
+def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
+    name, x = op_name(node), node.args[0] if node.args else None
+    shape = at(node)
+    if name in _SUMS:
+        return not node.kwargs and all(_broadcasts(o, shape, at, apart) for o in node.args)
+    if name == "cat":
+        parts: Any = x
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        return isinstance(dim, int) and dim % len(shape) > 0 and all(p in apart for p in parts)
+    if x not in apart:
+        return False
+    dims, others = len(at(x)), [n for n in node.all_input_nodes if n is not x]
+    if name in _SHAPES:  # row-major: equal first dimensions, so a row stays a row
+        return at(x)[0] == shape[0] and all(n not in apart for n in others)
+    if any(n not in own for n in others):
+        return False
+    if name in _EACH:
+        return at(x) == shape
+    if name in _BATCHED:
+        return dims == _BATCHED[name]
+    if name == "linear":
+        return dims >= 2
+    return name == "batch_norm" and dims >= 2 and arguments(node).get("training", False) is False
+
+
+def _broadcasts(operand: Any, shape: tuple[int, ...], at: Any, apart: set) -> bool:
+    """Whether an operand adds to each row what is that row's, or the same to all."""
+    if not isinstance(operand, fx.Node):
+        return isinstance(operand, (int, float))
+    mine = at(operand)
+    if mine is None:
+        return False
+    if operand in apart:
+        return len(mine) == len(shape)
+    return operand.op in ("get_attr", "call_function") and (len(mine) < len(shape) or mine[0] == 1)
+
+
+def same_program(p: Trace, q: Trace, grown: bool = False) -> bool:
+    """Whether two programs are one: the same functions of the same arguments, but for the sizes of their batches.
+
+    Then what is known of one holds of the other: the number of rows enters neither a factor nor a choice.
+
+    Args:
+        grown: whether public constants may follow the number of rows (`grows`).
+    """
+    nodes, others = list(p.graph.nodes), list(q.graph.nodes)
+    if len(nodes) != len(others) or p.spec != q.spec:
+        return False
+    other = dict(zip(nodes, others, strict=True))
+    rows = (p.rows, q.rows)
+    for a, b in other.items():
+        if a.op != b.op or len(a.users) != len(b.users):
+            return False
+        if a.op == "get_attr":
+            if not _same_value(a.target, b.target, p, q) and not (grown and grows(a, b, p, q) is not None):
+                return False
+        elif a.op == "call_function":
+            sizes = op_name(a) in ("reshape", "expand")
+            if a.target != b.target or not _same((a.args, a.kwargs), (b.args, b.kwargs), other, rows, sizes):
+                return False
+        elif not _same((a.args, a.kwargs), (b.args, b.kwargs), other, rows, False):
+            return False
+    return True
+
+
+def _same_value(a: str, b: str, p: Trace, q: Trace) -> bool:
+    if not a.startswith(CONSTANT) or not b.startswith(CONSTANT):
+        return a == b
+    x, y = p.values[a], q.values[b]
+    return x.dtype == y.dtype and x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
+
+
+def grows(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
+    """How a public constant follows the number of rows: the dimension along which it is the same for each, or "count"
+    where it holds their numbers; None where it does neither."""
+    one, other = str(a.target), str(b.target)
+    if not one.startswith(CONSTANT) or not other.startswith(CONSTANT):
+        return None
+    x, y = p.values[one], q.values[other]
+    if x.dim() != y.dim() or x.dtype != y.dtype:
+        return None
+    differ = [d for d in range(x.dim()) if x.shape[d] != y.shape[d]]
+    if len(differ) != 1 or (x.shape[differ[0]], y.shape[differ[0]]) != (p.rows, q.rows):
+        return None
+    one = x.narrow(differ[0], 0, 1)
+    if torch.equal(x, one.expand_as(x)) and torch.equal(y, one.expand_as(y)):
+        return differ[0]
+    counted = all(v.numel() == len(v) and torch.equal(v.flatten(), torch.arange(len(v))) for v in (x, y))
+    return "count" if counted and x.dtype == torch.int64 else None
+
+
+def _same(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
+    if isinstance(a, fx.Node):
+        return isinstance(b, fx.Node) and other.get(a) is b
+    if isinstance(a, (tuple, list)):
+        return (
+            isinstance(b, (tuple, list))
+            and len(a) == len(b)
+            and all(_same(c, d, other, rows, sizes) for c, d in zip(a, b, strict=True))
+        )
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(
+            _same(a[k], b[k], other, rows, sizes) for k in a
+        )  # fmt: skip
+    if isinstance(a, slice):
+        return isinstance(b, slice) and _same(
+            (a.start, a.stop, a.step), (b.start, b.stop, b.step), other, rows, sizes
+        )  # fmt: skip
+    if type(a) is not type(b):
+        return False
+    if type(a) is int and sizes and None not in rows and rows[0] and a % rows[0] == 0 and a * rows[1] == b * rows[0]:
+        return True  # as many times the number of rows in both
+    try:
+        return a is b or bool(a == b) or (a != a and b != b)
+    except Exception:
+        return False

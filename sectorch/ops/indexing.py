@@ -1,0 +1,509 @@
+"""Look-ups by an index that stays secret: one-hot codes, embeddings, indexing, gather.
+
+A secret index costs a comparison with every position, and a product with all that stands there: nobody learns which
+was taken. Of Q's own index, which Q knows, the comparison is Q's alone. Indices count from the front; a negative one is
+refused, as one that is too large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+from ..errors import ArgumentError, DimensionError, DtypeError
+from ..ring import products
+from ..tensor import PrivateTensor, SharedTensor
+from ..tensor.table import BEFORE, Context, implements, stepwise
+from .common import align_scales, end_to_end, is_secret, local_map, refuse, require, signed_sum, summand
+from .linear import bilinear
+from .reduction import summable
+
+T = torch.Tensor
+
+
+def _classes_named(x: Any, num_classes: int = -1) -> None:
+    if num_classes < 0:
+        refuse("one_hot without num_classes", "the number of classes would reveal the largest index: name it")
+
+
+BEFORE[F.one_hot] = _classes_named
+
+
+def _look_up(context: Context, index: SharedTensor, count: int) -> None:
+    """Raise, or have the call's result withheld, unless 0 <= index < count everywhere. No message of its own.
+
+    Where the index is Q's own input, moved at most, Q looks: it knows the numbers, and tells nobody what it found. The
+    others see the call end. An index that was computed, or that a Q sent who has to prove what it deals, is compared in
+    secret (`require`); whoever switches that check
+    off gets a row of zeros for an index that is not there.
+
+    Raises:
+        DimensionError: at Q, before anything of the look-up is sent.
+    """
+    if context.scheme.verified or not context.backend.check_index(index.shares, count):
+        require(context, index, 0, count)
+
+
+@implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
+def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedTensor:
+    """Q's own indices are looked at by Q, who then shares their codes; of others every position is compared in secret,
+    and so they are where Q has to prove what it deals: it could share any code.
+
+    Bytes 8 per position for Q's own.
+    """
+    _look_up(context, x, num_classes)
+    own = None if context.scheme.verified else context.backend.own_code(x.shares, num_classes)
+    if own is not None:
+        return x.like(own, 0, 1.0)
+    positions = torch.arange(num_classes, device=context.session.device)
+    differences = context.backend.each(torch.unsqueeze, x.shares, -1) - positions
+    return x.like(context.backend.is_zero(differences), 0, 1.0)
+
+
+@implements("embedding", torch.embedding)
+def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> torch.Tensor:
+    """torch.embedding has the weight first."""
+    return embedding(context, index, weight)
+
+
+@implements("embedding", F.embedding, note="by a public or a secret index")
+def embedding(
+    context: Context, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Rows of `weight`, whose number is public, by an index that stays secret.
+
+    Raises:
+        DimensionError: an index out of range, negative ones among them. Q raises it over its own input, as `_look_up`
+            says; a public index is everybody's to see.
+    """
+    if max_norm is not None:
+        refuse("embedding with max_norm", "normalise the table first")
+    if isinstance(weight, SharedTensor) and not is_secret(index):
+        if index.numel() and not index.is_meta and (int(index.min()) < 0 or int(index.max()) >= weight.shape[0]):
+            raise DimensionError(
+                f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}"
+            )
+        return weight[index]
+    if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
+        refuse("this embedding", "share the index with sectorch.share(), or give plain weights")
+    return _chosen(context, one_hot(context, index, weight.shape[0]), weight)
+
+
+def _chosen(context: Context, code: SharedTensor, table: torch.Tensor) -> SharedTensor:
+    """code @ table for one-hot codes [..., n]: no result is larger than an entry, however many rows there are."""
+    return bilinear(context, products.matmul, code, table, 1, (torch.abs, torch.abs))
+
+
+def select_by_secret_index(context: Context, x: torch.Tensor, dim: int, index: SharedTensor) -> torch.Tensor:
+    """torch.index_select by a secret index, of one dimension or none."""
+    dim %= max(1, x.dim())
+    return index_by_secret(context, x, (*(slice(None),) * dim, index.reshape(-1)))
+
+
+def gather_by_secret_index(context: Context, x: torch.Tensor, dim: int, index: SharedTensor) -> torch.Tensor:
+    """torch.gather by a secret index."""
+    dim %= max(1, x.dim())
+    for d, size in enumerate(index.shape):
+        x = x if d == dim else x.narrow(d, 0, size)
+    code = one_hot(context, index, x.shape[dim])
+    return (code * x.movedim(dim, -1).unsqueeze(dim)).sum(-1)
+
+
+def take_along_secret_index(
+    context: Context, x: torch.Tensor, index: SharedTensor, dim: int | None = None
+) -> torch.Tensor:
+    """torch.take_along_dim by a secret index."""
+    if dim is None:
+        return gather_by_secret_index(context, x.reshape(-1), 0, index.reshape(-1))
+    dim %= x.dim()
+    shape = list(torch.broadcast_shapes(*([1 if d == dim else n for d, n in enumerate(v.shape)] for v in (x, index))))
+    wide = lambda v: v.expand([v.shape[d] if d == dim else n for d, n in enumerate(shape)])
+    return gather_by_secret_index(context, wide(x), dim, wide(index))
+
+
+def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tensor:
+    """x[index], where one part of the index is a secret tensor of whole numbers.
+
+    The public parts are taken first, for all positions that the secret one may name, and one of them is chosen.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is None or isinstance(part, bool) for part in parts):
+        refuse("a new dimension beside a secret index", "index first, and use unsqueeze on the result")
+    if any(part is Ellipsis for part in parts):
+        at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
+    for at in reversed(range(len(parts))):  # torch takes numbers first, in tensors too
+        number = parts[at].item() if _number(parts[at]) else parts[at]
+        if isinstance(number, int):
+            x, parts = x.select(at, number), [*parts[:at], *parts[at + 1 :]]
+    dim = next(i for i, part in enumerate(parts) if is_secret(part))
+    secret, count = parts[dim], x.shape[dim]
+    if secret.dim() == 0 and any(isinstance(part, torch.Tensor) for i, part in enumerate(parts) if i != dim):
+        chosen = index_by_secret(context, x, (*(slice(None),) * dim, secret))
+        return chosen[(*parts[:dim], *parts[dim + 1 :])]
+    code = one_hot(context, secret, count)
+    if all(part == slice(None) for i, part in enumerate(parts) if i != dim):
+        rest = [n for d, n in enumerate(x.shape) if d != dim]
+        found = _chosen(context, code, x.movedim(dim, 0).reshape(count, math.prod(rest)))
+        found = found.reshape((*secret.shape, *rest))
+        return found.movedim(list(range(len(secret.shape))), list(range(dim, dim + len(secret.shape))))
+    taken = [i for i, part in enumerate(parts) if isinstance(part, torch.Tensor)]
+    public = [part.unsqueeze(-1) if isinstance(part, torch.Tensor) else part for part in parts]
+    public[dim] = torch.arange(count).expand((*secret.shape, count))
+    others = [parts[i].shape for i in taken if i != dim]
+    block = torch.broadcast_shapes(tuple(secret.shape), *others)
+    choices = x[tuple(public)]
+    before = taken[0] if taken[-1] - taken[0] == len(taken) - 1 else 0
+    front = list(range(len(block) + 1))
+    choices = choices.movedim([before + d for d in front], front)
+    rest = list(choices.shape[len(front) :])
+    code = code.expand((*block, count)).unsqueeze(-2)
+    found = _chosen(context, code, choices.reshape((*block, count, math.prod(rest)))).reshape((*block, *rest))
+    return found.movedim(front[:-1], [before + d for d in front[:-1]])
+
+
+def _number(part: Any) -> bool:
+    """Whether a part of an index is a public tensor of one whole number, and no mask."""
+    return isinstance(part, torch.Tensor) and not is_secret(part) and part.dim() == 0 and part.dtype != torch.bool
+
+
+def _index_refused(x: Any, index: Any) -> None:
+    """Raise, where an index has secret parts, unless one of them is a tensor of whole numbers and all others public."""
+    parts = [part for part in pytree.tree_leaves(index) if is_secret(part)]
+    if not parts or (isinstance(x, PrivateTensor) and not any(isinstance(part, SharedTensor) for part in parts)):
+        return  # public, or at its owner, who may know the index
+    if any(isinstance(part, PrivateTensor) for part in parts):
+        refuse("indexing shares with a private index", "only its owner knows the positions")
+    if len(parts) > 1:
+        refuse("indexing with several secret indices", "flatten the dimensions and index by one")
+    if parts[0].dtype == torch.bool:
+        refuse(
+            "indexing with a secret mask", "its result's shape would tell; multiply with the mask, or use torch.where"
+        )
+    if parts[0].dtype.is_floating_point:
+        refuse("indexing with a secret number that is not whole", "compare it, or reveal it first")
+
+
+BEFORE[T.__getitem__] = _index_refused
+
+
+# Entries of several tensors moved or written by public positions: torch's own function says what goes where.
+#
+# Each entry of the operands gets a number, and torch's function runs on these numbers. What comes out says which entry
+# stands where, whatever the function is, and shares are taken in that order: no message, no error. The number 0 is that
+# of an entry that is zero, for what a function fills up itself.
+
+
+def rearrange(context: Context, func: Callable, *tensors: Any) -> Any:
+    """func(*tensors) for a func that moves entries, and fills up with zeros at most."""
+    parts = align_scales(context, *(summand(context, x) for x in tensors))
+    first, numbers, count = parts[0], [], 1
+    for x in parts:
+        size = x.shares.shape.numel()
+        numbers.append(torch.arange(count, count + size).reshape(x.shares.shape))
+        count += size
+    flat = [context.backend.each(torch.flatten, x.shares) for x in parts]
+    everything = context.backend.each(_after_a_zero, *flat)
+    known = [x.bound for x in parts if x.bound is not None]
+    bound = max(known) if len(known) == len(parts) else None
+
+    def taken(places: torch.Tensor) -> SharedTensor:
+        return first.like(context.backend.each(partial(_taken, places=places), everything), bound=bound)
+
+    return pytree.tree_map(taken, func(*numbers))
+
+
+def _after_a_zero(*parts: torch.Tensor) -> torch.Tensor:
+    return end_to_end(parts[0].new_zeros(1), *parts)
+
+
+def _taken(v: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return v[places.to(v.device).reshape(-1)].reshape(places.shape)  # of one number torch would ask which it is
+
+
+def _of_all(func: Callable) -> Callable:
+    """A function of tensors alone, or of one list of them."""
+
+    def handler(context: Context, *tensors: Any, **how: Any) -> Any:
+        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+            return rearrange(context, lambda *v: func(v, **how), *tensors[0])
+        return rearrange(context, partial(func, **how), *tensors)
+
+    return handler
+
+
+def _of_first(func: Callable) -> Callable:
+    """A function of one tensor and public arguments."""
+
+    def handler(context: Context, x: SharedTensor, *args: Any, **how: Any) -> Any:
+        _public_positions(args, how)
+        return rearrange(context, lambda v: func(v, *args, **how), x)
+
+    return handler
+
+
+def _public_positions(*given: Any) -> None:
+    if any(is_secret(leaf) for leaf in pytree.tree_leaves(given)):
+        refuse("moving or writing entries by secret positions", "only public positions can be taken; use torch.where")
+
+
+ALL: dict[str, tuple] = {
+    "atleast_1d": (torch.atleast_1d,),
+    "atleast_2d": (torch.atleast_2d,),
+    "atleast_3d": (torch.atleast_3d,),
+    "meshgrid": (torch.meshgrid, torch._VF.meshgrid),  # pyright: ignore[reportAttributeAccessIssue]
+    "cartesian_prod": (torch.cartesian_prod,),
+    "block_diag": (torch.block_diag,),
+    "column_stack": (torch.column_stack,),
+    "dstack": (torch.dstack,),
+}
+FIRST: dict[str, tuple] = {
+    "hsplit": (torch.hsplit, T.hsplit),
+    "vsplit": (torch.vsplit, T.vsplit),
+    "dsplit": (torch.dsplit, T.dsplit),
+    "diagflat": (torch.diagflat, T.diagflat),
+    "combinations": (torch.combinations,),
+    "take": (torch.take, T.take),
+    "fftshift": (torch.fft.fftshift,),
+    "ifftshift": (torch.fft.ifftshift,),
+}
+SHARING = ("atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "hsplit", "vsplit", "dsplit")
+"""What gives views of its operands."""
+for _table, _made in ((ALL, _of_all), (FIRST, _of_first)):
+    for _name, _functions in _table.items():
+        for _function in _functions:
+            implements(_name, _function, view=_name in SHARING, note="local")(_made(_function))
+
+
+@implements("constant_pad_nd", torch.constant_pad_nd, note="local")
+def constant_pad_nd(context: Context, x: SharedTensor, pad: Any, value: Any = 0) -> torch.Tensor:
+    return F.pad(x, list(pad), value=value)
+
+
+def write_entries(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
+    """func(x, source) for a func that writes entries of the source, which may be a number, over entries of x."""
+    if not isinstance(source, torch.Tensor):
+        source = torch.tensor(bool(source)) if x.dtype == torch.bool else _index_number(x, source)
+    if x.dtype != source.dtype and not x.dtype.is_floating_point and source.dtype != torch.bool:
+        raise DtypeError(f"entries of {source.dtype} cannot be written into a tensor of {x.dtype}; use .to({x.dtype})")
+    return rearrange(context, func, x, source)
+
+
+def _index_number(x: torch.Tensor, value: float) -> torch.Tensor:
+    if x.dtype.is_floating_point:
+        return torch.tensor(float(value))
+    info = torch.iinfo(x.dtype)
+    if value % 1 or not info.min <= value <= info.max:
+        raise DtypeError(f"{value} cannot be written into a tensor of {x.dtype}")
+    return torch.tensor(int(value), dtype=x.dtype)
+
+
+@implements("index_copy", torch.index_copy, T.index_copy, in_place=(T.index_copy_,), note="local; public index")
+def index_copy(context: Context, x: Any, dim: int, index: Any, source: Any) -> SharedTensor:
+    _public_positions(index)
+    return write_entries(context, lambda v, s: torch.index_copy(v, dim, index, s), x, source)
+
+
+@implements("index_fill", torch.index_fill, T.index_fill, in_place=(T.index_fill_,), note="local; public index")
+def index_fill(context: Context, x: Any, dim: int, index: Any, value: Any) -> SharedTensor:
+    _public_positions(index)
+    return write_entries(context, lambda v, s: torch.index_fill(v, dim, index, s), x, value)
+
+
+@implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,),
+            note="local; public index; with reduce as scatter_reduce")  # fmt: skip
+def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, value: Any = None, *,
+            reduce: Any = None) -> SharedTensor:  # fmt: skip
+    _public_positions(index)
+    source = value if src is None else src
+    if reduce is not None:
+        source = source if isinstance(source, torch.Tensor) else _index_number(x, source).expand(index.shape)
+        return scatter_reduce(context, x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
+    if isinstance(source, torch.Tensor):
+        return write_entries(context, lambda v, s: torch.scatter(v, dim, index, s), x, source)
+    return write_entries(context, lambda v, s: torch.scatter(v, dim, index, int(s)), x, source)
+
+
+@implements("masked_scatter", torch.masked_scatter, T.masked_scatter, in_place=(T.masked_scatter_,),
+            note="local; public mask")  # fmt: skip
+def masked_scatter(context: Context, x: Any, mask: Any, source: Any) -> SharedTensor:
+    _public_positions(mask)
+    return write_entries(context, lambda v, s: torch.masked_scatter(v, mask, s), x, source)
+
+
+@implements("slice_scatter", torch.slice_scatter, T.slice_scatter, note="local")
+def slice_scatter(
+    context: Context, x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> SharedTensor:
+    return write_entries(context, lambda v, s: torch.slice_scatter(v, s, dim, start, end, step), x, src)
+
+
+@implements("select_scatter", torch.select_scatter, T.select_scatter, note="local")
+def select_scatter(context: Context, x: Any, src: Any, dim: int, index: int) -> SharedTensor:
+    _public_positions(index)
+    return write_entries(context, lambda v, s: torch.select_scatter(v, s, dim, index), x, src)
+
+
+@implements("diagonal_scatter", torch.diagonal_scatter, T.diagonal_scatter, note="local")
+def diagonal_scatter(context: Context, x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SharedTensor:
+    return write_entries(context, lambda v, s: torch.diagonal_scatter(v, s, offset, dim1, dim2), x, src)
+
+
+@implements("fill", torch.fill, in_place=(T.fill_, torch.fill_), note="local")
+def fill(context: Context, x: Any, value: Any) -> SharedTensor:
+    return write_entries(context, torch.fill, x, value)
+
+
+@implements("fill", in_place=(T.zero_, torch.zero_))
+def zero(context: Context, x: SharedTensor) -> SharedTensor:
+    return write_entries(context, torch.fill, x, 0)
+
+
+@implements("copy", in_place=(T.copy_,), note="local")
+def copy(context: Context, x: SharedTensor, src: Any, non_blocking: bool = False) -> SharedTensor:
+    return write_entries(context, lambda v, s: v.copy_(s), x, src)
+
+
+BEFORE[T.__setitem__] = lambda x, index, value: _public_positions(index)
+
+
+@implements("setitem", in_place=(T.__setitem__,), note="local; public index")
+def setitem(context: Context, x: SharedTensor, index: Any, value: Any) -> SharedTensor:
+    _public_positions(index)
+
+    def put(v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        v[index] = s
+        return v
+
+    return write_entries(context, put, x, value)
+
+
+def _accumulated(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
+    """x plus a public sum of the source's entries: func(x, source) adds them up where they go."""
+    if x.dtype == torch.bool:
+        refuse("adding up truth values in their own type", "use .to(torch.int64) first")
+    if x.dtype != source.dtype:
+        raise DtypeError(f"entries of {source.dtype} cannot be added to a tensor of {x.dtype}; use .to({x.dtype})")
+    shape = tuple(x.shape)
+    added = lambda s: func(s.new_zeros(shape), s)
+    if isinstance(source, PrivateTensor) or not is_secret(source):
+        source = summand(context, source)
+    terms = added(torch.ones(source.shares.shape, dtype=torch.int64))
+    terms = max(1, int(terms.max())) if terms.numel() else 1
+    y = local_map(context, added, summable(context, source, terms), terms=terms)
+    return signed_sum(context, summand(context, x), y)
+
+
+@implements("index_add", torch.index_add, T.index_add, in_place=(T.index_add_,), note="local; public index; as sum")
+def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> SharedTensor:
+    _public_positions(index)
+    source = source if alpha == 1 else source * alpha
+    return _accumulated(context, lambda v, s: torch.index_add(v, dim, index.to(v.device), s), x, source)
+
+
+@implements("scatter_add", torch.scatter_add, T.scatter_add, in_place=(T.scatter_add_,),
+            note="local; public index; as sum")  # fmt: skip
+def scatter_add(context: Context, x: Any, dim: int, index: Any, src: Any) -> SharedTensor:
+    _public_positions(index)
+    return _accumulated(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
+
+
+PAIRS = {"sum": torch.add, "mean": torch.add, "amax": torch.maximum, "amin": torch.minimum, "prod": torch.mul}
+"""What joins two entries of a place, by torch's names."""
+
+
+def _joined(values: torch.Tensor, places: torch.Tensor, join: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries of each public place as one, by a tree, and the places, each once."""
+    order = torch.argsort(places, stable=True)
+    values, places = values[order], places[order]
+    while True:
+        first = torch.searchsorted(places, places)
+        even = (torch.arange(len(places)) - first) % 2 == 0
+        paired = torch.zeros_like(even)
+        paired[:-1] = even[:-1] & (places[1:] == places[:-1])
+        left, alone = paired.nonzero().squeeze(1), (even & ~paired).nonzero().squeeze(1)
+        if not len(left):
+            return values, places
+        values = torch.cat((join(values[left], values[left + 1]), values[alone]))
+        places = torch.cat((places[left], places[alone]))
+        order = torch.argsort(places, stable=True)
+        values, places = values[order], places[order]
+
+
+def _reduced(x: Any, places: torch.Tensor, src: Any, reduce: str, include_self: bool) -> torch.Tensor:
+    """x with what `reduce` makes of the entries of src at each public place, of its own too if they are included."""
+    if reduce not in PAIRS:
+        raise ArgumentError(f"reduce is one of {', '.join(PAIRS)}, got {reduce!r}")
+    if x.dtype != src.dtype:
+        raise DtypeError(f"entries of {src.dtype} cannot be joined with a tensor of {x.dtype}; use .to({x.dtype})")
+    if x.dtype == torch.bool:
+        refuse("joining truth values in their own type", "use .to(torch.int64) first")
+    flat, values, places = x.reshape(-1), src.reshape(-1), places.reshape(-1)
+    touched = places.unique()
+    if include_self:
+        values, places = torch.cat((flat[touched], values)), torch.cat((touched, places))
+    if reduce in ("sum", "mean"):
+        found = torch.index_add(torch.index_fill(flat, 0, touched, 0), 0, places, values)
+        if reduce == "sum" or not len(touched):
+            return found.reshape(x.shape)
+        counts = torch.bincount(places, minlength=len(flat))[touched]
+        found = found[touched]
+        means = found / counts.to(x.dtype) if x.is_floating_point() else torch.div(found, counts, rounding_mode="floor")
+        return torch.index_copy(flat, 0, touched, means).reshape(x.shape)
+    if not len(touched):
+        return x.clone()
+    return torch.index_copy(flat, 0, touched, _joined(values, places, PAIRS[reduce])[0]).reshape(x.shape)
+
+
+@implements("scatter_reduce", torch.scatter_reduce, T.scatter_reduce, in_place=(T.scatter_reduce_,),
+            note="public index; sums local; maxima, minima and products by a tree")  # fmt: skip
+@stepwise
+def scatter_reduce(
+    context: Context, x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    _public_positions(index)
+    if reduce == "sum" and include_self:
+        return scatter_add(context, x, dim, index, src)
+    numbers = torch.arange(x.numel()).reshape(x.shape)
+    for d, size in enumerate(index.shape):
+        src = src.narrow(d, 0, size)
+        numbers = numbers if d == dim % x.dim() else numbers.narrow(d, 0, size)
+    return _reduced(x, numbers.gather(dim, index), src, reduce, include_self)
+
+
+@implements("index_reduce", torch.index_reduce, T.index_reduce, in_place=(T.index_reduce_,),
+            note="as scatter_reduce")  # fmt: skip
+@stepwise
+def index_reduce(
+    context: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    _public_positions(index)
+    places = torch.arange(x.numel()).reshape(x.shape).index_select(dim, index)
+    return _reduced(x, places, source, reduce, include_self)
+
+
+@implements("fill_diagonal", in_place=(T.fill_diagonal_,), note="local")
+def fill_diagonal(context: Context, x: SharedTensor, fill_value: float, wrap: bool = False) -> SharedTensor:
+    return write_entries(context, lambda v, s: v.fill_diagonal_(int(s), wrap), x, fill_value)
+
+
+@implements("index_put", torch.index_put, T.index_put, in_place=(T.index_put_, torch.index_put_),
+            note="local; public indices; added up as sum")  # fmt: skip
+def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> SharedTensor:
+    _public_positions(indices)
+    run = lambda v, s: torch.index_put(v, [i if i is None else i.to(v.device) for i in indices], s, accumulate)
+    return _accumulated(context, run, x, values) if accumulate else write_entries(context, run, x, values)
+
+
+@implements("put", torch.put, T.put, in_place=(T.put_,), note="local; public index; added up as sum")
+def put(context: Context, x: Any, index: Any, source: Any, accumulate: bool = False) -> SharedTensor:
+    _public_positions(index)
+    run = lambda v, s: torch.put(v, index.to(v.device), s, accumulate)
+    return _accumulated(context, run, x, source) if accumulate else write_entries(context, run, x, source)

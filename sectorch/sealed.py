@@ -1,0 +1,144 @@
+"""Files under a party's key: AES-256-GCM in segments, under a key of its own derived from a fresh nonce."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from . import files
+from .choreography.run.frames import raw
+from .choreography.streams import derive
+from .errors import ArgumentError
+
+SEGMENT = 4 << 20
+NONCE_BYTES, TAG_BYTES = 32, 16
+
+
+def key_of(path: Path) -> bytes:
+    """The 32 bytes of a key file, which is made if it is not there. Raises ArgumentError, OSError."""
+    if not path.exists():
+        files.write(path, os.urandom(32), 0o600)
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
+    return key
+
+
+def seal(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:
+    """A nonce, then segments; the last one is marked, so that a cut file does not open."""
+    nonce = os.urandom(NONCE_BYTES)
+    cipher = AESGCM(derive(key, nonce, "piece", 32))
+    yield nonce
+    held, number = bytearray(), 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        at = 0
+        while at < len(view):
+            count = min(SEGMENT - len(held), len(view) - at)
+            held += view[at : at + count]
+            at += count
+            if len(held) == SEGMENT:
+                yield cipher.encrypt(struct.pack(">IQ", 0, number), held, about)
+                held, number = bytearray(), number + 1
+    yield cipher.encrypt(struct.pack(">IQ", 1, number), held, about)
+
+
+def unseal(key: bytes, file: BinaryIO, size: int, about: bytes) -> bytearray:
+    """Raises InvalidTag where a segment is not what was sealed, in that place, for that use."""
+    count = -(-(size - NONCE_BYTES) // (SEGMENT + TAG_BYTES))
+    length = size - NONCE_BYTES - count * TAG_BYTES
+    if length < 0 or count < 1:
+        raise InvalidTag
+    cipher = AESGCM(derive(key, file.read(NONCE_BYTES), "piece", 32))
+    out, at = bytearray(length), 0
+    for number in range(count):
+        part = cipher.decrypt(
+            struct.pack(">IQ", int(number == count - 1), number), file.read(SEGMENT + TAG_BYTES), about
+        )
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out
+
+
+# What a party keeps on disk under a key of its own: sealed files, and tensors as their content.
+
+
+# Tensors and public facts as bytes and back: a JSON head with shapes and dtypes, then raw tensors.
+#
+# length of the head 8 | head, padded to 8 | tensors, each padded to 8
+
+
+_KEPT = (
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float64, torch.float32,
+    torch.float16,
+)  # fmt: skip
+_DTYPES = {str(d).removeprefix("torch."): d for d in _KEPT}
+
+
+def write_tensors(head: Mapping[str, Any], values: Sequence[Any]) -> tuple[list, int]:
+    """The parts of a file in order, and how many bytes they are together.
+
+    Args:
+        head: what JSON has, without an entry "values". values: tensors, numbers, strings and None; a tensor that stands
+            there twice is kept once.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    parts: list = []
+    places: dict[tuple, int] = {}
+    size = 0
+
+    def entry(value: object) -> object:
+        nonlocal size
+        if value is None or not isinstance(value, torch.Tensor):
+            if not isinstance(value, (int, float, str, type(None))):
+                raise ArgumentError(f"a {type(value).__name__}, which is not kept")
+            return {"plain": value}
+        if value.dtype not in _KEPT:
+            raise ArgumentError(f"{value.dtype}, which is not kept")
+        found: dict = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if place not in places:
+            data = raw(value)
+            places[place] = size
+            parts.append(data)
+            if len(data) % 8:
+                parts.append(bytes(-len(data) % 8))
+            size += len(data) + -len(data) % 8
+        return {**found, "at": places[place]}
+
+    text = json.dumps({**head, "values": [entry(v) for v in values]}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "big"), text, *parts], 8 + len(text) + size
+
+
+def read_tensors(data: bytearray) -> tuple[dict[str, Any], list[Any]]:
+    """Head and values of what `written` wrote; its tensors share the memory of `data`.
+
+    Raises:
+        ValueError: it is something else. The caller has checked that nobody changed it.
+    """
+    length = int.from_bytes(data[:8], "big")
+    head = json.loads(bytes(data[8 : 8 + length]))
+    start = 8 + length
+
+    def value(entry: dict) -> object:
+        if "plain" in entry:
+            return entry["plain"]
+        shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
+        count = prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=start + entry["at"]).view(shape)
+
+    return head, [value(entry) for entry in head.pop("values")]

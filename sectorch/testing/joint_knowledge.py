@@ -1,0 +1,801 @@
+"""All that a party knows together: sums of values and of bits, and correlations, that tell two secrets apart."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..choreography.net import Compute
+from ..choreography.program.trace import OperandRef, Program
+from ..ring.bitplanes import planes, to_rows
+from .outcomes import (
+    SIGMAS,
+    Outcomes,
+    Pair,
+    Values,
+    distinguishable,
+    histogram,
+    not_uniform,
+    numbers_of,
+    ones_of,
+    pairs_of,
+)
+from .protocol_runs import LINEAR, KnownValue, Protocol, ProtocolRun, side_by_side
+
+# The bits of values that a party knows, lined up by the elements that they belong to.
+
+
+Row = tuple[np.ndarray, str, str]
+"""A bit of each element as packed bytes, its name, and how its party came by it."""
+
+
+def element_bits(value: torch.Tensor, n: int) -> torch.Tensor | None:
+    """A value as [k, n]: k of each element; or, packed, as [k, words], also of several side by side. None where it is
+    neither."""
+    words = -(-n // 64)
+    if value.dim() and value.shape[-1] == n:
+        return value.reshape(-1, n)
+    if value.dim() and value.shape[0] == n:
+        return value.reshape(n, -1).T.contiguous()
+    if value.numel() == n:
+        return value.reshape(1, n)
+    if value.numel() and value.dim() and value.shape[-1] % words == 0 and value.dtype == torch.int64:
+        return value.reshape(-1, words)
+    return None
+
+
+def rows_of(known: KnownValue, n: int, places: Iterable[int]) -> Iterator[tuple[np.ndarray, str]]:
+    """Bits of a value at these places of a word, each of all elements as packed bytes, with its name."""
+    lined = element_bits(known.value, n)
+    if lined is None:
+        return
+    several = len(lined) > 1
+    for i, one in enumerate(lined):
+        name = f"{known.name}{f' [{i}]' if several else ''}"
+        if lined.shape[-1] != n:
+            yield one.contiguous().numpy().view(np.uint8), f"the packed bits of {name}"
+            continue
+        width = 8 * one.dtype.itemsize
+        packed = planes(to_rows(one.to(torch.int64))).numpy()
+        for place in dict.fromkeys(min(p, width - 64 + p) if p >= 62 else p for p in places if p >= 62 or p < width):
+            yield packed[place].view(np.uint8), f"bit {place} of {name}"
+
+
+def plane_of(name: str) -> int:
+    """The place in a word of a bit that `rows_of` has named; 0 of packed bits."""
+    return int(name.split()[1]) if name.startswith("bit ") else 0
+
+
+def unpack_bits(row: np.ndarray, n: int) -> torch.Tensor:
+    """The bit of each element, in order: bit t of word w is element t * W + w."""
+    words = row.view(np.uint64)
+    bits = (words[None, :] >> np.arange(64, dtype=np.uint64)[:, None]) & np.uint64(1)
+    return torch.from_numpy(bits.reshape(-1)[:n].astype(bool))
+
+
+# The steps of a protocol that take two tensors, to be tried on what a party has.
+
+
+Form = tuple[torch.Size, torch.dtype]
+
+
+def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
+    """Steps that take two tensors, as functions of these, and their forms; each kind of step once. No
+    checks, which give nothing but an error."""
+    forms: dict[Any, Form] = {i.slot: (i.shape, i.dtype) for i in program.inputs}
+    for node in program.nodes:
+        made = zip(node.slots, node.results, strict=True)
+        forms |= {slot: (y.shape, y.dtype) for slot, y in made if isinstance(y, torch.Tensor)}
+    found: dict[tuple, tuple[Callable, tuple[Form, ...]]] = {}
+    for node in program.nodes:
+        step = node.step
+        if not isinstance(step, Compute) or not step.pure or step.f in LINEAR:
+            continue
+        if len(node.taken) == 2 and not node.many:
+            taken = tuple(forms[slot] for slot in node.taken)
+            found.setdefault((repr(step.f), taken), (functools.partial(_applied, step.f, node.operands), taken))
+    return list(found.values())
+
+
+def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
+    left = iter(tensors)
+    return f(*(next(left) if isinstance(o, OperandRef) else o for o in operands))
+
+
+def of_every_run(f: Callable, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """f of what two tensors are in each run, [..., runs] each: of all runs at once where f is made of torch's
+    operators, and run by run where it is not, as a compiled loop."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of an operator that torch takes in turn
+            return torch.vmap(f, -1, -1)(a, b)
+    except RuntimeError:
+        return torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
+
+
+# What a leak is of: the sentence about the inputs that some bits agree with most.
+
+
+BITS = (*range(8), 19, 20, 21, 31, 32, 47, 61, 62)
+"""Bits of an input that are named; the sign is named as such."""
+
+
+def predicates(inputs: Sequence[torch.Tensor], names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Sentences about the inputs, and for each element whether it is so."""
+    for x, name in zip(inputs, names, strict=True):
+        yield f"{name} < 0", x < 0
+        yield f"{name} == 0", x == 0
+        yield f"|{name}| is large", x.abs() > x.abs().double().median().long()
+        for bit in BITS:
+            yield f"bit {bit} of {name}", (x >> bit & 1).bool()
+    for i in range(len(inputs)):
+        for j in range(i + 1, len(inputs)):
+            if inputs[i].shape == inputs[j].shape:
+                yield f"{names[i]} < {names[j]}", inputs[i] < inputs[j]
+                yield f"bit 0 of {names[i]} + {names[j]}", ((inputs[i] + inputs[j]) & 1).bool()
+                yield f"bit 0 of {names[i]} * {names[j]}", ((inputs[i] * inputs[j]) & 1).bool()
+
+
+def best(found: torch.Tensor, inputs: Sequence[torch.Tensor], names: Sequence[str]) -> tuple[str, float, float]:
+    """The sentence that a bit of each element agrees with most beyond chance: it, how often, and its distance in
+    standard deviations from a coin. No sentence where none is beyond 8."""
+    most = ("", 0.5, 0.0)
+    n = found.numel()
+    for said, truth in predicates(inputs, names):
+        if truth.shape != found.shape:
+            continue
+        share = float(truth.double().mean())
+        if not 0.02 < share < 0.98:
+            continue
+        # Given that a sentence is true in this share, by chance they agree in a known number of elements.
+        ones = float(found.double().mean())
+        chance = share * ones + (1 - share) * (1 - ones)
+        spread = max((chance * (1 - chance) / n) ** 0.5, 1e-9)
+        agree = float((found.bool() == truth).double().mean())
+        sigmas = abs(agree - chance) / spread
+        if sigmas > max(most[2], 8.0):
+            most = (said, max(agree, 1 - agree), sigmas)
+    return most
+
+
+# Secrets and leaks in words.
+
+
+class Sentences:
+    """What is said of the inputs of a protocol under test."""
+
+    def __init__(self, outcomes: Outcomes):
+        self._outcomes = outcomes
+        count = len(outcomes.protocol.given)
+        self._names = ["x"] if count == 1 else [f"x{i}" for i in range(count)]
+
+    def secret(self, values: Values) -> str:
+        """What each input is."""
+        return ", ".join(f"{name} = {value}" for name, value in zip(self._names, values, strict=True))
+
+    def random_run(self) -> tuple[list, ProtocolRun]:
+        """Inputs all over their range, and a run of them."""
+        inputs = self._outcomes.spread()
+        return inputs, self._outcomes.play(inputs, "sentence")
+
+    def of_values(self, values: Sequence[KnownValue], inputs: Sequence) -> tuple[str, float]:
+        """What of random inputs the bits of some values agree with most, in words, and how often."""
+        found = ("", 0.5, "")
+        n = self._outcomes.protocol.n
+        for known in values:
+            for row, said in rows_of(known, n, range(64)):
+                sentence, share, _ = best(unpack_bits(row, n), [x.reshape(-1) for x in inputs], self._names)
+                if sentence and share > found[1]:
+                    found = (sentence, share, said)
+        return f"; {found[2]} says '{found[0]}' in {found[1]:.1%} of random inputs" if found[0] else "", found[1]
+
+    def of_bits(self, row: np.ndarray, inputs: Sequence) -> tuple[str, float]:
+        """The same of one bit of each element, as packed bytes."""
+        bits = unpack_bits(row, self._outcomes.protocol.n)
+        sentence, share, _ = best(bits, [x.reshape(-1) for x in inputs], self._names)
+        return f"; it says '{sentence}' in {share:.1%} of random inputs" if sentence else "", share
+
+
+# Sums mod 2 of bits that a party knows: which of them tell two secrets apart, and which bits they are.
+#
+# A mask that is used twice, a mask that its receiver can take off, a share without its mask: each message is uniform,
+# and a sum of a few known bits is the secret. Such a sum is found by elimination over the two-element field, among all
+# bits of all values, and among the lowest bits and their products, where multiplications without a fresh mask show.
+
+
+RARE = 48
+Bit = tuple[int, int]
+"""A value's place in a list, and the place of the bit in it; of a product two of them."""
+
+
+class Span:
+    """Sums mod 2 of vectors of bits, the constant one among them; each knows of which vectors it is the sum."""
+
+    def __init__(self, length: int):
+        self._basis: dict[int, tuple[int, int]] = {}
+        self.rank = 0
+        self._count = 0
+        self.add((1 << length) - 1)
+        self.rank = 0
+
+    def reduced(self, vector: int) -> tuple[int, int]:
+        """What is left of a vector, and which vectors were taken off it, as bits of a number."""
+        taken = 0
+        while vector and (top := vector.bit_length()) in self._basis:
+            other, parts = self._basis[top]
+            vector ^= other
+            taken ^= parts
+        return vector, taken
+
+    def add(self, vector: int) -> bool:
+        """Whether it is no sum of those before."""
+        left, taken = self.reduced(vector)
+        if left:
+            self._basis[left.bit_length()] = left, taken ^ (1 << self._count)
+            self.rank += 1
+        self._count += 1
+        return left != 0
+
+
+def count_bits(bits: np.ndarray, count: int) -> int:
+    """Of so many packed bits, how many are as the fewer are."""
+    ones = int(np.unpackbits(bits, count=count).sum())
+    return min(ones, count - ones)
+
+
+def numbers(vectors: np.ndarray) -> list[int]:
+    """Rows of packed bits as whole numbers."""
+    return [int.from_bytes(row.tobytes(), "little") for row in np.ascontiguousarray(vectors)]
+
+
+def broken_sum(
+    one: Sequence[int], other: Sequence[int], length: int, again: Callable[[list[int]], int] | None = None
+) -> list[int] | None:
+    """A sum of vectors, and of the constant one, that is zero in one run and not in another: which vectors, or None.
+
+    What follows from what a party knows is a sum that is zero in every run, whatever the secrets are; one that is zero
+    for one secret only tells them apart. Of v vectors of m random bits some sum is zero with probability 2^(v - m). A
+    sum that is hardly ever one may be zero throughout a run by chance; that it is one in `RARE` elements of the other
+    run and in none of this one happens with probability 2^-RARE where the two are alike. Where many vectors are hardly
+    ever one, such as the codes of wide blocks, some sum of them may be zero in one run and no other: that is what
+    another run is for.
+
+    Args:
+        one, other: the vectors of the two runs, in the same order, of so many bits each.
+        again: of such a sum, the elements in which another run of the first is not as most are.
+    """
+    basis: dict[int, tuple[int, int]] = {}
+    ones = (1 << length) - 1
+    for i, (first, second) in enumerate(((ones, ones), *zip(one, other, strict=True))):
+        vector, taken = first << length | second, 1 << i
+        while vector > ones and (top := vector.bit_length()) in basis:
+            reducing, parts = basis[top]
+            vector ^= reducing
+            taken ^= parts
+        if vector <= ones:
+            if vector.bit_count() >= RARE:
+                found = [at - 1 for at in range(1, taken.bit_length()) if taken >> at & 1]
+                if again is None or again(found) <= RARE // 4:
+                    return found
+        else:
+            basis[vector.bit_length()] = vector, taken
+    return None
+
+
+def largest_correlation(vectors: np.ndarray) -> float:
+    """Between any two rows of packed bits, or of any with a constant, in standard deviations."""
+    return float(np.abs(_correlations(vectors)).max())
+
+
+def _correlations(vectors: np.ndarray) -> np.ndarray:
+    signs = np.unpackbits(vectors.view(np.uint8), axis=1).astype(np.float32) * 2 - 1
+    signs = np.concatenate([signs, np.ones((1, signs.shape[1]), np.float32)])
+    return np.triu(signs @ signs.T, 1) / signs.shape[1] ** 0.5
+
+
+def differing_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, Bit]:
+    """Of which two rows the correlation differs most between two runs, in its standard deviations; the last is one."""
+    apart = np.abs(_correlations(one) - _correlations(other)) / 2**0.5
+    at = int(apart.argmax())
+    return float(apart.flat[at]), (at // apart.shape[1], at % apart.shape[1])
+
+
+ALL_PLANES = 1500
+"""Bits of a view up to which all planes are taken; of larger ones those in which carries do not hide relations, and
+those at the numbers that the protocol's steps take."""
+LIMIT = 3000
+SPARE = 128
+"""Elements beyond the bits of a view: of so many fewer random bits some sum is constant with probability 2^-128."""
+MOST_SUMS = 200
+"""Pairs of values whose sum and difference are looked at."""
+MOST_PRODUCTS = 300
+"""Products of two values that are looked at, each added to a message and taken off it."""
+PRODUCTS = 40
+"""Lowest bits up to which all their products are taken too; of more those of what was opened."""
+OPENED = 64
+MOST_STEPS = 200
+LANES = (0, 63)
+LANE_ROWS = 1000
+_HAS = ("drawn", "brought", "received", "opened")
+LOOKS = {
+    "sums": (*_HAS, "sent", "computed"), "lanes": (*_HAS, "sent", "computed"),
+    "products": (*_HAS, "sent", "shown", "computed"), "correlations": (*_HAS, "shown", "joined"),
+}  # fmt: skip
+"""What of a view is looked at: which values, by how a party came by them."""
+
+
+@dataclass(frozen=True)
+class LeakFinding:
+    """That secrets are told apart, and how often what tells them agrees with a sentence about random inputs."""
+
+    text: str = ""
+    share: float = 0.5
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+
+class JointView:
+    """What each party of a protocol knows, all of it together.
+
+    Args:
+        runs_of: so many runs, at least, all of whose elements hold these values, of n experiments each.
+    """
+
+    def __init__(
+        self, outcomes: Outcomes, sentences: Sentences, runs_of: Callable[[Values, int], list[ProtocolRun]], n: int
+    ):
+        self._outcomes, self._sentences, self._runs_of, self._n = outcomes, sentences, runs_of, n
+        places = {v + d for v in numbers_of(outcomes.protocol.program) for d in (-1, 0) if 3 < v + d < 62}
+        self._planes = (0, 1, 2, 3, *sorted(places)[:8], 62, 63)
+        self._steps = steps_of_two(outcomes.protocol.program)
+        self._kept: dict[tuple[str, Values], np.ndarray] = {}
+        self.tests = 0
+
+    def told(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """What tells a party two secrets apart."""
+        for look in (self._sums, self._products, self._relation, self._lanes):
+            if found := look(party, one, other):
+                return found
+        return LeakFinding()
+
+    def _apart(self, party: str, one: Values, other: Values, by: str) -> str:
+        return f"{party} tells {self._sentences.secret(one)} and {self._sentences.secret(other)} apart{by}"
+
+    # Whole values.
+
+    def _sums(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """Whether a message tells the secrets apart once something that its receiver knows is taken off or added."""
+        first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        for (name, a), (_, b) in zip(_of_two(first, party), _of_two(second, party), strict=False):
+            self.tests += 10
+            if text := distinguishable(a, b):
+                said, share = self._said_of_sum(party, name)
+                return LeakFinding(self._apart(party, one, other, f" by {name}: {text}{said}"), share)
+        return LeakFinding()
+
+    def _said_of_sum(self, party: str, name: str) -> tuple[str, float]:
+        if not self._outcomes.elementwise:
+            return "", 0.5
+        inputs, run = self._sentences.random_run()
+        value = next(v for said, v in _of_two(run, party) if said == name)
+        return self._sentences.of_values([KnownValue(name, "received", torch.from_numpy(value))], inputs)
+
+    def _products(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """Whether a message does so once a product of two values is, as it would be if the secret were the first."""
+        first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        if not self._outcomes.elementwise:
+            return self._own_steps(party, one, other)
+        every = _with_products(first, party, one), _with_products(second, party, one)
+        for (name, a), (_, b) in zip(*every, strict=False):
+            self.tests += 1
+            shares = _ones(a), _ones(b)
+            both = ((shares[0] + shares[1]) / 2).clip(1 / a.numel(), 1 - 1 / a.numel())
+            sigmas = np.abs(shares[0] - shares[1]) / np.sqrt(2 * both * (1 - both) / a.numel())
+            if sigmas.max() > SIGMAS + 1:
+                at = int(sigmas.argmax())
+                said = f" by {name}: bit {at} of it is one in {shares[0][at]:.1%} and in {shares[1][at]:.1%}"
+                return LeakFinding(self._apart(party, one, other, said))
+        return LeakFinding()
+
+    def _own_steps(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """The same with a step of the protocol's own in the place of the product, as a matrix product is one."""
+        first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        every = (_with_steps(self._steps, run, party, one) for run in (first, second))
+        for (name, a), (_, b) in itertools.islice(zip(*every, strict=False), MOST_STEPS):
+            self.tests += 10
+            if text := distinguishable(a, b):
+                return LeakFinding(self._apart(party, one, other, f" by {name}: {text}"))
+        return LeakFinding()
+
+    # Bits.
+
+    def _relation(self, party: str, one: Values, other: Values) -> LeakFinding:
+        length = 64 * -(-self._n // 64)
+        first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        for look in ("sums", "products"):
+            a, rows = self._vectors(first, party, look)
+            b, _ = self._vectors(second, party, look)
+            if len(a) != len(b) or not len(a):
+                continue
+            taken, where = _either(numbers(a), numbers(b), length, one, other, partial(self._again, party, look))
+            if taken is not None:
+                said = f": {_names(rows, taken)} is the same in every run of {self._sentences.secret(where)}"
+                sentence, share = self._said_of_bits(party, look, taken)
+                return LeakFinding(self._apart(party, one, other, f"{said}{sentence}"), share)
+        a, rows = self._vectors(first, party, "correlations")
+        b, _ = self._vectors(second, party, "correlations")
+        if len(a) and len(a) == len(b):
+            sigmas, (i, j) = differing_correlation(a, b)
+            self.tests += 1
+            if sigmas > SIGMAS + 0.5:
+                named = [*rows, "a constant"]
+                said = f": {named[i]} and {named[j]} are correlated differently, by {sigmas:.0f} standard deviations"
+                return LeakFinding(self._apart(party, one, other, said))
+        return LeakFinding()
+
+    def _again(self, party: str, look: str, values: Values, taken: list[int]) -> int:
+        """In how many elements of another run of a secret, if there is one, a sum of bits is not what it is in most."""
+        runs = self._runs_of(values, 2)[1:]
+        if not runs:
+            return 0
+        vectors, _ = self._vectors(runs[0], party, look)
+        return count_bits(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
+
+    def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
+        if not self._outcomes.elementwise:
+            return "", 0.5
+        inputs, run = self._sentences.random_run()
+        bits = np.bitwise_xor.reduce(self._vectors(run, party, look)[0][taken], axis=0)
+        return self._sentences.of_bits(bits, inputs)
+
+    def _lanes(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """The same among the first elements alone, and among the last: of packed bits they share a place in a word."""
+        if self._n < 128 or not self._outcomes.elementwise:
+            return LeakFinding()
+        words = -(-self._n // 64)
+        sides = [self._lanes_of(party, values) for values in (one, other)]
+        if sides[0].shape != sides[1].shape or not sides[0].size:
+            return LeakFinding()
+        for lane, a, b in zip(LANES, *sides, strict=True):
+            again = partial(self._again_in, lane, party)
+            taken, where = _either(numbers(a), numbers(b), 8 * a.shape[1], one, other, again)
+            if taken is not None:
+                known = _in_lanes(self._runs_of(one, 1)[0], party)
+                names = [name for k in known for _, name in rows_of(k, self._n, (0,))]
+                which = f"elements {lane * words} to {min(self._n, (lane + 1) * words) - 1}"
+                secret = self._sentences.secret(where)
+                said = f": {_names(names, taken)} of {which} is the same in every run of {secret}"
+                return LeakFinding(self._apart(party, one, other, said))
+        return LeakFinding()
+
+    def _again_in(self, lane: int, party: str, values: Values, taken: list[int]) -> int:
+        """The same of the first elements, or of the last, of as many further runs."""
+        words = -(-self._n // 64)
+        side = LANES.index(lane)
+        count = -(-8 * self._lanes_of(party, values).shape[-1] // words)
+        runs = self._runs_of(values, 2 * count)[count : 2 * count]
+        if not runs:
+            return 0
+        bits = np.concatenate([_lane_bits(run, party, self._n)[taken, side] for run in runs], axis=-1)
+        return count_bits(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
+
+    def _lanes_of(self, party: str, values: Values) -> np.ndarray:
+        """The lowest bits of what a party knows, [lanes, rows, packed elements] of so many runs as there must be."""
+        if (party, values) not in self._kept:
+            words, most = -(-self._n // 64), self._outcomes.case.runs
+            few = LANE_ROWS if most is None else min(LANE_ROWS, max(0, most * words - SPARE))
+            rows = len(first := _lane_bits(self._runs_of(values, 1)[0], party, self._n)[:few])
+            count = -(-(rows + SPARE) // words)
+            every = [_lane_bits(run, party, self._n)[:few] for run in self._runs_of(values, count)[:count]]
+            alike = rows and all(bits.shape == first.shape for bits in every)
+            found = np.concatenate(every, axis=-1) if alike else np.empty((0, 0, 0), np.uint8)
+            self._kept[party, values] = np.packbits(found, axis=-1).swapaxes(0, 1) if alike else found
+        return self._kept[party, values]
+
+    def _vectors(self, run: ProtocolRun, party: str, look: str) -> tuple[np.ndarray, list[str]]:
+        """Bits of what a party knows, each of all elements as packed bytes, and their names; of `LOOKS`."""
+        most = min(LIMIT, max(0, self._n - SPARE))
+        if not most:
+            return np.empty((0, 0), np.uint8), []
+        known = [k for k in run.known[party] if k.how in LOOKS[look]]
+        aligned = {id(k): v for k in known if (v := element_bits(k.value, self._n)) is not None}
+        every = look == "sums" and 64 * sum(map(len, aligned.values())) <= ALL_PLANES
+        planes = range(64) if every else (0,) if look == "products" else self._planes
+        each = None if self._outcomes.elementwise else most  # of a large value no more are taken
+        rows = [
+            (*row, k.how, i)
+            for k in known if id(k) in aligned
+            for i, row in enumerate(itertools.islice(rows_of(k, self._n, planes), each))
+        ]  # fmt: skip
+        rows.sort(key=lambda row: (row[2] == "computed", plane_of(row[1])))
+        if len(rows) > most and not self._outcomes.elementwise:  # of a large value some rows, rather than no others
+            rows.sort(key=lambda row: row[3])
+        found: list[Row] = [row[:3] for row in rows[:most]]
+        if look == "products":
+            several = found if len(found) <= PRODUCTS else _first_of_each(found)
+            if len(found) + len(several) * (len(several) - 1) // 2 > most:
+                return np.empty((0, 0), np.uint8), []
+            found += [(a[0] & b[0], f"{a[1]} * {b[1]}", "") for a, b in itertools.combinations(several, 2)]
+        rows = [row[0] for row in found]
+        return (np.stack(rows) if rows else np.empty((0, 0), np.uint8)), [row[1] for row in found]
+
+
+def _in_lanes(run: ProtocolRun, party: str) -> list[KnownValue]:
+    """What a party knows, what it computes last."""
+    return sorted((k for k in run.known[party] if k.how in LOOKS["lanes"]), key=lambda k: k.how == "computed")
+
+
+def _lane_bits(run: ProtocolRun, party: str, n: int) -> np.ndarray:
+    """The lowest bits of what a party knows, of the first elements and of the last: [rows, lanes, elements] of 0, 1."""
+    words, found = -(-n // 64), []
+    for known in _in_lanes(run, party):
+        lined = element_bits(known.value, n)
+        if lined is None:
+            continue
+        if lined.shape[-1] == n:
+            lined = torch.nn.functional.pad(lined, (0, 64 * words - n)).view(-1, 64, words)[:, LANES]
+        else:
+            lined = torch.stack([lined >> lane for lane in LANES], 1)
+        found.append((lined & 1).to(torch.uint8))
+    return torch.cat(found)[:LANE_ROWS].numpy() if found else np.empty((0, 0, 0), np.uint8)
+
+
+def _first_of_each(rows: Sequence[Row]) -> list[Row]:
+    """Of what was opened or shown first one row of each value, then another."""
+    places: dict[str, int] = {}
+    found = []
+    for row in rows:
+        if row[2] in ("opened", "shown"):
+            value = row[1].split(" [")[0]
+            places[value] = places.get(value, -1) + 1
+            found.append((places[value], row))
+    return [row for _, row in sorted(found, key=lambda placed: placed[0])][:OPENED]
+
+
+def _either(
+    a: Sequence[int], b: Sequence[int], length: int, one: Values, other: Values,
+    again: Callable[[Values, list[int]], int],
+) -> tuple[list[int] | None, Values]:  # fmt: skip
+    taken = broken_sum(a, b, length, partial(again, one))
+    return (taken, one) if taken is not None else (broken_sum(b, a, length, partial(again, other)), other)
+
+
+def _names(rows: Sequence[str], taken: Sequence[int]) -> str:
+    parts = [rows[i] for i in taken]
+    return " + ".join(parts[:6]) + (f" and {len(parts) - 6} more bits" if len(parts) > 6 else "")
+
+
+def _words(run: ProtocolRun, party: str, *hows: str) -> list[KnownValue]:
+    return [k for k in run.known[party] if k.how in hows and k.value.dtype in (torch.int64, torch.int32)]
+
+
+def _of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Sums and differences of a message and another value that its receiver has of each element."""
+    known = _words(run, party, "drawn", "brought", "received", "opened")
+    known += _words(run, party, "computed")
+    pairs = [
+        (k, other)
+        for i, k in enumerate(known)
+        for j, other in enumerate(known)
+        if k.how == "received" and i != j and (other.how != "received" or i < j)
+        and (k.value.shape, k.value.dtype) == (other.value.shape, other.value.dtype)
+    ]  # fmt: skip
+    for k, other in pairs[:MOST_SUMS]:
+        for sign, value in (("+", k.value + other.value), ("-", k.value - other.value)):
+            yield f"{k.name} {sign} {other.name}", value.contiguous().numpy().reshape(-1)
+
+
+def _with_products(run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, torch.Tensor]]:
+    """A message with a product of two values that are open, received or drawn, less what an input is thought to be."""
+    messages = [k for k in _words(run, party, "received") if k.value.dtype == torch.int64]
+    opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
+    less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
+    drawn = [(k.name, k.value) for k in _words(run, party, "drawn") if k.value.dtype == torch.int64]
+    pairs = itertools.combinations_with_replacement([*reversed(opened), *less, *drawn], 2)
+    every = [
+        (message, a, b) for (a, b), message in itertools.product(pairs, messages)
+        if a[1].shape == b[1].shape == message.value.shape and message.value.numel()
+    ]  # fmt: skip
+    for message, (one, a), (other, b) in every[:MOST_PRODUCTS]:
+        product = a * b
+        yield f"{message.name} + {one} * {other}", message.value + product
+        yield f"{message.name} - {one} * {other}", message.value - product
+
+
+def _with_steps(steps: Sequence, run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
+    """A message with what a step makes of two values, or of these less what an input is thought to be."""
+    opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
+    less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
+    values = [*opened, *less, *((k.name, k.value) for k in _words(run, party, "drawn"))]
+    messages = [k for k in _words(run, party, "received") if k.value.dtype == torch.int64]
+    for f, (first, second) in steps:
+        sides = ([v for v in values if (v[1].shape[:-1], v[1].dtype) == form] for form in (first, second))
+        for (one, a), (other, b) in itertools.product(*sides):
+            made = of_every_run(f, a, b)
+            for message in messages:
+                if message.value.shape == made.shape:
+                    for sign, value in (("+", message.value + made), ("-", message.value - made)):
+                        yield (
+                            f"{message.name} {sign} a step of {one} and {other}",
+                            value.contiguous().numpy().reshape(-1),
+                        )
+
+
+def _ones(value: torch.Tensor) -> np.ndarray:
+    """For each bit of a word the share of elements in which it is one."""
+    return ones_of(histogram(value.contiguous().numpy().reshape(-1))) / value.numel()
+
+
+# What each party knows together: whether anything of it tells two secrets apart that it may not tell apart.
+
+
+SAMPLES = 1 << 14
+"""Elements of each message, at least, in all runs of one secret together."""
+RUNS = 512
+"""Runs of one secret, where each run is one experiment; fewer where they would be more than `VALUES` of one step."""
+VALUES = 1 << 22
+
+
+class Views:
+    """The views of a protocol's parties.
+
+    Where elements are no experiments, runs are: then a view is that of all runs, side by side.
+    """
+
+    def __init__(self, protocol: Protocol, outcomes: Outcomes):
+        random = np.random.default_rng((outcomes.case.seed, 1))
+        # Parties that have the same inputs and learn the same, as A and S nothing, may not tell the same secrets apart:
+        # those that are played for one are looked at for the other.
+        pairs: dict[tuple, list[Pair]] = {}
+        self._pairs = {}
+        for party in (p.name for p in protocol.parties):
+            own = tuple(i for i, g in enumerate(protocol.given) if g.party == party)
+            learned = tuple(i for i, owners in enumerate(protocol.learners) if party in owners)
+            if (own, learned) not in pairs:
+                pairs[own, learned] = pairs_of(protocol, outcomes, random, party)
+            self._pairs[party] = pairs[own, learned]
+        self._begin(outcomes)
+
+    def _begin(self, outcomes: Outcomes) -> None:
+        n = outcomes.protocol.n
+        self._outcomes, self._uniform, self._n = outcomes, outcomes.case.uniform, n
+        usual = max(1, SAMPLES // n) if outcomes.elementwise else _runs_of(outcomes.protocol)
+        self._runs = outcomes.case.runs or usual
+        self._played: dict[Values, list[ProtocolRun]] = {}
+        self._together: dict[Values, ProtocolRun] = {}
+        self._sentences = Sentences(outcomes)
+        self._joint = JointView(outcomes, self._sentences, self._experiments, n if outcomes.elementwise else self._runs)
+        self._tests = 0
+
+    @classmethod
+    def like(cls, other: Views, outcomes: Outcomes) -> Views:
+        """The views of another protocol of the same parties, inputs and reference, for the same pairs of secrets."""
+        found = cls.__new__(cls)
+        found._pairs = other._pairs
+        found._begin(outcomes)
+        return found
+
+    @property
+    def tests(self) -> int:
+        """P-values that were computed."""
+        return self._tests + self._joint.tests
+
+    @property
+    def elements(self) -> int:
+        """Of each message, in all runs of one secret."""
+        return self._runs * self._n
+
+    @property
+    def seconds_needed(self) -> float:
+        """About so long `check` takes, by the runs that were made."""
+        secrets = {values for pairs in self._pairs.values() for pair in pairs for values in pair}
+        return self._outcomes.took * self._runs * len(secrets) * 2
+
+    @property
+    def looked(self) -> tuple[str, str]:
+        """What was done, of messages and of views."""
+        pairs = ", ".join(f"{len(found)} for {party}" for party, found in sorted(self._pairs.items()))
+        runs = f"{self._runs} runs of {self._n} elements for each secret; pairs of secrets: {pairs}"
+        return f"uniform and alike: {runs}", "sums and products of bits, correlations: the same runs"
+
+    def check(self, parties: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
+        """What does not hold, as check and text: of each message the first, of each view what says most.
+
+        Args:
+            parties: whose views, one pair of secrets of each after the other; if it is not given all.
+        """
+        if parties is None:
+            for party, pairs in self._pairs.items():
+                yield from self._of_party(party, pairs)
+            return
+        chosen = [[(party, *pair) for pair in pairs] for party, pairs in self._pairs.items() if party in parties]
+        for places in itertools.zip_longest(*chosen):
+            for party, one, other in filter(None, places):
+                yield from (("messages", text) for _, text in self._messages(party, one, other))
+                if told := self._joint.told(party, one, other):
+                    yield "view", told.text
+
+    def _of_party(self, party: str, pairs: Sequence[Pair]) -> Iterator[tuple[str, str]]:
+        said: set[str] = set()
+        most = LeakFinding()
+        for one, other in pairs:
+            for name, text in self._messages(party, one, other):
+                if name not in said:
+                    said.add(name)
+                    yield "messages", text
+            most = max(most, self._joint.told(party, one, other), key=lambda told: (bool(told), told.share))
+        if most:
+            yield "view", most.text
+
+    def _of(self, values: Values, count: int) -> list[ProtocolRun]:
+        """So many runs, at least, all of whose elements hold these values."""
+        runs = self._played.setdefault(values, [])
+        if len(runs) < count:
+            inputs = self._outcomes.filled(values)
+            if self._outcomes.elementwise:
+                runs += [self._outcomes.play(inputs, (values, i)) for i in range(len(runs), count)]
+            else:
+                runs += self._outcomes.play_often(inputs, values, self._runs)
+        return runs
+
+    def _experiments(self, values: Values, count: int) -> list[ProtocolRun]:
+        """So many runs whose elements, along the last dimension, are experiments."""
+        if self._outcomes.elementwise:
+            return self._of(values, count)
+        if values not in self._together:
+            self._together[values] = side_by_side(self._of(values, self._runs)[: self._runs])
+        return [self._together[values]]
+
+    # Message by message.
+
+    def _messages(self, party: str, one: Values, other: Values) -> Iterator[tuple[str, str]]:
+        views = [_received(self._of(values, self._runs)[: self._runs], party) for values in (one, other)]
+        first, second = self._sentences.secret(one), self._sentences.secret(other)
+        for name in sorted(views[0].keys() | views[1].keys()):
+            if name not in views[0] or name not in views[1]:
+                yield name, f"{party} is sent {name} for one of {first}, {second} only"
+                continue
+            (a, shows), (b, _) = views[0][name], views[1][name]
+            self._tests += 2 * (a.dtype.itemsize * 9 + 2)
+            text = distinguishable(a, b)
+            if text:
+                said = f"{party} tells {first} and {second} apart by {name}: {text}"
+                yield name, said + self._sentence(party, name)
+            elif self._uniform and not shows:
+                text = not_uniform(a) or not_uniform(b)
+                if text:
+                    yield name, f"{name} is not uniform to {party}: {text}{self._sentence(party, name)}"
+
+    def _sentence(self, party: str, name: str) -> str:
+        """What of the inputs a bit of a message agrees with."""
+        if not self._outcomes.elementwise:
+            return ""
+        inputs, run = self._sentences.random_run()
+        values = [k for k in run.known[party] if k.how == "received" and k.name == name]
+        return self._sentences.of_values(values, inputs)[0]
+
+
+def _runs_of(protocol: Protocol) -> int:
+    """Runs of one secret, where each run is one experiment."""
+    sizes = [y.numel() for node in protocol.program.nodes for y in node.results if isinstance(y, torch.Tensor)]
+    return min(RUNS, max(128, VALUES // max(sizes, default=1)))
+
+
+def _received(runs: Sequence[ProtocolRun], party: str) -> dict[str, tuple[np.ndarray, str]]:
+    found: dict[str, list[np.ndarray]] = {}
+    shows: dict[str, str] = {}
+    for run in runs:
+        for k in run.known[party]:
+            if k.how == "received" and k.value.numel():
+                found.setdefault(k.name, []).append(k.value.contiguous().numpy().reshape(-1))
+                shows[k.name] = k.shows
+    return {name: (np.concatenate(parts), shows[name]) for name, parts in found.items()}
