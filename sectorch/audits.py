@@ -30,7 +30,7 @@ KEPT_BYTES = 1 << 27
 """Up to here Q keeps what it has worked out of each call of an audit; beyond, it deals the one that is used again."""
 
 
-class Session(Protocol):
+class AuditedSession(Protocol):
     """What an audit needs of the session that it is in (`session.Session`)."""
 
     Q: Party
@@ -56,8 +56,8 @@ class Session(Protocol):
 class Audits:
     """The audits of a session. `identities` are those of Q and each answering party, as they have proved them."""
 
-    def __init__(self, session: Session):
-        self._session: Session = weakref.proxy(session)  # which has this one
+    def __init__(self, session: AuditedSession):
+        self._session: AuditedSession = weakref.proxy(session)  # which has this one
         self.identities: dict[Party, Identities] = {}
         self.setups: weakref.WeakKeyDictionary[Any, Setup] = weakref.WeakKeyDictionary()
         """Q's values of the setups, at who recomputes what it deals."""
@@ -101,7 +101,7 @@ class _Here:
     """What whoever is in this process does in one audit."""
 
     def __init__(
-        self, session: Session, program: Program, party: Party, calls: tuple[int, ...],
+        self, session: AuditedSession, program: Program, party: Party, calls: tuple[int, ...],
         inputs: Mapping[str, torch.Tensor], setup: Setup,
     ):  # fmt: skip
         self._session, self._program, self._calls, self._inputs = session, program, calls, inputs

@@ -21,7 +21,7 @@ from .errors import DisagreementError
 from .mpc.star.broadcast import broadcast, choose_and_broadcast, compare_public_values
 
 
-class Session(Protocol):
+class ComparedSession(Protocol):
     """What it needs of a session (`session.Session`)."""
 
     @property
@@ -36,8 +36,9 @@ class Agreement:
     Where all parties are in this process, or none, there is nothing to compare.
     """
 
-    def __init__(self, session: Session):
-        self._session: Session = weakref.proxy(session)  # which has this one, and lets go of its secrets at its end
+    def __init__(self, session: ComparedSession):
+        # The session has this object, and lets go of its secrets at its end.
+        self._session: ComparedSession = weakref.proxy(session)
         self._digests: dict[Party, bytes] = {}
         self.comparing = False
         """Whether what is sent is compared, and ends the session where it differs."""

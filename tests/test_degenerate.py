@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from cases import some
 from op_rows.base import Data, OpRow
-from op_stage import reference_stage, revealed
+from op_stage import reference_stage, reveal_leaf
 from op_table import ROWS
 from test_ops import TORCH_SAYS
 from torch import nn
@@ -61,7 +61,7 @@ def compare(row: OpRow, key: Any, args: tuple, kwargs: dict) -> bool:
     except SectorchError as error:
         assert not all(bool(leaf.isfinite().all()) for leaf in leaves), f"{row.name} {args} {kwargs}: {error}"
         return True
-    for x, y in zip(map(revealed, pytree.tree_leaves(found)), leaves, strict=True):
+    for x, y in zip(map(reveal_leaf, pytree.tree_leaves(found)), leaves, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{row.name} {args}"
         wide = torch.complex128 if y.is_complex() else torch.float64
         assert torch.allclose(x.to(wide), y.to(wide), atol=1e-2, rtol=1e-2), f"{row.name} {args}: {x}, {y}"
@@ -116,7 +116,7 @@ class Of(nn.Module):
 def agree(run: Any, *given: torch.Tensor) -> None:
     wanted = [leaf for leaf in pytree.tree_leaves(run(*given)) if isinstance(leaf, torch.Tensor)]
     found = pytree.tree_leaves(run(*map(reference_stage().share, given)))
-    for x, y in zip(map(revealed, found), wanted, strict=True):
+    for x, y in zip(map(reveal_leaf, found), wanted, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         assert torch.allclose(x.double(), y.double(), atol=1e-4)
 

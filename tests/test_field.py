@@ -165,7 +165,8 @@ def test_words_need_not_stand_beside_each_other(width):
     x, y, few, tiles = values(0, 16, width), values(1, 8, 8, width), values(2, 5, 16, width), values(3, 2, *field.TILE)
     w, eight, k, columns = values(4, width), values(5, 8), values(6, 64), values(7, 16)
     calls = {
-        field.times: [(w, w + 1), (x, x + 1), (x, w)], field.inner_product: [(x, w)], field.weighted_rows_sum: [(x, columns)],
+        field.times: [(w, w + 1), (x, x + 1), (x, w)], field.inner_product: [(x, w)],
+        field.weighted_rows_sum: [(x, columns)],
         field.points: [(x, x + 1, 4)], field.points_of_chosen: [(y, w, eight, w + 1)], field.weights_at: [(eight[:5],)],
         field.combined_words: [(w, eight)], field.fold_rows: [(few, columns, width + 1)],
         field.inner_product_of_tiles: [(tiles, k, columns)], field.points_of_bits: [(tiles, tiles + 1, columns)],

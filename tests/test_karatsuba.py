@@ -107,7 +107,8 @@ def test_predictions_have_the_bits_of_the_other_way(verified: bool):
     with mock.patch.object(products, "karatsuba_is_faster", lambda images, positions, weight: False):
         expected = sectorch.reference(model, scheme)(x)
     taken = mock.Mock(side_effect=products.convolve_karatsuba)
-    with mock.patch.object(products, "karatsuba_is_faster", lambda images, positions, weight: list(weight[2:]) == [3, 3]), \
+    faster = lambda images, positions, weight: list(weight[2:]) == [3, 3]
+    with mock.patch.object(products, "karatsuba_is_faster", faster), \
             mock.patch.object(products, "convolve_karatsuba", taken):  # fmt: skip
         found = sectorch.secure(model, scheme)(x)
     assert torch.equal(found, expected)

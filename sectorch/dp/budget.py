@@ -110,7 +110,7 @@ def _checked(curve: np.ndarray) -> np.ndarray:
 
 # An organisation's own budget on disk: it lasts over runs and over whoever asks.
 #
-#     with BudgetFile("budgets/clinic.json", (10, 1e-5)) as file:    # made if it is not there; without a limit it must be
+#     with BudgetFile("budgets/clinic.json", (10, 1e-5)) as file:    # made if it is not there
 #         file.charge(25 * mechanism.curve, mark="...", asker="p1", queries=25)
 #         ...                                                        # only now the votes are given
 #

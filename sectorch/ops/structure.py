@@ -35,7 +35,8 @@ T = torch.Tensor
 
 
 BY_INDEX = {
-    torch.gather: gather_by_secret_index, T.gather: gather_by_secret_index, torch.take_along_dim: take_along_secret_index, T.take_along_dim: take_along_secret_index,
+    torch.gather: gather_by_secret_index, T.gather: gather_by_secret_index,
+    torch.take_along_dim: take_along_secret_index, T.take_along_dim: take_along_secret_index,
     torch.index_select: select_by_secret_index, T.index_select: select_by_secret_index,
 }  # fmt: skip
 """What moves elements by a secret index too."""

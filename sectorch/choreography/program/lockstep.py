@@ -46,8 +46,8 @@ class BatchedCall:
     """
 
     def __init__(
-        self, part: Projection, runtime: RemoteRuntime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor],
-        own: frozenset[Party] = frozenset(),
+        self, part: Projection, runtime: RemoteRuntime, call: int, settled: Mapping[Slot, Any],
+        inputs: Mapping[str, torch.Tensor], own: frozenset[Party] = frozenset(),
     ):  # fmt: skip
         self.part, self.runtime, self.call, self.own = part, runtime, call, own
         self.values: dict[Slot, Any] = {**settled, **bring_inputs(part.brought, inputs)}

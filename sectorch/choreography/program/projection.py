@@ -124,7 +124,9 @@ def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Part
             continue
         held = bool(node.step.holders & here)
         sources = tuple([
-            (o.slot if held else ConstantValue(shapes[o.slot])) if type(o) is OperandRef else ConstantValue(o if held else shape_of(o))
+            (o.slot if held else ConstantValue(shapes[o.slot]))
+            if type(o) is OperandRef
+            else ConstantValue(o if held else shape_of(o))
             for o in node.operands
         ])  # fmt: skip
         outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]

@@ -442,7 +442,8 @@ def spell_constant(value: Any) -> str:
     if isinstance(value, FunctionType):
         code, held = value.__code__, [_text_of_content(cell) for cell in value.__closure__ or ()]
         held += [value.__defaults__, value.__kwdefaults__]
-        return f"function({value.__module__}, {value.__qualname__}, {spell_constant(code)}, {', '.join(map(spell_constant, held))})"
+        parts = value.__module__, value.__qualname__, spell_constant(code), *map(spell_constant, held)
+        return f"function({', '.join(parts)})"
     if isinstance(value, CodeType):
         consts = [const for const in value.co_consts if const is not None]
         return f"code({value.co_code.hex()}, {value.co_names}, {', '.join(map(spell_constant, consts))})"

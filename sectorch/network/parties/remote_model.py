@@ -467,8 +467,8 @@ class RemoteModel:
                 progress()
             if left and reply < left:
                 raise StoreFullError(
-                    f"{reply} more calls of {list(describe_inputs(inputs))} fit the parties' stores and {left} more were "
-                    f"asked for; {count - left} were prepared"
+                    f"{reply} more calls of {list(describe_inputs(inputs))} fit the parties' stores and {left} "
+                    f"more were asked for; {count - left} were prepared"
                 )
 
     def _prepare(self, opened: ClientSession, inputs: Inputs) -> int:

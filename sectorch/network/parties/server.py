@@ -153,7 +153,8 @@ class ServerSessions:
             identities = Identities({"Q": told.client, "A": ""})
             bound, facts = material_owner(told.client, told.names[0], told.models[0], told.scheme), told.facts
             party = PartySession(
-                S, session, channels, [AnsweringParty(model.description, identities) for model in told.models], told.scheme,
+                S, session, channels,
+                [AnsweringParty(model.description, identities) for model in told.models], told.scheme,
                 lambda: self._store.shelf(session, bound), of=len(told.models), fresh=fresh, alive=beats(channels),
                 facts=lambda: facts, receipts=self._receipts, known=self._known,
             )  # fmt: skip

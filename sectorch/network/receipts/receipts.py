@@ -35,8 +35,8 @@ from ..identity.identity import Credentials, certificate_print, read_identity
 # A line is one JSON object in canonical form: keys in order, no blanks, ASCII. What every line has:
 #
 #     number      0, 1, 2, ...
-#     event       "began": a process opened the file; "asked": a query, before it was served; "opened": what a program is
-#                 about to reveal; "ended": how a query ended
+#     event       "began": a process opened the file; "asked": a query, before it was served; "opened": what a program
+#                 is about to reveal; "ended": how a query ended
 #     time        UTC by the party's own clock, as 2026-01-31T23:59:59.123456Z
 #     previous    SHA-256 of the line before it, in hexadecimal digits; 64 zeros in the first one
 #     signature   Ed25519 over a context and the line's canonical bytes without this entry

@@ -67,7 +67,7 @@ from .settings import (
 
 
 TERMS = 64
-"""The error of an aggregate is taken to be that of so many fresh ones added up, as in `sectorch.ckks.scheme.encryption`."""
+"""The error of an aggregate is taken to be that of so many fresh ones added up (`sectorch.ckks.scheme.encryption`)."""
 TAG_BYTES = 32
 """Of the tag that goes with ciphertexts: half is the identity of their keys."""
 

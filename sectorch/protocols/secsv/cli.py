@@ -34,7 +34,7 @@ from .together import JointValuation
 # | digits | 1 x 8 x 8, 1797 (28 x 28 for the CNN) | 10 | scikit-learn |
 # | breast-cancer | 30 numbers padded to 48, 569 | 2 | scikit-learn, in place of BANK |
 # | mnist | 1 x 28 x 28, 70000 | 10 | torchvision, when on disk |
-# | bank, agnews, mirna | 48, 300, 640 numbers | 2, 4, 2 | train.npz and test.npz with x and y, in a folder of that name |
+# | bank, agnews, mirna | 48, 300, 640 numbers | 2, 4, 2 | train.npz and test.npz with x and y, in a folder so named |
 #
 # Labels are divided among clients by Dir(0.5), label by label, test samples in the same proportions (SecSV, 7.1;
 # Yurochkin et al., 2019). Nothing is downloaded.

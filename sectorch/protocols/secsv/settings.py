@@ -130,10 +130,11 @@ ESTIMATORS: dict[str, Callable] = {
 # Layer l takes features that client i_l holds (i_1: the owners of the batch) and gives outputs that client i_(l+1)
 # decrypts and activates. Levels:
 #
-# | level | against | rules | clients |
-# | --- | --- | --- | --- |
-# | `single-layer` | a client solving for one layer, for test data, membership, retraining | i_(l+1) is not i_l; the first and the last decrypting client own no sample of the batch; nobody decrypts for a model that is its own | 3 and more |
-# | `multi-layer` | and solving for several layers at once | besides, all decrypting clients are different and own no sample | L + 2 |
+# single-layer (3 clients and more), against a client solving for one layer, for test data, membership, retraining:
+#     i_(l+1) is not i_l; the first and the last decrypting client own no sample of the batch; nobody decrypts for a
+#     model that is its own.
+# multi-layer (L + 2 clients), against solving for several layers at once as well: besides, all decrypting clients are
+#     different and own no sample.
 #
 # A model is someone's own when it is one client's local model; nobody owns an aggregated one.
 
