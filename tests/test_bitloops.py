@@ -169,7 +169,7 @@ def test_harmonics_of_any_turns(count: int, series, wide: bool, seed: int):
     turns[0] = low
     held = torch.randint(-(2**63), 2**63 - 1, (2, 2 * terms, count), generator=draw)
     assert torch.equal(harmonicloops.less_basis(turns, terms, held), harmonics.less_basis(turns, terms, held))
-    found, wanted = (module.combine_loops(turns, held, series) for module in (harmonicloops, harmonics))
+    found, wanted = (module.combine_harmonics(turns, held, series) for module in (harmonicloops, harmonics))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 

@@ -33,7 +33,7 @@ def less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Tens
     return out
 
 
-def combine_loops(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
+def combine_harmonics(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
     """`harmonics.combined`."""
     flat, terms = array(turns).reshape(-1), len(series.cos)
     out = torch.empty(2, *turns.shape, dtype=torch.int64)

@@ -64,7 +64,7 @@ def _less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Ten
 @leaf(shapes=lambda turns, held, series: (held[0, 0], held[1, 0]))
 def _combined(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
     """A half of the sums P1 B1 and P1 B2 + P2 B1, P at the public turns."""
-    return _loops(turns, held).combine_loops(turns, held, series)
+    return _loops(turns, held).combine_harmonics(turns, held, series)
 
 
 def _loops(*tensors: torch.Tensor) -> ModuleType:
