@@ -27,7 +27,7 @@ from rich.console import Console
 from sectorch import ckks
 from sectorch.errors import SectorchError
 from sectorch.nn.fhe import fhe_friendly, fold_batchnorms
-from sectorch.protocols.capride import CaPriDe, Result, Settings, cli
+from sectorch.protocols.capride import CaPriDe, Result, Settings, federation
 from sectorch.protocols.capride.cli import SPLITS, build
 from sectorch.protocols.capride.exchange import encrypt_low, seal
 
@@ -51,7 +51,7 @@ console = Console(width=140)
 
 
 def run(name: str, parties: int, split: str, seed: int, options: argparse.Namespace, **changes) -> Result:
-    made = cli(options.data, parties, split, seed=seed, root=options.data_root, samples=options.samples)
+    made = federation(options.data, parties, split, seed=seed, root=options.data_root, samples=options.samples)
     how = Settings(seed=seed, rounds=options.rounds, weight=options.weight).but(**METHODS[name], **changes)
     return CaPriDe(*made, how).run()
 
@@ -175,7 +175,7 @@ def resnet(options: argparse.Namespace) -> None:
 
     def one(place: tuple) -> dict:
         seed, name = place
-        made = cli("digits", 2, "no-overlap", network="resnet4", samples=300, seed=seed)
+        made = federation("digits", 2, "no-overlap", network="resnet4", samples=300, seed=seed)
         result = CaPriDe(*made, Settings(seed=seed).but(**METHODS[name], **PAPER).but(directions=32)).run()
         return dict(before=round(100 * result.accuracy(0), 2), after=round(100 * result.accuracy(-1), 2))
 
@@ -200,7 +200,7 @@ def encrypted(options: argparse.Namespace) -> None:
 
     def one(place: tuple) -> dict:
         parties, changes = ENCRYPTED[place[0]]
-        made = cli("digits", 2, "no-overlap", seed=0, **parties)
+        made = federation("digits", 2, "no-overlap", seed=0, **parties)
         how = Settings(leakage=None, sigma=0.0).but(**changes)
         hidden, seconds = timed(lambda: CaPriDe(*made, how).run())
         clear = CaPriDe(*made, how.but(encrypted=False)).run()

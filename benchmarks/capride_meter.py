@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sectorch.federated import Watch
-from sectorch.protocols.capride import CaPriDe, Settings, cli
+from sectorch.protocols.capride import CaPriDe, Settings, federation
 from sectorch.protocols.capride.adversary import Tap, centred, leaked
 from sectorch.protocols.capride.settings import Directions, head_of
 
@@ -38,7 +38,7 @@ def prepared(
     seed: int, few: bool = False, still: bool = False, peer=None, owner=None, times: float = 1.0, dark: float = 1.0
 ) -> CaPriDe:
     """A run of four rounds under the default limit, after its local training."""
-    parties, test, classes = cli("digits", 2, "no-overlap", samples=100, test_samples=60, seed=seed)
+    parties, test, classes = federation("digits", 2, "no-overlap", samples=100, test_samples=60, seed=seed)
     if few:
         parties[0] = replace(parties[0], images=parties[0].images[:16], labels=parties[0].labels[:16])
     for k, label in enumerate((owner, peer)):
@@ -87,7 +87,7 @@ def directions(seeds: list[int], out: Path) -> None:
     ways = {"local": {"method": "local"}, "head": {}, **{f"D = {d}": dict(update="forward", directions=d)
             for d in (8, 32, 128)}}  # fmt: skip
     for seed in seeds:
-        made = cli("digits", 2, "no-overlap", samples=200, seed=seed)
+        made = federation("digits", 2, "no-overlap", samples=200, seed=seed)
         for way, how in ways.items():
             result = CaPriDe(*made, Settings(encrypted=False, seed=seed, rounds=10, **how)).run()
             rows.append(dict(way=way, seed=seed, accuracy=100 * result.accuracy(-1)))
@@ -107,7 +107,7 @@ def leakage(seeds: list[int], out: Path) -> None:
     """Accuracy against what P1 can reconstruct of P2's logits, as its meter and the attacks say."""
     rows = []
     for seed in seeds:
-        made = cli("digits", 2, "no-overlap", samples=200, seed=seed)
+        made = federation("digits", 2, "no-overlap", samples=200, seed=seed)
         for name, changes in RUNS.items():
             run = CaPriDe(*made, Settings(encrypted=False, seed=seed, rounds=10, **changes))
             rows.append(dict(case=name, seed=seed, **_told(run, "method" in changes)))

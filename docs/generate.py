@@ -200,10 +200,10 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "papers.md": {"papers": papers},
     "your-model.md": HUGGINGFACE,
     "federated.md": {
-        "federation": settings("sectorch.federated.participants:Federation"),
+        "federation": settings("sectorch.federated.participants:FederatedData"),
         "training": settings("sectorch.federated.training:Training"),
     },
-    **{f"{name}.md": {"settings": settings(f"sectorch.protocols.{name}.settings:Settings")} for name in PAPER_PACKAGES},
+    **{f"{name}.md": {"settings": settings(f"sectorch.protocols.{name}:Settings")} for name in PAPER_PACKAGES},
 }
 
 

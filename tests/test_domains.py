@@ -261,7 +261,7 @@ class Declared:
 
     def __init__(self, monkeypatch):
         self.broken = 0
-        for name in ("arithmetic", "losses", "moments", "powers", "smooth", "trigonometry"):
+        for name in ("arithmetic", "losses", "normalization", "smooth"):
             module = getattr(sectorch.ops, name)
             for which in ("require", "forbid"):
                 if hasattr(module, which):

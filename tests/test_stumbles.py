@@ -315,7 +315,7 @@ def test_ctrl_c_while_torch_loads_is_one_line(how: list[str], tmp_path):
 
 
 def test_what_is_missing_names_the_extra_that_brings_it():
-    """Each import of what is no dependency stands in `needed`, whose package the extra has, or one of the extra's."""
+    """Each import of what is no dependency stands in `required_imports`, and the extra brings its package."""
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     have = lambda lines: {re.split(r"[\[>=<;]", line)[0] for line in lines}
     brought = {"nacl", "dp_accounting", "llvmlite", "setuptools"}  # pynacl, dp-accounting, and what numba stands on
@@ -323,7 +323,9 @@ def test_what_is_missing_names_the_extra_that_brings_it():
     ways, bare = set(), []
     for path in (ROOT / "sectorch").rglob("*.py"):
         tree = ast.parse(path.read_text())
-        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "needed"]
+        calls = [
+            n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "required_imports"
+        ]
         for call in calls:
             extra = next((k.value.value for k in call.keywords if k.arg == "extra"), None)
             ways.add((call.args[1].value, extra or EXTRA[call.args[1].value]))

@@ -68,7 +68,8 @@ class PrecisionError(SectorchError, ValueError):
     Example:
         layer 'head' (Linear) at model.py:12: with 20 fraction bits the result is off by 0.012 of 0.03 on numbers that
         were drawn. Weights or constants there are small beside the last place, 2^-20: divide the input of that layer by
-        a power of two and multiply its weights by it
+        a power of two and multiply its weights by it; or answer with it as it is: sectorch answer --imprecise,
+        answer(imprecise=True), or in an [[accept]] of a federation imprecise = true
 
     What to do:
         Scale what the text names: `self.head(x / 256)` with `head.weight` times 256 is the same function and keeps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sectorch.protocols.capride import Settings, cli
+from sectorch.protocols.capride import Settings, federation
 
 QUICK = Settings(rounds=1, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=None)
 """Two levels fewer bits than the default: a ring of 8192, in which a test's encrypted round takes seconds."""
@@ -13,7 +13,7 @@ QUICK = Settings(rounds=1, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4,
 
 @pytest.fixture(scope="session")
 def made():
-    return cli("digits", 2, samples=48, test_samples=60, network="mlp")
+    return federation("digits", 2, samples=48, test_samples=60, network="mlp")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sectorch.federated import Watch
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, cli
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
 from sectorch.protocols.capride.adversary import Tap
 from sectorch.protocols.capride.settings import Directions
 
@@ -22,7 +22,7 @@ def test_the_rate_falls_at_the_milestones():
 @pytest.mark.parametrize("network", ["cnn", "resnet4"])
 def test_convolutions_and_batchnorm_answer_as_in_the_clear(network, quick):
     """One encrypted round of the paper's letter: the loss is that of the simulation, within the answers' error."""
-    made = cli("digits", 2, network=network, samples=48, test_samples=20)
+    made = federation("digits", 2, network=network, samples=48, test_samples=20)
     how = replace(quick, update="scalar", scale_bits=40)
     hidden, clear = (CaPriDe(*made, replace(how, encrypted=e)).run() for e in (True, False))
     for name in hidden.records:

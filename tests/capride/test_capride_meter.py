@@ -10,7 +10,7 @@ import torch
 from sectorch.federated import Watch
 from sectorch.federated.folder import digest
 from sectorch.federated.training import predict
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, cli
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
 from sectorch.protocols.capride.adversary import SIZES, Tap
 from sectorch.protocols.capride.algorithm import Meter
 from sectorch.protocols.capride.exchange import fitted
@@ -59,7 +59,7 @@ def test_the_meter_never_says_less_than_the_attack_finds(split, seed):
     """Without noise, with noise for a limit, and the letter of the paper. The attack takes whichever of 54 priors does
     best on the true logits, which no attacker knows; `luck` is what one draw may lie above the mean.
     """
-    made = cli("digits", 2, split, samples=48, test_samples=20, seed=seed)
+    made = federation("digits", 2, split, samples=48, test_samples=20, seed=seed)
     for change in ({"leakage": None}, {"leakage": 0.5}, {"leakage": 0.1}, {"update": "scalar", "leakage": None}):
         run, found = attacked(made, replace(SHORT, seed=seed, **change))
         meter = run.meters["P2>P1"]
@@ -70,7 +70,7 @@ def test_the_meter_never_says_less_than_the_attack_finds(split, seed):
 
 def test_the_limit_holds_for_a_peer_with_far_larger_logits():
     """Noise is for a peer twice P1's size away; a peer further away would tell more through it, and scales down."""
-    made = cli("digits", 2, samples=48, test_samples=20)
+    made = federation("digits", 2, samples=48, test_samples=20)
     run, found = attacked(made, SHORT, (0.3, 1.0, 3.0, 10.0, 30.0), times=30.0)
     assert run.records["P1"][-1]["leakage"]["P2"] <= 0.5
     assert found <= 0.5, found
@@ -98,7 +98,7 @@ def test_under_a_limit_a_question_without_a_size_is_refused(made):
 
 def test_a_default_round_without_noise_is_refused():
     """What the count of equations let through: 226 numbers on 1,800 unknowns that are most of a peer's logits."""
-    made = cli("digits", 2, "no-overlap", samples=200, test_samples=20)
+    made = federation("digits", 2, "no-overlap", samples=200, test_samples=20)
     with pytest.raises(DisaggregationError, match=r"P1 could explain .* what sets P2's logits"):
         CaPriDe(*made, Settings(encrypted=False, sigma=0.0)).run()
     run, found = attacked(made, Settings(encrypted=False, rounds=1, leakage=None))
@@ -147,7 +147,7 @@ def test_one_sample_alone_is_seen():
 )
 def test_unkind_inputs(unkind):
     """The limit holds, and what is stated is a number between 0 and 1."""
-    parties, test, classes = cli("digits", 2, samples=48, test_samples=20)
+    parties, test, classes = federation("digits", 2, samples=48, test_samples=20)
     how = replace(SHORT, leakage=0.4)
     first = parties[0]
     if unkind == "few":

@@ -15,7 +15,7 @@ from helpers import check_refused_number
 from sectorch.cli.command import require
 from sectorch.data import DataError, DatasetMissingError, load
 from sectorch.federated import CheckpointError, FederationError, PlotError, Study, Watch
-from sectorch.protocols.capride import CaPriDe, Settings, cli, divide
+from sectorch.protocols.capride import CaPriDe, Settings, cli, divide, federation
 from sectorch.protocols.capride.report import epsilon
 
 CLEAR = Settings(rounds=2, warmup=2, encrypted=False, head_rank=3, directions=4, leakage=None)
@@ -49,7 +49,7 @@ def test_every_method_runs_and_repeats(made, change):
 def test_the_scalar_carries_no_gradient(made):
     """The paper's letter: whatever the peers are, the models come out the same."""
     parties, test, classes = made
-    other = cli("digits", 2, samples=48, test_samples=60, network="mlp", seed=9)[0][1]
+    other = federation("digits", 2, samples=48, test_samples=60, network="mlp", seed=9)[0][1]
     runs = [
         CaPriDe([parties[0], peer], test, classes, replace(CLEAR, update="scalar")).run()
         for peer in (parties[1], replace(other, name="P2"))
@@ -103,7 +103,7 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path, leakage: float 
 
 
 def test_two_models(tmp_path: Path):
-    parties, test, classes = cli("digits", 2, samples=48, test_samples=60, large="resnet8")
+    parties, test, classes = federation("digits", 2, samples=48, test_samples=60, large="resnet8")
     result = CaPriDe(parties, test, classes, replace(CLEAR, rounds=1), out=tmp_path).run()
     record = result.records["P1"][-1]
     assert len(result.models["P1"]) == 2 and 0 <= record["small_accuracy"] <= 1
@@ -111,7 +111,7 @@ def test_two_models(tmp_path: Path):
 
 
 def test_subsets_and_peers_are_drawn_anew():
-    parties, test, classes = cli("digits", 3, samples=48, test_samples=20)
+    parties, test, classes = federation("digits", 3, samples=48, test_samples=20)
     run = CaPriDe(parties, test, classes, replace(CLEAR, fraction=0.5, peers=1))
     drawn = {tuple(run.subset(t, parties[0]).tolist()) for t in range(5)}
     assert len(drawn) == 5 and all(len(s) == 24 for s in drawn)
@@ -229,7 +229,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     ],
 )
 def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
-    check_refused_number(cli.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
+    check_refused_number(federation.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
     assert not (tmp_path / "o").exists()
 
 

@@ -14,7 +14,7 @@ from sectorch.choreography.ledger import Profile
 from sectorch.errors import NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
-from sectorch.protocols.capride import CaPriDe, Settings, cli
+from sectorch.protocols.capride import CaPriDe, Settings, federation
 
 ROLES = {"north": "P1", "south": "P2", "west": "P3"}
 QUICK = Settings(rounds=2, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=None)
@@ -29,7 +29,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made():
-    return cli("digits", 3, samples=32, test_samples=200, network="mlp")
+    return federation("digits", 3, samples=32, test_samples=200, network="mlp")
 
 
 class Stopped(Watch):

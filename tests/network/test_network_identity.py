@@ -213,7 +213,7 @@ def test_a_middle_that_signs_for_itself_is_refused_by_the_pins(trio, meddling):
     ask = trio.connection.ask
 
     def asked(request, *args):
-        heard["session"] = bytes.fromhex(request["session"])
+        heard["session"] = bytes.fromhex(request.session)
         return ask(request, *args)
 
     trio.connection.ask = asked

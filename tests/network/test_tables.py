@@ -20,7 +20,10 @@ GOOD = [
     (config.PartyLimits, dict.fromkeys(config.PartyLimits.__struct_fields__, 1)),
     (config._Files, dict.fromkeys(config._Files.__struct_fields__, "x")),
     (config._Server, {"listen": "h:1"}),
-    (policy._Model, {"model": "m", "clients": ["a"], "unchecked": True, "audited": 2, "verified": False}),
+    (
+        policy._Model,
+        {"model": "m", "clients": ["a"], "unchecked": True, "audited": 2, "verified": False, "imprecise": False},
+    ),
     (
         policy._Program,
         {

@@ -44,7 +44,7 @@ serve. The long profile has all."""
 
 @pytest.mark.parametrize("own", NORMAL, ids=lambda own: own.name)
 def test_a_protocol_holds_its_word(own):
-    report = check_protocol(own.protocol, own.given, own.reference, seconds=1e6, **short_options(own))
+    report = check_protocol(own.protocol, own.given, own.reference, **{"seconds": 1e6} | short_options(own))
     assert report.findings == [] and report.false_alarms < 1e-6
 
 

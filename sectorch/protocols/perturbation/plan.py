@@ -50,8 +50,8 @@ def functional(graph: fx.GraphModule) -> None:
             changed = changed.args[0]
             if later.intersection(changed.users):
                 raise NotPerturbableError(
-                    f"{layer_location(node, graph)} cannot be perturbed: it changes a view in place while the tensor behind "
-                    f"it is still needed; use inplace=False"
+                    f"{layer_location(node, graph)} cannot be perturbed: it changes a view in place while the tensor "
+                    f"behind it is still needed; use inplace=False"
                 )
     graph.recompile()
 
