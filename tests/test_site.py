@@ -166,6 +166,8 @@ def found(path: str) -> object:
 def exported(package: str) -> list[str]:
     """What a package's __init__.py gives under a name: `from .x import y as y`, but no modules."""
     path = ROOT.joinpath(*package.split("."), "__init__.py")
+    if not path.exists():  # a module of one file, whose names are its own
+        return []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     flat = [inner for step in tree.body for inner in (step.body if isinstance(step, ast.With) else (step,))]
     steps = [step for step in flat if isinstance(step, ast.ImportFrom) and step.module and step.level == 1]

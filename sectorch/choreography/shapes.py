@@ -21,7 +21,7 @@ import torch._decomp
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSlot:
-    """Where an argument of an `Applied` is still to come."""
+    """Where an argument of a `PartialCall` is still to come."""
 
     number: int
 
@@ -51,7 +51,7 @@ class PartialCall:
 
 
 def fill_arguments(value: Any, values: Sequence[Any]) -> Any:
-    """An argument of an `Applied` with its operands in their places."""
+    """An argument of a `PartialCall` with its operands in their places."""
     kind = type(value)
     if kind is ArgumentSlot:
         return values[value.number]

@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     rest: str | None = None
-    """Under which name `ended` gives what stands after --; nothing may stand there where it is None."""
+    """Under which name `command_status` gives what stands after --; nothing may stand there where it is None."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (-[^ :]+): (?=must be )", lambda m: m[1].split("/")[0] + " ", message)
@@ -152,7 +152,7 @@ class TerminatedError(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM is `Terminated`, unless somebody has a handler for it already."""
+    """Inside, SIGTERM is `TerminatedError`, unless somebody has a handler for it already."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return

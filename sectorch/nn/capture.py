@@ -7,7 +7,7 @@ input that it was recorded on, and for no other (`nn/shapes.py` keeps one of eac
 
 What is recorded has values and no memory: an operation in place becomes one out of place whose result is what every
 later reader of that tensor reads. A write to memory that another living tensor shares is refused, as it is operation by
-operation. What a recording cannot stand for, since it changes from call to call, raises `NotCaptured`: a module that
+operation. What a recording cannot stand for, since it changes from call to call, raises `CaptureFailure`: a module that
 changes its own attributes or draws random numbers runs operation by operation, each time by its own forward.
 """
 
@@ -708,7 +708,7 @@ def capture(
         inputs: of meta tensors: only their shapes and dtypes, and what is public, are used.
 
     Raises:
-        NotCaptured: the recording would not be what another call does.
+        CaptureFailure: the recording would not be what another call does.
         SectorchError: what the forward asks for cannot be computed on secrets, with layer and line.
     """
     first = next(iter(weights.values()), None)

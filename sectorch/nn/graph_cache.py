@@ -336,7 +336,7 @@ class GraphCache:
         does every later one. After that, an input of another shape must do the same on a module without this past.
 
         Raises:
-            NotCaptured: the module changes from call to call.
+            CaptureFailure: the module changes from call to call.
         """
         seen = [(form, tuple(shape[1:] for shape in shapes), dtypes) for form, shapes, dtypes in self._recorded]
         first = inputs.row not in seen

@@ -74,7 +74,7 @@ def parsed(command: list[str], monkeypatch) -> argparse.Namespace:
     module, function = COMMANDS[name].split(":")
     module, seen = importlib.import_module(f"sectorch.{module}"), []
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_command", lambda p, given, *_: seen.append(p.parse_args(given)))
+        patch.setattr(module, "command_status", lambda p, given, *_: seen.append(p.parse_args(given)))
         getattr(module, function)(arguments)
     return seen[0]
 

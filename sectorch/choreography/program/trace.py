@@ -110,7 +110,7 @@ class Input:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step. `operands` are `Taken` from other steps, or public; `results` are meta tensors. It does not change.
+    """One step. `operands` are `OperandRef` from other steps, or public; `results` are meta tensors. It does not change.
 
     Attributes:
         many: whether the step gives a tuple.
@@ -638,7 +638,7 @@ class Program(Display):
     Attributes:
         setup, call: its steps in order, those that are taken once a session, and those of each call.
         inputs: what the parties bring.
-        leaves, tree: what the caller gets, as a tree: `Taken` where a party reads it, and what is public in it.
+        leaves, tree: what the caller gets, as a tree: `OperandRef` where a party reads it, and what is public in it.
         before: that of which the setup is a part; programs that have it in common have steps of it in common.
     """
 
