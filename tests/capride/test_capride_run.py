@@ -229,7 +229,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     ],
 )
 def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
-    check_refused_number(federation.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
+    check_refused_number(cli.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
     assert not (tmp_path / "o").exists()
 
 

@@ -110,7 +110,7 @@ class Input:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step. `operands` are `OperandRef` from other steps, or public; `results` are meta tensors. It does not change.
+    """One step, which does not change. `operands` are `OperandRef` or public values; `results` are meta tensors.
 
     Attributes:
         many: whether the step gives a tuple.
