@@ -50,13 +50,13 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def measured(site: Path, pages: list[str], width: int, scheme: str, profile: Path) -> list[dict]:
-    """What `look.js` finds on each page of a site in a frame of a width, in a palette ("default" or "slate").
+    """What `page_metrics.js` finds on each page of a site in a frame of a width, in a palette ("default" or "slate").
 
     Args:
         pages: paths from the site's root. profile: an empty folder for the browser.
     """
     given = json.dumps({"pages": pages, "width": width, "scheme": scheme})
-    script = (ROOT / "look.js").read_text(encoding="utf-8")
+    script = (ROOT / "page_metrics.js").read_text(encoding="utf-8")
     frame = site / "_look.html"
     frame.write_text(
         f"<!doctype html><meta charset=utf-8><script>const GIVEN = {given};\n{script}</script>", encoding="utf-8"

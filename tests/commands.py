@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from apart import forked
+from distributed_parties import forked
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["same_draws"]
+pytest_plugins = ["seeded_tests"]
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gallery"))
 

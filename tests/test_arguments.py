@@ -20,13 +20,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import some
-from fewer import fewer
+from example_counts import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_stage import reference_stage, stage
 from torch import nn
 from torch.utils import _pytree as pytree
-from torchs_samples import module_db
+from torch_samples import module_db
 
 import sectorch
 from sectorch.choreography import Phase

@@ -205,7 +205,7 @@ CASES = [
 
 COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
 OTHERS = {"weight", "series", "aggregate", "check_index", "own_code", "kept", "again", "brought"}
-"""Methods with tests of their own: the last ones in test_lookup.py and test_generation.py."""
+"""Methods with tests of their own: the last ones in test_indexing.py and test_generation.py."""
 
 
 def test_every_method_has_a_case():

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from cases import by_turns
 from op_stage import stage
-from ways_out import ALIASES, FOREIGN, PRIVATE, SCALAR, TENSOR, VALUES, WRITES
+from content_access import ALIASES, FOREIGN, PRIVATE, SCALAR, TENSOR, VALUES, WRITES
 
 import sectorch
 from sectorch.errors import SecretAccessError, SectorchError, UnsupportedOpError

@@ -20,7 +20,7 @@ import pytest
 import torch
 from op_stage import Stage, reference_stage, spelled, stage
 from torch.utils import _pytree as pytree
-from torchs_samples import op_db
+from torch_samples import op_db
 
 from sectorch.tensor.table import row_of
 from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome, judge_call

@@ -147,7 +147,7 @@ def test_S_runs_its_code_in_a_process_of_its_own_with_nothing_else_of_the_progra
     queues, token = defaultdict(queue.Queue), os.urandom(16)
     given = {"code": code, "keys": {peer: secret("S", peer).hex() for peer in "QA"}, "token": token.hex()}
     with Listener(("localhost", 0), authkey=token) as listener, ThreadPoolExecutor(3) as pool:
-        alone = [sys.executable, str(Path(__file__).with_name("alone.py")), str(listener.address[1])]
+        alone = [sys.executable, str(Path(__file__).with_name("party_process.py")), str(listener.address[1])]
         process = subprocess.Popen(alone, stdin=subprocess.PIPE, text=True)
         try:
             process.stdin.write(json.dumps(given))

@@ -9,7 +9,7 @@ from functools import partial
 import numpy
 import pytest
 import torch
-from apart import Pipe, in_threads
+from distributed_parties import Pipe, in_threads
 from cases import some
 from helpers import CASES, World, play, ring_values, run_with_profile, stands, traced, world_of
 from torch import nn

@@ -9,7 +9,7 @@ from math import ceil, log2
 import pytest
 import torch
 from cases import by_turns
-from fewer import fewer
+from example_counts import fewer
 from helpers import (
     CASES,
     HIGHEST,

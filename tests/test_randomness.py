@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from helpers import CASES, case_session, run, traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from same_draws import Stream, fresh
+from seeded_tests import Stream, fresh
 
 from sectorch.choreography import streams
 from sectorch.choreography.streams import SECRET_BYTES, PairKey, agree, derive, keypair, random_secret

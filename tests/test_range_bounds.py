@@ -12,7 +12,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from fewer import fewer
+from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

@@ -10,7 +10,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from fewer import fewer
+from example_counts import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

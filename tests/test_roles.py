@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import in_processes, runtime_of
+from distributed_parties import in_processes, runtime_of
 from cases import some
 from helpers import CASES, stands, traced
 from torch import nn

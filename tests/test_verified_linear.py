@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from apart import Pipe, in_threads
+from distributed_parties import Pipe, in_threads
 from helpers import ring_values, session
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from apart import PROCESSES, Pipe, forked
+from distributed_parties import PROCESSES, Pipe, forked
 from cases import long
 from test_capride_protocol import error_bound, trained
 from torch import nn
@@ -81,7 +81,7 @@ def asked(run, how: Settings) -> Question:
     return Question(run.parties[0], run.states["P1"].small, run.subset(1, run.parties[0]), how, draws)
 
 
-@pytest.mark.sectorch_long  # `test_bits.py` has parties apart
+@pytest.mark.sectorch_long  # `test_paper_equality.py` has parties apart
 def test_one_exchange_as_two_processes(made, quick):
     """P1 asks P2 about 48 digits, twice. Keys, encryption and flooding are fresh in every run: the numbers agree within
     twice the bound that one run has, and with the plain ones within once; the messages agree in everything. The second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from fewer import fewer
+from example_counts import fewer
 from helpers import Case, World, lines_of, play, run_with_profile, world_of
 from hypothesis import given
 from hypothesis import strategies as st

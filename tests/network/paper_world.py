@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from commands import PIPE, STDOUT, Command
-from drawn import FOLDER
+from seeded_system import FOLDER
 from torch.utils import _pytree as pytree
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def started(folder: Path, *line: str, **more: str) -> Command:
     """`sectorch` with draws that repeat."""
     paths = os.pathsep.join([str(HERE), *sys.path])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, FOLDER: str(folder / "keys"), **more}
-    command = [sys.executable, str(HERE / "drawn_command.py"), *line]
+    command = [sys.executable, str(HERE / "seeded_command.py"), *line]
     return Command(command, cwd=folder, env=environment, stdout=PIPE, stderr=STDOUT)
 
 

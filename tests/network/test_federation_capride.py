@@ -53,7 +53,7 @@ def weights(result) -> dict[str, torch.Tensor]:
     return {name: flat(models[0]) for name, models in result.models.items()}
 
 
-@pytest.mark.sectorch_long  # `test_bits.py` has the bits
+@pytest.mark.sectorch_long  # `test_paper_equality.py` has the bits
 def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_path):
     """Keys, encryption and flooding are fresh in every run: the models agree as two runs in one process do, and the
     messages are the same. One of them is stopped after its first round, all are started again, and all go on.

@@ -56,7 +56,7 @@ def others_elsewhere(made, role: str):
     return [c if c.name == role else c.elsewhere() for c in clients], test, classes
 
 
-@pytest.mark.sectorch_long  # `test_bits.py` has the bits, CaPC's sibling the stop
+@pytest.mark.sectorch_long  # `test_paper_equality.py` has the bits, CaPC's sibling the stop
 def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
     """Shares are fresh in every run: sums differ by some 2^-20, a rounded label by a unit, and models as little.
     One client is stopped in the middle, all start again, and nothing that was answered is asked again.

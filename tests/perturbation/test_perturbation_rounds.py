@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from apart import in_processes, in_threads, runtime_of
+from distributed_parties import in_processes, in_threads, runtime_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error

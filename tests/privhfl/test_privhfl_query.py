@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import long
-from fewer import fewer
+from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fewer import fewer
+from example_counts import fewer
 from gradient_stage import PLACES, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st

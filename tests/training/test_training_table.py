@@ -19,7 +19,7 @@ from gradient_stage import outcome, wanting
 from op_rows.base import Data, OpRow
 from op_table import ROWS
 from torch.utils import _pytree as pytree
-from torchs_samples import op_db
+from torch_samples import op_db
 
 from sectorch import Scheme, Session
 from sectorch.tensor.table import SHARES, spell

@@ -1,6 +1,6 @@
 """The papers apart and in one process, bit for bit: where each party draws the same, all that it learns is the same.
 
-Who draws is replaced for these tests (`drawn.py`); every session is over real TLS, in a thread of each party.
+Who draws is replaced for these tests (`seeded_system.py`); every session is over real TLS, in a thread of each party.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import long
-from drawn import repeating
+from seeded_system import repeating
 from federation_world import World, each
 from network_world import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from apart import in_threads, runtime_of
+from distributed_parties import in_threads, runtime_of
 from test_ckks_withheld import MODELS, filled
 from torch import nn
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import pytest
-from drawn import repeating
+from seeded_system import repeating
 
 from sectorch.choreography.ledger import Observer
 from sectorch.cli.main import run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fewer import fewer
+from example_counts import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

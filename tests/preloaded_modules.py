@@ -1,4 +1,4 @@
-"""Imported by the server that programs of tests are forked from (`apart.py`): its first secure inference loads compiled
+"""Imported by the server that programs of tests are forked from (`distributed_parties.py`): its first secure inference loads compiled
 loops, which takes a second of a processor, and then each of its forks has them."""
 
 from __future__ import annotations
