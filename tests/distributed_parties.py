@@ -21,7 +21,9 @@ from sectorch.errors import PeerLostError
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each is a fork of a server that has imported the package and nothing of the tests: an import takes five seconds."""
-PROCESSES.set_forkserver_preload(["sectorch", "sectorch.cli.main", "torch._dynamo", "sklearn.datasets", "preloaded_modules"])
+PROCESSES.set_forkserver_preload(
+    ["sectorch", "sectorch.cli.main", "torch._dynamo", "sklearn.datasets", "preloaded_modules"]
+)
 
 
 def forked(target: Callable, args: Iterable[Any]) -> Any:

@@ -1,6 +1,7 @@
 """One party in a process of its own, which is given its code and its keys and nothing else of the program.
 
-python party_process.py PORT   reads code, keys by peer and a token as JSON from standard input; a relay passes messages on.
+`python party_process.py PORT` reads code, keys by peer and a token as JSON from standard input; a relay passes messages
+on.
 """
 
 from __future__ import annotations

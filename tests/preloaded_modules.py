@@ -1,5 +1,7 @@
-"""Imported by the server that programs of tests are forked from (`distributed_parties.py`): its first secure inference loads compiled
-loops, which takes a second of a processor, and then each of its forks has them."""
+"""Imported by the server that test programs are forked from (`distributed_parties.py`).
+
+Its first secure inference loads compiled loops, which takes a second; each fork then has them already.
+"""
 
 from __future__ import annotations
 

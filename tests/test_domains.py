@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from domain_numbers import BITS, LAST, LIMIT, close, grid, layer_norm, numbers, shared
 from example_counts import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from domain_numbers import BITS, LAST, LIMIT, close, grid, layer_norm, numbers, shared
 
 import sectorch
 from sectorch.tensor import SharedTensor

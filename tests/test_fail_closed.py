@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import by_turns
-from op_stage import stage
 from content_access import ALIASES, FOREIGN, PRIVATE, SCALAR, TENSOR, VALUES, WRITES
+from op_stage import stage
 
 import sectorch
 from sectorch.errors import SecretAccessError, SectorchError, UnsupportedOpError

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import some
+from domain_numbers import LIMIT, close, grid, layer_norm, shared
 from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
-from domain_numbers import LIMIT, close, grid, layer_norm, shared
 
 
 @dataclass(frozen=True)

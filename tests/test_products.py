@@ -1,4 +1,4 @@
-"""Products mod 2^64: each kernel and each of its branches against references that have no branches."""
+"""Products mod 2^64 (`ring/products.py`): tiles, limbs, Karatsuba and einsums, each against references without branches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import HIGHEST, LOWEST, ring_values
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sectorch.errors import UnsupportedDeviceError
+import sectorch
+from sectorch import Scheme
+from sectorch.errors import ArgumentError, UnsupportedDeviceError
 from sectorch.ring import products
-from sectorch.ring.products import TILE, Conv2d, Linear, matmul, times_tiles
+from sectorch.ring.products import (
+    FLOAT64,
+    INT8,
+    KINDS,
+    TILE,
+    Conv2d,
+    Linear,
+    by_matmul,
+    digits,
+    limb_matmul,
+    matmul,
+    short_matmul,
+    times_tiles,
+)
 
 
 def by_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -340,3 +355,204 @@ def test_convolutions_by_limbs(stride: int, padding: int, dilation: int, groups:
 def test_products_by_limbs_have_the_shapes_of_matmul(shapes):
     x, y = (ring_values(shape, 63, i) for i, shape in enumerate(shapes))
     assert torch.equal(products._limb_matmul(x, y), torch.matmul(x, y))
+
+
+# Einsums as products of matrices, which a device without int64 products takes, against torch's own.
+EQUATIONS = {
+    "ij,jk->ik": ((2, 3), (3, 4)),
+    "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)),
+    "bhqd,bhkd->bhqk": ((2, 3, 4, 5), (2, 3, 6, 5)),
+    "i,i->": ((5,), (5,)),
+    "i,j->ji": ((5,), (3,)),
+    "ij,ij->ij": ((2, 3), (2, 3)),
+    "ijk,jil->kl": ((2, 3, 4), (3, 2, 5)),
+    "ijk,l->il": ((2, 3, 4), (5,)),
+    "ii,ij->j": ((3, 3), (3, 4)),
+    "aab,b->a": ((3, 3, 2), (2,)),
+    "ba,cb": ((2, 3), (4, 2)),
+    "...i,...i": ((2, 3, 4), (3, 4)),
+    "...ij,...jk->...ik": ((5, 1, 2, 3), (4, 3, 2)),
+    "i...,i...->...": ((2, 3), (2, 3)),
+    "bij,bjk->ikb": ((1, 3, 4), (2, 4, 5)),
+    "ij,jk->": ((2, 0), (0, 3)),
+}
+
+
+@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS.items())
+def test_by_matmul_is_torchs_einsum(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]):
+    x, y = (ring_values(shape, 63, seed) for seed, shape in enumerate(shapes))
+    assert torch.equal(by_matmul(equation, x, y), torch.einsum(equation, x, y))
+
+
+# Products by limbs against torch's wrapping int64 product: random, worst-case digits, long sums, and the bound.
+EDGES = (0, 1, -1, (1 << 63) - 1, -(1 << 63), 0x7F7F7F7F7F7F7F7F, -0x7F7F7F7F7F7F7F80, (1 << 21) - 1, -(1 << 21))
+
+
+def ring(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(1 << 63), (1 << 63) - 1, shape, dtype=torch.int64, generator=generator)
+
+
+def worst_digits(limbs) -> int:
+    """The element all of whose digits are the lowest, -2^(w-1): every digit product is as large as can be."""
+    value = sum(-(1 << (limbs.bits - 1)) << (limbs.bits * i) for i in range(limbs.count)) % (1 << 64)
+    return value - (1 << 64) if value >> 63 else value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(values=st.lists(st.sampled_from(EDGES) | st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=8))
+def test_digits_are_small_and_give_the_element_back(kind: str, values: list[int]):
+    x, limbs = torch.tensor(values), KINDS[kind]
+    cut = digits(x, limbs)
+    assert (cut >= -(1 << (limbs.bits - 1))).all()
+    assert (cut < 1 << (limbs.bits - 1)).all()
+    assert torch.equal(sum(d << (limbs.bits * i) for i, d in enumerate(cut)), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(n=st.integers(0, 20), k=st.integers(0, 40), m=st.integers(0, 20), seed=st.integers(0, 1 << 30))
+def test_products_of_any_shape(kind: str, n: int, k: int, m: int, seed: int):
+    x, y = ring(n, k, seed=seed), ring(k, m, seed=seed + 1)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_broadcast(kind: str):
+    x, y = ring(3, 1, 4, 5), ring(2, 5, 6, seed=1)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fan_in"), [("float64", 2048), ("float64", 512 * 9), ("int8", 512 * 9), ("int8", 131071)]
+)
+@pytest.mark.parametrize("value", ["worst", "largest", "random"])
+def test_long_sums_with_the_worst_digits(kind: str, fan_in: int, value: str):
+    if value == "random":
+        x, y = ring(2, fan_in), ring(fan_in, 3, seed=1)
+    else:
+        element = worst_digits(KINDS[kind]) if value == "worst" else (1 << 63) - 1
+        x, y = torch.full((2, fan_in), element), torch.full((fan_in, 3), element)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
+    if fan_in <= KINDS[kind].longest:
+        assert torch.equal(short_matmul(x, y, kind), x @ y)
+
+
+def test_the_bounds_are_those_of_the_accumulators():
+    assert FLOAT64.longest << (2 * FLOAT64.bits - 2) == 1 << 53
+    assert INT8.longest << (2 * INT8.bits - 2) < 1 << 31 <= (INT8.longest + 1) << (2 * INT8.bits - 2)
+    # One more product of lowest digits and the int32 sum wraps: the bound cannot be larger.
+    column = torch.full((INT8.longest + 1, 8), -128, dtype=torch.int8)
+    assert (torch._int_mm(column.t().contiguous()[:1].expand(17, -1).contiguous(), column) < 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_longer_sums_are_refused_or_cut(kind: str):
+    fan_in = KINDS[kind].longest + 1
+    x, y = ring(1, fan_in), ring(fan_in, 1, seed=1)
+    with pytest.raises(ArgumentError, match=f"exact up to a fan-in of {fan_in - 1}, got {fan_in}"):
+        short_matmul(x, y, kind)
+    assert torch.equal(limb_matmul(x, y, kind), x @ y)
+
+
+def test_an_unknown_kind():
+    with pytest.raises(ArgumentError, match="float64 or int8, got 'fp8'"):
+        limb_matmul(ring(1, 1), ring(1, 1), "fp8")
+
+
+# Karatsuba's convolutions: the bits of the definition, on either kind of processor, in any parts.
+def matches(shape: tuple, outputs: int, padding: tuple[int, int], fill) -> bool:
+    x, weight = fill(shape), fill((outputs, shape[1], 3, 3))
+    found = products.convolve_karatsuba(x, products.prepare_taps(weight), padding)
+    return torch.equal(found, conv_by_slices(x, weight, Conv2d(padding=padding)))
+
+
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(3, 40), st.integers(3, 90)),
+    st.integers(1, 7), st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans(), st.integers(1, 3),
+    st.integers(0, 1 << 30),
+)  # fmt: skip
+@example((1, 1, 3, 3), 1, (0, 0), True, 1, 0)
+@example((1, 2, 24, 192), 3, (1, 1), True, 2, 0)
+@example((65, 1, 3, 3), 1, (0, 0), False, 3, 0)
+def test_the_bits_of_the_definition(shape, outputs, padding, wide, threads, seed):
+    """All numbers of windows in a row: eight side by side, and several rows or images in a tile."""
+    with mock.patch.object(products, "wide_products", lambda: wide), \
+            mock.patch.object(torch, "get_num_threads", lambda: threads):  # fmt: skip
+        assert matches(shape, outputs, padding, lambda s: ring_values(s, 63, seed))
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["vectors", "words"])
+@pytest.mark.parametrize("outputs", [5, 47, 48, 49, 97, 150])
+def test_outputs_in_parts(outputs: int, wide: bool, monkeypatch):
+    """Of the outputs of one tile each thread makes some."""
+    monkeypatch.setattr(products, "wide_products", lambda: wide)
+    for threads in (1, 2, 3, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert matches((1, 3, 16, 17), outputs, (1, 1), worst)
+
+
+@pytest.mark.parametrize("channels", [63, 64, 65, 130])
+def test_channels_of_several_parts(channels: int):
+    assert matches((2, channels, 8, 30), 7, (1, 1), lambda s: ring_values(s, 63, 1))
+
+
+def test_karatsuba_of_an_input_that_is_not_contiguous():
+    x, weight = ring_values((2, 9, 31, 5)).permute(0, 3, 1, 2), ring_values((3, 3, 4, 5)).permute(2, 3, 0, 1)
+    found = products.convolve_karatsuba(x, products.prepare_taps(weight), (1, 1))
+    assert torch.equal(found, conv_by_slices(x, weight, Conv2d(padding=(1, 1))))
+
+
+def test_which_convolutions_take_fewer_products():
+    """Of one stride, with enough channels and windows: those of a ResNet but for its last stages."""
+    form = lambda size, weight, batch=1, **more: Conv2d(padding=(1, 1), **more).prepared(
+        torch.Size((batch, weight[1], size, size)), torch.Size((*weight, 3, 3))
+    )
+    for weight, size in (((64, 64), 56), ((128, 128), 28), ((256, 256), 16)):
+        assert form(size, weight).form == "sums"
+        assert form(size, weight, stride=(2, 2)) is form(size, weight, dilation=(2, 2)) is None
+    assert form(56, (64, 32), groups=2) is form(14, (256, 256)) is form(32, (64, 3)) is None
+    assert form(7, (512, 512)).form == "tiles"
+    assert form(8, (256, 256), 32).form == "sums"
+    kernel = torch.Size((64, 64, 3, 1))
+    assert Conv2d(padding=(1, 0)).prepared(torch.Size((1, 64, 56, 56)), kernel) is None
+
+
+def test_a_weight_stays_as_it_is_where_a_matrix_unit_or_a_device_multiplies(monkeypatch):
+    x, weight = ring_values((1, 4, 9, 9)), ring_values((5, 4, 3, 3))
+    conv = Conv2d(form="sums")
+    assert conv.prepare(weight.to("meta")).shape == weight.shape
+    expected = conv(x, weight, conv.prepare(weight))
+    monkeypatch.setattr(products, "unit", lambda: object())
+    monkeypatch.setattr(products, "_unit_for", lambda n, k, m: None)
+    assert conv.prepare(weight) is weight
+    assert torch.equal(conv(x, weight, weight), expected)
+
+
+def test_parties_on_other_processors_take_the_same_program(monkeypatch):
+    """Whether a processor has a matrix unit, or products of vectors of words, is nothing that the others are told."""
+    model, x = torch.nn.Conv2d(48, 48, 3).eval(), torch.randn(1, 48, 60, 60)
+    digests = [sectorch.program(model, x).digest]
+    monkeypatch.setattr(products, "wide_products", lambda: False)
+    digests.append(sectorch.program(model, x).digest)
+    monkeypatch.setattr(products, "unit", lambda: object())
+    digests.append(sectorch.program(model, x).digest)
+    assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_predictions_have_the_bits_of_the_other_way(verified: bool):
+    """All convolutions in fewer products, and none; A, S and D each hold the sums of what they hold of the taps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 5, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(5, 4, 3), torch.nn.Flatten()
+    ).eval()
+    x, scheme = torch.randn(2, 2, 9, 7), Scheme(verified=verified)
+    with mock.patch.object(products, "karatsuba_is_faster", lambda images, positions, weight: False):
+        expected = sectorch.reference(model, scheme)(x)
+    taken = mock.Mock(side_effect=products.convolve_karatsuba)
+    faster = lambda images, positions, weight: list(weight[2:]) == [3, 3]
+    with mock.patch.object(products, "karatsuba_is_faster", faster), \
+            mock.patch.object(products, "convolve_karatsuba", taken):  # fmt: skip
+        found = sectorch.secure(model, scheme)(x)
+    assert torch.equal(found, expected)
+    assert taken.call_count >= 6

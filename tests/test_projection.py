@@ -9,8 +9,8 @@ from functools import partial
 import numpy
 import pytest
 import torch
-from distributed_parties import Pipe, in_threads
 from cases import some
+from distributed_parties import Pipe, in_threads
 from helpers import CASES, World, play, ring_values, run_with_profile, stands, traced, world_of
 from torch import nn
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_parties import in_processes, runtime_of
 from cases import some
+from distributed_parties import in_processes, runtime_of
 from helpers import CASES, stands, traced
 from torch import nn
 

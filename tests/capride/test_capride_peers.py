@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from distributed_parties import PROCESSES, Pipe, forked
 from cases import long
+from distributed_parties import PROCESSES, Pipe, forked
 from test_capride_protocol import error_bound, trained
 from torch import nn
 

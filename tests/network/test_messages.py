@@ -1,7 +1,8 @@
-"""Declared types of messages: each entry of another type, out of bounds, missing or unknown is refused by its name."""
+"""Declared types of messages and TOML tables: an entry of another type, out of bounds, missing or unknown is refused."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from typing import get_args
@@ -10,8 +11,9 @@ import msgspec
 import pytest
 
 from sectorch import errors
-from sectorch.network import messages
-from sectorch.network.messages import ToClient, ToFollow, ToServer, message_form, parse_message
+from sectorch.network import limits, messages
+from sectorch.network.federation import config, policy
+from sectorch.network.messages import ToClient, ToFollow, ToServer, message_form, parse_message, read_table
 
 RUN = "0f" * 16
 FORMAT = messages.NumberFormat(frac_bits=16)
@@ -102,3 +104,70 @@ def test_a_refusal_does_not_show_what_stands_in_an_entry():
         with pytest.raises(errors.FrameError) as refused:
             parse_message(ToServer, {"do": "register", "name": wrong, "description": {}, "edition": "e"})
         assert "secret-77" not in str(refused.value)
+
+
+# Tables of TOML: an entry of another kind, unknown or missing is refused with its name and what is expected.
+DIGEST = "0f" * 32
+GOOD_TABLES = [
+    (config._Head, {"name": "x", "server": "h:1", "largest_message_mb": 3, "edges": [["a", "b"]]}),
+    (config._Party, {"role": "A", "identity": "SHA256:" + "A" * 43, "address": "h:1", "server": "s"}),
+    (config.PartyLimits, dict.fromkeys(config.PartyLimits.__struct_fields__, 1)),
+    (config._Files, dict.fromkeys(config._Files.__struct_fields__, "x")),
+    (config._Server, {"listen": "h:1"}),
+    (
+        policy._Model,
+        {"model": "m", "clients": ["a"], "unchecked": True, "audited": 2, "verified": False, "imprecise": True},
+    ),
+    (
+        policy._Program,
+        {
+            "program": "a.py:f", "source": DIGEST, "parties": ["a"], "from": ["a"], "traced": DIGEST,
+            "reveals": ["reveal:a=1"], "inputs": {"H": "a.npy"}, "runs": 2,
+        },
+    ),
+    (
+        policy._Paper,
+        {
+            "paper": "p", "settings": DIGEST, "parties": ["a"], "from": ["a"], "most": {"rounds": 2, "rate": 0.5},
+            "own": {"budgets": "mine"}, "runs": 1,
+        },
+    ),
+    (limits._Client, dict.fromkeys(limits._Client.__struct_fields__, 1)),
+    (limits._Model, dict.fromkeys(limits._Model.__struct_fields__, 1)),
+    (limits._File, {"usage": "u", "default": {}, "clients": {"a": {}}, "models": {}}),
+]  # fmt: skip
+WRONG_TABLES = [
+    True, 0.5, -1, 10**400, math.nan, math.inf, "", "\ud800", "x\n", [], [[]], [1], ["a", ["b"]], {"a": [1]},
+    {"a": True},
+    datetime.datetime(2026, 1, 1), datetime.date(2026, 1, 1), datetime.time(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "good"), GOOD_TABLES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_table_holds_what_its_type_says(kind, good):
+    assert msgspec.to_builtins(read_table(kind, good, "[t]")).keys() <= good.keys()
+    with pytest.raises(errors.ArgumentError, match=r"\[t\] has no 'one more'; it has "):
+        read_table(kind, {**good, "one more": 1}, "[t]")
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    assert fields.keys() == good.keys()
+    for name, field in fields.items():
+        if field.required:
+            with pytest.raises(errors.ArgumentError, match=rf"^{name} in \[t\] is .*, got nothing$"):
+                read_table(kind, {k: v for k, v in good.items() if k != name}, "[t]")
+        refused = 0
+        for wrong in WRONG_TABLES:
+            try:
+                found = getattr(read_table(kind, {**good, name: wrong}, "[t]"), field.name)
+            except errors.ArgumentError as error:
+                refused += 1
+                assert str(error).startswith(f"{name} in [t] is ") and ", got " in str(error) and len(str(error)) < 300
+                assert "\n" not in str(error) and str(error).isprintable()
+            else:
+                assert found == wrong and (type(found) is type(wrong) or type(found) is float), (name, wrong)
+        assert refused >= 12, name
+
+
+@pytest.mark.parametrize("said", [None, 3, "x", [], True])
+def test_what_is_no_table_is_refused(said):
+    with pytest.raises(errors.ArgumentError, match=r"\[t\] is a table, got "):
+        read_table(config.PartyLimits, said, "[t]")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from cases import long
-from seeded_system import repeating
 from federation_world import World, each
 from network_world import until
+from seeded_system import repeating
 
 from sectorch.federated.outcome import merged
 from sectorch.federated.training import Training
