@@ -1,4 +1,4 @@
-"""Declared types of messages and TOML tables: an entry of another type, out of bounds, missing or unknown is refused."""
+"""Declared types of messages and of TOML tables: a wrong, missing or unknown entry is refused, with its name."""
 
 from __future__ import annotations
 
