@@ -1,4 +1,4 @@
-"""Products mod 2^64 (`ring/products.py`): tiles, limbs, Karatsuba, einsums, each against references without branches."""
+"""Products mod 2^64 (`ring/products.py`): tiles, limbs, Karatsuba, einsums; each equals a reference without branches."""
 
 from __future__ import annotations
 
