@@ -86,7 +86,7 @@ def wait() -> None:
 
 
 WARM = 3
-"""Calls before anything is timed: the third is the one that records (`choreography/run/graphs.py`)."""
+"""Calls before anything is timed: the third is the one that records (`choreography/run/cuda_graphs.py`)."""
 
 
 def ahead(secured: Any, given: dict[str, torch.Tensor] | torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What is recorded for a CUDA device (`run/graphs.py`), as far as it needs none; `test_cuda.py` has the rest."""
+"""What is recorded for a CUDA device (`run/cuda_graphs.py`), as far as it needs none; `test_cuda.py` has the rest."""
 
 from __future__ import annotations
 

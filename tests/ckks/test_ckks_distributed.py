@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from distributed_parties import in_threads, runtime_of
-from test_ckks_withheld import MODELS, filled
+from test_ckks_weight_secrecy import MODELS, filled
 from torch import nn
 
 import sectorch

@@ -55,7 +55,7 @@ def went(key: Any, call: Call, session: Session, scheme: Scheme | None = None) -
 
 
 def offences(few: bool, scheme: Scheme | None = None) -> list[str]:
-    """What contradicts the claims of `training/claims.py`."""
+    """What contradicts the claims of `training/decompositions.py`."""
     session, found = Session(reference=True), []
     for name, row in ROWS.items():
         kinds = Counter()
