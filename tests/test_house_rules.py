@@ -169,3 +169,20 @@ def test_a_file_name_stands_once_among_the_tests():
             places[Path(f).name].append(f)
     assert len(places) > 200
     nobody("a test file's name stands once", ((n, w if len(w) > 1 else ()) for n, w in places.items()))
+
+
+TERM = re.compile(r"^\| ([^|]+) \| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \|$", re.MULTILINE)
+"""A row of the glossary: a word, its meaning, its identifier, and the file where that is."""
+
+
+def test_the_glossary_is_of_the_code():
+    rows = TERM.findall((ROOT / "docs/glossary.md").read_text(encoding="utf-8"))
+    assert len(rows) > 40
+    gone = [(f, () if (ROOT / f).is_file() else ("no such file",)) for _, _, _, f in rows]
+    nobody("the glossary names files", gone)
+    texts_of = {f: (ROOT / f).read_text(encoding="utf-8") for _, _, _, f in rows}
+    absent = ((word, () if re.search(rf"\b{name}\b", texts_of[f]) else (name, f)) for word, _, name, f in rows)
+    nobody("a word of the glossary is in its file", absent)
+    assert len({word for word, *_ in rows}) == len(rows)
+    # A meaning is a sentence or two, or three short ones.
+    assert all(meaning.endswith(".") and meaning.count(". ") < 3 for _, meaning, _, _ in rows)
