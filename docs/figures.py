@@ -71,7 +71,7 @@ FIGURES: dict[str, Figure] = {
     "linear": Figure("A linear layer with a masked weight (Figure 3)", ("mask_weight", "linear"), (
         at(Q="a ← k_QA", A="a ← k_QA"),
         Arrow("mask_weight", "omega_masked", "ω + a", "once"),
-        at(Q="b ← k_SQ\nowes c = a∘b", S="b ← k_SQ"),
+        at(Q="b ← k_SQ\ndefers c = a∘b", S="b ← k_SQ"),
         at(S="y_S = (ω + a)∘b"),
         Arrow("linear", "m", "m = x_S - b"),
         at(A="y_A = ω∘(x_A + m)"),

@@ -1,4 +1,4 @@
-"""What D owes of a product: the same results whatever becomes of it, and halves, once asked for, that say nothing."""
+"""Deferred corrections of products: the same results however they are made, and halves, once read, that are uniform."""
 
 from __future__ import annotations
 
