@@ -1,4 +1,4 @@
-"""Products mod 2^64 (`ring/products.py`): tiles, limbs, Karatsuba, einsums; each equals a reference without branches."""
+"""Products mod 2^64: tiles, limbs, Karatsuba and einsums; each equals a reference that has no branches."""
 
 from __future__ import annotations
 
