@@ -3,9 +3,9 @@
     parties, test, classes = federation("digits", parties=2, split="no-overlap")
     result = CaPriDe(parties, test, classes, Settings(update="head"), out="runs/first").run()
 
-`algorithm.py` is Algorithm 1, to be read beside the paper. `directions.py` and `update.py` say how a number that is
-decrypted becomes a gradient, `exchange.py` what travels, `aggregate.py` how nothing but aggregates can be decrypted,
-`meter.py` what answers tell, and `guard.py` what a peer refuses.
+`algorithm.py` is Algorithm 1, to be read beside the paper. Its meter measures what answers tell.
+`settings.py` has the directions, and `training.py` the updates by which a decrypted number becomes a gradient.
+`exchange.py` has what travels, why nothing but aggregates can be decrypted, and what a peer refuses.
 """
 
 from __future__ import annotations

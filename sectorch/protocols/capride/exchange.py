@@ -259,8 +259,8 @@ def flood_for(parameters: ckks.Parameters, count: int, sigma: float, factor: flo
 
 # The guard: what P_l, who sees shapes only, refuses by itself, and its record of what it has released.
 #
-# P_l cannot see how much its answers tell; P_k measures that before it asks (`meter.py`), and announces the noise
-# it needs. P_l adds it, refuses aggregates over too few samples, and keeps count.
+# P_l cannot see how much its answers tell; P_k measures that before it asks (`capride/algorithm.py`), and announces the
+# noise it needs. P_l adds it, refuses aggregates over too few samples, and keeps count.
 
 
 class Guard:
@@ -323,7 +323,7 @@ class Owner:
         return self.keys.public.message(), inputs, tagged(inputs, self.keys.public.identity)
 
     def publish(self, directions: Directions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Enc(q_rj) and its tag, with q the predictions p and derivatives of p (`directions.py`)."""
+        """Enc(q_rj) and its tag, with q the predictions p and derivatives of p (`capride/settings.py`)."""
         chunks = directions.weights.split(self.layout.chunk, dim=1)
         found = _joined([encrypt_low(blocks(weights, self.layout.count), self.keys).cipher for weights in chunks])
         return found, tagged(found, self.keys.public.identity)
@@ -499,7 +499,7 @@ def pairwise_divergence(
     Args:
         p, tag: E(p_j) at P_k. x: E(x_j) at P_l.
         model: M_l, on ciphertexts.
-        divergence: E(p_j), its tag and E(z_j) to Eq. 12, sealed (`aggregate.py`), and its tag.
+        divergence: E(p_j), its tag and E(z_j) to Eq. 12, sealed, and its tag.
         d: decrypts, at P_k.
 
     Rounds 2; bytes: of the ciphertexts as words (`Layout.directions`, `Layout.aggregates`), and 32 each way. P_k learns

@@ -100,7 +100,7 @@ class Result(Outcome):
     Attributes:
         parties: those that were here; with others elsewhere it was `apart`.
         records: for each of them the record of local training and one for each round.
-        messages: what was sent, by protocol, message and ends, as the core's observers saw it (`traffic.py`).
+        messages: what was sent, by protocol, message and ends, as the core's observers saw it.
         released: the guards' counts; see `Guard.released`.
     """
 
@@ -141,7 +141,7 @@ class Result(Outcome):
 
     @property
     def leakage(self) -> dict[str, float]:
-        """By "peer>owner": the share of a sample's logits that all answers so far explain, see `meter.py`."""
+        """By "peer>owner": the share of a sample's logits that all answers so far explain (`capride/algorithm.py`)."""
         return {
             f"{peer}>{owner}": value
             for owner, found in self.records.items()

@@ -1,4 +1,4 @@
-"""The rounds of a server and its clients: who computes what, and which message of `edges.py` follows.
+"""The rounds of a server and its clients: who computes what, and which message of `perturbation/messages.py` follows.
 
 Once:        public keys of the clients up, all of them down (for masks)
 Each round:  the noisy model down; in the paper's cross-entropy exchange a request and a reply a batch; the update up

@@ -2,7 +2,7 @@
 
     result = ShapleyEvaluation(model, rounds, tests, settings=Settings(protocol="secsv", skip=True)).run()
 
-`secsv.py` and `hesv.py` are the paper's protocols, to be read beside it; `routing.py` says who may decrypt what;
+`secsv.py` and `hesv.py` are the paper's protocols, to be read beside it; `secsv/settings.py` says who may decrypt what;
 `docs/secsv.md` says what each party learns.
 """
 

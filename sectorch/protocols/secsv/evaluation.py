@@ -345,7 +345,7 @@ class ShapleyEvaluation:
         return Result(self.names, how, self.level, rounds, len(self.tests), time.perf_counter() - start)
 
     def utilities(self, t: int, watch: Watch | None = None) -> Utilities:
-        """v of a round, tested as it is asked for: what the measures of `metrics.py` take."""
+        """v of a round, tested as it is asked for: what the measures of `secsv/values.py` take."""
         if t in self._of:
             return self._of[t]
         watch = watch or Watch()

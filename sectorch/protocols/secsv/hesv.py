@@ -3,7 +3,7 @@
 The state of a recurrent layer cannot leave encryption and come back as the shifted copies that Matrix Squaring needs
 without a client. It does so under a mask of the server's of 2^12 times its size (docs/secsv.md says what that hides).
 
-C is a client and P the server; `squaring.py` has what each computes alone. Values are ciphertexts (`sealed.py`) but for
+C is a client and P the server; what each computes alone comes first. Values are ciphertexts (`secsv/public.py`) but for
 what a client decrypts.
 """
 

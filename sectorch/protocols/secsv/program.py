@@ -277,7 +277,8 @@ def _linear(name: str, module: nn.Linear | nn.Conv2d, x: torch.Tensor, after: nn
     return Layer(name, module.out_channels, patches.shape[1], patches[0].long() - 1, shape, after)
 
 
-# FedAvg (McMahan et al., 2017): the rounds whose local models are valued. In the clear, or apart (`apart.py`).
+# FedAvg (McMahan et al., 2017): the rounds whose local models are valued. In the clear, or by distributed
+# parties (`together.py`).
 #
 # Models are averaged in whole multiples of 2^-30, so that a sum of shares is the sum of the models bit for bit.
 
