@@ -383,6 +383,18 @@ def test_a_first_call_needs_no_compiler_and_one_that_is_imported_hides_what_it_h
     assert done.stdout == "False\ntorch.Size([2])\nFalse\n"
 
 
+def test_all_names_can_be_imported_where_optional_packages_are_missing():
+    """`__all__` names modules that are loaded on demand: one that needs an optional package fails when it is used."""
+    missing = "sklearn hypothesis matplotlib torchvision PIL transformers ray opentelemetry prometheus_client shapiq"
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing.split()})); from sectorch import *\n"
+        "try: estimators.Ridge\n"
+        "except errors.ArgumentError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sectorch.estimators needs scikit-learn, which is not installed: pip install")
+
+
 def test_the_command_as_a_module():
     done = subprocess.run([sys.executable, "-m", "sectorch", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: sectorch COMMAND")

@@ -1,13 +1,22 @@
-"""Estimators in the manner of scikit-learn, fitted on shares: nobody sees the data, nor the coefficients until they
-are revealed. See docs/estimators.md. Needs scikit-learn."""
+"""Estimators with scikit-learn's interface, fitted on shares; see docs/estimators.md.
+
+Nobody sees the data, and nobody sees the coefficients until they are revealed. The estimators need scikit-learn.
+Without it this package can be imported, so that `from sectorch import *` works, and its names raise ArgumentError.
+"""
 
 from __future__ import annotations
 
-from .base import FitError as FitError
-from .kmeans import KMeans as KMeans
-from .linear import LinearRegression as LinearRegression
-from .linear import LogisticRegression as LogisticRegression
-from .linear import Ridge as Ridge
+from contextlib import suppress
+from importlib import import_module
+
+from ..errors import ArgumentError
+
+with suppress(ArgumentError):  # scikit-learn is missing
+    from .base import FitError as FitError
+    from .kmeans import KMeans as KMeans
+    from .linear import LinearRegression as LinearRegression
+    from .linear import LogisticRegression as LogisticRegression
+    from .linear import Ridge as Ridge
 
 __all__ = [
     "FitError",
@@ -16,3 +25,10 @@ __all__ = [
     "LogisticRegression",
     "Ridge",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Names that could not be imported: importing them anew raises the error that says what to install."""
+    if name not in __all__:
+        raise AttributeError(f"module 'sectorch.estimators' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.base"), name)

@@ -1,5 +1,7 @@
-"""What the estimators have in common: data in shares of any owner or plain arrays, and coefficients that are secret
-until they are revealed."""
+"""Parts of every estimator: arguments in shares or as plain arrays, standardised columns, and the fit's certificate.
+
+This is the only module that imports scikit-learn; the estimators take its base classes and checks from here.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,13 @@ from ..training.fixed_point import (
     whole_bits,
     with_known_range,
 )
-from ..training.operations import torch as untyped_torch
 from ..training.tensor import DifferentiableTensor
-
-# What can be wrong with a fit on shares. No message carries a value.
 
 
 class FitError(RangeExceededError):
-    """There is no fit: its gradient is not certified to be small, or a value of it left the range. It tells no more.
+    """There is no fit: its gradient is not certified to be small, or one of its values left the range.
+
+    The message carries no value of the data or of the fit.
 
     Example:
         there is no LogisticRegression of this data: a value left the range, the labels are not 0 and 1 of both kinds,
@@ -55,9 +56,6 @@ class FitError(RangeExceededError):
         Divide columns so that they are below 4,096 and their deviations below 1,000; take a smaller C or a larger alpha
         where columns are collinear or classes separable; raise max_iter; look at labels.
     """
-
-
-# scikit-learn, which is not needed by anything else here: one error with the way out where it is missing.
 
 
 with required_imports("sectorch.estimators", "scikit-learn", ArgumentError, "for 1.6 or newer", extra="estimators"):
@@ -290,8 +288,8 @@ def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Col
     coarse = round_scale(context, x, min(f, (HEADROOM_BITS - 1 - halves) // 2 - most))
     curvature = at_scale_bits(context, sum_rows(context, square_shares(context, coarse), halves), f)
     curvature = curvature.bounded(2.0 ** (2 * most + 1 + f)) * kappa + (alpha / 2**halves + FLOOR)
-    scale = with_known_range(context, untyped_torch.rsqrt(curvature), f)
-    scaled = product(context, untyped_torch.mul, x, _each_row(context, scale, n), f)
+    scale = with_known_range(context, curvature.rsqrt(), f)
+    scaled = product(context, torch.mul, x, _each_row(context, scale, n), f)
     part = square_shares(context, times(context, scale, math.sqrt(alpha / 2**halves), f + 6), 30)
     unit = 1 / math.sqrt(kappa)
     size = halves // 2 + 3
@@ -329,8 +327,8 @@ def _means(context: Context, x: SharedTensor, n: int) -> SharedTensor:
     """The mean of each column, rounded to f bits. A column of equal entries has exactly their mean, so that what it
     becomes is zero. What the first division leaves, which is small, is divided once more."""
     f = x.scale_bits
-    mean, total = at_scale_bits(context, untyped_torch.mean(x, 0), f), untyped_torch.sum(x, 0)
-    rest = x.like(context.backend.each(untyped_torch.sub, total.shares, (mean.shares * n)), f)
+    mean, total = at_scale_bits(context, x.mean(0), f), x.sum(0)
+    rest = x.like(context.backend.each(torch.sub, total.shares, (mean.shares * n)), f)
     return at_scale_bits(context, mean + times(context, rest.bounded(n * 2.0**16), 1 / n, f), f)
 
 
@@ -351,7 +349,7 @@ def coefficients(made: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:
     most = context.scheme.activation_bits
     v = v[:, 0]
     own = v if made.means is None else v[:-1]
-    w = product(context, untyped_torch.mul, made.scale, own.bounded(None))
+    w = product(context, torch.mul, made.scale, own.bounded(None))
     w = w.like(w.shares, w.scale_bits - unit_bits)
     w = check_below(context, round_scale(context, w, f), most)
     if made.means is None:

@@ -27,7 +27,6 @@ from ..training.fixed_point import (
     whole_bits,
     with_known_range,
 )
-from ..training.operations import torch as untyped_torch
 from .base import (
     COEFFICIENT_BITS,
     ClassifierMixin,
@@ -93,11 +92,11 @@ def invert_by_newton(context: Context, h: SharedTensor, z: SharedTensor, steps: 
 
 # Minima of penalised losses on shares: Newton's steps in secret, and a certificate that the gradient is small.
 #
-# Both losses have the gradient Xs^T r / N + q v in standardised columns (`standard.py`), r = prediction - y. A round
+# Both losses have the gradient Xs^T r / N + q v in standardised columns (`base.columns`), r = prediction - y. A round
 # takes three steps of descent by Z, nearly the inverse of the curvature, with momentum; logistic regression then takes
 # up the curvature of where it is. It begins with a bound of every curvature, Xs^T Xs / 4 N + q (Boehning and Lindsay,
 # "Monotonicity of quadratic-approximation algorithms", 1988), and inverts each curvature from the inverse of the one
-# before, which is near (`curvature.py`).
+# before, which is near (`invert_by_newton`).
 #
 # How many rounds is public and does not depend on the data: nobody learns when it came near. What decides is the
 # certificate: the gradient at the final coefficients is computed once more, this time with every range checked, and
@@ -211,7 +210,7 @@ class Squares(Loss):
         self.bits = min(context.frac_bits + 6, HEADROOM_BITS - 4 - context.frac_bits - made.halves)
         self._room = HEADROOM_BITS - 1 - context.frac_bits - self.bits - made.halves
         self._y = with_known_range(
-            context, y.like(y.shares, y.scale_bits + self.unit_bits, dtype=untyped_torch.float32), self.bits
+            context, y.like(y.shares, y.scale_bits + self.unit_bits, dtype=torch.float32), self.bits
         )
 
     def residual(self, z: SharedTensor) -> SharedTensor:
@@ -227,11 +226,11 @@ class Logistic(Loss):
     def __init__(self, made: Columns, y: SharedTensor):
         self._context, self.bits = made.context, made.context.frac_bits
         check_labels(made.context, y)
-        self._y = with_known_range(made.context, y.like(y.shares, y.scale_bits, dtype=untyped_torch.float32), self.bits)
+        self._y = with_known_range(made.context, y.like(y.shares, y.scale_bits, dtype=torch.float32), self.bits)
         self._probability: SharedTensor | None = None
 
     def residual(self, z: SharedTensor) -> SharedTensor:
-        self._probability = at_scale_bits(self._context, untyped_torch.sigmoid(z), self.bits).bounded(None)
+        self._probability = at_scale_bits(self._context, z.sigmoid(), self.bits).bounded(None)
         return minus(self._context, self._probability, self._y)
 
     def weights(self) -> SharedTensor | None:
@@ -239,13 +238,13 @@ class Logistic(Loss):
         if p is None:
             return None
         rest = add_known(self._context, p.like(-p.shares), 1 << p.scale_bits)
-        return product(self._context, untyped_torch.mul, p, rest, CURVED_BITS)
+        return product(self._context, torch.mul, p, rest, CURVED_BITS)
 
 
 def check_labels(context: Context, y: SharedTensor) -> None:
     """Nothing is revealed unless each label is 0 or 1 and both occur. Rounds beside those of the fit."""
     y = check_below(context, y, 12)
-    other = product(context, untyped_torch.mul, y, add_known(context, y.bounded(None), -(1 << y.scale_bits)))
+    other = product(context, torch.mul, y, add_known(context, y.bounded(None), -(1 << y.scale_bits)))
     forbid(context, -context.backend.is_zero(other.shares) + 1)
     count, n = context.backend.each(_count, y.shares), y.shares.shape.numel()
     enough = context.backend.at_least(count, (1, ((n - 1) << y.scale_bits) + 1))

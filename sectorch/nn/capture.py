@@ -57,10 +57,17 @@ from ..tensor.signatures import (
 )
 from ..tensor.table import BEFORE, COMPOSED, IN_PLACE, row_of, spell
 from . import bounds
-from .graph import CONSTANT, OutOfPlace, Trace, functional_form
+from .graph import (
+    CONSTANT,
+    OutOfPlace,
+    SourceLocation,
+    Trace,
+    functional_form,
+    layers_refusals,
+    name_of,
+    raise_located,
+)
 from .inputs import Inputs, flatten_tree, refuse_results
-from .nodes import name_of
-from .source_location import SourceLocation, layers_refusals, raise_located
 
 # Whether something draws torch's random numbers.
 

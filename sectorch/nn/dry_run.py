@@ -29,12 +29,10 @@ from ..tensor.infinity import mask_beyond_range
 from ..tensor.table import row_of
 from .bounds import OperationBudget
 from .capture import run_eagerly
-from .graph import Trace, is_samplewise, run
+from .graph import Trace, function_of, is_samplewise, place_of, run
 from .graph_cache import FEW, Float64Mode, GraphCache, plain, sample
 from .inputs import Inputs, SharedInputSpec, flatten_tree, refuse_results, retain_results
-from .nodes import function_of
 from .remote_program import RemoteGraphs, RemoteProgram
-from .source_location import place_of
 from .weights import Weights
 
 

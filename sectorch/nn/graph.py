@@ -1,26 +1,238 @@
-"""What a module's forward did: a graph of functions on values, and the loop that runs it, with the lines in errors.
+"""A module's graph: functions on values, the layer and line that each comes from, and the loop that runs them.
 
-`nn/capture.py` records one by running the module, `nn/exported.py` takes one from torch.export, `nn/passes.py` changes
-the work in one.
+`nn/capture.py` records a graph by running the module, `serving/description.py` reads one from a description,
+`nn/passes.py` changes the work in one, and `nn/graph_cache.py` keeps them by the shape of the inputs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ..errors import SectorchError
+from ..errors import (
+    FixedPointRangeError,
+    KeyAgreementError,
+    MaterialError,
+    NetworkError,
+    RangeExceededError,
+    SectorchError,
+    ShapeError,
+)
 from ..ops.pooling import joins, relu_of_max_pool2d
+from ..tensor.shared import BY_SIZE, BY_ZERO, LEFT_RANGE
 from ..tensor.table import HANDLER, row_of
-from .nodes import arguments, op_name
-from .source_location import place_of, raise_located
+
+# What a node computes: the operation's name in the dispatch table, and its arguments by name.
+
+
+_ATEN_NORM = ("input", "weight", "bias", "mean", "var", "training", "momentum", "eps")
+ARGUMENTS = {
+    "linear": ("input", "weight", "bias"),
+    "conv1d": ("input", "weight", "bias"),
+    "conv2d": ("input", "weight", "bias"),
+    "batch_norm": ("input", "mean", "var", "weight", "bias", "training", "momentum", "eps"),
+    "avg_pool2d": (
+        "input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override",
+    ),
+    "dropout": ("input", "p", "training"),
+}  # fmt: skip
+_RENAMED = {"running_mean": "mean", "running_var": "var", "train": "training"}
+
+
+def op_name(node: fx.Node) -> str | None:
+    """The table's name for what a node computes, or None."""
+    if node.op != "call_function":
+        return None
+    row = row_of(function_of(node.target))
+    return row.name if row else None
+
+
+def function_of(target: Any) -> Any:
+    """The torch function of an exported graph's operation; anything else as it is."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    base = target._schema.name.rpartition("::")[2]
+    found = (getattr(place, base, None) for place in (torch, F, torch.Tensor))
+    return next((f for f in found if f is not None and row_of(f) is not None), target)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by name, for the operations of `ARGUMENTS`."""
+    name = op_name(node)
+    names = ARGUMENTS[name or ""]
+    if name == "batch_norm" and node.target is not F.batch_norm:
+        names = _ATEN_NORM
+    given = dict(zip(names, node.args, strict=False))
+    return given | {_RENAMED.get(k, k): v for k, v in node.kwargs.items()}
+
+
+def name_of(func: Callable) -> str:
+    """A torch function's name for a node."""
+    name = getattr(func, "__name__", "call")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "property")
+    return name.strip("_") or "call"
+
+
+# Where a node comes from: the layer and the line of the model, for errors and tables.
+
+
+_TORCH = Path(torch.__file__).parent
+_LAYERS = f"{_TORCH / 'nn' / 'modules'}{os.sep}"
+_CALL = str(_TORCH / "nn" / "modules" / "module.py")
+_SKIPPED = (f"{_TORCH}{os.sep}", __file__, str(Path(__file__).with_name("capture.py")), "<")
+"""How the file names begin of frames that are no lines of the model: torch's, the recorder's, and generated code."""
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """What was running when a node was recorded.
+
+    Attributes:
+        layer, kind: path and type of the layer of torch's own that called the function; empty in a model's own code.
+        module: path of the innermost module, of whatever kind.
+        source: file and line of the model.
+    """
+
+    layer: str = ""
+    kind: str = ""
+    module: str = ""
+    source: str = ""
+
+    @staticmethod
+    def now(layers: dict[int, str], innermost: FrameType | None = None) -> SourceLocation:
+        """Of the frames that are running now, out to the call of the whole module.
+
+        Args:
+            layers: path by id of each module.
+            innermost: of an error that has come out of its frames, the one that raised it.
+        """
+        frame, source, owner, layer = innermost or sys._getframe(1), "", None, False
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == _CALL and code.co_name == "_call_impl":
+                module = frame.f_locals.get("self")
+                if id(module) in layers:
+                    if owner is None:  # no code of the model's own on the way: a layer of torch's
+                        owner, layer = module, not source
+                    if not layers[id(module)]:
+                        break
+            elif not source and not code.co_filename.startswith(_SKIPPED):
+                source = f"{code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        path = "" if owner is None else layers[id(owner)]
+        if not layer:
+            return SourceLocation(module=path, source=source)
+        return SourceLocation(path, type(owner).__name__, path, source)
+
+    def text(self, name: str = "") -> str:
+        """For people: the layer's name and type, or the operation's, and the line."""
+        if self.kind:
+            name = f"'{self.layer}' ({self.kind})" if self.layer else self.kind
+        return " ".join(["layer", *([name] if name else []), *([f"at {self.source}"] if self.source else [])])
+
+
+def place_of(node: fx.Node) -> str:
+    """The layer's name and type and the line of the model, for people."""
+    where = node.meta.get("where")
+    return SourceLocation().text(node.name) if where is None else where.text(node.name)
+
+
+def raise_located(error: SectorchError, place: str) -> NoReturn:
+    """Raise the error with the place before its text; as it is where it has a place, or belongs to none.
+
+    No error is its own cause: it would keep itself alive, and with it the frames that hold the shares.
+    """
+    if not place or error.layer or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
+        raise error
+    named = type(error)(f"{place}: {error}")
+    named.layer = place
+    if isinstance(error, FixedPointRangeError) and isinstance(named, FixedPointRangeError):
+        named.needs = error.needs
+    raise named from error
+
+
+_ABOVE_ZERO = (
+    "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "pow", "xlogy", "logit", "atanh", "acosh"
+)  # fmt: skip
+"""Functions whose argument, or a part of it, has to be above zero, or away from it."""
+
+
+@contextmanager
+def range_advice(program: Any) -> Iterator[None]:
+    """A range error's text names the lines of the program that a guard may mend, or none where there is none such.
+
+    Args:
+        program: what was run, a `Trace`; None where the module runs operation by operation.
+    """
+    try:
+        yield
+    except RangeExceededError:
+        if program is None:
+            raise
+        places = [
+            f"{op_name(node)} in {place_of(node)}"
+            for node in program.graph.nodes
+            if op_name(node) in _ABOVE_ZERO and any(isinstance(a, fx.Node) for a in node.args[-1:])
+        ]
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        named = f"; {BY_ZERO} (here: {', '.join(places[:3])}{more})" if places else ""
+        raise RangeExceededError(LEFT_RANGE + BY_SIZE + named) from None
+
+
+@contextmanager
+def layers_refusals(layers: dict[int, str]) -> Iterator[None]:
+    """What a layer of torch's says of its input before it calls any function, as an error that names the layer.
+
+    BatchNorm looks at the number of dimensions, a recurrent layer at the size of a state. What the model's own code
+    raises stays as it is.
+
+    Args:
+        layers: path by id of each module.
+
+    Raises:
+        ShapeError: in torch's words.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, AssertionError) as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or isinstance(error, SectorchError):
+            raise
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_LAYERS) or file == _CALL:
+            raise
+        raise ShapeError(f"{SourceLocation.now(layers, trace.tb_frame).text()}: {error}") from None
+
+
+@contextmanager
+def located_errors() -> Iterator[None]:
+    """Errors of a program's steps, which know their place in the model, as errors that name it."""
+    try:
+        yield
+    except SectorchError as error:
+        if not error.place:
+            raise
+        raise_located(error, error.place)
+
+
+# The graph and the loop that runs it.
+
 
 CONSTANT, FOLDED = "constant ", "folded "
 """How the names of public constants and of weights that a pass made begin."""

@@ -23,11 +23,10 @@ from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
 from ..tensor.compile_mode import Inference
 from .capture import adapt_model, run_eagerly, zeros_at_padded_places
 from .dry_run import DryRun, dry_run, find_precision_loss, reveal_outputs, shared_inputs, way_out
-from .graph import Trace, run, same_program
+from .graph import Trace, located_errors, range_advice, run, same_program
 from .graph_cache import FEW, GraphCache, remember
 from .inputs import Inputs, as_shared, reveal_tree
 from .remote_program import RemoteGraphs, RemoteProgram
-from .source_location import located_errors, range_advice
 from .weights import ModelTensor, Weights, bind, check_input, check_model, copy_model, dtype_of, refuse_meta_device
 
 # Offline material that a module has at hand, by the inputs that it serves.

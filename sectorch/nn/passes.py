@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph import CONSTANT, FOLDED, Trace
-from .nodes import ARGUMENTS, arguments, function_of, op_name
+from .graph import ARGUMENTS, CONSTANT, FOLDED, Trace, arguments, function_of, op_name
 
 _MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
 _LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}

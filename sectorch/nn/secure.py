@@ -21,12 +21,10 @@ from ..errors import ArgumentError, DtypeError, FixedPointRangeError, LeakyProto
 from ..ring import HEADROOM_BITS
 from ..session import Session, default_session
 from ..tensor import Scheme
-from .graph import Trace
+from .graph import Trace, function_of, op_name, place_of
 from .graph_cache import GraphCache, plain
 from .inputs import Inputs
 from .module import SecureModule
-from .nodes import function_of, op_name
-from .source_location import place_of
 from .weights import check_model, copy_model, device_of, dtype_of, refuse_unused
 
 if TYPE_CHECKING:

@@ -26,11 +26,10 @@ from torch.utils import _pytree as pytree
 from ..choreography.run.frames import raw
 from ..errors import ArgumentError, ProgramError, SectorchError
 from ..nn import bounds
-from ..nn.graph import CONSTANT, FOLDED, OutOfPlace, Trace, grows, same_program
+from ..nn.graph import CONSTANT, FOLDED, OutOfPlace, Trace, grows, name_of, same_program
 from ..nn.graph_cache import FEW, Float64Mode
 from ..nn.inputs import Inputs, Public, Secret, SharedInputSpec
 from ..nn.module import SecureModule
-from ..nn.nodes import name_of
 from ..nn.remote_program import RemoteCall, RemoteProgram, RowCount, TextSettings, WeightSpec
 from ..nn.secure import module_or_exported
 from ..nn.weights import device_of, dtype_of, is_normalising, refuse_training

@@ -87,7 +87,10 @@ class SharedTensor(SecretTensor):
         exp: Callable[..., SharedTensor]
         expand: Callable[..., SharedTensor]
         flatten: Callable[..., SharedTensor]
+        mean: Callable[..., SharedTensor]
         reshape: Callable[..., SharedTensor]
+        rsqrt: Callable[..., SharedTensor]
+        sigmoid: Callable[..., SharedTensor]
         sum: Callable[..., SharedTensor]
         unsqueeze: Callable[..., SharedTensor]
 

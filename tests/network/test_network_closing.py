@@ -11,7 +11,7 @@ from network_world import Trio, until
 from sectorch import errors
 from sectorch.choreography.streams import PairKey
 from sectorch.network.parties.session import PartySession, load_loops
-from sectorch.nn.source_location import located_errors
+from sectorch.nn.graph import located_errors
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
