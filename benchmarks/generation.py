@@ -58,7 +58,7 @@ def family(case: Case, tokens: int = 8) -> dict[str, Any]:
         return {"refused": text_of(error)}
     same = int((found == expected)[:, 7:].sum())
     row = {"same": same, "of": 2 * tokens, "seconds": time.process_time() - start}
-    if run.secure.traces.alone is None:
+    if run.secure.graphs.eager_reason is None:
         _, step = run.programs(ids, mask)
         row["bytes"] = sum(phase["bytes"] for name, phase in step.cost.items() if name != "setup")
     return row

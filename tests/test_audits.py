@@ -91,7 +91,10 @@ def test_q_that_keeps_nothing_deals_the_same(name, monkeypatch):
 def test_what_is_kept_of_an_audited_call_is_no_more_than_of_another():
     model, x = ZOO["convolution"]
     session, secure = begun(model, x, Scheme(audited=2))
-    program, inputs = secure.choreography(x), secure._brought(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x)))
+    program, inputs = (
+        secure.choreography(x),
+        secure._program_inputs(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x))),
+    )
     assert session.prepare(program, inputs, 2).bytes <= session.prepare(program, inputs).bytes
 
 
@@ -447,7 +450,10 @@ def test_material_of_an_audited_call_is_used_once():
     model, x = TINY
     session = Session()
     secure = sectorch.secure(model, Scheme(audited=2), session=session)
-    program, inputs = secure.choreography(x), secure._brought(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x)))
+    program, inputs = (
+        secure.choreography(x),
+        secure._program_inputs(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x))),
+    )
     material = session.prepare(program, inputs, 2)
     session.run(program, inputs, material, 2)
     with pytest.raises(MaterialError):
@@ -469,7 +475,7 @@ def test_programs_of_one_model_are_audited_in_any_order():
     for audited in ([2, 2, 2], [1, 2, 1], [2, 1, 2]):  # as a program of one's own may be run either way
         secure = sectorch.secure(model, Scheme(audited=2), session=Session())
         for x, count in zip(shapes, audited, strict=True):
-            secure.named = Scheme(audited=count)
+            secure.full_scheme = Scheme(audited=count)
             assert torch.equal(secure(x), sectorch.reference(model)(x))
 
 

@@ -36,7 +36,7 @@ def computed(
     """What `reference(model)(x)`, or three parties, compute, without a dry run; `alone`: operation by operation."""
     module = SecureModule(model, session, session.answering[0], Scheme(), None)
     if alone:
-        module.traces._give_up("a test asks for it")
+        module.graphs._run_eagerly("a test asks for it")
     with session.call(module.party):
         y = module._run(sectorch.Inputs(share_tensor(x, session=session, scheme=module.scheme)))
         return module, torch.utils._pytree.tree_map(lambda v: v.reveal() if isinstance(v, torch.Tensor) else v, y)
@@ -66,7 +66,7 @@ def agrees(model: nn.Module, x: torch.Tensor, derive: bool = False) -> SecureMod
     except errors.SectorchError:
         return module  # operation by operation more is refused, and nothing is wrong
     assert ((own.double() - expected).abs() <= bound).all()
-    if module.traces.alone is None and same_program(module.program(x), module.recorded(x)):
+    if module.graphs.eager_reason is None and same_program(module.program(x), module.recording(x)):
         assert torch.equal(own, got)
     return module
 
@@ -120,7 +120,7 @@ def test_random_modules_are_mostly_accepted_and_changed_by_passes():
         if right_or_refused(model, x):
             module, _ = computed(model, x)
             right += 1
-            changed += not same_program(module.program(x), module.recorded(x))
+            changed += not same_program(module.program(x), module.recording(x))
     assert right >= 15 and changed >= 3
 
 
@@ -338,7 +338,7 @@ def test_modules_with_a_state(seed: int):
     for _ in range(5):
         got, want = module(x), plain(x)
         assert type(got) is torch.Tensor and (got - want).abs().max() < 1e-3 * max(1.0, float(want.abs().max()))
-    assert module.traces.alone is not None and model.calls == 0
+    assert module.graphs.eager_reason is not None and model.calls == 0
 
 
 @FEW
@@ -379,7 +379,7 @@ def test_caches_settle_and_first_calls_that_differ_do_not(seed: int):
             assert "depends on what it was asked before" in str(error)
             refused += 1
     assert (refused > 0) == (kind == 2)
-    assert (module.traces.alone is None) == (kind in (0, 2))
+    assert (module.graphs.eager_reason is None) == (kind in (0, 2))
 
 
 def test_recurrent_layers_have_a_program():
@@ -413,7 +413,7 @@ def test_branches_on_shapes_and_on_public_values(seed: int):
     for rows in range(1, 6):
         x = noise(draw, rows, 4)
         assert (module(x) - model(x)).abs().max() < 1e-3
-    assert module.traces.alone is None
+    assert module.graphs.eager_reason is None
 
 
 def test_a_branch_on_a_secret_is_refused_with_its_line():
@@ -477,7 +477,7 @@ def test_a_wrong_pass_is_found_and_named(name, monkeypatch):
     module = SecureModule(model, REFERENCE, REFERENCE.answering[0], Scheme(), None)
     with pytest.warns(errors.CaptureWarning, match=f"the graph pass {name} changes"):
         assert (module(x) - model(x)).abs().max() < 1e-4
-    assert same_program(module.program(x), module.recorded(x))
+    assert same_program(module.program(x), module.recording(x))
 
 
 def test_a_wrong_recording_is_found(monkeypatch):

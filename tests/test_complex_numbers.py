@@ -184,7 +184,7 @@ def test_models_that_transform_give_what_they_give(model: type[nn.Module], shape
     with torch.no_grad():
         wanted = plain(x)
     assert float((secure(x) - wanted).abs().max()) < 1e-4  # the log has a slope of 100 at 1e-2
-    assert secure.traces.alone is None, "it did not run as one program"
+    assert secure.graphs.eager_reason is None, "it did not run as one program"
 
 
 def test_complex_weights_and_results_are_refused():

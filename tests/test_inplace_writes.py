@@ -153,7 +153,7 @@ def test_a_tensor_that_the_forward_makes_takes_secrets(body: Callable, alone: bo
     with torch.no_grad():
         wanted = torch.utils._pytree.tree_leaves(plain(x))
     found = torch.utils._pytree.tree_leaves(secure(x))
-    assert (secure.traces.alone is None) != alone
+    assert (secure.graphs.eager_reason is None) != alone
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype
         assert float((a.double() - b.double()).abs().max()) < 1e-4

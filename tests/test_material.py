@@ -110,6 +110,6 @@ def test_material_of_another_model_of_the_same_layers():
     x = torch.randn(2, 3)
     assert one.choreography(x) == other.choreography(x)
     one.preprocess(2, (3,))
-    material = one.ahead.take(sectorch.Inputs(x))
+    material = one.material_cache.take(sectorch.Inputs(x))
     with pytest.raises(MaterialError, match="another model"):
-        session.run(other.choreography(x), other._brought(sectorch.Inputs(x)), material)
+        session.run(other.choreography(x), other._program_inputs(sectorch.Inputs(x)), material)

@@ -347,7 +347,7 @@ HELD = (
 def test_a_registered_parameter_is_a_weight_wherever_the_forward_has_it_from(kind):
     model = Held(kind).eval()
     secured = sectorch.secure(model)
-    program = secured.recorded(X)
+    program = secured.recording(X)
     assert program.secrets
     assert not any(torch.equal(v, t.double()) for n, v in program.values.items() if n not in program.secrets
                    for t in (model.w, model.stats, model.layer.weight) if v.shape == t.shape)  # fmt: skip

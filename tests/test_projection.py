@@ -459,7 +459,7 @@ def test_shapes_that_come_again_and_again_take_no_more_memory(monkeypatch: pytes
             x = torch.randn(rows, 6)
             assert torch.equal(secured(x), ideal(x))
         (setup,) = session._settled.values()
-        sizes.append((len(setup._values), len(secured.traces.setup._nodes), len(secured.traces.setup._inputs)))
+        sizes.append((len(setup._values), len(secured.graphs.setup._nodes), len(secured.graphs.setup._inputs)))
     assert sizes[0] == sizes[1] == sizes[2]
 
 

@@ -252,7 +252,7 @@ def test_later_calls_take_the_steps_of_the_first(name):
         assert all(torch.equal(y, z) for y, z in zip(leaves(got), leaves(reference(x)), strict=True))
         assert len(profile.by_protocol()) > 1 and profile.online_seconds > 0
     assert ledgers[0] == ledgers[1] == ledgers[2]
-    if secured.traces.alone is None:
+    if secured.graphs.eager_reason is None:
         sent = [m for m in secured.choreography(x).messages if m.phase != Phase.SETUP]
         assert [(m.path, m.label, m.src, m.dst, m.phase, m.round, m.shape, m.dtype) for m in sent] == ledgers[0]
     if name == "token ids":

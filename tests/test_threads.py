@@ -232,8 +232,8 @@ def test_material_is_for_one_thread_each(slow):
     assert secured.prepared() == {shape: THREADS}
     served = THREADS // 2
     inputs = sectorch.Inputs(x)
-    made = [one for _, one in secured.ahead.all()]
-    secured.ahead._held[inputs.key] = inputs.meta(), pausing(list, "__len__")(made[:served])
+    made = [one for _, one in secured.material_cache.all()]
+    secured.material_cache._held[inputs.key] = inputs.meta(), pausing(list, "__len__")(made[:served])
     profiles = [Profile() for _ in range(THREADS)]
 
     def work(i: int) -> None:
@@ -252,13 +252,13 @@ def test_material_is_taken_by_one_of_several_threads(slow):
     session, model = Session(), Shared(0).eval()
     secured = sectorch.secure(model, session=session)
     secured.preprocess(2, (1, 4, 4))
-    material = secured.ahead.take(sectorch.Inputs(torch.empty(2, 1, 4, 4)))
+    material = secured.material_cache.take(sectorch.Inputs(torch.empty(2, 1, 4, 4)))
     material.values = pausing(list, "__len__")(material.values)
 
     def work(i: int) -> bool:
         x = torch.randn(2, 1, 4, 4)
         try:
-            y = session.run(secured.choreography(x), secured._brought(sectorch.Inputs(x)), material)
+            y = session.run(secured.choreography(x), secured._program_inputs(sectorch.Inputs(x)), material)
         except MaterialError:
             return False
         assert torch.equal(unwrap_openings(y), sectorch.reference(model)(x))

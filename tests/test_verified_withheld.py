@@ -124,11 +124,11 @@ class Both(nn.Module):
 def test_what_stays_in_shares_is_withheld_later_though_q_went_on(lying, monkeypatch):
     model, x = Both().eval(), torch.zeros(2, 3)
     secure, plain = sectorch.secure(model, VERIFIED, session=Session()), sectorch.reference(model)(x)
-    first, later = secure(Inputs(x).staying(1))
+    first, later = secure(Inputs(x).retaining_results(1))
     assert torch.equal(first, plain[0]) and torch.equal(later.reveal(), plain[1])
     lying(FAR)
     heedless(monkeypatch)
-    first, later = secure(Inputs(x).staying(1))
+    first, later = secure(Inputs(x).retaining_results(1))
     assert not first.any(), "zeros in the place of a result"
     for y in (later, later.relu(), later[:1]):
         with pytest.raises(RangeExceededError):
@@ -139,12 +139,12 @@ def test_what_is_learned_of_what_was_shared_before_is_withheld_with_it(lying, mo
     session, model, x = Session(), Both().eval(), torch.zeros(2, 3)
     secure, plain = sectorch.secure(model, VERIFIED, session=session), sectorch.reference(model)(x)
     within = sectorch.share(x, session=session, scheme=VERIFIED, limit=4096.0)
-    first, later = secure(Inputs(within).staying(1))
+    first, later = secure(Inputs(within).retaining_results(1))
     assert torch.equal(first, plain[0]) and torch.equal(later.reveal(), plain[1])
     lying(FAR)
     beyond = sectorch.share(x, session=session, scheme=VERIFIED, limit=4096.0)
     heedless(monkeypatch)
-    first, later = secure(Inputs(beyond).staying(1))
+    first, later = secure(Inputs(beyond).retaining_results(1))
     assert not first.any()
     with pytest.raises(RangeExceededError):
         later.reveal()

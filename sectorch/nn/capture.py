@@ -1,14 +1,14 @@
-"""The graph of a module: what its own `forward` did, recorded by running it once on tensors that have a shape only.
+"""Records the graph of a module by running its `forward` once on tensors that have a shape only.
 
-The module runs as it is, by its own `__call__`: hooks, overridden forwards, optional arguments, branches on shapes and
-on public values. Every torch function that touches a secret becomes a node of an `fx.Graph`; everything else is public,
-runs as ever, and enters the graph as the constant that it gave. So a graph holds for the shape and the dtype of the
-input that it was recorded on, and for no other (`nn/shapes.py` keeps one of each).
+The module runs by its own `__call__`, with hooks, overridden forwards, optional arguments, and branches on shapes and
+public values. Every torch function that takes a secret becomes a node of an `fx.Graph`. Everything else is public, runs
+as usual, and its result enters the graph as a constant. So a graph holds for the shape and dtype of the input that it
+was recorded on, and for no other (`nn/graph_cache.py` keeps one for each).
 
-What is recorded has values and no memory: an operation in place becomes one out of place whose result is what every
-later reader of that tensor reads. A write to memory that another living tensor shares is refused, as it is operation by
-operation. What a recording cannot stand for, since it changes from call to call, raises `CaptureFailure`: a module that
-changes its own attributes or draws random numbers runs operation by operation, each time by its own forward.
+A graph has values and no memory: an operation in place becomes one out of place, and later readers of the tensor read
+its result. A write to memory that another tensor in use shares is refused. `CaptureFailure` is raised for a module that
+changes from call to call, such as one that changes its own attributes or draws random numbers: it runs operation by
+operation, each time by its own forward (`run_eagerly`).
 """
 
 from __future__ import annotations
@@ -69,11 +69,9 @@ from .graph import (
 )
 from .inputs import Inputs, flatten_tree, refuse_results
 
-# Whether something draws torch's random numbers.
-
 
 class RandomnessWatch(TorchDispatchMode):
-    """Notices torch's random numbers, of this thread."""
+    """Notices whether this thread draws torch's random numbers."""
 
     drawn = False
 
@@ -86,15 +84,15 @@ class RandomnessWatch(TorchDispatchMode):
 spare(RandomnessWatch.__torch_dispatch__)
 
 
-# What HuggingFace's models need beside their forward: nothing is kept for a next call.
+# Adjustments for models of transformers.
 
 
 def adapt_model(model: nn.Module) -> None:
-    """Change a copy of a model to what computes the same on secrets, at less cost.
+    """Change a copy of a model so that it computes the same on secrets at less cost.
 
-    Its own configuration is set to no cache of keys and values, and to experts as products of matrices. GELUs that are
-    spelled out by tanh are torch's `gelu(approximate="tanh")`, the same function: half the bytes, and a sixth of the
-    rounds.
+    Its configuration is set to keep no cache of keys and values, and to compute experts as products of matrices. GELUs
+    that are spelled out by tanh become torch's `gelu(approximate="tanh")`, the same function with half the bytes and a
+    sixth of the rounds.
     """
     spelled_out = tuple(getattr(sys.modules.get("transformers.activations"), name, ()) for name in _GELUS)
     for layer in list(model.modules()):
@@ -114,8 +112,8 @@ _GELUS = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 def without_caches(result: Any) -> Any:
     """A model's result with None in the place of each cache of keys and values.
 
-    A cache is a state of the model for its next call, of intermediate values that nobody may learn; it is dropped.
-    `transformers` is not imported: where it was not, there is no cache.
+    A cache holds intermediate values, which nobody may learn, for the next call. `transformers` is not imported for
+    this: there is no cache where the model has not imported it.
     """
     cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
     if cache is None:
@@ -124,7 +122,7 @@ def without_caches(result: Any) -> Any:
     return pytree.tree_unflatten([None if isinstance(leaf, cache) else leaf for leaf in leaves], spec)
 
 
-# What a module remembers from one call to the next: its attributes, compared before and after a call.
+# The state of a module: its attributes, compared before and after a call.
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
@@ -133,7 +131,10 @@ MAX_ITEMS = 200_000
 
 
 class State:
-    """Equal to another if nothing was left behind between the two; keeps what it saw, so that an id stays its own."""
+    """A snapshot of attributes, equal to another one if nothing changed in between.
+
+    It keeps the objects alive, so that an id is not given to another object.
+    """
 
     def __init__(self, found: list, kept: dict[int, Any]):
         self._found, self._kept = found, kept
@@ -145,16 +146,16 @@ class State:
 
 
 def state_of(module: nn.Module) -> State:
-    """Everything that a call could leave behind in the module.
+    """The state of a module: everything that a call could change in it.
 
-    Tensors count by identity and version, so that a write into a buffer is seen; containers and objects are looked
-    into; a module that holds more than `MAX_ITEMS` of them counts as changed, since that cannot be seen.
+    Tensors count by identity and version, so that a write into a buffer shows. Containers and objects are searched. A
+    module that holds more than `MAX_ITEMS` of them always counts as changed.
     """
     return state_of_layers(dict(module.named_modules()))
 
 
 def state_of_layers(layers: Mapping[Any, nn.Module]) -> State:
-    """The same of some layers, by name, without what they consist of."""
+    """The state of some layers, by name, without their sublayers."""
     found: list = []
     seen: dict[int, Any] = {}
     for name, layer in layers.items():
@@ -170,7 +171,7 @@ def attributes_of(layers: Mapping[Any, nn.Module]) -> list[tuple[dict, dict]]:
 
 
 def put_back(held: list[tuple[dict, dict]]) -> None:
-    """Give them their content again: a call that was refused leaves nothing in the user's model."""
+    """Restore the dicts of `attributes_of`, so that a call that was refused leaves the user's model unchanged."""
     for attributes, before in held:
         attributes.clear()
         attributes.update(before)
@@ -202,7 +203,7 @@ def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
 
 
 def version(x: torch.Tensor) -> int:
-    """How often a tensor was written into, as far as torch counts it."""
+    """How often a tensor was written into, or -1 where torch does not count it."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return x._version
@@ -212,10 +213,10 @@ def version(x: torch.Tensor) -> int:
 
 # Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
 #
-# A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
-# stand for it, and others for its views, wherever they are used from then on. Nobody else may have its memory then, and
-# that is filled with what no call takes (not a number, or a whole number out of range), so that a later call, which
-# knows nothing of this, has no wrong number.
+# A plain tensor cannot become a secret one. But every torch function of a forward passes through here, so that a secret
+# tensor can replace it, and others its views, wherever they are used from then on. This requires that nothing else has
+# its memory. The memory is filled with a value that no call accepts (NaN, or a whole number out of range), so that a
+# later call, which knows nothing of the replacement, does not compute with a wrong number.
 
 
 _T = torch.Tensor
@@ -224,49 +225,53 @@ MAKES = {
     torch.empty_like, torch.tensor, torch.eye, torch.arange, torch.clone, _T.clone, _T.new, _T.new_tensor, _T.new_zeros,
     _T.new_ones, _T.new_full, _T.new_empty,
 }  # fmt: skip
-"""What makes a tensor whose memory nobody else has."""
-_LEFT = {
+"""Functions that make a tensor with memory of its own."""
+_UNINITIALISED = {
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, _T.new_empty, _T.new_empty_strided,
     _T.new,
 }  # fmt: skip
 _RESIZES = {_T.resize_, _T.resize_as_}
-"""What leaves memory as it was found."""
+"""With `_UNINITIALISED`, functions that do not initialise memory."""
 
 
 def call_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """func(*args, **kwargs), with zeros where torch leaves memory as it was found: two calls do the same."""
+    """func(*args, **kwargs), with zeros where torch does not initialise memory, so that two calls do the same."""
     target: Any = args[0] if args else None
     before = target.untyped_storage().nbytes() if func in _RESIZES and type(target) is torch.Tensor else None
     result = func(*args, **kwargs)
     if type(result) is torch.Tensor and not result.is_meta and result.layout == torch.strided:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            if func in _LEFT and not (func is _T.new and not all(isinstance(v, int) for v in args[1:])):
+            if func in _UNINITIALISED and not (func is _T.new and not all(isinstance(v, int) for v in args[1:])):
                 result.zero_()
             elif before is not None:
                 result.flatten()[max(0, before // result.element_size() - result.storage_offset()) :] = 0
     return result
 
 
-_WHOLE = (torch.int32, torch.int64)
+_WHOLE_DTYPES = (torch.int32, torch.int64)
 
 
 class InplaceWrites:
-    """The plain tensors of one call that were made by `MAKES`, and the secret ones that stand for some of them."""
+    """The plain tensors that one call made by `MAKES`, and the secret tensors that replace some of them."""
 
     def __init__(self, strided: Callable, weights: Iterable[Any] = ()):
-        """`strided` is `views.strided`, or what stands for it in a recording; `weights` stand for the plain tensors of
-        which they were made, which a forward may have from elsewhere: from a list, a closure."""
+        """
+        Args:
+            strided: `dispatch.strided_view`, or its counterpart in a recording.
+            weights: private tensors. They replace the plain tensors that they were made of, which a forward may hold
+                elsewhere, in a list or a closure.
+        """
         self._strided = strided
         self._made: dict[int, list[ref]] = {}
-        """By its memory: what was made, and the views of it."""
+        """By their memory, the tensors that were made, and their views."""
         self._secret: dict[int, tuple[torch.Tensor, Any]] = {}
         for weight in weights:
             plain = [one() for one in weight.stands_for] if isinstance(weight, PrivateTensor) else []
             self._secret |= {id(x): (x, weight) for x in plain if x is not None}
         self._unset: dict[int, torch.Tensor] = {}
-        """Of tensors that were made of NaN, where nothing was written yet."""
+        """Of tensors that were made of NaN, the places where nothing was written yet."""
 
-    def made(self, func: Callable, result: Any) -> Any:
+    def note_result(self, func: Callable, result: Any) -> Any:
         for leaf in result if isinstance(result, (list, tuple)) else (result,):
             memory = _memory(leaf)
             if memory is None:
@@ -277,23 +282,23 @@ class InplaceWrites:
                 self._made[memory].append(ref(leaf))
         return result
 
-    def swapped(self, tree: Any, func: Callable | None = None) -> Any:
-        """The tree with secret tensors in the places of those for which they stand.
+    def replace_plain(self, tree: Any, func: Callable | None = None) -> Any:
+        """The tree, which holds the arguments of func, with secret tensors in place of those that they replace.
 
         Raises:
-            NonFiniteError: func, whose arguments it is, reads what is NaN there.
+            NonFiniteError: func reads a place that holds NaN.
         """
         if not self._secret:
             return tree
         if self._unset:
-            self._reads(tree, func)
-        return self._stood(tree)
+            self._refuse_unset(tree, func)
+        return self._replaced(tree)
 
-    def _stood(self, tree: Any) -> Any:
+    def _replaced(self, tree: Any) -> Any:
         size = lambda v: isinstance(v, torch.Size)  # which torch tells from other tuples
         return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree, is_leaf=size)
 
-    def _reads(self, tree: Any, func: Callable | None) -> None:
+    def _refuse_unset(self, tree: Any, func: Callable | None) -> None:
         for leaf in pytree.tree_leaves(tree):
             unset = self._unset.get(id(leaf))
             if unset is None or func in METADATA:
@@ -313,12 +318,15 @@ class InplaceWrites:
                     f"the forward makes of NaN and has not written there; make it with torch.zeros, or write it first"
                 )
 
-    def taken(self, func: Callable, args: Any) -> Any:
-        """The arguments of a function; where it writes a secret into a plain tensor, secret ones stand for that and for
-        its views from now on. A weight stands for one until something else is written there."""
+    def before_write(self, func: Callable, args: Any) -> Any:
+        """The arguments of a function that may write into the first of them.
+
+        Where it writes a secret into a plain tensor, secret tensors replace that tensor and its views from now on. A
+        weight replaces a plain tensor until something else is written there.
+        """
         if func in IN_PLACE and args and isinstance(args[0], PrivateTensor):
             at = next((at for at, (_, secret) in self._secret.items() if secret is args[0] and secret.copied), None)
-            secret = self._from(args)
+            secret = self._secret_among(args)
             if at is None or secret is None or isinstance(secret, PrivateTensor):
                 return args
             made = args[0] + secret.flatten()[:0].sum().to(args[0].dtype)
@@ -326,15 +334,15 @@ class InplaceWrites:
             return (made, *args[1:])
         if func in IN_PLACE and args and type(args[0]) is torch.Tensor:
             sharing = self._sharing(args[0])
-            if sharing and self._takes(args, sharing):
-                self._take(args, sharing)
+            if sharing and self._can_replace(args, sharing):
+                self._replace(args, sharing)
                 if self._unset:
-                    self._reads((args, {}), func)
-                return self._stood(args)
+                    self._refuse_unset((args, {}), func)
+                return self._replaced(args)
         return args
 
     def _sharing(self, target: torch.Tensor) -> list[torch.Tensor]:
-        """The living tensors of the target's memory, if a tensor that was made has it and all others are known."""
+        """The tensors in use that share the target's memory; empty unless all of them are known here."""
         memory = _memory(target)
         known = [] if memory is None else self._made.get(memory, [])
         living = list({id(x): x for x in (one() for one in known) if x is not None}.values())
@@ -342,14 +350,14 @@ class InplaceWrites:
             return []
         return living if _holders(target) == _holders(torch.zeros(1)) + len(living) - 1 else []
 
-    def _takes(self, args: tuple, sharing: list[torch.Tensor]) -> bool:
-        target, secret = args[0], self._from(args)
-        fillable = not _is_whole(target) or target.dtype in _WHOLE
+    def _can_replace(self, args: tuple, sharing: list[torch.Tensor]) -> bool:
+        target, secret = args[0], self._secret_among(args)
+        fillable = not _is_whole(target) or target.dtype in _WHOLE_DTYPES
         alone = len(sharing) == 1 and not (isinstance(secret, PrivateTensor) and secret.is_complex())
         return fillable and secret is not None and (alone or not (target.is_complex() or secret.is_complex()))
 
-    def _take(self, args: tuple, sharing: list[torch.Tensor]) -> None:
-        target, secret = args[0], self._from(args)
+    def _replace(self, args: tuple, sharing: list[torch.Tensor]) -> None:
+        target, secret = args[0], self._secret_among(args)
         part = secret.real if secret.is_complex() else secret
         zero = part.flatten()[:0].sum()
         zero = zero if _is_whole(target) else zero.to(target.dtype.to_real())
@@ -369,8 +377,8 @@ class InplaceWrites:
             for x in sharing:
                 self._secret[id(x)] = x, self._strided(line, tuple(x.shape), x.stride(), x.storage_offset())
 
-    def _from(self, args: tuple) -> Any:
-        """A secret tensor among what is written whose numbers the target can hold; a weight if there is no other."""
+    def _secret_among(self, args: tuple) -> Any:
+        """A secret tensor among the values written that the target's dtype can hold; a weight only if need be."""
         given = [v for v in pytree.tree_leaves(args[1:]) if isinstance(v, SecretTensor)]
         given.sort(key=lambda v: isinstance(v, PrivateTensor))
         fits = lambda v: torch.can_cast(v.dtype, args[0].dtype)
@@ -378,7 +386,7 @@ class InplaceWrites:
 
 
 def _memory(x: Any) -> int | None:
-    """What names the memory of a plain tensor, if it has one."""
+    """A number that identifies the memory of a plain tensor, if it has any."""
     try:
         return x.untyped_storage()._cdata if type(x) is torch.Tensor else None
     except (NotImplementedError, RuntimeError):  # of a sparse tensor, or of torch.func's own
@@ -386,7 +394,7 @@ def _memory(x: Any) -> int | None:
 
 
 def _holders(x: torch.Tensor) -> int:
-    """How many there are of a tensor's memory: views and arrays beside it would not see what is written."""
+    """How many objects share a tensor's memory. Views and arrays not known here would miss a write."""
     return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -395,13 +403,13 @@ def _is_whole(x: torch.Tensor) -> bool:
 
 
 class CaptureFailure(Exception):
-    """A recording would not be what the next call does; the text says why."""
+    """A recording would not stand for the next call; the text says why."""
 
 
 class StandIn(SharedTensor):
-    """A secret that has a shape: `twin` is torch's own meta tensor, `node` what gives its value now."""
+    """A secret during a recording: `twin` is a meta tensor of its shape, `node` computes its current value."""
 
-    SPOKEN = "SharedTensor"  # what errors call it
+    SPOKEN = "SharedTensor"  # its name in errors
     twin: torch.Tensor
     recorder: GraphRecorder
     node: fx.Node
@@ -421,7 +429,7 @@ class StandIn(SharedTensor):
 
 
 class GraphRecorder(TorchFunctionMode):
-    """Records what is done with secrets inside it."""
+    """Records the torch functions that take secrets while it is active."""
 
     def __init__(self, session: Session, scheme: Scheme, weights: dict[str, PrivateTensor], layers: dict[int, str]):
         super().__init__()
@@ -431,9 +439,9 @@ class GraphRecorder(TorchFunctionMode):
         self._weights = {id(t): name for name, t in weights.items()}
         self._private: dict[int, fx.Node] = {}
         self._constants: dict[tuple[int, int], fx.Node] = {}
-        self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
-        self._living: list[ref] = []
-        self.written = InplaceWrites(self._strided, weights.values())
+        self._kept: list[Any] = []  # objects kept alive, so that their ids stay theirs while the recording lasts
+        self._stand_ins: list[ref] = []
+        self.writes = InplaceWrites(self._strided, weights.values())
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -442,12 +450,12 @@ class GraphRecorder(TorchFunctionMode):
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        args, kwargs = self.written.swapped((args, kwargs or {}), func)
+        args, kwargs = self.writes.replace_plain((args, kwargs or {}), func)
         with self:
-            args = self.written.taken(func, args)
-        return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
+            args = self.writes.before_write(func, args)
+        return self.writes.note_result(func, self._record(func, types, args, dict(kwargs or {})))
 
-    def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+    def _record(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
         if not secrets:
@@ -473,16 +481,16 @@ class GraphRecorder(TorchFunctionMode):
                     made = COMPOSED[func](*args, **kwargs)
                 if made is not NotImplemented:
                     return made
-            return self._secret(func, types, args, kwargs, secrets)
+            return self._record_secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
             raise_located(error, SourceLocation.now(self.layers).text(name_of(func)))
 
-    def _secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
+    def _record_secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
         args, kwargs = as_sizes(func, args, kwargs)
         shared = [s for s in secrets if isinstance(s, StandIn)]
         row = row_of(func)
         if not shared and not owner_ops.meets_infinity(self.scheme, func, args, kwargs):
-            return self._own(func, types, args, kwargs)
+            return self._record_private(func, types, args, kwargs)
         writes = (row is not None and func in row.in_place) or getattr(func, "__name__", "") == "__setitem__"
         elsewhere = writes and not isinstance(args[0], StandIn)
         if func in dispatch.SECRETS or kwargs.get("out") is not None or elsewhere:
@@ -495,9 +503,9 @@ class GraphRecorder(TorchFunctionMode):
         versions = [s.twin._version for s in shared]
         meta = _on_twins(func, args, kwargs, row is None)
         changed = [s for s, version in zip(shared, versions, strict=True) if s.twin._version != version]
-        mark = self._mark(row, args, kwargs)
+        mark = self._infinity_mark(row, args, kwargs)
         if changed:
-            return self._written(func, args, kwargs, {id(s): s for s in changed}, mark)
+            return self._record_write(func, args, kwargs, {id(s): s for s in changed}, mark)
         known = {id(s.twin): s for s in shared}
         leaves, spec = pytree.tree_flatten(meta)
         if not leaves and isinstance(meta, (list, tuple)):  # the rows of an empty batch
@@ -513,8 +521,8 @@ class GraphRecorder(TorchFunctionMode):
                 leaf.infinite = mark
         return result
 
-    def _mark(self, row: Any, args: tuple, kwargs: dict) -> Infinite | None:
-        """What everybody knows of results that may hold what stands for infinity: that they may."""
+    def _infinity_mark(self, row: Any, args: tuple, kwargs: dict) -> Infinite | None:
+        """The public mark of results that may hold what stands for infinity."""
         if row is None or row.name not in CARRIES:
             return None
         leaves = pytree.tree_leaves((args, kwargs))
@@ -540,8 +548,10 @@ class GraphRecorder(TorchFunctionMode):
         item.meta = {**node.meta, "value": item.name}
         return item
 
-    def _written(self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn], mark: Any) -> StandIn:
-        """An operation in place: what later readers of the tensor read is a new value."""
+    def _record_write(
+        self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn], mark: Any
+    ) -> StandIn:
+        """Record an operation in place as a new value, which later readers of the tensor read."""
         target: Any = args[0] if args else None
         storage = lambda s: s.twin.untyped_storage()._cdata
         if id(target) not in changed or any(storage(s) != storage(target) for s in changed.values()):
@@ -563,10 +573,9 @@ class GraphRecorder(TorchFunctionMode):
         return target
 
     def _of_its_memory(self, func: Callable, target: StandIn) -> list[tuple[StandIn, torch.Tensor, torch.Tensor]]:
-        """The living tensors that a write into the target writes into as well, and which of its entries are which of
-        theirs."""
+        """The other tensors in use that a write into the target changes, each with the entries that they share."""
         found = []
-        for other in (r() for r in self._living):
+        for other in (r() for r in self._stand_ins):
             if other is None or other is target:
                 continue
             try:
@@ -583,18 +592,18 @@ class GraphRecorder(TorchFunctionMode):
         return found
 
     def _strided(self, line: StandIn, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> StandIn:
-        """As `views.strided`."""
+        """As `dispatch.strided_view`, in the recording."""
         node = self._node(torch.index_select, (line, 0, strided_places(line, shape, stride, offset)), {})
         with torch._C.DisableTorchFunction():
             twin = line.twin.as_strided(shape, stride, offset)
         return self._stand_in(twin, self._node(torch.reshape, (node, shape), {}))
 
     def _local(self, func: Callable, *args: Any) -> fx.Node:
-        """A step that moves entries, of tensors and of nodes."""
+        """Record a function that moves entries."""
         return self._node(func, args, {})
 
-    def _own(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
-        """An operation among A's own tensors."""
+    def _record_private(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+        """Record an operation among A's own tensors."""
         target = args[0] if args else None
         if owner_ops.in_place(func) and isinstance(target, PrivateTensor):
             if target.origin is not None:
@@ -606,7 +615,7 @@ class GraphRecorder(TorchFunctionMode):
         result = dispatch.call(func, types, args, kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, PrivateTensor)]
         if all(id(leaf) in self._private or id(leaf) in self._weights for leaf in leaves):
-            return result  # what it derived before, or its argument
+            return result  # a tensor that A derived before, or the argument itself
         node = self._node(func, args, kwargs)
         for path, leaf in _paths(result):
             if isinstance(leaf, PrivateTensor) and id(leaf) not in self._private and id(leaf) not in self._weights:
@@ -620,8 +629,8 @@ class GraphRecorder(TorchFunctionMode):
         node.meta.update(shape=tuple(twin.shape), dtype=twin.dtype)
         node.meta.setdefault("value", node.name)
         made = StandIn(twin, self, node)
-        self._living = [r for r in self._living if r() is not None]
-        self._living.append(ref(made))
+        self._stand_ins = [r for r in self._stand_ins if r() is not None]
+        self._stand_ins.append(ref(made))
         return made
 
     def _node(self, func: Callable, args: tuple, kwargs: dict) -> fx.Node:
@@ -632,7 +641,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
-        """What gives a tensor's value: for a public one, the constant that it is now."""
+        """The node that gives a tensor's value; for a public tensor, a constant of its current content."""
         if isinstance(x, StandIn):
             return x.node
         if isinstance(x, PrivateTensor):
@@ -663,7 +672,7 @@ class GraphRecorder(TorchFunctionMode):
 
 
 def _publicly_finite(func: Callable, name: str, shared: list[StandIn]) -> bool:
-    """Whether everybody knows what `isnan` and its kin give: no secret is NaN, and few may stand for infinity."""
+    """Whether the result of `isnan` and its kin is public: no secret is NaN, and few may stand for infinity."""
     if name != "isfinite":
         return False
     return getattr(func, "__name__", "") in ("isnan", "isreal") or all(x.infinite is None for x in shared)
@@ -706,17 +715,17 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
 def capture(
     module: nn.Module, weights: dict[str, PrivateTensor], values: dict[str, torch.Tensor], inputs: Inputs
 ) -> tuple[Trace, bool]:
-    """What a call of the module does with its weights and its inputs, and whether it left the module changed.
+    """Record a call of the module, and say whether the call changed the module.
 
     Args:
         module: bound to a session in which nobody is present; it may be left changed where this raises.
         weights: its private tensors by name.
-        values: what they stand for, in float64.
-        inputs: of meta tensors: only their shapes and dtypes, and what is public, are used.
+        values: their values, in float64.
+        inputs: of meta tensors: only their shapes and dtypes, and public values, are used.
 
     Raises:
-        CaptureFailure: the recording would not be what another call does.
-        SectorchError: what the forward asks for cannot be computed on secrets, with layer and line.
+        CaptureFailure: the recording would not stand for another call.
+        SectorchError: the forward asks for an operation that secrets do not have, with layer and line.
     """
     first = next(iter(weights.values()), None)
     session, scheme = (first.session, first.scheme) if first is not None else (Session(dry=True), Scheme())
@@ -725,7 +734,7 @@ def capture(
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
     with torch.no_grad(), as_if_compiling(module), layers_refusals(layers), draws, recorder:
-        result = recorder.written.swapped(without_caches(inputs.called(module, given)))
+        result = recorder.writes.replace_plain(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)
         raise CaptureFailure("the module draws random numbers")
@@ -751,36 +760,36 @@ def _drop_unread(graph: fx.Graph) -> None:
 
 
 class LocatedErrors(TorchFunctionMode):
-    """Names layer and line in every error of an operation inside."""
+    """Names layer and line in the errors of all operations while it is active."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.written = InplaceWrites(strided_view, (*module.parameters(), *module.buffers()))
+        self.writes = InplaceWrites(strided_view, (*module.parameters(), *module.buffers()))
         self.layers = {id(layer): name for name, layer in module.named_modules()}
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.written.swapped((args, kwargs or {}), func)
+        args, kwargs = self.writes.replace_plain((args, kwargs or {}), func)
         if func in METADATA:
             return func(*args, **kwargs)
         try:
-            args = self.written.taken(func, args)
-            return self.written.made(func, call_with_zeros(func, args, kwargs))
+            args = self.writes.before_write(func, args)
+            return self.writes.note_result(func, call_with_zeros(func, args, kwargs))
         except SectorchError as error:
             raise_located(error, SourceLocation.now(self.layers).text(name_of(func)))
 
 
 def run_eagerly(module: nn.Module, inputs: Inputs) -> Any:
-    """The module's own call, with its hooks and its attributes."""
+    """Call the module itself, with its hooks and attributes."""
     watching = LocatedErrors(module)
     with as_if_compiling(module), layers_refusals(watching.layers), watching:
-        return watching.written.swapped(without_caches(inputs.called(module)))
+        return watching.writes.replace_plain(without_caches(inputs.called(module)))
 
 
-# What `nn.TransformerEncoder` gives at padded places: zeros, as torch's evaluation without gradients has them.
+# `nn.TransformerEncoder` at padded places.
 #
 # torch has two ways through an encoder with a padding mask. Without gradients it leaves padded places out (its fast
-# path, in nested tensors) and fills them with zeros; with gradients it computes something there, which nobody should
-# read. A secure model does what `with torch.no_grad()` does.
+# path, in nested tensors) and fills them with zeros. With gradients it computes meaningless values there. A secure model
+# gives the zeros of `with torch.no_grad()`.
 
 
 def zeros_at_padded_places(model: nn.Module) -> None:

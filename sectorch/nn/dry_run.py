@@ -70,7 +70,7 @@ def dry_run(
     program: Trace | None,
     inputs: Inputs,
     weights: Weights,
-    traces: GraphCache | RemoteGraphs,
+    graphs: GraphCache | RemoteGraphs,
     scheme: Scheme,
     limited: bool,
 ) -> DryRun:
@@ -79,13 +79,13 @@ def dry_run(
     Args:
         program: None for a module that runs operation by operation.
         inputs: of meta tensors.
-        weights: of the session of `traces`, in which nobody is present.
+        weights: of the session of `graphs`, in which nobody is present.
         limited: whether the program comes from another party, and is held to the bounds of `nn/bounds.py`.
 
     Raises:
         SectorchError: with layer and line.
     """
-    session, zero = traces.session, ""
+    session, zero = graphs.session, ""
     profile, shapes = Profile(), {}
     budget = OperationBudget(len(program.graph.nodes), scheme.few_rounds) if limited and program is not None else None
 
@@ -104,22 +104,22 @@ def dry_run(
         return y
 
     try:
-        with sole_observer(profile), session.call(traces.party) as net, budget or nullcontext():
+        with sole_observer(profile), session.call(graphs.party) as net, budget or nullcontext():
             if program is None:
                 tracing, outputs = (
                     None,
-                    run_eagerly(traces.bound(), shared_inputs(inputs, session, scheme, traces.party)),
+                    run_eagerly(graphs.bound(), shared_inputs(inputs, session, scheme, graphs.party)),
                 )
             else:
-                tracing = net.tracing = ProgramTracer(net.call, traces.setup)
-                shared = shared_inputs(inputs, session, scheme, traces.party)
+                tracing = net.tracing = ProgramTracer(net.call, graphs.setup)
+                shared = shared_inputs(inputs, session, scheme, graphs.party)
                 outputs = run(program, weights.of(program), shared.tensors, step)
             refuse_results(outputs)
             refuse_weights(outputs, program)
             outputs = reveal_outputs(outputs) if inputs.learned is None else retain_results(outputs, inputs.learned)
     except BaseException:
-        if isinstance(traces, GraphCache):
-            traces.refused(inputs)
+        if isinstance(graphs, GraphCache):
+            graphs.note_refusal(inputs)
         raise
     if budget is not None and program is not None:
         budget.check_weights(profile)
@@ -170,11 +170,11 @@ def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party
         if isinstance(x, SharedTensor):
             return x
         if held is not None:
-            return held.again(name, x, session, session.answering_party(party), scheme)
+            return held.in_dry_run(name, x, session, session.answering_party(party), scheme)
         limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
         return share_tensor(x.detach(), session=session, party=party, scheme=scheme, limit=limit, name=name)
 
-    return inputs.having([shared(*one) for one in zip(inputs.names, inputs.tensors, inputs.held, strict=True)])
+    return inputs.with_tensors([shared(*one) for one in zip(inputs.names, inputs.tensors, inputs.held, strict=True)])
 
 
 def reveal_outputs(outputs: Any) -> Any:
@@ -221,7 +221,7 @@ LARGEST = 1024.0
 
 
 @dataclass
-class Lost:
+class PrecisionLoss:
     """An operation, its error and its result's size."""
 
     node: fx.Node
@@ -239,7 +239,7 @@ class _Suspect:
     result: Any
 
 
-class _Enough(Exception):
+class _Stop(Exception):
     """What was to be looked at is computed."""
 
 
@@ -248,7 +248,7 @@ def find_precision_loss(
     bind: Callable[[Session], Weights],
     scheme: Scheme,
     inputs: Inputs,
-    everything: bool,
+    whole_reference: bool,
     typical: Inputs | None = None,
 ) -> str | None:
     """Which operation of a program loses digits, and how many; None where none does, or where it cannot be said.
@@ -257,7 +257,7 @@ def find_precision_loss(
         program: with its weights.
         bind: gives what its names stand for in a session.
         inputs: only their form, shapes and dtypes are used.
-        everything: whether the fixed-point reference runs as well.
+        whole_reference: whether the fixed-point reference runs as well.
         typical: inputs of these shapes with their content, which are looked at first.
     """
     if (
@@ -266,23 +266,23 @@ def find_precision_loss(
         or inputs.in_shares
     ):
         return None
-    look = _Look(program, bind, scheme, everything)
-    lost = typical and look.at(typical.having([x.cpu() for x in typical.tensors]), carefully=True)
+    check = _PrecisionCheck(program, bind, scheme, whole_reference)
+    lost = typical and check.find(typical.with_tensors([x.cpu() for x in typical.tensors]), all_operands=True)
     if lost:
         return _text(lost, scheme, "on the calibration batch")
     drawn = sample(inputs, torch.device("cpu"))
-    scaled = lambda scale: inputs.having([
+    scaled = lambda scale: inputs.with_tensors([
         (x * scale).to(dtype) if x.is_floating_point() else x
         for x, dtype in zip(drawn.tensors, inputs.dtypes, strict=True)
     ])  # fmt: skip
-    lost = look.at(scaled(1.0))
-    if not lost and look.work <= SMALL and 0 < look.largest < scheme.activation_limit / 16:
-        scale = min(LARGEST, 2.0 ** math.floor(math.log2(scheme.activation_limit / 2 / look.largest)))
-        lost = look.at(scaled(scale))
+    lost = check.find(scaled(1.0))
+    if not lost and check.work <= SMALL and 0 < check.largest < scheme.activation_limit / 16:
+        scale = min(LARGEST, 2.0 ** math.floor(math.log2(scheme.activation_limit / 2 / check.largest)))
+        lost = check.find(scaled(scale))
     return _text(lost, scheme, "on numbers that were drawn") if lost else None
 
 
-def _text(lost: Lost, scheme: Scheme, where: str) -> str:
+def _text(lost: PrecisionLoss, scheme: Scheme, where: str) -> str:
     return (
         f"{place_of(lost.node)}: with {scheme.frac_bits} fraction bits the result is off by {lost.error:.2g} of "
         f"{lost.size:.2g} {where}"
@@ -330,11 +330,11 @@ def check_served(served: RemoteProgram, name: str, imprecise: bool) -> None:
         return
 
 
-class _Look:
+class _PrecisionCheck:
     """A look at a program; what of it is in a session is made once, when it is first asked for."""
 
-    def __init__(self, program: Trace, bind: Callable[[Session], Weights], scheme: Scheme, everything: bool):
-        self.program, self.bind, self.scheme, self.everything = program, bind, scheme, everything
+    def __init__(self, program: Trace, bind: Callable[[Session], Weights], scheme: Scheme, whole_reference: bool):
+        self.program, self.bind, self.scheme, self.whole_reference = program, bind, scheme, whole_reference
         self.unit = 2.0**-scheme.frac_bits
         self.least = self.unit * 2.0**FLOOR_BITS
         self.work, self.largest = 0, 0.0
@@ -346,20 +346,20 @@ class _Look:
         self._weights: dict[str, torch.Tensor] = {}
         self._dtype = torch.float32
 
-    def at(self, given: Inputs, carefully: bool = False) -> Lost | None:
+    def find(self, given: Inputs, all_operands: bool = False) -> PrecisionLoss | None:
         """The first operation that is lost on these inputs.
 
         Args:
-            carefully: also where operands keep many digits, since the inputs may be alike.
+            all_operands: also where operands keep many digits, since the inputs may be alike.
         """
-        exact, suspects = self._exact(given.wide(), carefully)
+        exact, suspects = self._run_float64(given.wide(), all_operands)
         known = (*given.tensors, *exact.values())
         sizes = [self._within(x) for x in known if x.is_floating_point()]
         self.largest = max((float(x.abs().max()) for x in sizes if x.numel()), default=0.0)
         errors: dict[fx.Node, Any] = {}
         for suspect in suspects:
             with suppress(SectorchError):  # what has no result in fixed point is refused by a call
-                ours, theirs = self._fixed(given, suspect)
+                ours, theirs = self._run_fixed_point(given, suspect)
                 lost = self._lost(suspect.node, ours, theirs)
                 if lost is None or self._lost(suspect.node, theirs, suspect.result) is not None:
                     continue  # or what it reads has too few digits for it, as next to a pole: no matter of weights
@@ -368,12 +368,12 @@ class _Look:
                 if isinstance(theirs, torch.Tensor):
                     errors[suspect.node] = torch.where(theirs.abs() < self.scheme.activation_limit, ours - theirs, 0.0)
         if errors and self._result is not None:
-            lost = self._grown(given, errors)
+            lost = self._spoils_result(given, errors)
             if lost is not None:
                 return lost
-        return self._first(given, exact) if self.everything else None
+        return self._first_loss(given, exact) if self.whole_reference else None
 
-    def _exact(self, given: Inputs, carefully: bool) -> tuple[dict[fx.Node, torch.Tensor], list[_Suspect]]:
+    def _run_float64(self, given: Inputs, all_operands: bool) -> tuple[dict[fx.Node, torch.Tensor], list[_Suspect]]:
         """What the first operations give in float64, until a value leaves the range, and which of them may be lost."""
         found: dict[fx.Node, torch.Tensor] = {}
         secret = self._secret = {node for node in self.program.graph.nodes if node.op == "placeholder"}
@@ -390,29 +390,31 @@ class _Look:
             public, before, moved = [], None, None
             with torch._C.DisableTorchFunction():
                 if compute is node.target:  # it reads what the node says
-                    _each(lambda n, x: public.extend([] if self._hides(n) else [x]), node, args, kwargs)
+                    _map_operands(lambda n, x: public.extend([] if self._is_secret(n) else [x]), node, args, kwargs)
                 within = any(n in infinite for n in node.all_input_nodes)
                 if within or any(mask_beyond_range(self.scheme, x) is not None for x in public):
                     infinite.add(node)
-                if any(self._loses(x, carefully) for x in public):
+                if any(self._may_lose(x, all_operands) for x in public):
                     before = copied((args, kwargs))
-                    moved = _each(lambda n, x: copied(x) if self._hides(n) else self._rounded(x), node, *before)
+                    moved = _map_operands(
+                        lambda n, x: copied(x) if self._is_secret(n) else self._rounded(x), node, *before
+                    )
             y = compute(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 results = [v for v in _leaves(y) if isinstance(v, torch.Tensor)]
                 self.work += sum(v.numel() for v in (*results, *public) if isinstance(v, torch.Tensor))
                 if not all(self._in_range(v, node in infinite) for v in results if v.is_floating_point()):
-                    raise _Enough
+                    raise _Stop
                 if isinstance(y, torch.Tensor) and y.is_floating_point():
                     found[node] = y.double()
             if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
                 suspects.append(_Suspect(node, before[0], before[1], y))
             if self.work > WORK:
-                raise _Enough
+                raise _Stop
             return y
 
         self._result = None
-        with suppress(_Enough):
+        with suppress(_Stop):
             self._result = plain(self.program, given, step=remember)
         return found, suspects
 
@@ -426,13 +428,13 @@ class _Look:
         """Without what stands for infinity."""
         return y[y.abs() < self.scheme.activation_limit]
 
-    def _loses(self, x: Any, carefully: bool) -> bool:
+    def _may_lose(self, x: Any, all_operands: bool) -> bool:
         """Whether an operand that is not secret may lose digits: it, or its inverse, is small beside the last place."""
         if isinstance(x, float):
             return math.isfinite(x) and abs(self._rounded(x) - x) > KEPT * abs(x)
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
             return False
-        if carefully:
+        if all_operands:
             return True
         size, largest = _size(x), float(x.abs().max())
         return math.isfinite(largest) and self.unit * (size / 3.5 + largest * size * size / 2) > KEPT * size * size
@@ -446,7 +448,7 @@ class _Look:
         moved = (x / self.unit).round() * self.unit + (x.square() * self.unit / 2).minimum(x.abs() / 2)
         return torch.where(x.isfinite(), moved, x)
 
-    def _lost(self, node: fx.Node, y: Any, exact: Any) -> Lost | None:
+    def _lost(self, node: fx.Node, y: Any, exact: Any) -> PrecisionLoss | None:
         """What is off by more than `PART`, by root mean square over all results, without what stands for infinity."""
         ours, theirs = _floats(y), _floats(exact)
         if len(ours) != len(theirs):
@@ -460,9 +462,9 @@ class _Look:
         if not errors:
             return None
         error, size = _size(torch.cat(errors)), _size(torch.cat(sizes))
-        return Lost(node, error, size) if error > PART * size else None
+        return PrecisionLoss(node, error, size) if error > PART * size else None
 
-    def _grown(self, given: Inputs, errors: dict[fx.Node, torch.Tensor]) -> Lost | None:
+    def _spoils_result(self, given: Inputs, errors: dict[fx.Node, torch.Tensor]) -> PrecisionLoss | None:
         """The first of these operations, if their errors, which are small beside the last place, spoil the result."""
 
         def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
@@ -472,13 +474,15 @@ class _Look:
         lost = self._lost(next(iter(errors)), plain(self.program, given.wide(), step=step), self._result)
         return lost if lost is not None and lost.error > self.least else None
 
-    def _fixed(self, given: Inputs, suspect: _Suspect) -> tuple[Any, Any]:
+    def _run_fixed_point(self, given: Inputs, suspect: _Suspect) -> tuple[Any, Any]:
         """What the reference makes of the operation on these numbers, and what float64 makes of them rounded."""
-        node, session = suspect.node, self._opened()
+        node, session = suspect.node, self._reference_session()
         party, made = session.answering[0], dict[fx.Node, Any]()
         read = suspect.args, suspect.kwargs
         known: dict[fx.Node, Any] = {}
-        _each(lambda n, x: known.update({n: x} if self._hides(n) and not self._is_given(n) else {}), node, *read)
+        _map_operands(
+            lambda n, x: known.update({n: x} if self._is_secret(n) and not self._is_given(n) else {}), node, *read
+        )
         near = lambda x: (x / self.unit).round() * self.unit if x.is_floating_point() else x
 
         def shared(x: Any, n: fx.Node) -> Any:
@@ -507,12 +511,12 @@ class _Look:
             made.update(zip(places, shared_inputs(given, session, self.scheme, party).tensors, strict=True))
             y = [_decoded(v) for v in _leaves(computed(node)) if isinstance(v, SharedTensor)]
         rounded = lambda v: near(v) if isinstance(v, torch.Tensor) else v
-        args, kwargs = _each(lambda n, x: pytree.tree_map(rounded, x) if self._hides(n) else x, node, *read)
+        args, kwargs = _map_operands(lambda n, x: pytree.tree_map(rounded, x) if self._is_secret(n) else x, node, *read)
         target: Any = node.target
         with Float64Mode(), torch.no_grad():
             return (y[0] if len(y) == 1 else y), target(*args, **kwargs)
 
-    def _hides(self, n: Any) -> bool:
+    def _is_secret(self, n: Any) -> bool:
         return isinstance(n, fx.Node) and n in self._secret
 
     def _is_given(self, n: fx.Node) -> bool:
@@ -522,7 +526,7 @@ class _Look:
             return all(self._is_given(m) for m in n.all_input_nodes if m in self._secret)
         return n.op == "placeholder"
 
-    def _opened(self) -> Session:
+    def _reference_session(self) -> Session:
         if self._session is None:
             self._session = Session(reference=True)
             self._weights = self.bind(self._session).of(self.program)
@@ -530,14 +534,14 @@ class _Look:
             self._dtype = floats[0] if floats else torch.float32
         return self._session
 
-    def _first(self, given: Inputs, exact: dict[fx.Node, torch.Tensor]) -> Lost | None:
+    def _first_loss(self, given: Inputs, exact: dict[fx.Node, torch.Tensor]) -> PrecisionLoss | None:
         """The first operation of the fixed-point reference that rounding alone does not explain."""
         last = next(reversed(exact), None)
         if last is None:
             return None
-        session = self._opened()
+        session = self._reference_session()
         party = session.answering[0]
-        found: list[Lost] = []
+        found: list[PrecisionLoss] = []
 
         def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
             y = compute(*args, **kwargs)
@@ -545,18 +549,18 @@ class _Look:
                 lost = self._lost(node, _decoded(y), exact[node])
                 found.extend([lost] if lost is not None and lost.error > self.least else [])
             if node is last or found:
-                raise _Enough
+                raise _Stop
             return y
 
-        with suppress(_Enough), session.call(party), torch.no_grad():
+        with suppress(_Stop), session.call(party), torch.no_grad():
             shared = shared_inputs(given, session, self.scheme, party)
             run(self.program, self._weights, shared.tensors, step=compare)
         if not found:
             return None
         node = found[0].node
-        return None if found[0].error <= SLACK * self._reached(given.wide(), node, exact[node]) else found[0]
+        return None if found[0].error <= SLACK * self._rounding_effect(given.wide(), node, exact[node]) else found[0]
 
-    def _reached(self, given: Inputs, last: fx.Node, exact: torch.Tensor) -> float:
+    def _rounding_effect(self, given: Inputs, last: fx.Node, exact: torch.Tensor) -> float:
         """How far rounding of each operation's result moves that of the last."""
         draw, found = torch.Generator().manual_seed(2), math.inf
 
@@ -570,16 +574,16 @@ class _Look:
             y = move(y.double()) if isinstance(y, torch.Tensor) and y.is_floating_point() else y
             if node is last:
                 found = _size((y - exact)[exact.abs() < self.scheme.activation_limit])
-                raise _Enough
+                raise _Stop
             return y
 
-        moved = given.having([move(x) if x.is_floating_point() else x for x in given.tensors])
-        with suppress(_Enough):
+        moved = given.with_tensors([move(x) if x.is_floating_point() else x for x in given.tensors])
+        with suppress(_Stop):
             plain(self.program, moved, step=step)
         return found
 
 
-def _each(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _map_operands(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of a node with f(what the graph has in its place, value) for each."""
 
     def at(n: Any, x: Any) -> Any:

@@ -379,7 +379,7 @@ def values(secured: SecureModule, inputs: Inputs, given: Inputs) -> dict[str, to
         own[node.name] = y = compute(*args, **kwargs)
         return y
 
-    recorded = secured.recorded(inputs)
+    recorded = secured.recording(inputs)
     if recorded is not None:
         plain(recorded, given, step=remember)
     return own

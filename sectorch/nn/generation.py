@@ -259,7 +259,7 @@ class TextContinuation:
 
     def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
         noise = self.texts.choice.noise(len(ids), self.texts.words, generator)
-        return Inputs(**self._prompt(ids, mask), noise=noise).staying(self._learned)
+        return Inputs(**self._prompt(ids, mask), noise=noise).retaining_results(self._learned)
 
     def _prompt(self, ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, Any]:
         """The arguments of a step for the prompt."""
@@ -276,7 +276,7 @@ class TextContinuation:
     ) -> Inputs:
         """The step after so many tokens."""
         noise = self.texts.choice.noise(len(token), self.texts.words, generator)
-        return Inputs(**self._later(token, mask, past, count), noise=noise).staying(self._learned)
+        return Inputs(**self._later(token, mask, past, count), noise=noise).retaining_results(self._learned)
 
     def _later(self, token: Any, mask: torch.Tensor | None, past: Cache, count: int) -> dict[str, Any]:
         """The arguments of a step after so many tokens."""
@@ -328,7 +328,7 @@ class Generation(TextContinuation):
         step = TokenStep(plain, choice).eval()
         if model.session.present(model.party):
             check_window(step)
-        self.secure = model.over(step)
+        self.secure = model.with_module(step)
 
     def _call(self, inputs: Inputs, later: int = 0) -> tuple[Any, Cache]:
         return self.secure.in_shares(inputs)
@@ -485,7 +485,7 @@ class Beams(TextContinuation):
         step = BeamStep(model.plain, num_beams).eval()
         if model.session.present(model.party):
             check_window(step)
-        self.secure, self._beams = model.over(step), num_beams
+        self.secure, self._beams = model.with_module(step), num_beams
 
     def __call__(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **other: Any
@@ -502,13 +502,13 @@ class Beams(TextContinuation):
         ids, mask = prompt_of(input_ids, attention_mask)
         check_words(ids, self.texts.words)
         check_places(self.secure, ids, mask, self.texts.max_new_tokens)
-        chosen, sums, past = self.secure.in_shares(Inputs(**self._prompt(ids, mask)).staying(1))
+        chosen, sums, past = self.secure.in_shares(Inputs(**self._prompt(ids, mask)).retaining_results(1))
         texts = (chosen % self.texts.words)[..., None]
         mask = None if mask is None else mask.repeat_interleave(self._beams, 0)
         while texts.shape[-1] < self.texts.max_new_tokens:
             beam, token = chosen // self.texts.words, texts[..., -1].reshape(-1, 1)
             called = self._later(token, mask, past, texts.shape[-1])
-            inputs = Inputs(**called, order=F.one_hot(beam, self._beams), before=sums).staying(1)
+            inputs = Inputs(**called, order=F.one_hot(beam, self._beams), before=sums).retaining_results(1)
             chosen, sums, past = self.secure.in_shares(inputs)
             texts = texts.gather(1, (chosen // self.texts.words)[..., None].expand_as(texts))
             texts = torch.cat((texts, (chosen % self.texts.words)[..., None]), -1)

@@ -99,7 +99,7 @@ _SKIPPED = (f"{_TORCH}{os.sep}", __file__, str(Path(__file__).with_name("capture
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """What was running when a node was recorded.
+    """The layer and the line of the model that were running when a node was recorded.
 
     Attributes:
         layer, kind: path and type of the layer of torch's own that called the function; empty in a model's own code.
@@ -114,11 +114,11 @@ class SourceLocation:
 
     @staticmethod
     def now(layers: dict[int, str], innermost: FrameType | None = None) -> SourceLocation:
-        """Of the frames that are running now, out to the call of the whole module.
+        """The location of the frames that are running now, out to the call of the whole module.
 
         Args:
             layers: path by id of each module.
-            innermost: of an error that has come out of its frames, the one that raised it.
+            innermost: the frame that raised, for an error that has left its frames.
         """
         frame, source, owner, layer = innermost or sys._getframe(1), "", None, False
         while frame is not None:
@@ -139,7 +139,7 @@ class SourceLocation:
         return SourceLocation(path, type(owner).__name__, path, source)
 
     def text(self, name: str = "") -> str:
-        """For people: the layer's name and type, or the operation's, and the line."""
+        """The name and type of the layer, or the name of the operation, and the line, for people."""
         if self.kind:
             name = f"'{self.layer}' ({self.kind})" if self.layer else self.kind
         return " ".join(["layer", *([name] if name else []), *([f"at {self.source}"] if self.source else [])])
@@ -152,9 +152,9 @@ def place_of(node: fx.Node) -> str:
 
 
 def raise_located(error: SectorchError, place: str) -> NoReturn:
-    """Raise the error with the place before its text; as it is where it has a place, or belongs to none.
+    """Raise the error with the place before its text, or as it is if it has a place or comes from no layer.
 
-    No error is its own cause: it would keep itself alive, and with it the frames that hold the shares.
+    The error is never its own cause: it would keep itself alive, and with it the frames that hold shares.
     """
     if not place or error.layer or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
         raise error
@@ -168,15 +168,15 @@ def raise_located(error: SectorchError, place: str) -> NoReturn:
 _ABOVE_ZERO = (
     "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "pow", "xlogy", "logit", "atanh", "acosh"
 )  # fmt: skip
-"""Functions whose argument, or a part of it, has to be above zero, or away from it."""
+"""Functions whose argument, or a part of it, has to be positive, or not near zero."""
 
 
 @contextmanager
 def range_advice(program: Any) -> Iterator[None]:
-    """A range error's text names the lines of the program that a guard may mend, or none where there is none such.
+    """Name in the text of a range error the lines of the program where a guard may help.
 
     Args:
-        program: what was run, a `Trace`; None where the module runs operation by operation.
+        program: the `Trace` that was run; None where the module runs operation by operation.
     """
     try:
         yield
@@ -195,10 +195,10 @@ def range_advice(program: Any) -> Iterator[None]:
 
 @contextmanager
 def layers_refusals(layers: dict[int, str]) -> Iterator[None]:
-    """What a layer of torch's says of its input before it calls any function, as an error that names the layer.
+    """Turn the errors of torch's own layers into errors that name the layer.
 
-    BatchNorm looks at the number of dimensions, a recurrent layer at the size of a state. What the model's own code
-    raises stays as it is.
+    BatchNorm checks the number of dimensions before it calls a function, and a recurrent layer the size of a state.
+    Errors of the model's own code stay as they are.
 
     Args:
         layers: path by id of each module.
@@ -222,7 +222,7 @@ def layers_refusals(layers: dict[int, str]) -> Iterator[None]:
 
 @contextmanager
 def located_errors() -> Iterator[None]:
-    """Errors of a program's steps, which know their place in the model, as errors that name it."""
+    """Put the place in the model before the text of errors of a program's steps."""
     try:
         yield
     except SectorchError as error:
@@ -235,7 +235,7 @@ def located_errors() -> Iterator[None]:
 
 
 CONSTANT, FOLDED = "constant ", "folded "
-"""How the names of public constants and of weights that a pass made begin."""
+"""Prefixes of the names of public constants, and of weights that a pass made."""
 
 
 @dataclass
@@ -246,11 +246,11 @@ class Trace:
         graph: a placeholder for each secret input; call_function nodes; the output is the list of the result's leaves.
         values: plain weights in float64 (or without content where their owner is absent), and public constants.
         spec: how the result's leaves make the result; None where the output is the result itself.
-        rows: the first dimension of the inputs, or None where they have none in common or the program holds for any.
-        dtypes: what weights pass for, by name.
+        rows: the first dimension of the inputs; None where they share none, or where the program holds for any.
+        dtypes: by name, the dtype that a weight has for the model.
 
-    A node's meta["value"] names the node of the program before its passes whose value it computes, or is None; its
-    meta["where"] is the layer and the line.
+    A node's meta["value"] names the node of the recording whose value it computes, or is None after a pass that
+    changes it; meta["where"] is its `SourceLocation`.
     """
 
     graph: fx.Graph
@@ -260,7 +260,7 @@ class Trace:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def copy(self) -> Trace:
-        """Another program of the same nodes, which a pass may change."""
+        """A copy, which a pass may change."""
         graph, copies = fx.Graph(), {}
         out = graph.graph_copy(self.graph, copies)
         graph.output(out)
@@ -279,12 +279,12 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
     """Run a program; a value is dropped after its last use, and an error names the layer and the model's line.
 
     Args:
-        values: what the program's names stand for here.
-        inputs: the secret ones, in the order of the placeholders.
-        step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
+        values: the tensors that the program names.
+        inputs: the secret inputs, in the order of the placeholders.
+        step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), to observe a run.
     """
     made: dict[fx.Node, Any] = {}
-    nodes, pooled = list(program.graph.nodes), _pooled_before_relu(program)
+    nodes, pooled = list(program.graph.nodes), _pools_before_relu(program)
     uses = {node: len(node.users) for node in nodes}
     given = iter(inputs)
     for node in nodes:
@@ -298,10 +298,10 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
             elif node.op == "output":
                 return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
             elif node in pooled and joins(*args):
-                made[node] = _Waiting(args, kwargs)
+                made[node] = _DeferredPool(args, kwargs)
             else:
                 compute = node.target
-                if args and type(args[0]) is _Waiting:
+                if args and type(args[0]) is _DeferredPool:
                     compute, args, kwargs = relu_of_max_pool2d, args[0].args, args[0].kwargs
                 made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
         except SectorchError as error:
@@ -314,15 +314,15 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A max-pooling that is computed together with its ReLU."""
+class _DeferredPool:
+    """The arguments of a max-pooling that is computed together with its ReLU."""
 
     args: tuple
     kwargs: dict
 
 
-def _pooled_before_relu(program: Trace) -> set[fx.Node]:
-    """The max-poolings that a ReLU reads, and nobody else."""
+def _pools_before_relu(program: Trace) -> set[fx.Node]:
+    """The max-poolings whose only reader is a ReLU."""
     found = set()
     for node in program.graph.nodes:
         pool = node.args[0] if op_name(node) == "relu" and node.args else None
@@ -332,7 +332,7 @@ def _pooled_before_relu(program: Trace) -> set[fx.Node]:
 
 
 class OutOfPlace:
-    """A torch function that writes into its first argument, as a function that gives what it would have written."""
+    """A torch function that writes into its first argument, as a function that returns the result instead."""
 
     def __init__(self, func: Callable):
         self.func = func
@@ -359,7 +359,8 @@ def functional_form(func: Callable) -> Callable | None:
     return keys[0] if keys else None
 
 
-# Whether the rows of a batch meet in a program, so that a batch may be cut into pieces: decided from shapes.
+# Whether each row of a program's result depends on its own row of the inputs only, so that a batch may be split. This
+# is decided from shapes.
 
 
 _EACH = (
@@ -371,7 +372,7 @@ _BATCHED = {
     "conv1d": 3, "conv2d": 4, "max_pool1d": 3, "max_pool2d": 4, "avg_pool1d": 3, "avg_pool2d": 4,
     "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_max_pool2d": 4,
 }  # fmt: skip
-"""Layers that keep dimension 0 apart where their input has these dimensions."""
+"""Layers that treat dimension 0 as a batch where their input has this number of dimensions."""
 _SUMS = ("add", "sub", "mul")
 _SHAPES = ("reshape", "flatten")
 
@@ -379,12 +380,12 @@ _SHAPES = ("reshape", "flatten")
 def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None = None) -> bool:
     """Whether every output row depends on its own input row only.
 
-    True only where it can be seen: from functions that are known to keep rows apart on tensors of these dimensions, and
-    from shapes that broadcast no row against another. That a forward does not ask how many rows there are is seen by
-    comparing the programs of two batch sizes (`same_program`).
+    It is True only if all functions are known to compute row by row on tensors of these dimensions, and no shape
+    broadcasts one row against another. Whether the forward uses the number of rows is a question for `same_program`,
+    which compares the programs of two batch sizes.
 
     Args:
-        shapes: of the nodes' values, where the program does not know them itself.
+        shapes: the shapes of the nodes' values, where the program does not have them itself.
     """
     known = dict(shapes or {})
     known.update((n, tuple(program.values[n.target].shape)) for n in program.graph.nodes if n.op == "get_attr")
@@ -407,7 +408,7 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
             return rows is not None and all(n in apart for n in node.all_input_nodes) and _only_values(node.args[0])
         elif all(n in own for n in node.all_input_nodes):
             own.add(node)
-        elif at(node) and at(node)[0] == rows and _keeps_apart(program, node, at, apart, own):
+        elif at(node) and at(node)[0] == rows and _keeps_rows_apart(program, node, at, apart, own):
             apart.add(node)
         else:
             return False
@@ -419,7 +420,7 @@ def _only_values(result: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, fx.Node) for leaf in leaves)
 
 
-def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
+def _keeps_rows_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
     name, x = op_name(node), node.args[0] if node.args else None
     shape = at(node)
     if name in _SUMS:
@@ -445,7 +446,7 @@ def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -
 
 
 def _broadcasts(operand: Any, shape: tuple[int, ...], at: Any, apart: set) -> bool:
-    """Whether an operand adds to each row what is that row's, or the same to all."""
+    """Whether an operand gives each row its own value, or the same value to all rows."""
     if not isinstance(operand, fx.Node):
         return isinstance(operand, (int, float))
     mine = at(operand)
@@ -457,12 +458,12 @@ def _broadcasts(operand: Any, shape: tuple[int, ...], at: Any, apart: set) -> bo
 
 
 def same_program(p: Trace, q: Trace, grown: bool = False) -> bool:
-    """Whether two programs are one: the same functions of the same arguments, but for the sizes of their batches.
+    """Whether two programs have the same functions and arguments, apart from the sizes of their batches.
 
-    Then what is known of one holds of the other: the number of rows enters neither a factor nor a choice.
+    What is known of one then holds for the other: the number of rows enters neither a factor nor a choice.
 
     Args:
-        grown: whether public constants may follow the number of rows (`grows`).
+        grown: whether public constants may follow the number of rows (`row_growth`).
     """
     nodes, others = list(p.graph.nodes), list(q.graph.nodes)
     if len(nodes) != len(others) or p.spec != q.spec:
@@ -473,13 +474,13 @@ def same_program(p: Trace, q: Trace, grown: bool = False) -> bool:
         if a.op != b.op or len(a.users) != len(b.users):
             return False
         if a.op == "get_attr":
-            if not _same_value(a.target, b.target, p, q) and not (grown and grows(a, b, p, q) is not None):
+            if not _same_value(a.target, b.target, p, q) and not (grown and row_growth(a, b, p, q) is not None):
                 return False
         elif a.op == "call_function":
             sizes = op_name(a) in ("reshape", "expand")
-            if a.target != b.target or not _same((a.args, a.kwargs), (b.args, b.kwargs), other, rows, sizes):
+            if a.target != b.target or not _same_argument((a.args, a.kwargs), (b.args, b.kwargs), other, rows, sizes):
                 return False
-        elif not _same((a.args, a.kwargs), (b.args, b.kwargs), other, rows, False):
+        elif not _same_argument((a.args, a.kwargs), (b.args, b.kwargs), other, rows, False):
             return False
     return True
 
@@ -491,9 +492,13 @@ def _same_value(a: str, b: str, p: Trace, q: Trace) -> bool:
     return x.dtype == y.dtype and x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def grows(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
-    """How a public constant follows the number of rows: the dimension along which it is the same for each, or "count"
-    where it holds their numbers; None where it does neither."""
+def row_growth(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
+    """How a public constant follows the number of rows.
+
+    Returns:
+        the dimension along which it repeats one value for each row; "count" if it holds the numbers of the rows; None
+        if it does neither.
+    """
     one, other = str(a.target), str(b.target)
     if not one.startswith(CONSTANT) or not other.startswith(CONSTANT):
         return None
@@ -510,21 +515,21 @@ def grows(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
     return "count" if counted and x.dtype == torch.int64 else None
 
 
-def _same(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
+def _same_argument(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
     if isinstance(a, fx.Node):
         return isinstance(b, fx.Node) and other.get(a) is b
     if isinstance(a, (tuple, list)):
         return (
             isinstance(b, (tuple, list))
             and len(a) == len(b)
-            and all(_same(c, d, other, rows, sizes) for c, d in zip(a, b, strict=True))
+            and all(_same_argument(c, d, other, rows, sizes) for c, d in zip(a, b, strict=True))
         )
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(
-            _same(a[k], b[k], other, rows, sizes) for k in a
+            _same_argument(a[k], b[k], other, rows, sizes) for k in a
         )  # fmt: skip
     if isinstance(a, slice):
-        return isinstance(b, slice) and _same(
+        return isinstance(b, slice) and _same_argument(
             (a.start, a.stop, a.step), (b.start, b.stop, b.step), other, rows, sizes
         )  # fmt: skip
     if type(a) is not type(b):

@@ -1,4 +1,8 @@
-"""A module's programs: one of each shape of input, recorded, passed over and checked when it is first asked for."""
+"""A module's programs, one for each shape of input.
+
+When a program is first needed it is recorded (`nn/capture.py`), transformed (`nn/passes.py`), and checked: on plain
+numbers it has to compute what the module computes.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,19 @@ from .inputs import Inputs
 from .passes import PASSES, optimise, optimize_passes
 from .weights import ModelTensor, bind, device_of, plain_weights
 
-# The check that is made before a program is used: on plain numbers, it gives what the model itself gives.
+# The check before a program is used.
 #
-# A runs both on random float64 inputs of the shape. They may differ by rounding only: a sum of n products in float64 is
-# the exact sum for factors changed by at most n 2^-53 each (Higham, Accuracy and Stability, 3.1), and n is below 2^13.
-# So the results lie as far apart as changes of 2^-40 of every weight and input move them, which is measured where they
-# are not closer than that anyway; `SLACK` times as much is allowed, since the measurement is one random change.
+# The owner runs program and module on random float64 inputs of the shape. Their results may differ by rounding only. A
+# sum of n products in float64 is the exact sum for factors changed by at most n 2^-53 each (Higham, Accuracy and
+# Stability, 3.1), and n is below 2^13. So the results may differ by as much as changes of 2^-40 of every weight and
+# input move them. Where they differ by more than 2^-40 of their size, this is measured with one random change, and
+# `SLACK` times the measurement is allowed.
 
 
 ROUNDING = 2.0**-40
 NARROW_ROUNDING = 2.0**-23
-"""Of constants that the forward makes in float32, where the check computes them in float64. (bfloat16 and float16 are
-made by no forward that is checked: a model of such weights is brought to float64 whole.)"""
+"""The rounding of constants that the forward makes in float32, and the check in float64. No forward that is checked
+makes constants in bfloat16 or float16, since a model of such weights is converted to float64."""
 SLACK = 64.0
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 _T: Any = torch.Tensor
@@ -45,7 +50,7 @@ _CASTS = {_T.float: _T.double, _T.half: _T.double, _T.bfloat16: _T.double, _T.cf
 
 
 class Float64Mode(TorchFunctionMode):
-    """Every number inside is float64, or complex128, whatever dtype the code names; whole numbers stay."""
+    """Computes in float64, or complex128, whatever dtype the code inside names; whole numbers stay as they are."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -87,7 +92,7 @@ def plain(program: Trace, inputs: Inputs, change: Callable | None = None, step: 
 
 
 def original(module: nn.Module, inputs: Inputs) -> Any:
-    """The module itself, in float64; on a copy, whose weights are the module's, since a forward may leave something."""
+    """The result of the module itself in float64, run on a copy that shares its weights: a forward may change it."""
     shared = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     module = copy.deepcopy(module, shared)
     with torch.no_grad(), Float64Mode():
@@ -96,7 +101,7 @@ def original(module: nn.Module, inputs: Inputs) -> Any:
 
 
 def sample(inputs: Inputs, device: torch.device) -> Inputs:
-    """Random numbers of these shapes and kinds, always the same ones: normal in float64, or zeros and ones."""
+    """Inputs with random numbers, the same in every call: normal ones in float64, or zeros and ones."""
     draw = torch.Generator().manual_seed(0x5EC)
 
     def like(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -104,11 +109,11 @@ def sample(inputs: Inputs, device: torch.device) -> Inputs:
             return torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
         return torch.randint(0, 2, shape, generator=draw).to(device, dtype)
 
-    return inputs.having([like(shape, dtype) for shape, dtype in inputs.described.values()])
+    return inputs.with_tensors([like(shape, dtype) for shape, dtype in inputs.described.values()])
 
 
 class Verdict(Enum):
-    """Which form of a program computes what its module does: after the passes, as it was recorded, or none."""
+    """The form of a program that computes what its module does: after the passes, as recorded, or none."""
 
     OPTIMISED = 1
     RECORDED = 2
@@ -116,7 +121,7 @@ class Verdict(Enum):
 
 
 def check_program(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
-    """Whether the program after its passes computes what the module does; else whether the recording itself does.
+    """Compare the program after its passes, and if that fails the recording, with the module.
 
     Args:
         module: plain, in float64; it was seen to change nothing in itself.
@@ -134,9 +139,9 @@ def check_program(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
     try:
         expected = original(module, given)
     except Exception:
-        # What cannot be run in float64 cannot be checked: it runs by its own forward.
+        # A module that does not run in float64 cannot be checked: it runs operation by operation.
         return Verdict.UNLIKE
-    reached = _Reached(program, given)
+    reached = _RoundingEffect(program, given)
     if _agrees(stages[-1], given, expected, reached):
         return Verdict.OPTIMISED
     if not _agrees(program, given, expected, reached):
@@ -158,8 +163,8 @@ def check_program(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
     return Verdict.RECORDED
 
 
-class _Reached:
-    """How far rounding can move a program's results, worked out when it is first asked for."""
+class _RoundingEffect:
+    """The most by which rounding can move a program's results, computed when it is first needed."""
 
     def __init__(self, program: Trace, inputs: Inputs):
         self.program, self.inputs = program, inputs
@@ -174,11 +179,11 @@ class _Reached:
                 random = torch.rand(v.shape, generator=draw, dtype=torch.float64).to(v.device)
                 return _doubled(v) * (1 + size * (2 * random - 1))
 
-            moved = self.inputs.having([nudge(x) if x.is_floating_point() else x for x in self.inputs.tensors])
+            moved = self.inputs.with_tensors([nudge(x) if x.is_floating_point() else x for x in self.inputs.tensors])
             pairs = zip(
                 _leaves(plain(self.program, self.inputs)), _leaves(plain(self.program, moved, nudge)), strict=True
             )
-            self._found = [_apart(a, b) for a, b in pairs]
+            self._found = [_difference(a, b) for a, b in pairs]
         return SLACK * self._found[leaf]
 
 
@@ -186,7 +191,7 @@ def _leaves(result: Any) -> list[Any]:
     return pytree.tree_leaves(result)
 
 
-def _apart(a: Any, b: Any) -> float:
+def _difference(a: Any, b: Any) -> float:
     """The largest difference of two results; infinite where they are of different kinds."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) else float("inf")
@@ -197,7 +202,7 @@ def _apart(a: Any, b: Any) -> float:
     return float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max()) if a.numel() else 0.0
 
 
-def _agrees(program: Trace, inputs: Inputs, expected: Any, reached: _Reached) -> bool:
+def _agrees(program: Trace, inputs: Inputs, expected: Any, reached: _RoundingEffect) -> bool:
     try:
         got = plain(program, inputs)
     except Exception:
@@ -206,7 +211,7 @@ def _agrees(program: Trace, inputs: Inputs, expected: Any, reached: _Reached) ->
     if len(got) != len(expected):
         return False
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-        error = _apart(a, b)
+        error = _difference(a, b)
         if error == 0.0:
             continue
         size = float(b.double().abs().nan_to_num().max())
@@ -221,36 +226,36 @@ def results_agree(got: Any, expected: Any, of_largest: float = 1e-3) -> bool:
     if len(got) != len(expected):
         return False
     return all(
-        _apart(a, b) <= of_largest * float(b.double().abs().nan_to_num().max())
-        if isinstance(b, torch.Tensor) and b.numel() else _apart(a, b) == 0.0
+        _difference(a, b) <= of_largest * float(b.double().abs().nan_to_num().max())
+        if isinstance(b, torch.Tensor) and b.numel() else _difference(a, b) == 0.0
         for a, b in zip(got, expected, strict=True)
     )  # fmt: skip
 
 
 KEPT_SHAPES = 16
-"""Input shapes of which a module keeps what it worked out."""
+"""Input shapes for which a module keeps its programs and dry runs."""
 FEW = 2
-"""Rows of the program that is checked for all batch sizes of which the program is the same."""
+"""Rows of the program that is checked on behalf of all batch sizes with the same program."""
 
 
 def remember(kept: dict, key: Any, value: Any) -> None:
-    """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
+    """Keep a value for an input shape and forget the oldest, so that ever new shapes do not fill the memory."""
     kept[key] = value
     while len(kept) > KEPT_SHAPES:
         del kept[next(iter(kept))]
 
 
 class GraphCache:
-    """What a module does, by the form and the shapes of its inputs.
+    """The programs of a module, by the form and the shapes of its inputs.
 
     Args:
-        session: in which nobody is present, for this module alone.
-        party: whose module it is.
-        original: what the module is a copy of.
+        session: a session in which nobody is present, for this module alone.
+        party: the owner of the module.
+        original: the user's module, of which `module` is a copy.
 
     Attributes:
-        alone: why the module runs operation by operation, or None where it does not.
-        setup: what is done once a session, of all shapes together.
+        eager_reason: why the module runs operation by operation, or None where it does not.
+        setup: the trace of what is done once a session, for all shapes together.
     """
 
     def __init__(
@@ -264,15 +269,15 @@ class GraphCache:
         self._values = plain_weights(module)
         self._originals = [] if original is None else [(name, ref(layer)) for name, layer in original.named_modules()]
         self._bound: tuple[nn.Module, dict[str, PrivateTensor]] | None = None
-        self._remembers: str | None = None
-        self._past = False  # whether anything was recorded
-        self._settles = False  # whether the first call of a shape left something in the module
+        self._refusal: str | None = None
+        self._has_recorded = False  # whether anything was recorded
+        self._changes_once = False  # whether the first call of a shape left something in the module
         self._recorded: dict[Any, Trace] = {}
         self._used: dict[Any, Trace] = {}
         self._verdicts: dict[Any, Verdict] = {}
-        self._unlike: Any = None  # the call whose recording is not what the module does, where that is why
+        self._unlike_call: Any = None  # the call whose recording is not what the module does, where that is why
         self._lock = threading.RLock()  # a recording watches the module's attributes: one at a time
-        self.alone: str | None = None
+        self.eager_reason: str | None = None
 
     def of(self, inputs: Inputs) -> Trace | None:
         """The program for inputs of this form, shape and dtype; None where the module runs operation by operation.
@@ -281,100 +286,101 @@ class GraphCache:
             SectorchError: the forward asks for what cannot be computed on secrets, with layer and line.
         """
         with self._lock:
-            if self._remembers is not None:
-                raise UnsupportedOpError(self._remembers)
+            if self._refusal is not None:
+                raise UnsupportedOpError(self._refusal)
             key = inputs.key
-            if self.alone is None and key not in self._used:
+            if self.eager_reason is None and key not in self._used:
                 program = self._checked(inputs)
-                if self.alone is None:
+                if self.eager_reason is None:
                     remember(self._used, key, program)
-            return None if self.alone is not None else self._used[key]
+            return None if self.eager_reason is not None else self._used[key]
 
-    def recorded(self, inputs: Inputs) -> Trace | None:
-        """The program as it was recorded, before the passes."""
+    def recording(self, inputs: Inputs) -> Trace | None:
+        """The program as recorded, before the passes; None where the module runs operation by operation."""
         with self._lock:
-            if self._remembers is not None:
-                raise UnsupportedOpError(self._remembers)
+            if self._refusal is not None:
+                raise UnsupportedOpError(self._refusal)
             key = inputs.key
-            if key not in self._recorded and self.alone is None:
-                past = self._past
+            if key not in self._recorded and self.eager_reason is None:
+                past = self._has_recorded
                 try:
                     remember(self._recorded, key, self._record(inputs))
                 except CaptureFailure as reason:
-                    if self._settles and past:  # what it did before cannot be done again operation by operation
-                        self._remembers = (
+                    if self._changes_once and past:  # operation by operation, the first call's change would be missing
+                        self._refusal = (
                             f"what {type(self._module).__name__} does with {inputs!r} depends "
                             f"on what it was asked before ({reason}); write its forward without a memory"
                         )
-                        raise UnsupportedOpError(self._remembers) from None
-                    self._give_up(str(reason))
-            return None if self.alone is not None else self._recorded[key]
+                        raise UnsupportedOpError(self._refusal) from None
+                    self._run_eagerly(str(reason))
+            return None if self.eager_reason is not None else self._recorded[key]
 
     def bound(self) -> nn.Module:
-        """The module with weights that have a shape only, as it is before its first call."""
+        """The module before its first call, with weights that have a shape only."""
         return self._bind()[0]
 
     @property
     def session(self) -> Session:
-        """In which nobody is present."""
+        """The session, in which nobody is present."""
         return self._session
 
-    def apart(self, inputs: Inputs, sizes: set[int]) -> bool:
+    def can_split_rows(self, inputs: Inputs, sizes: set[int]) -> bool:
         """Whether a batch may be run in pieces of these numbers of rows, with the same results."""
-        program, recorded = self.of(inputs), self.recorded(inputs)
+        program, recorded = self.of(inputs), self.recording(inputs)
         if inputs.rows is None or program is None or recorded is None or not is_samplewise(program):
             return False
         try:
-            return all((other := self.recorded(inputs.meta(n))) and same_program(recorded, other) for n in sizes)
-        except Exception:  # the forward, which takes this number of rows, need not take others
+            return all((other := self.recording(inputs.meta(n))) and same_program(recorded, other) for n in sizes)
+        except Exception:  # the forward may refuse other numbers of rows
             return False
 
     def _record(self, inputs: Inputs) -> Trace:
-        """One recording, and further ones wherever the next call might do something else.
+        """Record a call, and record it again wherever the next call might do something else.
 
-        A module may change itself in its first call (a cache), if the second one does the same and changes nothing: so
-        does every later one. After that, an input of another shape must do the same on a module without this past.
+        A module may change itself in its first call (a cache) if the second call does the same and changes nothing:
+        then every later call does the same. From then on a recording for another shape is repeated on a fresh copy of
+        the module, which has to do the same without the earlier calls.
 
         Raises:
             CaptureFailure: the module changes from call to call.
         """
         seen = [(form, tuple(shape[1:] for shape in shapes), dtypes) for form, shapes, dtypes in self._recorded]
         first = inputs.row not in seen
-        past, self._past = self._past, True
+        past, self._has_recorded = self._has_recorded, True
         originals = {name: layer for name, one in self._originals if (layer := one()) is not None}
         before, held = state_of_layers(originals), attributes_of(originals)
         try:
             bound = self._bound = self._bound or self._bind()
             program, changed = capture(*bound, self._values, inputs)
-            self._settles = self._settles or changed
-            if changed:  # what other shapes do may be something else now: they are recorded anew
+            self._changes_once = self._changes_once or changed
+            if changed:  # calls of other shapes may do something else now: they are recorded anew
                 for kept in (self._recorded, self._used, self._verdicts):
                     kept.clear()
             if first or changed:
-                self._same_again(program, bound, inputs)
-            if self._settles and past:
+                self._check_repeatable(program, bound, inputs)
+            if self._changes_once and past:
                 without = self._bind()
-                self._same_again(program, without, inputs, settled=False)
-                self._same_again(program, without, inputs)
+                self._check_repeatable(program, without, inputs, settled=False)
+                self._check_repeatable(program, without, inputs)
         except BaseException as error:
-            self._bound = None  # the forward may have left something in it
+            self._bound = None  # the forward may have changed it
             written = state_of_layers(originals) != before
             put_back(held)
             if isinstance(error, CaptureFailure) and written:
                 # The copy's memory is not what the model's own would be.
-                self._remembers = (
+                self._refusal = (
                     f"{type(self._module).__name__} keeps a memory between calls, and its forward writes into layers "
                     "of the model that this is a copy of, found by a list of a class, a global name or a hook, which "
                     "does not reset the copy's: reset those of self.modules(), or write the forward without a memory"
                 )
-                raise UnsupportedOpError(self._remembers) from None
+                raise UnsupportedOpError(self._refusal) from None
             raise
         return program
 
     def _bind(self) -> tuple[nn.Module, dict[str, PrivateTensor]]:
         return bind(self._module, self._session, self.party, self._scheme, self._dtype, self._given)
 
-    def _same_again(
+    def _check_repeatable(
         self, program: Trace, bound: tuple[nn.Module, dict[str, PrivateTensor]], inputs: Inputs, settled: bool = True
     ) -> None:
         again, changed = capture(*bound, self._values, inputs)
@@ -383,25 +389,25 @@ class GraphCache:
         if not same_program(program, again):
             raise CaptureFailure("two calls of the module do not do the same")
 
-    def refused(self, inputs: Inputs) -> None:
-        """A call with these inputs was refused: that its plain forward raises as well says nothing of other calls."""
+    def note_refusal(self, inputs: Inputs) -> None:
+        """Forget a failed check of these inputs, which a dry run refused: it says nothing of other calls."""
         with self._lock:
-            if self._unlike == inputs.key:
-                self.alone = self._unlike = None
+            if self._unlike_call == inputs.key:
+                self.eager_reason = self._unlike_call = None
 
-    def _give_up(self, reason: str) -> None:
-        self.alone = reason
+    def _run_eagerly(self, reason: str) -> None:
+        self.eager_reason = reason
         self._recorded.clear()
         self._used.clear()
 
     def _checked(self, inputs: Inputs) -> Trace | None:
-        program = self.recorded(inputs)
+        program = self.recording(inputs)
         if program is None:
             return None
         tried, asked = program, inputs.key
         if program.rows is not None and program.rows > FEW:
             few = self._few(inputs.meta(FEW))
-            if self.alone is not None:
+            if self.eager_reason is not None:
                 return None
             if few is not None and same_program(program, few):
                 inputs, tried = inputs.meta(FEW), few
@@ -411,13 +417,13 @@ class GraphCache:
             verdict = check_program(self._module, tried, inputs)
             remember(self._verdicts, at, verdict)
         if verdict is Verdict.UNLIKE:
-            self._unlike = asked
-            self._give_up("it cannot be checked against a recording of it")
+            self._unlike_call = asked
+            self._run_eagerly("it cannot be checked against a recording of it")
             return None
         return optimise(program) if verdict is Verdict.OPTIMISED else program
 
     def _few(self, inputs: Inputs) -> Trace | None:
         try:
-            return self.recorded(inputs)
-        except Exception:  # a forward that takes no such batch
+            return self.recording(inputs)
+        except Exception:  # the forward may refuse such a batch
             return None

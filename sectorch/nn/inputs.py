@@ -58,8 +58,7 @@ class SharedInputSpec:
             infinite = replace(infinite, at=None, certain=False)
         return cls(x.scale_bits, x.bound, x.whole_bits, infinite)
 
-    @property
-    def said(self) -> tuple[int, float | None, int]:
+    def to_description(self) -> tuple[int, float | None, int]:
         """As a description has it.
 
         Raises:
@@ -70,7 +69,7 @@ class SharedInputSpec:
         return self.scale_bits, self.bound, self.whole_bits
 
     @classmethod
-    def read(cls, said: Any) -> SharedInputSpec:
+    def from_description(cls, said: Any) -> SharedInputSpec:
         """What a description says.
 
         Raises:
@@ -90,7 +89,7 @@ class SharedInputSpec:
         made.whole_bits, made.infinite = self.whole_bits, self.infinite
         return made
 
-    def again(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
+    def in_dry_run(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
         """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
         half = torch.empty(x.shape, dtype=torch.int64, device="meta")
         shares = session.backend(session.net(party), scheme).again(name, (half, half))
@@ -101,7 +100,7 @@ class RetainedTensor(NamedTuple):
     """A tensor of a program's results that nobody learns: what each party holds of it, and what all know."""
 
     halves: tuple[torch.Tensor, ...]
-    held: SharedInputSpec
+    spec: SharedInputSpec
     dtype: torch.dtype
 
 
@@ -199,7 +198,7 @@ def as_shared(
     def shared(y: Any) -> Any:
         if not isinstance(y, RetainedTensor):
             return y
-        made = y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+        made = y.spec.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
         made.flags = tuple(flags)
         return made
 
@@ -373,11 +372,11 @@ class Inputs:
             if isinstance(leaf, Secret):
                 names.setdefault(leaf.name, name)
         swap = lambda leaf: dataclasses.replace(leaf, name=names[leaf.name]) if isinstance(leaf, Secret) else leaf
-        made = self.having(self.tensors)
+        made = self.with_tensors(self.tensors)
         made.form = dataclasses.replace(self.form, leaves=tuple(map(swap, self.form.leaves)))
         return made
 
-    def having(self, tensors: Sequence[torch.Tensor]) -> Inputs:
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """The same form with other tensors."""
         made = object.__new__(Inputs)
         made.form, made.tensors = self.form, tuple(tensors)
@@ -403,28 +402,28 @@ class Inputs:
         """These tensors in another call's form, where `names` of these stand for `others` of those."""
         own = dict(zip(self.names, self.tensors, strict=True))
         mine = dict(zip(others, names, strict=True))
-        return other.having([own[mine[name]] for name in other.names])
+        return other.with_tensors([own[mine[name]] for name in other.names])
 
-    def known(self) -> Inputs:
+    def describing_shares(self) -> Inputs:
         """The same call, with what everybody knows of those tensors that are in shares by now."""
         pairs = zip(self.names, self.tensors, strict=True)
         held = {name: SharedInputSpec.of(x) for name, x in pairs if isinstance(x, SharedTensor)}
-        return self.holding(held, 0 if held else None)
+        return self.with_shared_inputs(held, 0 if held else None)
 
-    def asked(self) -> Inputs:
+    def as_plain_call(self) -> Inputs:
         """The same call as one on plain tensors, whose results are revealed: the module does the same in both."""
-        return self.holding({}, None)
+        return self.with_shared_inputs({}, None)
 
-    def holding(self, held: Mapping[str, SharedInputSpec], learned: int | None) -> Inputs:
+    def with_shared_inputs(self, held: Mapping[str, SharedInputSpec], learned: int | None) -> Inputs:
         """The same call, where these are in shares, and so many of the results are learned."""
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
-        made = self.having(self.tensors)
+        made = self.with_tensors(self.tensors)
         made.form = CallForm(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
         return made
 
-    def staying(self, learned: int = 0) -> Inputs:
+    def retaining_results(self, learned: int = 0) -> Inputs:
         """The same call, whose results stay in shares, but for so many of the first, which Q learns."""
-        made = self.having(self.tensors)
+        made = self.with_tensors(self.tensors)
         made.form = dataclasses.replace(self.form, learned=learned)
         return made
 
@@ -506,19 +505,19 @@ class Inputs:
         made = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             made.append(torch.empty(shape if rows is None else (rows, *shape[1:]), dtype=dtype, device="meta"))
-        return self.having(made)
+        return self.with_tensors(made)
 
     def wide(self) -> Inputs:
         """With its floating-point tensors in float64."""
-        return self.having([x.to(torch.float64) if x.is_floating_point() else x for x in self.tensors])
+        return self.with_tensors([x.to(torch.float64) if x.is_floating_point() else x for x in self.tensors])
 
     def split(self, rows: int) -> tuple[Inputs, ...]:
         """Pieces of so many rows, and one of what is left."""
-        return tuple(self.having(part) for part in zip(*(x.split(rows) for x in self.tensors), strict=True))
+        return tuple(self.with_tensors(part) for part in zip(*(x.split(rows) for x in self.tensors), strict=True))
 
     def cycled(self, rows: int) -> Inputs:
         """So many of its rows, from the first one again where it has fewer."""
-        return self.having([x[torch.arange(rows, device=x.device) % x.shape[0]] for x in self.tensors])
+        return self.with_tensors([x[torch.arange(rows, device=x.device) % x.shape[0]] for x in self.tensors])
 
     @property
     def in_shares(self) -> bool:

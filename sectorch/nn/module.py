@@ -1,9 +1,14 @@
-"""SecureModule: a module whose weights are an answering party's secret, and whose inputs are Q's."""
+"""SecureModule: a module whose weights are an answering party's secret, and whose inputs are Q's.
+
+A call checks its inputs, runs the program of their shapes on shapes once (`nn/dry_run.py`), and then runs it in the
+session, in pieces of bounded memory and with prepared material if there is any.
+"""
 
 from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,57 +34,52 @@ from .inputs import Inputs, as_shared, reveal_tree
 from .remote_program import RemoteGraphs, RemoteProgram
 from .weights import ModelTensor, Weights, bind, check_input, check_model, copy_model, dtype_of, refuse_meta_device
 
-# Offline material that a module has at hand, by the inputs that it serves.
-
 
 def describe_inputs(inputs: Inputs) -> tuple:
-    """Inputs for people: the shape of a single tensor, and else name and shape of each."""
+    """The shape of a single tensor, and else name and shape of each, for people."""
     return inputs.shapes[0] if inputs.single else tuple(zip(inputs.names, inputs.shapes, strict=True))
 
 
 class MaterialCache:
-    """Material of later calls: each piece is handed out once, to one of several threads."""
+    """Prepared material of later calls, by the inputs that it serves. Each piece is handed out once, to one thread."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._held: dict[Any, tuple[Inputs, list[Material]]] = {}
 
     def keep(self, inputs: Inputs, material: Material) -> None:
-        """Have it at hand for one call with inputs of this form, shape and dtype."""
+        """Keep material for one call with inputs of this form, shape and dtype."""
         with self._lock:
             self._held.setdefault(inputs.key, (inputs.meta(), []))[1].append(material)
 
     def take(self, inputs: Inputs) -> Material | None:
-        """What was kept for such inputs, or None; it is not at hand any more."""
+        """Remove and return material for such inputs; None where there is none."""
         with self._lock:
             made = self._held.get(inputs.key, (inputs, []))[1]
             return made.pop() if made else None
 
     def all(self) -> list[tuple[Inputs, Material]]:
-        """What is at hand, with the inputs that it serves."""
+        """All material, with the inputs that it serves."""
         with self._lock:
             return [(inputs, one) for inputs, made in self._held.values() for one in made]
 
     def counts(self) -> dict[tuple, int]:
-        """How many calls are served, by the shape of a single tensor, and else by name and shape of each."""
-        found: dict[tuple, int] = {}
-        for inputs, _ in self.all():
-            found[describe_inputs(inputs)] = found.get(describe_inputs(inputs), 0) + 1
-        return found
+        """How many calls can be served, by the shape of a single tensor, and else by name and shape of each."""
+        return dict(Counter(describe_inputs(inputs) for inputs, _ in self.all()))
 
     def clear(self) -> None:
-        """Drop all of it unused."""
+        """Drop all material unused."""
         with self._lock:
             self._held.clear()
 
 
-def check_ahead(inputs: Inputs, alone: str | None, verified: bool) -> None:
+def check_preparable(inputs: Inputs, alone: str | None, verified: bool) -> None:
     """Raise ArgumentError where such a call cannot be prepared.
 
     Args:
         alone: why the module runs operation by operation, if it does.
-        verified: whether dealing is proved. What Q learns of tensors that were shared before is then shown in a call of
-            its own, under their flags, which the program does not know.
+        verified: whether dealing is proved. Results of tensors that were shared before are then revealed in a call of
+            their own, under the flags of those tensors, which the program does not know.
     """
     if alone is not None:
         raise ArgumentError(f"nothing can be prepared: the module runs operation by operation, since {alone}")
@@ -97,7 +97,7 @@ def material_inputs(
     dtype: torch.dtype | None,
     usual: torch.dtype,
 ) -> Inputs:
-    """What `preprocess` prepares for, without content.
+    """The inputs, without content, that `preprocess` prepares for.
 
     Args:
         asked: the inputs of earlier calls, the latest first.
@@ -125,14 +125,14 @@ def material_inputs(
     if asked[0].rows is None:
         raise ArgumentError(f"the last call, {asked[0]!r}, has no rows in common: pass Inputs(...) like the later ones")
     made = asked[0].meta(size)
-    return made if dtype is None else made.having([x.to(dtype) for x in made.tensors])
+    return made if dtype is None else made.with_tensors([x.to(dtype) for x in made.tensors])
 
 
 ROWS = 64
-"""Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
+"""Rows of the dry run from which the size of a batch's pieces follows: a word of packed bits holds that many."""
 
 CHUNK_BYTES = 24 << 20
-"""A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
+"""A batch is split so that its largest message stays below this: the piece bounds the memory, and not the batch."""
 
 
 class SecureModule(Inference):
@@ -141,8 +141,8 @@ class SecureModule(Inference):
     It is called as the plain module is: with tensors, and dicts, lists, tuples and dataclasses of them, by place or by
     name. Every tensor is Q's secret, unless it is marked by `sectorch.public`; numbers, strings and None are public.
     The result comes in the model's own containers, every tensor in it revealed to Q alone. Called with a SharedTensor
-    among the arguments, it gives SharedTensors. A batch is cut into pieces of bounded memory where the graph shows that
-    rows do not meet.
+    among the arguments, it gives SharedTensors. A batch is split into pieces of bounded memory where the graph shows
+    that each row of the result depends on its own row of the inputs only.
 
     Args:
         model: a module, or another party's as its description gives it: then its dry run is held to the bounds of
@@ -151,7 +151,7 @@ class SecureModule(Inference):
             tensors, by id of the copy's.
         strict: whether a model that loses digits is refused; typical: inputs with which the owner looks for it, too.
         chooses: whether it may take a format of fewer fraction bits; where the scheme names none, unless named.
-        like: a module of another session, of the same description and scheme: what it works out on shapes is common.
+        like: a module of another session, of the same description and scheme, whose dry runs this one shares.
 
     Raises on a call:
         DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
@@ -160,7 +160,7 @@ class SecureModule(Inference):
     """
 
     plain: nn.Module
-    traces: GraphCache | RemoteGraphs
+    graphs: GraphCache | RemoteGraphs
     _served: RemoteProgram | None
     _bound: nn.Module
     _weights: Weights
@@ -181,55 +181,56 @@ class SecureModule(Inference):
         party = session.answering_party(party)
         named, scheme = scheme, replace(scheme, audited=1)
         self.session, self.party, self.scheme = session, party, scheme
-        self.named = scheme if session.reference else named  # with its audits, of which tensors know nothing
+        # The scheme with its number of audits, which tensors do not know.
+        self.full_scheme = scheme if session.reference else named
         self._chooses = scheme.chooses if chooses is None else chooses
         self.format_reason = ""
-        """Why the number format is another than the default one, where none was named."""
-        self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
+        """Why the number format is not the default one, where the scheme names none."""
+        self._lock = threading.Lock()  # over the dicts below: several threads may call the module
         self.__dict__["_served"] = model if isinstance(model, RemoteProgram) else None
         if isinstance(model, RemoteProgram):
             self.dtype, plain = model.dtype, nn.Module()
-            traces = like.traces if like is not None else RemoteGraphs(model, session.on_shapes(), party)
+            graphs = like.graphs if like is not None else RemoteGraphs(model, session.on_shapes(), party)
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
             plain, self._given = (model, given or {}) if dtype else copy_model(model)
             adapt_model(plain)
             zeros_at_padded_places(plain)
-            traces = GraphCache(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
-        # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
+            graphs = GraphCache(plain, scheme, self.dtype, session.on_shapes(), party, self._given, model)
+        # Modules with weights stay out of nn.Module's registry, which would list, train and save them.
         self.__dict__["plain"] = plain
-        self.__dict__["traces"] = traces
+        self.__dict__["graphs"] = graphs
         self._chunk, self.strict = chunk, strict
         self._typical = typical.cycled(FEW) if typical is not None and typical.rows else typical
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
         self._checked: dict[Any, DryRun] = {}
-        self._precise: set[Any] = set()
-        """The rows whose programs the owner has checked for precision."""
-        self._rows: dict[Any, Trace] = {}
-        """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
+        self._precision_checked: set[Any] = set()
+        """The shapes of row whose programs the owner has checked for precision."""
+        self._samplewise: dict[Any, Trace] = {}
+        """By shape of row, the program of a batch that passed its dry run and whose rows are independent."""
         self.largest: dict[tuple[str, str], int] = {}
-        """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
+        """Bytes of the largest message in all dry runs, by the roles of its sender and receiver."""
         if like is None:
-            self.__dict__["_dry_weights"] = self.bind(self.traces.session, party)[1]
-        else:  # what was worked out on shapes is nobody's
-            shared = ("_dry_weights", "_checked", "_precise", "_rows", "largest", "_lock")
+            self.__dict__["_dry_weights"] = self.bind(self.graphs.session, party)[1]
+        else:  # dry runs hold no secret of either module
+            shared = ("_dry_weights", "_checked", "_precision_checked", "_samplewise", "largest", "_lock")
             self.__dict__.update({name: like.__dict__[name] for name in shared})
-        self.ahead = MaterialCache()
+        self.material_cache = MaterialCache()
         self._forms: dict[Any, tuple[Inputs, list[str]]] = {}
-        """By what the forward's parameters get, the form of the first such call."""
-        self._asked: dict[Any, Inputs] = {}
-        """The inputs so far, without content, by row; the latest last."""
+        """By the values of the forward's parameters, the form of the first such call."""
+        self._past_inputs: dict[Any, Inputs] = {}
+        """The inputs of earlier calls, without content, by shape of row; the latest last."""
         super().train(False)
 
-    def over(self, module: nn.Module) -> SecureModule:
+    def with_module(self, module: nn.Module) -> SecureModule:
         """Another module made of this one's plain model, of the same session, answering party and scheme."""
         return SecureModule(
             module,
             self.session,
             self.party,
-            self.named,
+            self.full_scheme,
             self._chunk,
             dtype=self.dtype,
             given=self._given,
@@ -237,12 +238,12 @@ class SecureModule(Inference):
         )
 
     def extra_repr(self) -> str:
-        alone = self.traces.alone
+        alone = self.graphs.eager_reason
         how = "" if alone is None else f"operation by operation, since {alone}; "
-        return f"{how}model at {self.party}, {self.named}"
+        return f"{how}model at {self.party}, {self.full_scheme}"
 
     def bind(self, session: Session, party: Party) -> tuple[nn.Module, Weights]:
-        """The module with its weights private to a party of a session, and what its programs' names stand for there."""
+        """The module with its weights private to a party of a session, and the tensors that its programs name."""
         if self._served is not None:
             bound, own = self.plain, self._served.bind(session, party, self.scheme)
         else:
@@ -259,62 +260,63 @@ class SecureModule(Inference):
 
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The program for inputs of this form, shape and dtype; None where the module runs operation by operation."""
-        return self.traces.of(self.inputs_of(x).meta().asked())
+        return self.graphs.of(self.inputs_of(x).meta().as_plain_call())
 
-    def recorded(self, x: torch.Tensor | Inputs) -> Trace | None:
-        """The same before the graph passes."""
-        return self.traces.recorded(self.inputs_of(x).meta().asked())
+    def recording(self, x: torch.Tensor | Inputs) -> Trace | None:
+        """The program as it was recorded, before the graph passes."""
+        return self.graphs.recording(self.inputs_of(x).meta().as_plain_call())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.inputs_of(Inputs.called_with(args, kwargs))
         while True:
             try:
-                return self._called(inputs)
+                return self._call_plain(inputs)
             except FixedPointRangeError as error:
                 self._choose(inputs, error)
 
     def choose_format(self, x: torch.Tensor | Inputs) -> None:
-        """Take a number format that holds the weights of the program for such inputs, where the scheme names none.
+        """Choose a number format that holds the weights of the program for such inputs, where the scheme names none.
 
-        A call does so as well. Nothing is shared; all parties have to be in this process.
+        A call chooses one as well. Nothing is shared; all parties have to be in this process.
 
         Raises:
             FixedPointRangeError: no format holds them.
         """
         inputs = self.inputs_of(x).meta()
-        while self._chooses and self._together and self.program(inputs) is not None:
+        while self._chooses and self._all_parties_here and self.program(inputs) is not None:
             try:
                 return self.check_weights(inputs)
             except FixedPointRangeError as error:
                 self._choose(inputs, error)
 
     @property
-    def _together(self) -> bool:
-        """Whether all parties are in this process, so that what the owner of the weights says of them is heard."""
+    def _all_parties_here(self) -> bool:
+        """Whether all parties are in this process, so that the check of the weights at their owner reaches all."""
         return self._served is None and self.session.complete
 
     def _choose(self, inputs: Inputs, error: FixedPointRangeError) -> None:
-        """After weights did not fit: take a number format that holds them, or raise with one that does.
+        """After weights did not fit: choose a number format that holds them, or raise an error that names one.
 
-        The module is made again. The format says of the weights to what power of two they sum; all parties learn it.
+        The module is made again with the format. All parties learn it, and with it a power of two that bounds the sums
+        of the weights.
         """
         if not error.needs or self._served is not None:
             raise error
         needs = [*error.needs, *self.needs(inputs)]
-        made = self.named.chosen(needs)
-        if made is not None and self._chooses and self._together and not inputs.in_shares:
-            # The same module again, in place: whoever holds it has one that works.
+        made = self.full_scheme.chosen(needs)
+        if made is not None and self._chooses and self._all_parties_here and not inputs.in_shares:
+            # The module is made again in place, since the caller holds this object.
             args = self.plain, self.session, self.party, made, self._chunk
             named = {"given": self._given, "chooses": True, "strict": self.strict, "typical": self._typical}
             SecureModule.__init__(self, *args, dtype=self.dtype, **named)
             self.format_reason = reason_of(needs)
             return
-        named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.named.way_out(needs)}")
+        named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.full_scheme.way_out(needs)}")
         named.place, named.layer = error.place, error.layer
         raise named from None
 
     def needs(self, inputs: Inputs) -> list[WeightNeed]:
-        """What all weights of the program ask of a number format; none where there is no program."""
+        """The number formats that the weights of the program need; empty where there is no program."""
         token = NEEDS.set(found := [])
         try:
             with sole_observer(Profile()):  # nothing of it is a message of this module's session
@@ -323,16 +325,16 @@ class SecureModule(Inference):
                 like = SecureModule(*args, dtype=self.dtype, given=self._given)
                 like.check_weights(inputs.meta())
         except SectorchError:
-            pass  # what the call itself raises says more
+            pass  # the call itself raises an error that says more
         finally:
             NEEDS.reset(token)
         return found
 
-    def _called(self, inputs: Inputs) -> Any:
+    def _call_plain(self, inputs: Inputs) -> Any:
         inputs = self._check_inputs(inputs)
         if inputs.in_shares:
-            return self._staying(inputs)
-        # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
+            return self._call_retaining(inputs)
+        # All pieces run before a result is looked at, so that other parties do not learn that one left its range.
         found = [self._predict(piece) for piece in self.pieces(inputs)]
         with range_advice(self.program(inputs)):
             outputs = [unwrap_openings(one) for one in found]
@@ -363,21 +365,27 @@ class SecureModule(Inference):
                 shows something of tensors that were shared before.
         """
         with self._lock:
-            asked = list(reversed(self._asked.values()))
-        inputs = self._as_before(self.inputs_of(material_inputs(asked, batch_size, sample_shape, dtype, self.dtype)))
+            asked = list(reversed(self._past_inputs.values()))
+        inputs = self._in_first_form(
+            self.inputs_of(material_inputs(asked, batch_size, sample_shape, dtype, self.dtype))
+        )
         self.choose_format(inputs)
-        self._ensure(inputs)
-        check_ahead(inputs, self.traces.alone, self.named.verified)
+        self._check_once(inputs)
+        check_preparable(inputs, self.graphs.eager_reason, self.full_scheme.verified)
         held = 0
         for piece in self.pieces(inputs):
-            material = self.session.prepare(self.choreography(piece), self._brought(piece), self.named.audited)
+            material = self.session.prepare(
+                self.choreography(piece), self._program_inputs(piece), self.full_scheme.audited
+            )
             held += material.bytes
-            self.ahead.keep(piece, material)
+            self.material_cache.keep(piece, material)
         return held
 
-    def _as_before(self, inputs: Inputs) -> Inputs:
-        """The call in the form of the first one that gave the parameters the same values, by place or by name:
-        one program and one stock of material serve both."""
+    def _in_first_form(self, inputs: Inputs) -> Inputs:
+        """The inputs in the form of the first call with the same values of the parameters, by place or by name.
+
+        One program and one stock of material then serve both.
+        """
         found = None if self._served is not None else inputs.arguments(self.plain.forward)
         if found is None:
             return inputs
@@ -389,11 +397,11 @@ class SecureModule(Inference):
 
     def prepared(self) -> dict[tuple, int]:
         """How many calls are served by material at hand: by a single tensor's shape, else by (name, shape) of each."""
-        return self.ahead.counts()
+        return self.material_cache.counts()
 
     def discard(self) -> None:
         """Drop all prepared material unused."""
-        self.ahead.clear()
+        self.material_cache.clear()
 
     def choreography(self, x: torch.Tensor | Inputs) -> Program:
         """What all parties do for inputs of this form, shape and dtype: a value to read, compare and sign.
@@ -412,10 +420,10 @@ class SecureModule(Inference):
         """
         inputs = self.inputs_of(x)
         with located_errors():
-            self.session.check(self.choreography(inputs), self._brought(inputs))
+            self.session.check(self.choreography(inputs), self._program_inputs(inputs))
 
-    def _brought(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """What the parties bring into the program, by name, as far as they are here: the inputs and the weights."""
+    def _program_inputs(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """The inputs and weights of the parties that are here, by their names in the program."""
         program = self.program(inputs)
         weights = {} if program is None else self._weights.of(program)
         own: dict[str, torch.Tensor] = {}
@@ -432,16 +440,18 @@ class SecureModule(Inference):
     def _predict(self, inputs: Inputs) -> Any:
         program = self._choreography(inputs)
         if program is None:
-            self.named.check_trusting()
+            self.full_scheme.check_trusting()
             with self.session.call(self.party):
                 return reveal_outputs(self._run(self._shared(inputs)))
         with located_errors():
-            return self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
+            return self.session.run(
+                program, self._program_inputs(inputs), self.material_cache.take(inputs), self.full_scheme.audited
+            )
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""
-        self.named.check_trusting()
-        return self._shared(self.inputs_of(x)).known()
+        self.full_scheme.check_trusting()
+        return self._shared(self.inputs_of(x)).describing_shares()
 
     def _shared(self, inputs: Inputs) -> Inputs:
         return shared_inputs(inputs, self.session, self.scheme, self.party)
@@ -459,26 +469,29 @@ class SecureModule(Inference):
         the scheme's, as `reveal` does, and held to the activation limit.
         """
         inputs = self.inputs_of(Inputs.called_with(args, kwargs))
-        return self(inputs if inputs.in_shares else inputs.staying())
+        return self(inputs if inputs.in_shares else inputs.retaining_results())
 
-    def _staying(self, inputs: Inputs) -> Any:
-        self.named.check_trusting()
+    def _call_retaining(self, inputs: Inputs) -> Any:
+        self.full_scheme.check_trusting()
         program, learned = self._choreography(inputs), inputs.learned or 0
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
-        if learned and self.named.verified and any(x.flags for x in given):  # whatever Q says of what was before
-            return unwrap_openings(reveal_tree(self(inputs.staying()), learned))
-        for x in given if learned else ():  # what Q learns depends on what was in range before, too
+        # With verified dealing Q's word that earlier flags are clear does not count: a call of its own reveals.
+        if learned and self.full_scheme.verified and any(x.flags for x in given):
+            return unwrap_openings(reveal_tree(self(inputs.retaining_results()), learned))
+        for x in given if learned else ():  # a revealed result depends on the ranges of earlier calls, too
             x.check_range()
         if program is None:
             with self.session.call(self.party):
                 return unwrap_openings(reveal_tree(self._run(self._shared(inputs)), learned))
         with located_errors():
-            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
+            found = self.session.run(
+                program, self._program_inputs(inputs), self.material_cache.take(inputs), self.full_scheme.audited
+            )
         with range_advice(self.program(inputs)):
             return unwrap_openings(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
-        """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""
+        """The inputs as plain tensors and SharedTensors, each checked by the party that holds it."""
         refuse_meta_device()
         names = ["the input" if inputs.single else f"the input '{name}'" for name in inputs.names]
         checked = [
@@ -489,26 +502,26 @@ class SecureModule(Inference):
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}
         if elsewhere:
             raise ArgumentError(f"a public argument is on {elsewhere.pop()}, the secure module on {here}")
-        inputs = self._as_before(inputs.having(checked))
-        self._ensure(inputs)
+        inputs = self._in_first_form(inputs.with_tensors(checked))
+        self._check_once(inputs)
         return inputs
 
-    def _ensure(self, inputs: Inputs) -> None:
-        """`_check`, unless rows do not meet and another batch of the same program was checked already."""
+    def _check_once(self, inputs: Inputs) -> None:
+        """`_check`, unless rows are independent and another batch of the same program passed it already."""
         inputs = inputs.meta()
         program, row = self.program(inputs), inputs.row
         with self._lock:
-            self._asked.pop(row, None)
-            remember(self._asked, row, inputs)
-        known = self._rows.get(row) if inputs.rows and program is not None else None
+            self._past_inputs.pop(row, None)
+            remember(self._past_inputs, row, inputs)
+        known = self._samplewise.get(row) if inputs.rows and program is not None else None
         if known is not None and program is not None and (known is program or same_program(known, program)):
             return
         if self._check(inputs).samplewise and inputs.rows and program is not None:
             with self._lock:
-                remember(self._rows, row, program)
+                remember(self._samplewise, row, program)
 
     def _check(self, x: torch.Tensor | Inputs) -> DryRun:
-        """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
+        """Run on shapes. Every error that depends on shapes is raised here, before anything is shared."""
         inputs = self.inputs_of(x)
         key = inputs.key
         with self._lock:
@@ -518,7 +531,7 @@ class SecureModule(Inference):
         program = self.program(inputs)
         with garbage_collection_paused():
             limited = self._served is not None
-            checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
+            checked = dry_run(program, inputs.meta(), self._dry_weights, self.graphs, self.scheme, limited)
         looks = (program is not None or self.strict) and NEEDS.get() is None  # which has no weights encoded
         if looks and self.session.present(self.party) and not self.session.reference:
             with garbage_collection_paused():
@@ -531,21 +544,21 @@ class SecureModule(Inference):
         return checked
 
     def _check_precision(self, inputs: Inputs, vanished: str = "") -> None:
-        """The owner's look at what its weights lose in fixed point, once a program; see `nn/precision.py`.
+        """The owner's check of what its weights lose in fixed point, once a program; see `nn/dry_run.py`.
 
         Args:
-            vanished: what is said of a public number that counts as 0.
+            vanished: the text on a public number that counts as 0.
 
         Raises:
-            PrecisionError: with `strict`; also where it cannot be looked at.
+            PrecisionError: with `strict`, for a loss, or where the check cannot be made.
 
         Warns:
-            PrecisionWarning: else.
+            PrecisionWarning: without `strict`, for a loss.
         """
         with self._lock:
-            if inputs.row in self._precise:
+            if inputs.row in self._precision_checked:
                 return
-            self._precise.add(inputs.row)
+            self._precision_checked.add(inputs.row)
         try:
             few = self._few(inputs)
             program = self.program(few)
@@ -555,11 +568,11 @@ class SecureModule(Inference):
             lost = program and find_precision_loss(
                 program, weights, self.scheme, few, self.strict, self._typical_of(few)
             )
-        except Exception as error:  # no such batch, or numbers beyond an operation's domain: it cannot be said
+        except Exception as error:  # the module takes no such batch, or an operation no such numbers
             lost = None
             if self.strict:
                 with self._lock:
-                    self._precise.discard(inputs.row)
+                    self._precision_checked.discard(inputs.row)
                 why = str(error) if isinstance(error, SectorchError) else type(error).__name__
                 raise PrecisionError(
                     f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
@@ -570,12 +583,12 @@ class SecureModule(Inference):
         said = f"{lost}. {way_out(self.scheme)}" if lost else vanished
         if self.strict:
             with self._lock:
-                self._precise.discard(inputs.row)  # the next call is refused as well
+                self._precision_checked.discard(inputs.row)  # the next call is refused as well
             raise PrecisionError(said)
         warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
 
     def _few(self, inputs: Inputs) -> Inputs:
-        """The same call with few rows, where the module takes that."""
+        """The same call with `FEW` rows, where the module takes so few."""
         if inputs.rows is not None and inputs.rows > FEW:
             with suppress(Exception):
                 few = inputs.meta(FEW)
@@ -584,31 +597,31 @@ class SecureModule(Inference):
         return inputs.meta()
 
     def _typical_of(self, few: Inputs) -> Inputs | None:
-        """The calibration batch, as far as it is such a call."""
+        """The calibration batch, with as many rows, where it is a call of this form."""
         if self._typical is None:
             return None
-        typical = self._as_before(self._typical)
+        typical = self._in_first_form(self._typical)
         typical = typical.cycled(few.rows) if typical.rows and few.rows else typical
         return typical if typical.form == few.form and typical.shapes == few.shapes else None
 
     def _largest(self, inputs: Inputs) -> int:
-        """Bytes of the largest message of `ROWS` rows; none of a model that does not take so many."""
+        """Bytes of the largest message of a call of `ROWS` rows; 0 for a model that does not take so many."""
         try:
             ledger = self._check(inputs.meta(ROWS)).profile.ledger
         except Exception:
             return 0
         return max((m.bytes for m in ledger if m.label != "omega_masked"), default=0)
 
-    def _cut(self, inputs: Inputs, rows: int) -> bool:
-        """Whether a batch in pieces of so many rows, and one of what is left, gives what the whole batch gives."""
+    def _can_cut(self, inputs: Inputs, rows: int) -> bool:
+        """Whether pieces of so many rows, and one of the rest, give the results of the whole batch."""
         if inputs.rows is None:
             return False
         if self._served is not None:
             return self._served.general(inputs) and self._check(inputs.meta(ROWS)).samplewise
-        return self.traces.apart(inputs.meta(), {rows, inputs.rows % rows} - {0})
+        return self.graphs.can_split_rows(inputs.meta(), {rows, inputs.rows % rows} - {0})
 
     def pieces(self, x: torch.Tensor | Inputs) -> tuple[Inputs, ...]:
-        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less.
+        """The pieces in which a batch is run: one piece, unless rows are independent and memory is short.
 
         Raises:
             ArgumentError: `chunk` was named and the rows of this batch meet, or it cannot be seen that they do not.
@@ -618,13 +631,13 @@ class SecureModule(Inference):
             return (inputs,)
         rows = inputs.rows or max((shape[0] for shape in inputs.shapes if shape), default=1)
         if self._chunk is not None and rows > self._chunk:
-            if not self._cut(inputs, self._chunk):
+            if not self._can_cut(inputs, self._chunk):
                 raise ArgumentError(
                     f"chunk={self._chunk} would cut a batch of {rows} rows into pieces, but rows of this model meet, "
                     f"or it cannot be seen that they do not; leave chunk out, or ask with at most {self._chunk} rows"
                 )
             return inputs.split(self._chunk)
-        if self._chunk is not None or rows < 2 or not self._cut(inputs, min(rows, FEW)):
+        if self._chunk is not None or rows < 2 or not self._can_cut(inputs, min(rows, FEW)):
             return (inputs,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(inputs)))
-        return inputs.split(span) if span < rows and self._cut(inputs, span) else (inputs,)
+        return inputs.split(span) if span < rows and self._can_cut(inputs, span) else (inputs,)

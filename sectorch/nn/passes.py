@@ -1,4 +1,4 @@
-"""Graph passes: each changes the work and not the values.
+"""Graph passes: each reduces the work and keeps the values.
 
 - `fold_batchnorm`: a BatchNorm after a convolution or linear layer becomes part of it (A's own arithmetic).
 - `pool_before_relu`: max-pool and ReLU commute; pooling first leaves a fraction of the activations to the ReLU, which
@@ -8,12 +8,12 @@
   of the weights stays, and the result's error with it.
 - `drop_identities`: dropout in evaluation mode, Identity.
 
-A pass works on a program of functions on values (`nn/trace.py`), so it sees who reads a tensor and who reads a weight.
+A pass works on a program of functions on values (`nn/graph.py`), so it sees who reads a tensor and who reads a weight.
 A folded weight is a new one, named by what it was made of: another reader keeps the old one, and the same folding for
 another shape of input has the same name, so that it is masked and sent once. Where a node's shape is not known, passes
-that need it leave it alone. The passes are checked on numbers before the program is used (`nn/check.py`).
+that need it leave it alone. The passes are checked on numbers before the program is used (`nn/graph_cache.py`).
 
-One opening for several uses is no pass: `mpc/star/mask.py` opens the same shares once in a call.
+One opening for several uses is no pass: `mpc/star/masking.py` opens the same shares once in a call.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .graph import ARGUMENTS, CONSTANT, FOLDED, Trace, arguments, function_of, o
 
 _MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
 _LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}
-"""Layers whose weights take a factor, and the dimensions of a batch of theirs."""
+"""Layers whose weights can take a factor, and the number of dimensions of their batches."""
 
 
 def optimise(program: Trace) -> Trace:
-    """A program with all passes applied, in order; the given one is not changed."""
+    """A copy of a program with all passes applied, in order."""
     return [program, *optimize_passes(program)][-1]
 
 
@@ -69,7 +69,7 @@ def _is_value(x: Any) -> bool:
 
 
 def _replace(program: Trace, node: fx.Node, by: fx.Node) -> None:
-    """What read `node` reads `by`."""
+    """Replace a node by another one in all its readers."""
     node.replace_all_uses_with(by)
     program.graph.erase_node(node)
     _tidy(program.graph)
@@ -98,10 +98,12 @@ class _Layer:
         self.source, self.weight = given.get("input"), weight or ""
         bias = given.get("bias")
         self.bias = _weight(program, bias)
-        self.whole = weight is not None and (bias is None or self.bias is not None) and _is_value(self.source)
+        self.has_plain_weights = (
+            weight is not None and (bias is None or self.bias is not None) and _is_value(self.source)
+        )
 
-    def become(self, made_of: str, change: Callable) -> None:
-        """Read `change(weight, bias)` instead, which `made_of` names; what else reads the weights is left alone."""
+    def set_weights(self, made_of: str, change: Callable) -> None:
+        """Give the layer the weights `change(weight, bias)`, which `made_of` names; other readers keep the old ones."""
         program, node = self.program, self.node
         values = program.values
         before = values[self.weight], None if self.bias is None else values[self.bias]
@@ -127,7 +129,7 @@ def _layer(program: Trace, node: Any) -> _Layer | None:
     if not isinstance(node, fx.Node) or op_name(node) not in _LINEAR:
         return None
     layer = _Layer(program, node)
-    return layer if layer.whole else None
+    return layer if layer.has_plain_weights else None
 
 
 def _dims(node: fx.Node) -> int | None:
@@ -159,7 +161,7 @@ def fold_batchnorm(program: Trace) -> None:
             continue
         eps = float(given.get("eps", 1e-5))
         mean, var, weight, bias = (None if name is None else program.values[name] for name in names)
-        layer.become(f"with {names} {eps!r}", lambda w, b: _normalised(w, b, mean, var, weight, bias, eps))
+        layer.set_weights(f"with {names} {eps!r}", lambda w, b: _normalised(w, b, mean, var, weight, bias, eps))
         before.meta["value"] = node.meta.get("value")
         _replace(program, node, before)
 
@@ -215,7 +217,7 @@ def fold_scales(program: Trace) -> None:
             # A bias before the factor is multiplied by it, one after it is not.
             both = before is not None
             part, power = _split(factor, 0 if both else MOST_POWER)
-            layer.become(
+            layer.set_weights(
                 f"times {part!r}",
                 lambda w, b, f=part, both=both: (w * f, b * f if both and b is not None else b),
             )
@@ -274,7 +276,7 @@ def _even_divisor(program: Trace, pool: fx.Node) -> None:
     if after is None:
         return
     even = 1 << count.bit_length()
-    after.become(f"times {even}/{count}", lambda w, b: (w * (even / count), b))
+    after.set_weights(f"times {even}/{count}", lambda w, b: (w * (even / count), b))
     defaults = (None, None, None, 0, False, True)
     names = ARGUMENTS["avg_pool2d"]
     pool.args = (*(given.get(k, d) for k, d in zip(names, defaults, strict=False)), even)
@@ -288,7 +290,7 @@ _DIVIDES = ("div", "divide", "truediv", "__truediv__", "true_divide")
 
 
 def _operands(node: fx.Node) -> tuple[Any, ...]:
-    """What a node takes, of which torch's `Argument` only says that it may be anything."""
+    """A node's arguments, typed as Any: torch's stubs have a union of all that may stand there."""
     return node.args
 
 

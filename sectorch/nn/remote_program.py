@@ -1,6 +1,6 @@
-"""Another party's model as its description gives it: programs for calls of given forms, over weights that have a name.
+"""A model of another party, as its description gives it: a program for each form of call, and named weights.
 
-`nn/program.py` makes one of a description that it has checked; `SecureModule` runs it.
+`serving/description.py` makes a `RemoteProgram` of a description that it has checked; `SecureModule` runs it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from .graph import Trace
 from .graph_cache import remember
 from .inputs import Inputs
 from .weights import is_large, private_weight
-
-# How a token is chosen from a language model's scores: the largest, or at random with noise of Q's.
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,16 @@ class TextSettings:
     masked: bool = False
     until_end: bool = False
 
-    @property
-    def said(self) -> dict[str, Any]:
-        """As a description has it."""
+    def to_description(self) -> dict[str, Any]:
+        """The settings as a description holds them."""
         return asdict(self)
 
     @classmethod
-    def read(cls, said: Any) -> TextSettings:
-        """What a description says.
+    def from_description(cls, said: Any) -> TextSettings:
+        """The settings that a description holds.
 
         Raises:
-            ProgramError: it is none.
+            ProgramError: the value is no such settings.
         """
         try:
             made = cls(**{**said, "ends": tuple(said["ends"]), "choice": Choice(**said["choice"])})
@@ -124,14 +121,14 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class RowCount:
-    """In an argument: so many times the number of rows of the call."""
+    """An argument that is a multiple of the number of rows of the call."""
 
     times: int
 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A weight by the name that errors and model files call it.
+    """A weight of a description, by its name in errors and model files.
 
     Attributes:
         dtype: in which it is kept. statistic: whether it is of a BatchNorm, and may be of any size.
@@ -173,16 +170,14 @@ class RemoteCall:
             raise ShapeError(f"a program for at least {self.least} rows was asked for {rows}")
         return self.inputs.meta(rows)
 
-    def rows(self, inputs: Inputs) -> int | None:
-        """What `of` takes to give inputs of these shapes; None where it does not."""
-        return self._rows(inputs) if inputs.form == self.inputs.form else None
+    def rows(self, inputs: Inputs, any_shares: bool = False) -> int | None:
+        """The number of rows for which `of` gives inputs of these shapes; None where this is another call.
 
-    def asked(self, inputs: Inputs) -> int | None:
-        """The same, whatever of the call is in shares."""
-        return self._rows(inputs) if inputs.asked().form == self.inputs.asked().form else None
-
-    def _rows(self, inputs: Inputs) -> int | None:
-        if inputs.dtypes != self.inputs.dtypes:
+        Args:
+            any_shares: whether the calls may differ in which tensors and results are in shares.
+        """
+        form, own = (x.as_plain_call().form if any_shares else x.form for x in (inputs, self.inputs))
+        if form != own or inputs.dtypes != self.inputs.dtypes:
             return None
         if not self.least:
             return 0 if inputs.shapes == self.inputs.shapes else None
@@ -190,8 +185,8 @@ class RemoteCall:
         return inputs.rows if fits else None
 
     @property
-    def said(self) -> str:
-        """What it takes, for people."""
+    def summary(self) -> str:
+        """The tensors that the call takes, for people."""
         shown = []
         for name, (shape, dtype) in self.inputs.described.items():
             sizes = ["rows", *shape[1:]] if self.least else shape
@@ -201,7 +196,7 @@ class RemoteCall:
 
 
 Kind = tuple[int, int]
-"""Which program of a description, and for how many rows: 0 for one that holds for its own shapes only."""
+"""The number of a program in a description, and the rows of the call: 0 where it holds for its own shapes only."""
 
 
 class RemoteProgram:
@@ -241,34 +236,34 @@ class RemoteProgram:
             raise ShapeError(f"the model has {len(self.calls)} programs, and one of number {number} is asked for")
         return self.calls[number].of(rows)
 
-    def find(self, inputs: Inputs, asked: bool = False) -> Kind:
+    def find(self, inputs: Inputs, any_shares: bool = False) -> Kind:
         """The kind of a call with such inputs.
 
         Args:
-            asked: of any that does the same, whatever of it is in shares.
+            any_shares: as of `RemoteCall.rows`.
 
         Raises:
             ShapeError: there is none.
         """
         for number, call in enumerate(self.calls):
-            rows = call.asked(inputs) if asked else call.rows(inputs)
+            rows = call.rows(inputs, any_shares)
             if rows is not None:
                 return number, rows
-        raise ShapeError(f"got {inputs!r}; {self.said}")
+        raise ShapeError(f"got {inputs!r}; {self.summary}")
 
     def general(self, inputs: Inputs) -> bool:
         """Whether the program of these inputs holds for other numbers of rows as well."""
         return self.calls[self.find(inputs)[0]].least > 0
 
     @property
-    def said(self) -> str:
-        """What the model takes, for people, and the way to more."""
+    def summary(self) -> str:
+        """The calls that the model takes, for people, and how to get others."""
         if self.texts is not None:
             prompts = ", ".join(str(list(call.inputs.shapes[0])) for call in self.calls if not any(call.inputs.held))
             room = f"and has room for {self.texts.max_new_tokens} new tokens"
             return f"the model continues prompts [rows, positions] of {prompts}, {room}; its owner can serve others"
         calls = [call for call in self.calls if not call.inputs.in_shares]
-        takes = "; or ".join(call.said for call in calls[:4])
+        takes = "; or ".join(call.summary for call in calls[:4])
         takes += f"; or {len(calls) - 4} others" if len(calls) > 4 else ""
         return (
             f"the model takes {takes}. Its owner can serve other shapes: save_model(model, [one, another, ...], path)"
@@ -296,13 +291,13 @@ class RemoteProgram:
 
 
 class RemoteGraphs:
-    """The programs of a description in the place of those that a module's recordings give (`shapes.Traces`).
+    """The programs of a description, where another module's come from its recordings (`GraphCache`).
 
     Args:
         session: in which nobody is present.
     """
 
-    alone: str | None = None
+    eager_reason: str | None = None
 
     def __init__(self, served: RemoteProgram, session: Session, party: Party):
         self._served, self.session, self.party = served, session, party
@@ -315,16 +310,16 @@ class RemoteGraphs:
         Raises:
             ShapeError: there is none.
         """
-        return self._served.trace(*self._served.find(inputs, asked=True))
+        return self._served.trace(*self._served.find(inputs, any_shares=True))
 
-    recorded = of
+    recording = of
 
-    def apart(self, inputs: Inputs, sizes: set[int]) -> bool:
-        """Nothing is known of rows before a dry run, which `SecureModule` asks."""
+    def can_split_rows(self, inputs: Inputs, sizes: set[int]) -> bool:
+        """Always False: whether rows are independent is known after a dry run, which `SecureModule` makes."""
         return False
 
     def bound(self) -> nn.Module:
-        """There is no module beside its programs."""
+        """An empty module: a description has programs only."""
         return nn.Module()
 
 

@@ -1,4 +1,4 @@
-"""`sectorch.secure(model)`: the same predictions while model, input and every value between stay secret."""
+"""`sectorch.secure(model)` and its kin: `reference` without parties, `program` as a value, and calibration."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from ..ckks import CKKSModule, Keys
 
 
-# Pick the number representation from the values that a model really sees.
+# Calibration: a number format from the values that a model has on typical inputs.
 
 
 MARGIN_BITS = 3
-"""Values may exceed those of the calibration batch by this factor, as a power of two."""
+"""log2 of the factor by which values may exceed those of the calibration batch."""
 
 
 @scheme_fields
@@ -48,8 +48,8 @@ def calibrated_scheme(
     the model's weights.
 
     The limit of activations is the largest one seen times 2^`MARGIN_BITS`. An input that exceeds it ends in
-    `RangeExceededError`: calibrate on data like that of the queries. Without range checks it is taken for granted,
-    comparisons look at no plane above, and such an input gives a wrong result. A limit that the scheme names stays.
+    `RangeExceededError`: calibrate on data like that of the queries. Without range checks comparisons rely on the
+    limit, and an input that exceeds it gives a wrong result. A limit that the scheme names stays.
 
     Args:
         model: as in `secure`.
@@ -111,7 +111,7 @@ def calibrated_scheme(
 
 
 def weights_needs(model: nn.Module, batch: Inputs, scheme: Scheme) -> list[WeightNeed]:
-    """What the weights ask of a number format, those too that graph passes make."""
+    """The number formats that the weights need, including those that graph passes make."""
     try:
         with sole_observer(Profile()):
             session = Session(device=batch.tensors[0].device)
@@ -124,7 +124,7 @@ _HIDE_VALUES = (
     "lstm", "lstm_cell", "gru", "gru_cell", "rnn_tanh", "rnn_tanh_cell", "rnn_relu", "rnn_relu_cell",
     "multi_head_attention", "scaled_dot_product_attention",
 )  # fmt: skip
-"""Functions with activations inside: nobody saw them, so nothing is assumed."""
+"""Functions with activations inside, which the run does not show: they leave the limit open."""
 
 
 def record_program(model: nn.Module, batch: Inputs) -> Trace | None:
@@ -136,7 +136,7 @@ def record_program(model: nn.Module, batch: Inputs) -> Trace | None:
 
 
 def ranges(program: Trace, batch: Inputs) -> tuple[float, str]:
-    """The largest magnitude of any value of a plain run, and where it stands."""
+    """The largest magnitude of any value of a plain run, and the layer that gives it."""
     largest, at = max(float(x.abs().max()) for x in batch.tensors), "the input"
 
     def watch(node, compute, args, kwargs):
@@ -154,11 +154,11 @@ def ranges(program: Trace, batch: Inputs) -> tuple[float, str]:
     return largest, at
 
 
-# What torch.export recorded, as a module of torch functions: what `sectorch convert` describes.
+# Exported programs as modules of torch functions, which `secure` and `sectorch convert` take.
 
 
 _TRAINS = {"dropout.default": 2, "feature_dropout.default": 2, "alpha_dropout.default": 2, "batch_norm.default": 5}
-"""Where these operations say that they are in training mode."""
+"""The place of the argument that says whether an operation is in training mode."""
 
 
 def _slice(x: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
@@ -194,25 +194,28 @@ _SPECIAL: dict[str, Callable] = {
     "max_pool2d": F.max_pool2d, "max_pool1d": F.max_pool1d, "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
     "embedding": torch.embedding,
 }  # fmt: skip
-"""ATen operations of which torch has no function of the same name and arguments."""
+"""ATen operations for which torch has no function of the same name and arguments."""
 
 
 def module_or_exported(model: nn.Module | torch.export.ExportedProgram) -> nn.Module:
-    """The module itself; of what torch.export made, one of torch functions. Raises TrainingModeError.
+    """The module itself; for an exported program, or its `module()`, a module of torch functions.
 
-    What `ExportedProgram.module()` gives has no evaluation mode to be put into, by which it is known.
+    The module of an exported program is recognised by its `eval`, which torch replaces by a method that raises.
+
+    Raises:
+        TrainingModeError: the model was exported in training mode.
     """
     exported = isinstance(model, torch.export.ExportedProgram)
     return module_of(model) if exported or (isinstance(model, fx.GraphModule) and "eval" in vars(model)) else model
 
 
 def module_of(exported: torch.export.ExportedProgram | nn.Module) -> fx.GraphModule:
-    """An exported program, or what its `module()` gives, as a module of torch functions, which takes what that takes.
+    """An exported program, or its `module()`, as a module of torch functions with the same arguments.
 
-    The guards of an export, which check what torch assumed of its inputs, are left out: shapes are checked anew.
+    The guards of the export, which check what torch assumed of its inputs, are left out: a secure call checks shapes.
 
     Raises:
-        TrainingModeError: it was exported in training mode.
+        TrainingModeError: the model was exported in training mode.
     """
     made: Any = exported.module() if isinstance(exported, torch.export.ExportedProgram) else exported
     graph = copy.deepcopy(made.graph)
@@ -345,9 +348,6 @@ def secure(
     return secured
 
 
-# `sectorch.reference(model)`: the public function that a secure module computes, without parties.
-
-
 @scheme_fields
 def reference(
     model: nn.Module | torch.export.ExportedProgram,
@@ -367,7 +367,7 @@ def reference(
         scheme, calibrate: as in `secure`; `secure(...).scheme` is a secure module's.
         chunk: rows a piece of a batch; chosen by memory unless named.
 
-    Smooth functions (series of a masked opening: `mpc/smooth/trigonometric.py`) are equal but for about one value in
+    Smooth functions (series of a masked opening: `mpc/series.py`) are equal but for about one value in
     2^28 (with 20 fraction bits), which that module derives. Values beyond the range may differ. With relu="privhfl" the
     results are the same, and the secure run leaks.
 
@@ -383,15 +383,12 @@ def reference(
     return SecureModule(model, session, session.answering[0], scheme, chunk)
 
 
-# `sectorch.program(model, x)`: what all parties do in a prediction, as a value to read, compare and sign.
-
-
 def program(model: nn.Module, x: torch.Tensor | Inputs) -> Program:
-    """The program of a prediction on inputs of x's shape and type; x's content is not looked at.
+    """The program that `secure` runs for inputs of x's shape and type; x's content is not read.
 
-    It is traced on shapes, where nobody is present: weights and queries are names in it. It is what `secure` runs.
-    `program(model, x).party("S").code` is the Python that S runs, `messages` all that is sent, `draw()` a picture of
-    it, and `digest` what parties compare who want to be sure that they run the same.
+    The program is traced on shapes, so it names weights and queries and holds none of them.
+    `program(model, x).party("S").code` is the Python that S runs, `messages` lists all messages, `draw()` gives a
+    picture, and parties compare `digest` to be sure that they run the same program.
 
     Args:
         model: an ordinary module (with the default number format), or what `secure` made of it.

@@ -1,7 +1,7 @@
-"""A module's layers as torch.fx sees them without an input: for rewriting an architecture, and for nothing secure.
+"""The layers of a module as torch.fx finds them without an input, for rewriting an architecture (`nn/fhe.py`).
 
-A guess: branches on optional arguments, hooks and changes in place may not be seen (torch.fx, limitations of symbolic
-tracing). What `secure` computes is recorded by running the module (`nn/capture.py`).
+torch.fx may miss branches on optional arguments, hooks and changes in place (its limitations of symbolic tracing), so
+`secure` does not use it: `nn/capture.py` records what a module computes by running it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", str(Path(__file__)))
-
-
+_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
 _TRACING = threading.Lock()
 """fx replaces methods of nn.Module while it traces: one at a time."""
 
 
 class Tracer(fx.Tracer):
-    """fx's tracer; each node remembers the line of the model that made it. Other threads' modules run as ever."""
+    """fx's tracer with the line of the model in each node. Modules of other threads run as usual meanwhile."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +62,7 @@ def symbolic_trace(model: nn.Module, tracer: type[Tracer] = Tracer) -> fx.GraphM
 
 
 def computation(graph: fx.GraphModule, node: fx.Node) -> Callable:
-    """What a call node calls."""
+    """The function or module that a node calls."""
     if node.op == "call_module":
         return graph.get_submodule(str(node.target))
     if node.op == "call_function":
@@ -82,14 +80,11 @@ def layer_location(node: fx.Node, graph: fx.GraphModule) -> str:
     return f"layer {name}" + (f" at {source}" if source else "")
 
 
-# What a layer was given and gave, as its module runs.
-
-
 @contextmanager
 def calls_of(layer: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """(first input, output) of each call of `layer` inside, in this thread: others may call its module meanwhile.
+    """Collect (first input, output) of each call of `layer` in this thread, while the context lasts.
 
-    A module that runs its layers in threads of its own is not heard.
+    Calls in other threads are ignored, including those that a module starts itself.
     """
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     thread = threading.get_ident()

@@ -36,7 +36,7 @@ def match_call(served: RemoteProgram, args: tuple, kwargs: dict[str, Any]) -> In
     # The program whose form the call has says most: its shapes were looked at.
     ranks = lambda e: (ShapeError, DtypeError, ArgumentError).index(type(e)) + str(e).startswith(("missing", "unexp"))
     said = min(errors, key=ranks)
-    raise type(said)(f"{said}; {served.said}") from None
+    raise type(said)(f"{said}; {served.summary}") from None
 
 
 def _plain(served: RemoteProgram) -> list[RemoteCall]:
@@ -69,16 +69,16 @@ def like_inputs(served: RemoteProgram, inputs: Like) -> Inputs:
     first = _plain(served)[0]
     if isinstance(inputs, int):
         if inputs < 1 or len(served.calls) > 1 or not first.least:
-            raise ArgumentError(f"{inputs} rows say nothing of a call here: pass Inputs(...); {served.said}")
+            raise ArgumentError(f"{inputs} rows say nothing of a call here: pass Inputs(...); {served.summary}")
         return match_call(served, (first.inputs.meta(inputs),), {})
     if isinstance(inputs, (tuple, list)):
         if len(first.inputs.tensors) > 1:
-            raise ArgumentError(f"a shape says nothing of a call with several tensors; {served.said}")
+            raise ArgumentError(f"a shape says nothing of a call with several tensors; {served.summary}")
         try:
             x = torch.empty(tuple(inputs), dtype=first.inputs.dtypes[0], device="meta")
         except (TypeError, RuntimeError):
-            raise ArgumentError(f"{inputs} is no shape; {served.said}") from None
-        inputs = first.inputs.having([x])
+            raise ArgumentError(f"{inputs} is no shape; {served.summary}") from None
+        inputs = first.inputs.with_tensors([x])
     return match_call(served, (inputs,), {}).meta()
 
 
@@ -97,8 +97,8 @@ def match_named(served: RemoteProgram, tensors: Mapping[str, torch.Tensor]) -> I
         except (DtypeError, ShapeError) as error:
             errors.append(error)
     if errors:
-        raise type(errors[0])(f"{errors[0]}; {served.said}") from None
-    raise ArgumentError(f"got inputs named {', '.join(sorted(tensors)) or 'nothing'}; {served.said}")
+        raise type(errors[0])(f"{errors[0]}; {served.summary}") from None
+    raise ArgumentError(f"got inputs named {', '.join(sorted(tensors)) or 'nothing'}; {served.summary}")
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
@@ -178,7 +178,7 @@ def _fitting(call: RemoteCall, tensors: list[torch.Tensor]) -> Inputs:
         if call.least and (x.dim() != len(shape) or tuple(x.shape[1:]) != shape[1:]):
             sizes = ", ".join(["rows", *map(str, shape[1:])])
             raise ShapeError(f"'{name}' is of shape [{sizes}] in this model, got {list(x.shape)}")
-    inputs = call.inputs.having([x.detach().as_subclass(torch.Tensor) for x in tensors])
+    inputs = call.inputs.with_tensors([x.detach().as_subclass(torch.Tensor) for x in tensors])
     if call.least and (inputs.rows is None or inputs.rows < call.least):
         rows = ", ".join(f"{name}: {len(x)}" for name, x in zip(inputs.names, tensors, strict=True))
         raise ShapeError(f"the inputs have one number of rows, {call.least} or more; got {rows}")

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from ..choreography.run.frames import raw
 from ..errors import ArgumentError, ProgramError, SectorchError
 from ..nn import bounds
-from ..nn.graph import CONSTANT, FOLDED, OutOfPlace, Trace, grows, name_of, same_program
+from ..nn.graph import CONSTANT, FOLDED, OutOfPlace, Trace, name_of, row_growth, same_program
 from ..nn.graph_cache import FEW, Float64Mode
 from ..nn.inputs import Inputs, Public, Secret, SharedInputSpec
 from ..nn.module import SecureModule
@@ -258,7 +258,7 @@ class _Loader:
         if not calls or len({call.inputs.key for call in calls}) < len(calls):
             raise ProgramError("a model description has no program, or two for one call")
         texts = description["texts"]
-        texts = None if texts is None else TextSettings.read(texts)
+        texts = None if texts is None else TextSettings.from_description(texts)
         form = _format(description.get("format"))
         self.served = RemoteProgram(_FLOATING[description["dtype"]], self._weights, values, calls, texts, form)
 
@@ -311,12 +311,12 @@ class _Loader:
 
         args, kwargs = self._reader.read(entry["call"], ref)
         held, learned = (
-            {x["name"]: SharedInputSpec.read(x["held"]) for x in given if x["held"] is not None},
+            {x["name"]: SharedInputSpec.from_description(x["held"]) for x in given if x["held"] is not None},
             entry["learned"],
         )
         if not (learned is None and not held) and (type(learned) is not int or not 0 <= learned <= bounds.MAX_ITEMS):
             raise ProgramError("a model description has a call on shares that does not say what is learned")
-        inputs = Inputs(*args, **kwargs).holding(held, learned)
+        inputs = Inputs(*args, **kwargs).with_shared_inputs(held, learned)
         if inputs.names != [x["name"] for x in given] or any(
             a is not b for a, b in zip(inputs.tensors, tensors, strict=True)
         ):
@@ -531,7 +531,7 @@ class _Writer:
     def _program(self, inputs: Inputs) -> Trace:
         program = self._secure.program(inputs)
         if program is None:
-            alone = self._secure.traces.alone
+            alone = self._secure.graphs.eager_reason
             raise ProgramError(f"the module cannot be described: it has no one program, since {alone}")
         self._secure._check(inputs)  # what is refused for such inputs is refused here, with layer and line
         return program
@@ -575,7 +575,7 @@ class _Writer:
                 nodes.append({"name": self._name(node.target), "args": args, "kwargs": kwargs})
         entries = []
         for (name, (shape, dtype)), held in zip(inputs.described.items(), inputs.held, strict=True):
-            known = None if held is None else list(held.said)
+            known = None if held is None else list(held.to_description())
             entries.append({"name": name, "shape": list(shape), "dtype": str(dtype), "held": known})
         return {
             "inputs": entries, "call": self._call(inputs), "learned": inputs.learned, "rows": least, "nodes": nodes,
@@ -583,7 +583,7 @@ class _Writer:
         }  # fmt: skip
 
     def _grown(self, node: fx.Node, twin: fx.Node, program: Trace, other: Trace) -> dict | None:
-        how, value = grows(node, twin, program, other), program.values[str(node.target)]
+        how, value = row_growth(node, twin, program, other), program.values[str(node.target)]
         if isinstance(how, int):
             return {f"each {how}": self._constant(value.narrow(how, 0, 1))["constant"]}
         return {"count": value.dim()} if how == "count" else None

@@ -198,7 +198,7 @@ def describe_texts(
         ids = torch.ones(tuple(shape), dtype=torch.int64)
         calls += run.forms(ids, torch.ones_like(ids) if masked else None)
     description, weights = describe(TokenStep(model, Choice(do_sample, temperature, top_k)).eval(), calls)
-    return {**description, "texts": replace(run.texts, masked=masked).said}, weights
+    return {**description, "texts": replace(run.texts, masked=masked).to_description()}, weights
 
 
 def save_generation(

@@ -231,12 +231,12 @@ def _said_before(
         return None
     with _noted(report):
         report.explained = explain(secured, inputs)
-        report.alone = secured.traces.alone or ""
+        report.alone = secured.graphs.eager_reason or ""
         layers = [layer for layer in report.explained.layers if layer.problem]
         report.problems += [f"{layer.name}: {layer.problem}" for layer in layers]
         report.change = next((_line(layer.source) for layer in layers if layer.source), "")
     with _noted(report):
-        secured._ensure(inputs)
+        secured._check_once(inputs)
         if not report.alone:
             secured.check_weights(inputs)
     report.supported = not report.problems
@@ -251,7 +251,7 @@ def _said_before(
 
 def _said_of_rows(secured: SecureModule, inputs: Inputs, rows: int, report: ModuleReport) -> None:
     try:
-        secured._ensure(inputs)
+        secured._check_once(inputs)
     except Exception as error:  # what the forward itself raises is said as well
         report.other_rows[rows] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 

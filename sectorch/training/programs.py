@@ -302,7 +302,7 @@ def _from_program(found: TracedStep, recording: Recording, flags: list[Any]) -> 
         inputs |= {f"{name}.{role}": half for role, half in brought.halves(recording.publics).items()}
     kept, of, joined = session.run(found.program, inputs)
     words = [backend.again("flag", halves) for halves in joined]
-    tensor = lambda y: y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+    tensor = lambda y: y.spec.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
     for number, cell in recording.alive.items():
         content, gradient, lasting = kept[number]
         cell.settle(tensor(content), Pool(() if of[number] is None else (words[of[number]],)))

@@ -34,9 +34,9 @@ def test_a_call_goes_on_from_what_stayed_in_shares_also_where_the_first_was_prep
     _, made = pki
     torch.manual_seed(0)
     model, x, after = Stepping().eval(), torch.randn(2, 4), torch.randn(2, 4)
-    first, plain = Inputs(x, torch.zeros(2, 3)).staying(1), sectorch.reference(model)
+    first, plain = Inputs(x, torch.zeros(2, 3)).retaining_results(1), sectorch.reference(model)
     found = plain(x, torch.zeros(2, 3))
-    step = Inputs(after, sectorch.secure(model, session=Session())(first)[1]).staying(1)
+    step = Inputs(after, sectorch.secure(model, session=Session())(first)[1]).retaining_results(1)
     world = Trio(made, nn.Linear(4, 2).eval(), x, tmp_path)
     world.party.close()
     world.party = Answering(
@@ -60,7 +60,7 @@ def test_a_call_goes_on_from_what_stayed_in_shares_also_where_the_first_was_prep
             remote = world.connection.model("hospital-b", Scheme(verified=True))
         shown, state = remote.in_shares(first, later=[step.meta()])
         assert torch.equal(shown, found[0])
-        shown, _ = remote.in_shares(Inputs(after, state).staying(1))
+        shown, _ = remote.in_shares(Inputs(after, state).retaining_results(1))
         assert torch.equal(shown, plain(after, found[1])[0])
     finally:
         world.close()

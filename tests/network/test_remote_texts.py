@@ -161,7 +161,8 @@ def test_a_description_of_texts_comes_back_as_it_is(described):
     description, weights = described
     served = load_program(from_json(to_json(description)), weights)
     assert served.texts is not None
-    assert json.loads(to_json({"texts": served.texts.said})) == {"texts": json.loads(to_json(description))["texts"]}
+    texts = json.loads(to_json({"texts": served.texts.to_description()}))["texts"]
+    assert texts == json.loads(to_json(description))["texts"]
     assert [call.inputs.learned for call in served.calls] == [1] * 4
     assert [any(call.inputs.held) for call in served.calls] == [False, True] * 2
 

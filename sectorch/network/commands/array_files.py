@@ -79,7 +79,7 @@ def batches(
     if isinstance(given, torch.Tensor):
         names = served.calls[0].inputs.names
         if len(names) > 1:
-            raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.said}")
+            raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.summary}")
         given = {names[0]: given}
     inputs = match_named(served, _as_taken(served, given, say))
     return inputs.split(rows) if served.general(inputs) else (inputs,)

@@ -262,7 +262,7 @@ class RemoteTexts(TextContinuation):
         for call in self._model.served.calls:
             if any(call.inputs.held) and call.inputs.shapes[:2] == ((len(ids), 1), seen):
                 return call.inputs
-        raise ShapeError(f"prompts of shape {list(ids.shape)} are not served; {self._model.served.said}")
+        raise ShapeError(f"prompts of shape {list(ids.shape)} are not served; {self._model.served.summary}")
 
     def _mask(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         if self.texts.masked:
@@ -319,10 +319,10 @@ log = logging.getLogger("sectorch.client")
 class RemoteModel:
     """A model at another party, asked by this one: it is called as the plain model is, and gives plain results.
 
-    What it takes is what its owner described: `served.said` says it in words. Tensors are secret; arguments without a
-    secret tensor in them (a public mask, a flag) are part of the model and may be left out. The result comes in tuples,
-    lists and dictionaries; an object with named fields comes as a dictionary. Only this party learns it; A and S learn
-    its shape. Raises on a call:
+    What it takes is what its owner described: `served.summary` says it in words. Tensors are secret; arguments without
+    a secret tensor in them (a public mask, a flag) are part of the model and may be left out. The result comes in
+    tuples, lists and dictionaries; an object with named fields comes as a dictionary. Only this party learns it; A and
+    S learn its shape. Raises on a call:
         ArgumentError, DtypeError, ShapeError: arguments that the model does not take; nothing was sent.
         NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
         BusyError: too many calls wait at the server. QuotaError: as much was asked as a party allows.
@@ -356,7 +356,7 @@ class RemoteModel:
         return self._version
 
     def __repr__(self) -> str:
-        return f"RemoteModel('{self.name}', {'; or '.join(call.said for call in self.served.calls)})"
+        return f"RemoteModel('{self.name}', {'; or '.join(call.summary for call in self.served.calls)})"
 
     def check(self, *args: Any, **kwargs: Any) -> Inputs:
         """Raise what such a call would raise for bad inputs; nothing is sent. Gives them as they are asked with."""
@@ -658,7 +658,7 @@ class RemoteGroup:
         self.served = self._open().party.served
 
     def __repr__(self) -> str:
-        return f"RemoteGroup({', '.join(self.names)}; {'; or '.join(call.said for call in self.served.calls)})"
+        return f"RemoteGroup({', '.join(self.names)}; {'; or '.join(call.summary for call in self.served.calls)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The sum of the predictions for a call, which every one of the models takes."""

@@ -210,7 +210,7 @@ class PartySession:
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
         calls = [[(call.inputs.key, call.least) for call in model.calls] for model in served]
         if any(others != calls[0] for others in calls):
-            said = "; ".join(dict.fromkeys(model.said for model in served))
+            said = "; ".join(dict.fromkeys(model.summary for model in served))
             raise ShapeError(f"models of one question take one kind of input, and these differ: {said}")
         wire = next(iter(channels.values())).session
         self._runtime = PartyRuntime(me, session, channels, alive, wire)
@@ -280,7 +280,7 @@ class PartySession:
             if len(kinds) != len(use):
                 raise MaterialError(f"{len(use)} prepared calls for a batch that is run in {len(kinds)} pieces")
             for call, kind in zip(reversed(use), reversed(kinds), strict=True):
-                module.ahead.keep(self.served.inputs(kind), self._piece(call, kind))
+                module.material_cache.keep(self.served.inputs(kind), self._piece(call, kind))
             if len(then) == len(kinds):
                 self._read_ahead(then, kinds)
         elif not self.fresh:
@@ -294,7 +294,7 @@ class PartySession:
     def _keeping(self, module: SecureModule, inputs: Inputs) -> Any:
         """A call whose results stay in shares: this party keeps what it holds of them for the next one."""
         taken, self.staying, self.stayed = self.staying, [], self.stayed + 1
-        found = module(inputs.having(_held_of(inputs, taken)))
+        found = module(inputs.with_tensors(_held_of(inputs, taken)))
         self.staying = [y for y in pytree.tree_leaves(found) if isinstance(y, SharedTensor)]
         return found
 
@@ -350,7 +350,7 @@ class PartySession:
         try:
             with step("prepare"):
                 module.preprocess(inputs)
-            for piece, made in module.ahead.all():
+            for piece, made in module.material_cache.all():
                 kind = self.served.find(piece)
                 kept.append((made.call, kind, self._shelf().put(made, kind)))
         finally:
@@ -387,7 +387,7 @@ class PartySession:
     def _joined(self, inputs: Inputs, own: frozenset[Party], join: Callable[[BatchedCall], None]) -> None:
         """A call that is taken with others."""
         (module,) = self._modules
-        made = take_in_batch(self.session, module.choreography(inputs), module._brought(inputs), own)
+        made = take_in_batch(self.session, module.choreography(inputs), module._program_inputs(inputs), own)
         try:
             with step("online", prepared=False):
                 join(made)
