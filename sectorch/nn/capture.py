@@ -788,8 +788,8 @@ def run_eagerly(module: nn.Module, inputs: Inputs) -> Any:
 # `nn.TransformerEncoder` at padded places.
 #
 # torch has two ways through an encoder with a padding mask. Without gradients it leaves padded places out (its fast
-# path, in nested tensors) and fills them with zeros. With gradients it computes meaningless values there. A secure model
-# gives the zeros of `with torch.no_grad()`.
+# path, in nested tensors) and fills them with zeros. With gradients it computes meaningless values there. A secure
+# model gives the zeros of `with torch.no_grad()`.
 
 
 def zeros_at_padded_places(model: nn.Module) -> None:
