@@ -170,7 +170,7 @@ def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party
         if isinstance(x, SharedTensor):
             return x
         if held is not None:
-            return held.in_dry_run(name, x, session, session.answering_party(party), scheme)
+            return held.traced_input(name, x, session, session.answering_party(party), scheme)
         limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
         return share_tensor(x.detach(), session=session, party=party, scheme=scheme, limit=limit, name=name)
 

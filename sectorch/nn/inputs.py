@@ -89,7 +89,7 @@ class SharedInputSpec:
         made.whole_bits, made.infinite = self.whole_bits, self.infinite
         return made
 
-    def in_dry_run(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
+    def traced_input(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
         """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
         half = torch.empty(x.shape, dtype=torch.int64, device="meta")
         shares = session.backend(session.net(party), scheme).again(name, (half, half))

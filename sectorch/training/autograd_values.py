@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import ArgumentError, UnsupportedOpError
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-
-
-class StepRecorder(Protocol):
-    """What a cell needs of the step that it is recorded in (`recording.py`)."""
-
-    @property
-    def context(self) -> Context: ...
-
-    def flush(self) -> None: ...
 
 
 class Pool:
@@ -46,7 +37,7 @@ class Pool:
     def add(self, flags: Any) -> None:
         self.root()._flags.update(dict.fromkeys(flags))
 
-    def joined(self, context: Context, most: int = 1) -> tuple:
+    def joint_flags(self, context: Context, most: int = 1) -> tuple:
         """The flags, as one where they are more than so many. In a call."""
         pool = self.root()
         if len(pool._flags) > most:
@@ -76,11 +67,11 @@ class Cell:
 
     Attributes:
         gradient: whether a backward pass made it.
-        kept: what rows have worked out of the content and may use again.
+        reusable: what rows have worked out of the content and may use again.
         pool: the flags that nothing made of it is revealed without.
         base: of a view, the cell that it is a view of, and that one's version then.
-        place: in a step that is recorded, where, and its number there.
-        lazy: how the content is computed when it is looked at; None of what is there.
+        place: in a step that is recorded, its `Recording` (`tensor.py`), and the cell's number there.
+        deferred: how the content is computed when it is first read; None once it is there.
         pending: of what such a step will have computed, its shape; None once the content is there.
     """
 
@@ -89,12 +80,12 @@ class Cell:
         pending: torch.Tensor | None = None,
     ):  # fmt: skip
         self._content, self.gradient, self.version, self.pending = content, gradient, 0, pending
-        self.place: tuple[StepRecorder, int] | None = None
+        self.place: tuple[Any, int] | None = None
         flags = () if content is None else content.flags
         self.pool = pool or (Pool(flags, settled=True) if base is None else base.pool)
-        self.kept: dict[str, Any] = {}
+        self.reusable: dict[str, Any] = {}
         self.base = None if base is None else (base, base.version)
-        self.lazy: DeferredResult | None = None
+        self.deferred: DeferredResult | None = None
 
     @property
     def content(self) -> SharedTensor:
@@ -108,12 +99,12 @@ class Cell:
             )
         if self.pending is not None and self.place is not None:
             self.place[0].flush()
-        if self.lazy is not None:
-            context, lazy, self.lazy = self.lazy.context, self.lazy, None
+        if self.deferred is not None:
+            context, deferred, self.deferred = self.deferred.context, self.deferred, None
             with context.session.operation(context.party) as net:
                 before = len(net.raised)
-                made = lazy.content()
-                self._content = made.like(made.shares, bound=made.bound, dtype=lazy.meta.dtype)
+                made = deferred.content()
+                self._content = made.like(made.shares, bound=made.bound, dtype=deferred.meta.dtype)
                 self.pool.add(tuple(net.raised[before:]))
         if self._content is None or self.pending is not None:
             raise ArgumentError("the step that this tensor was to come from failed, and gave nothing")
@@ -124,8 +115,8 @@ class Cell:
         """A tensor without content of its shape and dtype."""
         if self.pending is not None:
             return self.pending
-        if self.lazy is not None:
-            return self.lazy.meta
+        if self.deferred is not None:
+            return self.deferred.meta
         with torch._C.DisableTorchFunctionSubclass():
             x = self.content
             return torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -135,8 +126,8 @@ class Cell:
         """Where it is computed with."""
         if self.pending is not None and self.place is not None:
             return self.place[0].context
-        if self.lazy is not None:
-            return self.lazy.context
+        if self.deferred is not None:
+            return self.deferred.context
         x = self.content
         return Context(x.session, x.party, x.scheme)
 
@@ -144,20 +135,20 @@ class Cell:
         """Change it in place, to what depends on these flags."""
         if self.base is not None:
             raise UnsupportedOpError("a view of a shared tensor cannot be changed in place; write it out of place")
-        self.settle(content, pool)
+        self.set_content(content, pool)
         self.version += 1
 
-    def settle(self, content: SharedTensor, pool: Pool) -> None:
+    def set_content(self, content: SharedTensor, pool: Pool) -> None:
         """It has this content, which depends on these flags."""
-        self._content, self.pending, self.kept, self.lazy = content, None, {}, None
+        self._content, self.pending, self.reusable, self.deferred = content, None, {}, None
         self.pool = Pool(pool.flags, settled=True)
 
 
 class ReusableResult:
     """A row's result with what the backward pass may use again."""
 
-    def __init__(self, content: SharedTensor, **kept: Any):
-        self.content, self.kept = content, kept
+    def __init__(self, content: SharedTensor, **reusable: Any):
+        self.content, self.reusable = content, reusable
 
 
 @dataclass
@@ -166,13 +157,13 @@ class DeferredResult:
 
     Attributes:
         content: computes it.
-        kept: as of `Made`.
+        reusable: as of `ReusableResult`.
         meta: of its shape and dtype.
     """
 
     context: Context
     content: Callable[[], SharedTensor]
-    kept: dict[str, Any]
+    reusable: dict[str, Any]
     meta: torch.Tensor
 
 
@@ -209,7 +200,7 @@ class PublicForm:
     """What a program knows of what varies: its kind, and what that takes."""
 
     kind: str
-    said: tuple
+    details: tuple
 
 
 def scale_form(value: Any) -> PublicForm | None:
@@ -290,12 +281,12 @@ class PublicInput:
 
     def __init__(self, publics: Publics, slot: int, form: PublicForm):
         self.publics, self.slot, self.form = publics, slot, form
-        self.size = torch.Size(()) if form.kind in _NUMBERS else torch.Size(form.said[0])
+        self.size = torch.Size(()) if form.kind in _NUMBERS else torch.Size(form.details[0])
         self.rest = form.kind == "rest"
 
     @property
     def exponent(self) -> int:
-        return self.form.said[0]
+        return self.form.details[0]
 
     def root(self) -> PublicInput:
         """The root of what its row multiplies by, which is positive."""
@@ -303,18 +294,18 @@ class PublicInput:
             self.publics, self.slot, PublicForm(f"root of {self.form.kind}", (root_places(self.exponent),))
         )
 
-    def whole(self, context: Context, bits: int) -> Any:
+    def as_integer(self, context: Context, bits: int) -> Any:
         """The number as an integer of so many fraction bits, a value that A and S know."""
         number = _NUMBERS[self.form.kind]
         return self.publics.value(
             context, self.slot, lambda v: torch.tensor(round(number(float(v)) * 2.0**bits)), self.size
         )
 
-    def made(self, context: Context, f: Callable, shape: torch.Size, *given: Any) -> Any:
+    def apply(self, context: Context, f: Callable, shape: torch.Size, *given: Any) -> Any:
         """f(content, ...), whole numbers of a shape, as a value that A and S know."""
         return self.publics.value(context, self.slot, lambda v: f(v, *given), shape)
 
-    def embedded(self, context: Context, f: Callable) -> Any:
+    def as_shares(self, context: Context, f: Callable) -> Any:
         """f(content), whole numbers of its shape, as shares that A has whole."""
         return self.publics.value(context, self.slot, f, self.size, shared=True)
 

@@ -70,7 +70,7 @@ def scale_by_number(context: Context, value: Any, number: Any) -> Any:
 @row("add", aten.add.Tensor, aten.add.Scalar)
 def add(context: Context, x: Any, y: Any, alpha: float = 1) -> Any:
     made = finer_sum(context, content(x), scale_by_number(context, y, alpha))
-    number = plain_number(y) if isinstance(x, Cell) and x.kept.get("root") else None
+    number = plain_number(y) if isinstance(x, Cell) and x.reusable.get("root") else None
     return made if number is None or number < 0 or alpha < 0 else ReusableResult(made, root=True)
 
 
@@ -94,7 +94,7 @@ def mul(context: Context, x: Any, y: Any) -> Any:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
     number = plain_number(y)
     masks = number is not None and mask_beyond_range(context.scheme, number) is not None
-    if masks or any(isinstance(v, Cell) and v.lazy is None and v.content.infinite for v in (x, y)):
+    if masks or any(isinstance(v, Cell) and v.deferred is None and v.content.infinite for v in (x, y)):
         return torch.mul(content(x), content(y) if number is None else number)
     form = y.form if isinstance(y, PublicInput) else weight_form(y) if type(y) is Tensor else None
     if form is not None and form.kind == "mask":
@@ -107,8 +107,8 @@ def mul(context: Context, x: Any, y: Any) -> Any:
         if number is not None:
             return _multiplied(context, value, number)
     if isinstance(x, Cell) and isinstance(y, Cell):
-        over, whole = (x, y) if x.lazy is not None else (y, x)
-        if over.lazy is not None and whole.lazy is None:
+        over, whole = (x, y) if x.deferred is not None else (y, x)
+        if over.deferred is not None and whole.deferred is None:
             below, above = FactoredResult.of(over), FactoredResult.of(whole)
             if below.above is None and above.below is None:
                 return FactoredResult(above.above, below.below, (*above.numbers, *below.numbers)).product(context)
@@ -159,7 +159,7 @@ class FactoredResult:
 
     @staticmethod
     def of(x: Cell) -> FactoredResult:
-        return x.kept["parts"] if "parts" in x.kept else FactoredResult(x.content)
+        return x.reusable["parts"] if "parts" in x.reusable else FactoredResult(x.content)
 
     def product(self, context: Context) -> SharedTensor:
         """A quotient, times the numbers, at 2 f + 6 fraction bits."""
@@ -181,9 +181,9 @@ def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> A
         bits = kept_bits(context, value)
         return times(context, value, number, bits, wide=True) if wide else _times(context, value, number)
 
-    if x.lazy is None:
+    if x.deferred is None:
         return ReusableResult(run(x.content), parts=parts)
-    content = x.lazy.content
+    content = x.deferred.content
     return DeferredResult(context, lambda: run(content()), {"parts": parts}, NOTHING)
 
 
@@ -215,7 +215,7 @@ def times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
     if isinstance(code, SharedTensor):
         return torch.mul(x, code.float())
     if isinstance(code, PublicInput):
-        code = code.made(context, Tensor.long, code.size)
+        code = code.apply(context, Tensor.long, code.size)
     code = code.long() if isinstance(code, Tensor) else code
     return x.like(context.backend.each(operator.mul, x.shares, code), bound=x.bound)
 
@@ -225,7 +225,7 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
     number = plain_number(y)
     if number == 0:
         raise ArgumentError("division by zero")
-    if isinstance(x, Cell) and x.lazy is None and x.content.infinite:
+    if isinstance(x, Cell) and x.deferred is None and x.content.infinite:
         return torch.div(x.content, content(y) if number is None else number)
     if isinstance(y, PublicInput) or number is not None:
         inverse = y if number is None else 1 / number
@@ -260,7 +260,7 @@ def absolute(context: Context, x: Cell) -> SharedTensor:
 @row("sign", aten.sign.default, aten.sgn.default, note="no gradient")
 def sign(context: Context, x: Cell) -> SharedTensor:
     """Of a product that of both, as it may be below the last place."""
-    factors = x.kept.get("factors")
+    factors = x.reusable.get("factors")
     if factors is None:
         return torch.sign(x.content)
     first, second = (context.backend.at_least(v.shares, (0, 1), planes(v, more=1)) for v in factors)
@@ -272,7 +272,7 @@ def sign(context: Context, x: Cell) -> SharedTensor:
 def reciprocal(context: Context, x: Cell) -> DeferredResult:
     """Computed if it is looked at; times a tensor it is a quotient, which has a result where 1 / x has none."""
     below = x.content
-    parts = FactoredResult(None, below, root=bool(x.kept.get("root")))
+    parts = FactoredResult(None, below, root=bool(x.reusable.get("root")))
     return DeferredResult(context, lambda: torch.reciprocal(below), {"parts": parts}, NOTHING)
 
 
@@ -285,7 +285,7 @@ def reciprocal_now(context: Context, x: Cell) -> SharedTensor:
 @row("sqrt", aten.sqrt.default, note="Adam's, of a mean of squares: bits down to 2^-(f+3)")
 def sqrt(context: Context, x: Cell) -> ReusableResult:
     """Of a product with positive numbers the product of the roots."""
-    parts = x.kept.get("parts")
+    parts = x.reusable.get("parts")
     if parts is None or parts.above is None or parts.below is not None or not all(map(_has_root, parts.numbers)):
         return ReusableResult(_root(x.content), root=True)
     made = _root(parts.above)
@@ -298,7 +298,7 @@ def sqrt(context: Context, x: Cell) -> ReusableResult:
 
 
 def _positive(number: Any) -> bool:
-    return number.rest or number.form.said[1:] == (True,) if isinstance(number, PublicInput) else number > 0
+    return number.rest or number.form.details[1:] == (True,) if isinstance(number, PublicInput) else number > 0
 
 
 def _has_root(number: Any) -> bool:
@@ -461,8 +461,8 @@ def mean(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtyp
 def clamp(context: Context, x: Cell, min: Any = None, max: Any = None) -> SharedTensor:
     """With the bits of x, of what is finer than activations."""
     numbers = [v for v in (min, max) if v is not None]
-    if max == 1 and min is None and x.lazy is not None and x.kept["parts"].root:
-        return _below_one(context, x.kept["parts"])
+    if max == 1 and min is None and x.deferred is not None and x.reusable["parts"].root:
+        return _below_one(context, x.reusable["parts"])
     value = x.content
     fine = value.scale_bits > context.frac_bits + (0 if x.gradient else SLACK_BITS)
     if value.infinite or not fine or not all(isinstance(v, (int, float)) and abs(v) < limit(context) for v in numbers):
@@ -489,7 +489,7 @@ def _below_one(context: Context, parts: FactoredResult) -> SharedTensor:
         raise ArgumentError("a quotient has both its parts")
     root, bits = at_scale_bits(context, root, state_bits(context)), state_bits(context)
     if isinstance(number, PublicInput):
-        whole = number.whole(context, bits)
+        whole = number.as_integer(context, bits)
         whole = -whole + 2**bits if number.rest else whole
         bound = 2.0**bits if number.rest else 2.0 ** (bits + number.exponent)
     else:

@@ -83,9 +83,9 @@ def as_gradient(context: Context, x: SharedTensor, bits: int | None = None) -> S
 def factor(context: Context, cell: Cell) -> SharedTensor:
     """A forward value as a factor of f fraction bits; worked out once for all that multiply it."""
     x = cell.content  # which raises for a view of what has changed since
-    if "factor" not in cell.kept:
-        cell.kept["factor"] = x if x.scale_bits <= context.frac_bits else as_factor(context, x, 0)
-    return cell.kept["factor"]
+    if "factor" not in cell.reusable:
+        cell.reusable["factor"] = x if x.scale_bits <= context.frac_bits else as_factor(context, x, 0)
+    return cell.reusable["factor"]
 
 
 def operand(context: Context, cell: Any, terms: int = 1) -> Any:
@@ -98,9 +98,9 @@ def operand(context: Context, cell: Any, terms: int = 1) -> Any:
     room = HEADROOM_BITS - context.frac_bits - gradient_bits(context) - ROOM_BITS - max(0, terms - 1).bit_length()
     bits = min(context.frac_bits + SLACK_BITS, max(context.frac_bits, room))
     key = f"gradient {bits}"
-    if key not in cell.kept:
-        cell.kept[key] = as_gradient(context, x, bits)
-    return cell.kept[key]
+    if key not in cell.reusable:
+        cell.reusable[key] = as_gradient(context, x, bits)
+    return cell.reusable[key]
 
 
 def parameter(context: Context, x: SharedTensor) -> SharedTensor:
@@ -177,7 +177,7 @@ def times(
     bits = min(room, NUMBER_BITS)
     bound = None if x.bound is None else x.bound * 2.0**bits
     if isinstance(number, PublicInput):
-        shares = context.backend.each(operator.mul, x.shares, number.whole(context, bits - exponent))
+        shares = context.backend.each(operator.mul, x.shares, number.as_integer(context, bits - exponent))
     else:
         shares = x.shares * round(number * 2.0 ** (bits - exponent))
     return at_scale_bits(context, x.like(shares, x.scale_bits + bits - exponent, bound), scale_bits)

@@ -165,9 +165,9 @@ def masked_scatter_backward(context: Context, g: Cell, mask: Any, sizes: Any) ->
 def _codes(index: Cell, classes: int, dim: int) -> SharedTensor:
     """One-hot codes of secret places, with the classes in front: [classes, ...]. Worked out once for each index."""
     key = f"codes {classes}"
-    if key not in index.kept:
-        index.kept[key] = F.one_hot(index.content, classes).movedim(-1, 0)
-    return index.kept[key]
+    if key not in index.reusable:
+        index.reusable[key] = F.one_hot(index.content, classes).movedim(-1, 0)
+    return index.reusable[key]
 
 
 @row("scatter", aten.scatter_add.default, note="public places; secret ones into zeros")
@@ -261,7 +261,7 @@ def _view(func: Callable) -> Callable:
     """A view: of what was worked out of its base too, so that a weight and its transpose are rounded once."""
 
     def viewed(context: Context, x: Cell, *args: Any, **kwargs: Any) -> Any:
-        back = x.kept.get("transposed") if func is torch.t and x.base is not None else None
+        back = x.reusable.get("transposed") if func is torch.t and x.base is not None else None
         if back is not None:
             return back
         run = partial(_run, func, args, kwargs)
@@ -270,11 +270,11 @@ def _view(func: Callable) -> Callable:
         if not isinstance(made, SharedTensor):
             return [_cell(v, x, base) for v in made]
         cell = _cell(made, x, base)
-        for key, value in x.kept.items():
+        for key, value in x.reusable.items():
             if isinstance(value, SharedTensor) and key != "positive":
-                cell.kept[key] = run(value)
+                cell.reusable[key] = run(value)
         if func is torch.t:
-            cell.kept["transposed"] = x
+            cell.reusable["transposed"] = x
         return cell
 
     return viewed

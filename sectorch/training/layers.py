@@ -53,7 +53,7 @@ def relu(context: Context, x: Cell) -> ReusableResult:
 
 @row("threshold", aten.threshold_backward.default)
 def threshold_backward(context: Context, g: Cell, x: Cell, threshold: float) -> SharedTensor:
-    positive = x.kept.get("positive") if threshold == 0 else None
+    positive = x.reusable.get("positive") if threshold == 0 else None
     return _where(context, g, torch.gt(x.content, threshold) if positive is None else positive)
 
 
@@ -347,7 +347,7 @@ def max_pool2d_backward(
 ) -> SharedTensor:  # fmt: skip
     how = _windows_of(kernel, stride, padding, dilation, ceil_mode)[:4]
     value = as_gradient(context, g.content)
-    parts = no_larger(torch.mul(indices.kept["code"], value.unsqueeze(0)), value)
+    parts = no_larger(torch.mul(indices.reusable["code"], value.unsqueeze(0)), value)
     meets = math.prod(math.ceil(((k - 1) * d + 1) / s) for k, s, d in zip(how[0], how[1], how[3], strict=True))
     placed = parts.backend.each(partial(_placed, *how, tuple(x.content.shape)), parts.shares)
     return parts.like(placed, bound=None if parts.bound is None else parts.bound * meets)

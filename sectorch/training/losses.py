@@ -62,9 +62,9 @@ def _secret_code(target: Cell, classes: int, weight: Any) -> SharedTensor:
     """One-hot codes of secret labels: nobody learns which, and one out of range withholds the result."""
     if weight is not None:
         raise ArgumentError("class weights with secret labels are not supported on shares; weight the rows' losses")
-    if "code" not in target.kept:
-        target.kept["code"] = F.one_hot(target.content, classes)
-    return target.kept["code"]
+    if "code" not in target.reusable:
+        target.reusable["code"] = F.one_hot(target.content, classes)
+    return target.reusable["code"]
 
 
 def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ignored: int) -> Any:
@@ -82,7 +82,7 @@ def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ig
             raise ArgumentError("what each label counts is a part of the program")
         size = [*target.size]
         size.insert(dim, classes)
-        return target.made(context, public_code, torch.Size(size), classes, dim)
+        return target.apply(context, public_code, torch.Size(size), classes, dim)
     return public_code(target, classes, dim, weight, ignored)
 
 

@@ -64,8 +64,8 @@ def shared(
             if tensor is not None and id(tensor) in made:
                 child._buffers[name] = made[id(tensor)]
         if child is module or not type(child).__module__.startswith("torch."):
-            child.register_forward_pre_hook(_entered)
-            child.register_forward_hook(_left, always_call=True)
+            child.register_forward_pre_hook(_before_forward)
+            child.register_forward_hook(_after_forward, always_call=True)
     return module
 
 
@@ -73,13 +73,13 @@ _running = threading.local()
 """The forwards that run in this thread, with what makes their tensors pass for torch's own."""
 
 
-def _entered(module: nn.Module, _args: Any) -> None:
+def _before_forward(module: nn.Module, _args: Any) -> None:
     inside = as_plain(module)
     inside.__enter__()
     _running.stack = [*getattr(_running, "stack", []), (module, inside)]
 
 
-def _left(module: nn.Module, _args: Any, _result: Any) -> None:
+def _after_forward(module: nn.Module, _args: Any, _result: Any) -> None:
     stack = getattr(_running, "stack", [])
     if any(entered is module for entered, _ in stack):  # a hook before ours may have raised
         while stack:

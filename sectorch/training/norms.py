@@ -108,7 +108,7 @@ def batch_norm_backward(
     value = operand(context, g, n)
     scale = None if weight is None else _secret(context, shape, weight)
     if training:
-        inverse, normal = save_inverse.content, save_inverse.kept["normal"]
+        inverse, normal = save_inverse.content, save_inverse.reusable["normal"]
     else:
         inverse = torch.rsqrt(_secret(context, shape, var) + eps)
         centred = shape - _of_channels(_secret(context, shape, mean), shape)
@@ -159,7 +159,7 @@ def _own(
 
 def _own_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> SharedTensor:
     """The gradient of what was normalised, of one of the normalised."""
-    normal = inverse.kept["normal"]
+    normal = inverse.reusable["normal"]
     n = math.prod(normal.shape[d] for d in dims)
     value = as_gradient(context, g)
     part = operand(context, Cell(value, gradient=True), n)
@@ -199,7 +199,7 @@ def layer_norm(context: Context, x: Cell, shape: Any, weight: Any, bias: Any, ep
 def layer_norm_backward(
     context: Context, g: Cell, x: Cell, shape: Any, mean: Any, inverse: Cell, weight: Any, bias: Any, mask: Any
 ) -> tuple:
-    normal = inverse.kept["normal"]
+    normal = inverse.reusable["normal"]
     first = normal.dim() - len(shape)
     weight = None if weight is None else _secret(context, normal, weight)
     inner, along, total = _affine_backward(context, g, normal, weight, list(range(first)), mask)
@@ -226,7 +226,7 @@ def group_norm_backward(
     groups: int, mask: Any,
 ) -> tuple:  # fmt: skip
     shape = x.content.shape
-    normal = inverse.kept["normal"].reshape(shape)
+    normal = inverse.reusable["normal"].reshape(shape)
     weight = None if weight is None else _of_channels(_secret(context, normal, weight), normal)
     inner, along, total = _affine_backward(context, g, normal, weight, _others(normal), mask)
     own = _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape) if mask[0] else None

@@ -72,21 +72,23 @@ def is_public_floats(value: Any) -> bool:
 def as_ring_numbers(context: Context, value: Any, scale_bits: int) -> Any:
     """It as whole numbers that A and S know."""
     f = partial(encode, scale_bits=scale_bits)
-    return value.made(context, f, value.size) if isinstance(value, PublicInput) else f(value).to(context.session.device)
+    return (
+        value.apply(context, f, value.size) if isinstance(value, PublicInput) else f(value).to(context.session.device)
+    )
 
 
 def largest_target(value: Any, scale_bits: int) -> float:
     """The bound of the whole numbers: of a tensor's form, not of its content."""
     form: Any = value.form if isinstance(value, PublicInput) else floats_form(value)
-    return 2.0 ** (form.said[-1] + scale_bits) + 1
+    return 2.0 ** (form.details[-1] + scale_bits) + 1
 
 
 def as_target_shares(context: Context, value: Any, scale_bits: int) -> SharedTensor:
     """It as shares. No message."""
-    dtype = value.form.said[1] if isinstance(value, PublicInput) else value.dtype
+    dtype = value.form.details[1] if isinstance(value, PublicInput) else value.dtype
     f = partial(encode, scale_bits=scale_bits)
     shares = (
-        value.embedded(context, f)
+        value.as_shares(context, f)
         if isinstance(value, PublicInput)
         else context.backend.embedded(f(value).to(context.session.device))
     )
@@ -161,7 +163,7 @@ WITH_STAND_INS = frozenset((
 
 def _numbers(op: Operation, x: Any) -> Any:
     """A cell for another row: held to hold numbers."""
-    if not isinstance(x, Cell) or x.lazy is not None or infinite_of(x.content) is None:
+    if not isinstance(x, Cell) or x.deferred is not None or infinite_of(x.content) is None:
         return x
     made = held_to_numbers(x.context, x.content, str(op.row.name))
     return Cell(made, x.gradient, pool=x.pool)
@@ -189,7 +191,7 @@ def compute_operation(context: Context, op: Operation) -> Any:
         pool = Pool.of([x.pool for x in op.given])
         pool.add(tuple(net.raised[before:]))
         if len(pool.flags) > MANY:
-            pool.joined(context)
+            pool.joint_flags(context)
     if isinstance(result, tuple):
         return tuple(_cell(op, y, m, pool) for y, m in zip(result, op.meta, strict=True))
     made = _cell(op, result, op.meta, pool)
@@ -207,11 +209,11 @@ def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
         return None
     if isinstance(y, DeferredResult):
         made = Cell(None, op.backward, pool=pool, pending=None)
-        y.meta, made.lazy, made.kept = meta, y, y.kept
+        y.meta, made.deferred, made.reusable = meta, y, y.reusable
         return made
     if isinstance(y, ReusableResult):
         made = _cell(op, y.content, meta, pool)
-        made.kept.update(y.kept)
+        made.reusable.update(y.reusable)
         return made
     if not isinstance(y, SharedTensor):
         return y

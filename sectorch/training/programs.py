@@ -48,7 +48,7 @@ class Programs:
     """The programs of one session's steps, by what the steps do."""
 
     def __init__(self):
-        self.known: OrderedDict[Any, TracedStep | None] = OrderedDict()
+        self.traced_steps: OrderedDict[Any, TracedStep | None] = OrderedDict()
         self.traced = 0
         """How many were traced."""
         self._unused = 0
@@ -56,9 +56,9 @@ class Programs:
     def of(self, session: Session, recording: Recording, groups: dict[int, int]) -> TracedStep | None:
         """The program of a step; None of one that is computed operator by operator."""
         key, wanted = _key(recording, groups), frozenset(recording.alive)
-        found = self.known.get(key)
-        if key in self.known and (found is None or wanted <= found.results):
-            self.known.move_to_end(key)
+        found = self.traced_steps.get(key)
+        if key in self.traced_steps and (found is None or wanted <= found.results):
+            self.traced_steps.move_to_end(key)
             self._unused = 0
             return found
         if self._unused >= MOST_UNUSED:
@@ -69,9 +69,9 @@ class Programs:
             found = trace_step(session, recording, groups, wanted | (found.results if found else frozenset()))
         except Exception:  # computed operator by operator, it either goes or says what is wrong
             found = None
-        self.known[key] = found
-        while len(self.known) > MOST_PROGRAMS:
-            self.known.popitem(last=False)
+        self.traced_steps[key] = found
+        while len(self.traced_steps) > MOST_PROGRAMS:
+            self.traced_steps.popitem(last=False)
         return found
 
 
@@ -79,7 +79,7 @@ PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
 
 
 @contextmanager
-def _recorded() -> Iterator[None]:
+def _record_step() -> Iterator[None]:
     """Operations inside are written down, and computed at the end; within another step, as part of that one."""
     if CURRENT.get() is not None:
         yield
@@ -117,7 +117,7 @@ class TrainingStep(ContextDecorator):
         return PROGRAMS.setdefault(self.session, Programs()).traced
 
     def __enter__(self) -> TrainingStep:
-        self._entered.append(_recorded())
+        self._entered.append(_record_step())
         self._entered[-1].__enter__()
         return self
 
@@ -192,14 +192,14 @@ def _run(recording: Recording) -> None:
     groups, flags = _groups(recording)
     programs = PROGRAMS.setdefault(session, Programs())
     found = None if session.reference else programs.of(session, recording, groups)
-    _agreed(recording.context, found)
+    _compare_steps(recording.context, found)
     if found is None:
-        _one_by_one(recording)
+        _run_operators(recording)
     else:
-        _from_program(found, recording, flags)
+        _run_program(found, recording, flags)
 
 
-def _agreed(context: Context, found: TracedStep | None) -> None:
+def _compare_steps(context: Context, found: TracedStep | None) -> None:
     """Parties that are apart find out whether they have recorded the same step, before anything of it is sent.
 
     Raises DisagreementError.
@@ -210,7 +210,7 @@ def _agreed(context: Context, found: TracedStep | None) -> None:
         session.agreement.compare(party)
 
 
-def _one_by_one(recording: Recording) -> None:
+def _run_operators(recording: Recording) -> None:
     context = recording.context
     cells = {
         n: Cell(before.content, before.gradient, pool=Pool(before.pool.flags, settled=True))
@@ -220,8 +220,8 @@ def _one_by_one(recording: Recording) -> None:
         play(context, recording.lines, cells, recording.publics)
     for number, cell in recording.alive.items():
         made = cells[number]
-        cell.settle(made.content, made.pool)
-        cell.kept = dict(made.kept)
+        cell.set_content(made.content, made.pool)
+        cell.reusable = dict(made.reusable)
 
 
 def trace_step(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> TracedStep:
@@ -239,7 +239,7 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
             for number, (_, before) in recording.found.items():
                 first, x, meta = twins[number], before.content, _meta(before.content)
                 content = (
-                    SharedInputSpec.of(x).again(f"cell {number}", meta, shapes, party, scheme)
+                    SharedInputSpec.of(x).traced_input(f"cell {number}", meta, shapes, party, scheme)
                     if first == number
                     else SharedInputSpec.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
                 )
@@ -256,7 +256,7 @@ def _meta(x: SharedTensor) -> torch.Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
-def _kept(y: SharedTensor) -> RetainedTensor:
+def _retain(y: SharedTensor) -> RetainedTensor:
     with torch._C.DisableTorchFunctionSubclass():
         return RetainedTensor(y.backend.kept(y.shares), SharedInputSpec.of(y), y.dtype)
 
@@ -266,16 +266,16 @@ def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -
     kept, flags, words = {}, {}, {}
     for number in sorted(wanted):
         cell = cells[number]
-        lasting = {k: _kept(v) for k, v in cell.kept.items() if k in LASTING and isinstance(v, SharedTensor)}
-        kept[number] = _kept(cell.content), cell.gradient, lasting
+        lasting = {k: _retain(v) for k, v in cell.reusable.items() if k in LASTING and isinstance(v, SharedTensor)}
+        kept[number] = _retain(cell.content), cell.gradient, lasting
         held = cell.pool.flags
         if held and held not in words:
             words[held] = len(words)
         flags[number] = words.get(held)
-    return kept, flags, [context.backend.kept(word) for word in _joined(context, list(words))]
+    return kept, flags, [context.backend.kept(word) for word in _join_groups(context, list(words))]
 
 
-def _joined(context: Context, groups: list[tuple]) -> list[Any]:
+def _join_groups(context: Context, groups: list[tuple]) -> list[Any]:
     """The flags of each group as one; those that the same groups have are joined once."""
     having: dict[Any, list[int]] = {}
     for number, held in enumerate(groups):
@@ -289,7 +289,7 @@ def _joined(context: Context, groups: list[tuple]) -> list[Any]:
     return [some[0] if len(some) == 1 else context.backend.joined(some) for some in found]
 
 
-def _from_program(found: TracedStep, recording: Recording, flags: list[Any]) -> None:
+def _run_program(found: TracedStep, recording: Recording, flags: list[Any]) -> None:
     context = recording.context
     session, party, scheme = context.session, context.party, context.scheme
     backend = session.backend(session.setup(party), scheme)
@@ -305,5 +305,5 @@ def _from_program(found: TracedStep, recording: Recording, flags: list[Any]) -> 
     tensor = lambda y: y.spec.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
     for number, cell in recording.alive.items():
         content, gradient, lasting = kept[number]
-        cell.settle(tensor(content), Pool(() if of[number] is None else (words[of[number]],)))
-        cell.gradient, cell.kept = gradient, {k: tensor(v) for k, v in lasting.items()}
+        cell.set_content(tensor(content), Pool(() if of[number] is None else (words[of[number]],)))
+        cell.gradient, cell.reusable = gradient, {k: tensor(v) for k, v in lasting.items()}

@@ -84,7 +84,7 @@ class RecordedOperation:
         return f"{self.key} {self.args} {self.kwargs} {self.target} {self.parameter} {self.backward} {self.made}"
 
 
-class Before(NamedTuple):
+class CellSnapshot(NamedTuple):
     """A cell as the step found it."""
 
     content: Any
@@ -118,7 +118,7 @@ class Recording:
         self.publics: list[Any] = []
         self.forms: list[PublicForm] = []
         """Those of what is public."""
-        self.found: dict[int, tuple[Cell, Before]] = {}
+        self.found: dict[int, tuple[Cell, CellSnapshot]] = {}
         """What was there before, by number."""
         self._made: dict[int, weakref.ref[Cell]] = {}
         self._count = 0
@@ -138,8 +138,8 @@ class Recording:
             self.flush()
             return compute_operation(self.context, op)
         varying = VARYING.get(op.key, {})
-        args = tuple(self._said(v, varying.get(i)) for i, v in enumerate(op.args))
-        kwargs = {name: self._said(v, varying.get(name)) for name, v in op.kwargs.items()}
+        args = tuple(self._operand(v, varying.get(i)) for i, v in enumerate(op.args))
+        kwargs = {name: self._operand(v, varying.get(name)) for name, v in op.kwargs.items()}
         target = None if op.target is None else self._number(op.target)
         base = op.given[0] if op.row.view and not op.given[0].gradient else None
         base = base if base is None or base.base is None else base.base[0]
@@ -149,20 +149,20 @@ class Recording:
         )  # fmt: skip
         for cell in [op.target, *(op.args[i] for i in WRITES.get(op.key, ()))]:
             if isinstance(cell, Cell):
-                self._writes(cell)
+                self._mark_written(cell)
         said = op.parameter, op.backward, op.line
         self.lines.append(RecordedOperation(op.key, op.row, args, kwargs, op.meta, target, places, *said))
         return made
 
     def _number(self, cell: Cell) -> int:
-        if cell.place is None or cell.place[0] is not self or not self._knows(cell):
-            before = Before(cell.content, cell.pool, cell.gradient, cell.version)
+        if cell.place is None or cell.place[0] is not self or not self._has(cell):
+            before = CellSnapshot(cell.content, cell.pool, cell.gradient, cell.version)
             cell.place = self, self._count
             self.found[self._count] = cell, before
             self._count += 1
         return cell.place[1]
 
-    def _knows(self, cell: Cell) -> bool:
+    def _has(self, cell: Cell) -> bool:
         number = cell.place[1] if cell.place else -1
         known = (
             self.found[number][0] if number in self.found else self._made[number]() if number in self._made else None
@@ -179,19 +179,19 @@ class Recording:
         self._count += 1
         return cell
 
-    def _writes(self, cell: Cell) -> None:
+    def _mark_written(self, cell: Cell) -> None:
         """From here on its content is to come."""
         self._number(cell)
         if cell.pending is None:
             cell.pending = cell.shape
         cell.version += 1
 
-    def _said(self, value: Any, form: Callable[[Any], PublicForm | None] | None) -> Any:
+    def _operand(self, value: Any, form: Callable[[Any], PublicForm | None] | None) -> Any:
         """An argument as it stands in the line."""
         if isinstance(value, Cell):
             return Ref(self._number(value))
         if isinstance(value, (list, tuple)):
-            return type(value)(self._said(v, None) for v in value)
+            return type(value)(self._operand(v, None) for v in value)
         plain = type(value) is torch.Tensor and not value.is_meta
         if form is not None and (plain or type(value) in (int, float)):
             known = form(value)
@@ -218,7 +218,7 @@ class Recording:
         for cell, before in self.found.values():
             cell.place = None
             if cell.pending is not None:
-                cell.settle(before.content, before.pool)
+                cell.set_content(before.content, before.pool)
         self._begin()
 
 
@@ -328,7 +328,7 @@ class DifferentiableTensor(SecretTensor):
         x = self.cell.content
         context = Context(x.session, x.party, x.scheme)
         with x.session.operation(x.party):
-            flags = self.cell.pool.joined(context)
+            flags = self.cell.pool.joint_flags(context)
         with torch._C.DisableTorchFunctionSubclass():
             made = x.like(x.shares, bound=x.bound, dtype=x.dtype)
         made.whole_bits, made.infinite, made.flags = x.whole_bits, x.infinite, flags
@@ -354,13 +354,16 @@ class DifferentiableTensor(SecretTensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map(_lifted, args), {name: pytree.tree_map(_lifted, v) for name, v in kwargs.items()}
+        args, kwargs = (
+            pytree.tree_map(_as_differentiable, args),
+            {name: pytree.tree_map(_as_differentiable, v) for name, v in kwargs.items()},
+        )
         if func in CONVERSIONS:
             check_same_device(args[0], args[1:], kwargs)
         refuse_dropped(func)
         if func in FUNCTIONS and (made := FUNCTIONS[func](*args, **kwargs)) is not NotImplemented:
             return made
-        _refuse_what_has_none(func, (args, kwargs))
+        _refuse_without_gradient(func, (args, kwargs))
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -408,13 +411,13 @@ def _refuse_transforms() -> None:
         )
 
 
-def _lifted(leaf: Any) -> Any:
+def _as_differentiable(leaf: Any) -> Any:
     if isinstance(leaf, PrivateTensor):
         raise ArgumentError("a model of A's own and a shared one cannot be trained together; share its tensors")
     return DifferentiableTensor(leaf) if isinstance(leaf, SharedTensor) else leaf
 
 
-def _refuse_what_has_none(func: Callable, tree: Any) -> None:
+def _refuse_without_gradient(func: Callable, tree: Any) -> None:
     """Functions without a gradient; and plain parameters, whose gradient would be known to everybody."""
     if not torch.is_grad_enabled():
         return
@@ -445,7 +448,7 @@ def _base_of(func: Any) -> Any:
     return getattr(packet, overload, None) if packet is not None else None
 
 
-def _drawn(func: Any, args: tuple, kwargs: dict) -> Any:
+def _draw_public(func: Any, args: tuple, kwargs: dict) -> Any:
     """Numbers of torch's generator, which everybody knows: written into a tensor, or of its shape.
 
     So a module initialises its parameters anew (`reset_parameters`, `nn.init`), or draws a mask.
@@ -470,7 +473,7 @@ def _overload(packet: Any, func: Any, names: tuple[str, ...]) -> Any:
     return None
 
 
-def _into(func: Any, args: tuple, kwargs: dict) -> Any:
+def _write_out(func: Any, args: tuple, kwargs: dict) -> Any:
     """What is written by `out`: computed, and copied there."""
     outs = [a.name for a in func._schema.arguments if a.is_out]
     names = tuple(a.name for a in func._schema.arguments if not a.is_out)
@@ -486,7 +489,7 @@ def _into(func: Any, args: tuple, kwargs: dict) -> Any:
     return dispatch(torch.ops.aten.copy_.default, (target, made), {})
 
 
-def _each(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+def _for_each_tensor(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """A function of lists of tensors, as optimisers with `foreach=True` call: of one tensor after the other."""
     in_place = name.endswith("_")
     function = FOREACH.get(name.removeprefix("_foreach_").removesuffix("_"))
@@ -527,14 +530,17 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     """
     name = func._schema.name.split("::")[1]
     if name.startswith("_foreach_"):
-        return _each(func, name, args, kwargs)
+        return _for_each_tensor(func, name, args, kwargs)
     if name.startswith("_fused_"):
         raise UnsupportedOpError(
             f"an optimiser with fused=True is not supported on shares; leave fused out (at {line()})"
         )
     if func._overloadname == "out" or func._overloadname.endswith("_out"):
-        return _into(func, args, kwargs)
-    if torch.Tag.nondeterministic_seeded in func.tags and (made := _drawn(func, args, kwargs)) is not NotImplemented:
+        return _write_out(func, args, kwargs)
+    if (
+        torch.Tag.nondeterministic_seeded in func.tags
+        and (made := _draw_public(func, args, kwargs)) is not NotImplemented
+    ):
         return made
     key = _base_of(func) or func
     target = None if key is func else args[0]

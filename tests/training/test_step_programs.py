@@ -62,7 +62,7 @@ CASES = some(OPTIMISERS, ["adamw"])
 def test_a_step_from_its_program_is_bit_for_bit_the_one_taken_operator_by_operator(name: str):
     session = Session()
     found = trained(session, name, 5)
-    assert sectorch.step(session).programs == 3 and None not in stepping.PROGRAMS[session].known.values()
+    assert sectorch.step(session).programs == 3 and None not in stepping.PROGRAMS[session].traced_steps.values()
     wanted = trained(Session(reference=True), name, 5, recorded=False)
     assert same(found, wanted)
     assert same(trained(Session(reference=True), name, 5), wanted)
@@ -165,7 +165,7 @@ def test_plain_targets_are_inputs_of_the_program_and_have_the_bits_of_shared_one
     session = Session()
     found, wanted = trained(session), trained(Session(reference=True), recorded=False)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert sectorch.step(session).programs <= 4 and None not in stepping.PROGRAMS[session].known.values()
+    assert sectorch.step(session).programs <= 4 and None not in stepping.PROGRAMS[session].traced_steps.values()
     if name in ("mse", "bce", "smooth"):
         assert all(
             torch.equal(a, b)
