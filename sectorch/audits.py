@@ -122,7 +122,7 @@ class _Here:
         streams = tuple(_named(*both) for both in keys)
         promise = Promise(self._session.runtime.session, self._program.digest, self._calls, tuple(digests), streams)
         signature = self._identities.key.sign(promise.statement())
-        return _tensor(replace(promise, signature=signature).sent())
+        return _tensor(replace(promise, signature=signature).to_message())
 
     def show(self, chosen: torch.Tensor) -> torch.Tensor:
         """At S: its streams with Q of the calls that are not used."""
@@ -157,7 +157,7 @@ class _Here:
     def read(self, promised: torch.Tensor) -> Promise:
         """What Q promised, as it came."""
         session = self._session.runtime.session
-        return Promise.read(session, self._program.digest, self._calls, bytes(promised.tolist()))
+        return Promise.from_message(session, self._program.digest, self._calls, bytes(promised.tolist()))
 
     def prepared(self, call: int) -> Material:
         """The offline part of the call that is used; what Q has kept of it is not worked out again."""

@@ -400,7 +400,7 @@ def test_what_is_signed_is_one_promise():
     signed = dataclasses.replace(promise, signature=key.sign(promise.statement()))
     public = key.public_key().public_bytes_raw()
     signed.check(public)
-    assert Promise.read(bytes(16), "program", (3, 4), signed.sent()) == signed
+    assert Promise.from_message(bytes(16), "program", (3, 4), signed.to_message()) == signed
     others = {
         "session": bytes([1]) * 16, "program": "another", "calls": (4, 3), "digests": promise.digests[::-1],
         "streams": promise.streams[::-1],

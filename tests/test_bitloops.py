@@ -125,16 +125,18 @@ LAYERS = (
 @given(st.one_of(st.integers(1, 100), st.integers(1, 2500)), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
 def test_layers_of_any_number_of_words(width: int, seed: int, threads: int):
     """From 2048 words on they are spread over threads."""
-    opened, made = (sum(counts) for counts in zip(*((len(v.opened), len(v.products)) for v in LAYERS), strict=True))
+    opened, made = (
+        sum(counts) for counts in zip(*((len(v.opened_rows), len(v.products)) for v in LAYERS), strict=True)
+    )
     state, alpha, other, dealt = words(seed, 6 + 2 * opened + made, width).split((6, opened, opened, made))
 
     def run() -> list[torch.Tensor]:
         found = [and_layers._products(alpha, other, LAYERS, dealt), and_layers._masked(state, alpha, LAYERS[0])]
         for first in (True, False):
             place = *LAYERS, 0, 0, first
-            found += and_layers._joined(other[:6], alpha[:6], state, alpha, dealt, *place)
+            found += and_layers._next_state(other[:6], alpha[:6], state, alpha, dealt, *place)
         last = LAYERS[1], None, 6, len(LAYERS[0].products), True
-        return [*found, and_layers._joined(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
+        return [*found, and_layers._next_state(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
 
     both_ways(threads, run)
 
@@ -263,7 +265,7 @@ def test_products_with_the_bits_of_windows(width: int, m: int, shift: int, seed:
     first, second = draw((m + 1) * width), draw((m + 1) * width)
     c, R, chosen = (draw(64, m, width) for _ in range(3))
     bits, w, wraps = draw(64, m + 1, width), draw(64, m, width, bits=32), draw(64, m, width, bits=32)
-    check_both(lambda: [maximum._chosen(first, second, c, R, bits, chosen, w, wraps, one, shift) for one in (0, 1)])
+    check_both(lambda: [maximum._sum_chosen(first, second, c, R, bits, chosen, w, wraps, one, shift) for one in (0, 1)])
 
 
 @settings(max_examples=50)

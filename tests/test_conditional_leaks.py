@@ -194,14 +194,14 @@ def plant(monkeypatch) -> None:
 def noted_masks() -> Iterator[list[torch.Tensor]]:
     """The masks of openings, of which Q knows both halves and what it owes: all that are made inside, one by one."""
     masks: list[torch.Tensor] = []
-    inner = mask_module.whole_mask
+    inner = mask_module.dealer_mask
 
     @leaf(shapes=inner.kernel.shapes)
-    def whole_mask(*parts: torch.Tensor) -> torch.Tensor:
+    def dealer_mask(*parts: torch.Tensor) -> torch.Tensor:
         masks.append(inner(*parts).clone())
         return masks[-1].clone()
 
-    with mock.patch.object(mask_module, "whole_mask", whole_mask):
+    with mock.patch.object(mask_module, "dealer_mask", dealer_mask):
         yield masks
 
 

@@ -13,7 +13,14 @@ from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.net import Move
 from sectorch.errors import FalseDealingError
 from sectorch.mpc.star import dealing_proofs
-from sectorch.mpc.star.dealing_proofs import NOTED, DealerShares, Products, Sets, Words, prove_pending
+from sectorch.mpc.star.dealing_proofs import (
+    CLAIM_PROTOCOLS,
+    DealerShares,
+    ProductClaims,
+    RowSets,
+    WordClaims,
+    prove_pending,
+)
 from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.shares import reveal, share
 from sectorch.ring.field import TILE, times, xor_of
@@ -29,8 +36,8 @@ COLUMNS = ELEMENTS // 64
 class _Rows:
     """Of two rows x and y the product, of a third one that it is zero."""
 
-    def sets(self, count: int, at_A: bool) -> Sets:
-        return Sets([(0,)], [(1,)], [(count,)], [(2,)])
+    def sets(self, count: int, at_A: bool) -> RowSets:
+        return RowSets([(0,)], [(1,)], [(count,)], [(2,)])
 
 
 class Claims:
@@ -61,8 +68,8 @@ class Claims:
             X, Y = self.values["X"], self.values["Y"]
             of_A = ((at(X[0], net.A), at(Y[0], net.S)),)
             of_S = tuple((at(X[i], net.S), at(Y[i], net.A)) for i in (1, 2))
-            words = Words(halves("base"), COPIES, of_A, of_S)
-            dealing_proofs.prove(net, [Products(halves("factors"), halves("z"), _Rows())], [words])
+            words = WordClaims(halves("base"), COPIES, of_A, of_S)
+            dealing_proofs.prove(net, [ProductClaims(halves("factors"), halves("z"), _Rows())], [words])
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +170,7 @@ def test_no_coin_is_shown_before_all_that_it_is_drawn_for_has_been_received():
     for number, node in enumerate(session.trace(program).call):
         depends = set().union(*(received.get(slot, ()) for slot in node.taken))
         header = node.step.header if isinstance(node.step, Move) else None
-        if header is not None and (header.protocol in NOTED or header.label == "proof_S"):
+        if header is not None and (header.protocol in CLAIM_PROTOCOLS or header.label == "proof_S"):
             sent.add(number)
             depends.add(number)
             proofs += header.label == "proof_S"
@@ -182,7 +189,7 @@ def test_an_error_is_not_made_good_by_its_like(twice, session, monkeypatch):
     coins, proof, compared = (
         dealing_proofs._first_coins.kernel,
         dealing_proofs._first_proof.kernel,
-        dealing_proofs._compared,
+        dealing_proofs._compare_last,
     )
     drawn: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
@@ -216,7 +223,7 @@ def test_an_error_is_not_made_good_by_its_like(twice, session, monkeypatch):
     first_proof.shapes, looked.shapes = proof.shapes, compared.shapes
     claims = Claims(9)
     claims.values["z"].view(-1)[0] ^= 5
-    for name, f in (("_first_coins", first_coins), ("_first_proof", first_proof), ("_compared", looked)):
+    for name, f in (("_first_coins", first_coins), ("_first_proof", first_proof), ("_compare_last", looked)):
         monkeypatch.setattr(dealing_proofs, name, f)
     _refused(claims, session)
     x, y, claim, wrong = seen[0].split(1)

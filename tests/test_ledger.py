@@ -333,7 +333,7 @@ def test_costs_of_sharing_and_linear_layers():
             y = linear(net, setup, Linear(), shares, masked)
         assert product.online_bytes == product.bytes_between("S", "A") == 8 * 60
         assert product.offline_bytes == product.bytes_between("Q", "S") == 0
-        assert (y.mine.phase, y.theirs.phase) == (Phase.ONLINE, Phase.OFFLINE)
+        assert (y.half_A.phase, y.half_S.phase) == (Phase.ONLINE, Phase.OFFLINE)
         with Profile() as halves:
             assert y.paid.shape == (5, 7)
         assert halves.bytes == halves.offline_bytes == halves.bytes_between("Q", "S") == 8 * 35

@@ -146,8 +146,8 @@ def test_halves_say_nothing_even_of_a_mask_that_is_zero(by: str):
 
     def program(world, x):
         y = product(world, x)
-        assert not world.net.read(y.theirs, world.net.S).any()
-        assert not world.net.read(y.mine, world.net.A).any()
+        assert not world.net.read(y.half_S, world.net.S).any()
+        assert not world.net.read(y.half_A, world.net.A).any()
         if by == "reveal":
             found = reveal(world.net, y)
             seen.append(world.net.read(y.S, world.net.S))
@@ -176,7 +176,7 @@ def test_a_dealer_that_proves_owes_nothing():
 def test_its_repr_shows_a_shape_and_pays_nothing():
     def program(world, x):
         y = product(world, x)
-        assert repr(y) == "Owed((3, 6))" and y._paid is None
+        assert repr(y) == "DeferredShares((3, 6))" and y._complete is None
         return y
 
     run(program, ring_values((3, 4)))

@@ -292,7 +292,7 @@ def test_levels_of_the_tree():
         assert len(layers) == levels_of(blocks) == ceil(log2(blocks) / 2)
         assert all(2 <= len(rows) <= WIDEST for layer in layers for rows in layer.ands)
         # What the search over trees counted is what the layers open and have dealt.
-        bits = sum(2 * len(layer.opened) + len(layer.products) for layer in layers)
+        bits = sum(2 * len(layer.opened_rows) + len(layer.products) for layer in layers)
         assert bits == group_blocks(blocks, len(layers))[0]
 
 

@@ -32,7 +32,14 @@ from sectorch.errors import (
 )
 from sectorch.mpc.star import dealing_proofs
 from sectorch.mpc.star.compare import is_zero
-from sectorch.mpc.star.dealing_proofs import DealerShares, Products, Sets, Words, check_proved, prove_pending
+from sectorch.mpc.star.dealing_proofs import (
+    DealerShares,
+    ProductClaims,
+    RowSets,
+    WordClaims,
+    check_proved,
+    prove_pending,
+)
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.maximum import max_by_fours
@@ -241,13 +248,13 @@ def _halves(net: Net, shape: tuple[int, ...]) -> DealerShares:
 class _Rows:
     """Rows of x and y, which are dealt one above the other, times each other; and one row that is zero."""
 
-    def sets(self, count: int, at_A: bool) -> Sets:
+    def sets(self, count: int, at_A: bool) -> RowSets:
         many = (count - 1) // 2
         x, y, z = ([(part + i,) for i in range(many)] for part in (0, many, count))
-        return Sets(x, y, z, [(count - 1,)])
+        return RowSets(x, y, z, [(count - 1,)])
 
 
-def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Products], list[Words]]:
+def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[ProductClaims], list[WordClaims]]:
     """Claims that hold, but for a difference in the first product."""
     x, y = _halves(net, (rows, width)), _halves(net, (rows, width))
     z_A = net.common(net.D, net.A, (rows, width), "z")
@@ -260,7 +267,7 @@ def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Prod
     zero = net.common(net.D, net.A, (1, width), "zero")
     zero = DealerShares(zero, zero.send(net.D, net.S, "v_S"))
     factors = DealerShares(*(torch.cat([getattr(v, side) for v in (x, y, zero)]) for side in "AS"))
-    return [Products(factors, z, _Rows())], [Words(base, 2, ((X, Y),))]
+    return [ProductClaims(factors, z, _Rows())], [WordClaims(base, 2, ((X, Y),))]
 
 
 def _chosen(X: Located, Y: Located) -> Located:
@@ -305,7 +312,7 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
     """It knows all but the coins to come, and makes every sum fit: until the last product does not."""
     names = "_first_proof", "_second_proof", "_proof", "_first_point", "_point"
     first_proof, second_proof, proof, first_point, point = (getattr(dealing_proofs, name).kernel for name in names)
-    compared = dealing_proofs._compared
+    compared = dealing_proofs._compare_last
     error: list[torch.Tensor] = []
     sent: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
@@ -348,7 +355,7 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
         f.shapes = getattr(dealing_proofs, name).kernel.shapes
         monkeypatch.setattr(dealing_proofs, name, f)
     looked.shapes = compared.shapes
-    monkeypatch.setattr(dealing_proofs, "_compared", looked)
+    monkeypatch.setattr(dealing_proofs, "_compare_last", looked)
     with pytest.raises(FalseDealingError):
         proved(2, 40, wrong=5)
     x, y, claim, wrong = seen[0].split(1)

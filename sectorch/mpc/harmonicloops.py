@@ -34,7 +34,7 @@ def less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Tens
 
 
 def combine_harmonics(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
-    """`harmonics.combined`."""
+    """`harmonics.combine_harmonics`."""
     flat, terms = array(turns).reshape(-1), len(series.cos)
     out = torch.empty(2, *turns.shape, dtype=torch.int64)
     halves = held.contiguous().view(2, 2 * terms, len(flat)).numpy()

@@ -1,10 +1,9 @@
-"""Cosines and sines of the multiples of a public angle or of a mask, in digits: what `trigonometric.py` deals and
-multiplies by.
+"""Cosines and sines of the multiples of an angle, in two digits: the numbers that `series.py` deals and multiplies by.
 
 The public multipliers must be the same at A and S to the last bit: a difference of one unit would be multiplied by a
 share, which is a random ring element. They are therefore computed with IEEE additions and multiplications alone, each
-rounded once, and not by a library's cosine, which differs from machine to machine. `harmonicloops.py` does the same in
-one pass over memory.
+rounded once, and not by a library's cosine, which differs between machines. `harmonicloops.py` computes the same in one
+pass over memory.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from ..backend import SERIES_BITS, Series
 
 DIGIT = SERIES_BITS // 2
+"""Bits of a digit."""
 
 _CHUNK = 1 << 15
 _CHUNK_AWAY = 1 << 22  # on a device, where each step is a launch
@@ -49,12 +49,12 @@ def harmonics(turns: torch.Tensor, terms: int) -> Iterator[tuple[torch.Tensor, t
 
 
 def scale_of(turns: torch.Tensor) -> float:
-    """What a whole number of this type is multiplied by to be a fraction of a turn."""
+    """The factor that turns a whole number of this type into a fraction of a turn."""
     return 2.0 ** (-32 if turns.dtype == torch.int32 else -64)
 
 
 def round_series(values: torch.Tensor) -> torch.Tensor:
-    """At `SERIES_BITS` fraction bits, half to even."""
+    """Round to `SERIES_BITS` fraction bits, half to even."""
     return values.mul(2.0**SERIES_BITS).round_().to(torch.int64)
 
 
@@ -66,7 +66,7 @@ def _digits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Tensor:
-    """int64 [*leading, *shape], filled a cache-sized piece at a time."""
+    """int64 [*leading, *shape], filled by `fill` a cache-sized chunk at a time."""
     flat = turns.reshape(-1)
     out = torch.empty(*leading, flat.shape[0], dtype=torch.int64, device=flat.device)
     size = _CHUNK if flat.is_cpu else _CHUNK_AWAY
@@ -76,7 +76,7 @@ def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Ten
 
 
 def series_at(turns: torch.Tensor, series: Series) -> torch.Tensor:
-    """The series at these places, at `SERIES_BITS` fraction bits."""
+    """The values of the series at these fractions of its period, at `SERIES_BITS` fraction bits."""
 
     def fill(out, turns):
         out.fill_(round(series.constant * 2.0**SERIES_BITS))
@@ -98,13 +98,17 @@ def basis(turns: torch.Tensor, terms: int) -> torch.Tensor:
 
 
 def less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Tensor:
-    """The basis, less v_A."""
+    """`basis`, less v_A."""
     return basis(turns, terms).sub_(v_A)
 
 
 def combine_harmonics(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums P1 B1 and P1 B2 + P2 B1 over cos and sin of all harmonics: P what they are multiplied by at a public
-    place, B what is held of them, a basis or a half of one [2, 2 terms, *shape]."""
+    """The sums P1 B1 and P1 B2 + P2 B1 over cos and sin of all harmonics.
+
+    Args:
+        turns: the public fractions of a period, from which the multipliers P follow.
+        held: the factors B, a basis or a half of one, [2, 2 terms, *shape].
+    """
     first, second = (torch.zeros(turns.shape, dtype=torch.int64, device=turns.device) for _ in range(2))
     for j, (cos, sin) in enumerate(harmonics(turns, len(series.cos))):
         a, b = series.cos[j], series.sin[j]

@@ -1,10 +1,12 @@
 """HAZARDOUS: the paper's own DReLU, which shows Q the sign and the rough size of every activation.
 
-PrivHFL, Figure 4, masks x by a random positive factor r that A and S share and opens z = r x to Q. The paper's proof
-of Theorem 3 says that z is uniform. It is not: r must be small enough that r x does not wrap (else the sign would be
-lost), so z has the sign of x, is zero exactly where x is, and its size follows |x|. Q, who knows its own query, learns
-about the model's hidden layers from every answer. Kept to compare with the paper's figures; `relu="exact"` leaks
-nothing and sends fewer bytes. See docs/paper-mode.md, and `tests/test_leaks.py` for the attack.
+PrivHFL, Figure 4, masks x by a random positive factor r that A and S share, and opens z = r x to Q. The paper's proof
+of Theorem 3 says that z is uniform. It is not: r must be small enough that r x does not wrap around, or the sign would
+be lost. So z has the sign of x, is zero exactly where x is, and its size follows |x|. Q, who knows its own query,
+learns about the model's hidden layers from every answer.
+
+This file stands alone because it leaks. It exists to compare with the paper's figures; `relu="exact"` leaks nothing and
+sends fewer bytes. See docs/paper-mode.md, and tests/test_leaks.py for the attack.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ R_BITS = 12
     Message("y_S", "Q", "S", "delta' of k_QA"),
 ])  # fmt: skip
 def leaky_drelu(net: Net, x: Shares, bits: int = 63 - R_BITS) -> Shares:
-    """[x >= 0] as shares of 0 and 1, by opening r x to Q. LEAKS to Q.
+    """Compute [x >= 0] as shares of 0 and 1 by opening r x to Q. LEAKS to Q.
 
     Args:
-        x: |x| < 2^bits. bits: below 63; the factor is at most 2^(63 - bits).
+        x: shares, |x| < 2^bits.
+        bits: below 63; the factor is at most 2^(63 - bits).
 
-    Rounds 3, bytes 24 per element.
+    Rounds 3, bytes 24 per element. Q learns the sign and the zeros of x, and over several queries its values.
     """
     Q, A, S = net.Q, net.A, net.S
     r = (net.common(S, A, x.shape, "r") & ((1 << min(R_BITS, 63 - bits)) - 1)) + 1
@@ -46,6 +49,6 @@ def leaky_drelu(net: Net, x: Shares, bits: int = 63 - R_BITS) -> Shares:
 
 @protocol("leaky_relu_privhfl", "PrivHFL, Figure 4 and 3.3 (ii)")
 def leaky_relu_privhfl(net: Net, x: Shares, shift: int = 0, bits: int = 63 - R_BITS) -> Shares:
-    """ReLU(x) >> shift in the paper's way, for |x| < 2^bits: x times the leaky DReLU. LEAKS to Q."""
+    """Compute ReLU(x) / 2^shift in the paper's way, for |x| < 2^bits: x times `leaky_drelu`. LEAKS to Q."""
     y = multiply(net, torch.mul, x, leaky_drelu(net, x, bits))
     return truncate(net, y, shift) if shift else y

@@ -1,7 +1,7 @@
 """The plain fixed-point reference: every method of a `Backend` as the public function that its protocol computes.
 
-Values are int64 tensors. It protects nothing: whoever runs it holds model and input in the clear. What a secure run
-gives is equal bit for bit, but for the last bits of a series (`smooth/trigonometric.py`).
+Values are int64 tensors. It protects nothing: the process that runs it holds model and input in the clear. A secure run
+gives the same result bit for bit, except for the last bits of a series (`series.py`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ T = torch.Tensor
 
 
 class OwnNumbers(torch.Tensor):
-    """Q's own whole numbers. What is made of them is a plain tensor again."""
+    """Whole numbers of Q that were shared and only moved since. Any other operation returns a plain tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  meant for this
 
 
 class PlainOperand:
-    """The answering party's numbers, and what products have made of them."""
+    """The answering party's numbers, and the forms of them that products take."""
 
     def __init__(self, value: T):
         self.value = value
-        self.made: dict[tuple[type, str], T] = {}
+        self.forms: dict[tuple[type, str], T] = {}
 
 
 class Plain(Backend):
-    """Plain tensors, in one process that holds all of them. No message, no randomness."""
+    """Arithmetic on plain tensors, in one process that holds all of them. No message, no randomness."""
 
     def __init__(self, net: Net, scheme: Scheme):
         self.net = net
@@ -120,9 +120,9 @@ class Plain(Backend):
         if form is None:
             return product(x, weight.value, None)
         kind = type(form), form.form
-        if kind not in weight.made:
-            weight.made[kind] = form.prepare(weight.value)
-        return form(x, weight.value, weight.made[kind])
+        if kind not in weight.forms:
+            weight.forms[kind] = form.prepare(weight.value)
+        return form(x, weight.value, weight.forms[kind])
 
     def multiply(self, product: Callable, x: T, y: T) -> T:
         return product(x, y)

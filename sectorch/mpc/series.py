@@ -1,23 +1,27 @@
-"""Smooth functions in one round: trigonometric series of a masked opening.
+"""Smooth functions of shared values: trigonometric series of a masked opening, and mantissa and exponent.
 
-A and S learn c = x + r modulo a period P. Since cos(w (c - r)) = cos(w c) cos(w r) + sin(w c) sin(w r), a series
+**Series** (`trigonometric`). A and S learn c = x + r modulo a period P. Since cos(w (c - r)) = cos(w c) cos(w r) +
+sin(w c) sin(w r), a series
 
     f(x) = k + sum_j a_j cos(j w x) + b_j sin(j w x),       w = 2 pi / P,
 
 is linear in the values cos(j w r) and sin(j w r), which D deals ahead; A and S multiply their shares by public numbers.
 The mask is uniform on the period, so the opening shows nothing.
 
-D's numbers and the public ones are rounded, and the roundings depend on D's mask. The result must not: Q, if it deals,
-would learn from many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of
-numbers have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
+D's numbers and the public ones are rounded, and the roundings depend on D's mask. The result must not: a Q that deals
+would learn from many results where a hidden value lies between two roundings. So x is opened with all its bits, and
+both kinds of numbers have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
 
     P B = P1 B1 + 2^-26 (P1 B2 + P2 B1)         to 2^-54,
 
-of which the second part is brought to the first one's scale. The sum is the series to `draw_error`, and whoever uses it
-rounds it exactly to f fraction bits. A rounded result depends on D's mask only where the series comes closer than that
-to the middle between two results: for 20 bits, about one x in 2^28 (the exponential) to 2^32.
+of which the second part is brought to the first one's scale. The sum is the series to within `draw_error`, and the
+caller rounds it exactly to f fraction bits. A rounded result depends on D's mask only where the series is closer than
+that to the middle between two results: for 20 bits, for about one x in 2^28 (the exponential) to 2^32. The public
+multipliers are the same at A and S to the last bit (`harmonics.py`).
 
-The public multipliers are the same at A and S to the last bit (`harmonics.py`).
+**Mantissa and exponent** (`normalise`). One opening of x is compared with all powers of two of its range at once. The
+bits [x >= 2^k] are a unary code of the exponent e in x = m 2^e, m in [1/2, 1). So every function of e is a public
+linear map of them, and so is the power of two that brings x into [1/2, 1).
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from .star.shares import Shares, each
 from .star.thresholds import at_least
 from .star.truncate import public_quotient, quotient, wrap_term
 
-# Functions that are not piecewise linear: series with dealt powers, sines, and normalisation to one binade.
+# Series
 
 
 @leaf
@@ -51,7 +55,7 @@ def turns_of(half: torch.Tensor, width: int) -> torch.Tensor:
 
 @leaf(shapes=lambda turns, series: torch.empty_like(turns, dtype=torch.int64))
 def value_at(turns: torch.Tensor, series: Series) -> torch.Tensor:
-    """The series at public places, at `SERIES_BITS` fraction bits."""
+    """The series at public fractions of its period, at `SERIES_BITS` fraction bits."""
     return harmonics.series_at(turns, series)
 
 
@@ -63,25 +67,25 @@ def _less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Ten
 
 @leaf(shapes=lambda turns, held, series: (held[0, 0], held[1, 0]))
 def _combined(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
-    """A half of the sums P1 B1 and P1 B2 + P2 B1, P at the public turns."""
+    """One party's half of the sums P1 B1 and P1 B2 + P2 B1, with P at the public turns."""
     return _loops(turns, held).combine_harmonics(turns, held, series)
 
 
 def _loops(*tensors: torch.Tensor) -> ModuleType:
-    """Who computes it: compiled loops, which give the same bits, where these tensors are in this machine's memory."""
+    """The module that computes: compiled loops, which give the same bits, or `harmonics` on a device."""
     if not fast(*tensors):
         return harmonics
-    from . import harmonicloops  # brings numba, which an import of the package does without
+    from . import harmonicloops  # imports numba, which an import of the package must not
 
     return harmonicloops
 
 
 def draw_error(series: Series) -> float:
-    """A bound on how far two results of `trigonometric` for one x can be apart, whatever D draws.
+    """A bound on the distance of two results of `trigonometric` for one x, whatever D draws.
 
-    Each is within half of it of the series: a unit of 2^-52 for the digit that is dropped, the roundings of the dealt
-    and of the public numbers and the products of two lower digits, and 2^-50 (j + 1) for cos and sin of the j-th
-    harmonic.
+    Each result is within half of it of the series. The summands: a unit of 2^-52 for the dropped digit; the roundings
+    of the dealt and of the public numbers, and the products of two lower digits; and 2^-50 (j + 1) for cos and sin of
+    the j-th harmonic.
     """
     terms = len(series.cos)
     rounding = 1 + series.weight + terms + terms / 2
@@ -94,14 +98,17 @@ def draw_error(series: Series) -> float:
     Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS"),
 ])  # fmt: skip
 def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
-    """series(x) at `SERIES_BITS` = 52 fraction bits.
+    """Compute series(x) at `SERIES_BITS` = 52 fraction bits.
 
     Args:
         x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic.
 
-    Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second
-    digit; dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on D's mask:
-    round the result before it is used. Nobody learns anything.
+    Rounds 2. Per element 8 bytes online, or 16 where x and the period have more than 32 bits, and 16 for the second
+    digit; dealt 32 for each term and 12. Error: series.error, and half of `draw_error(series)`, which depends on D's
+    mask: round the result before it is used. Nobody learns anything.
+
+    Raises:
+        UnsupportedOpError: D has to prove what it deals; there is no proof for the harmonics.
     """
     D, A, S = net.D, net.A, net.S
     width, terms = series.period_bits + scale_bits, len(series.cos)
@@ -121,9 +128,10 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
 
 @protocol("drop_digit", "docs/protocols.md")
 def _drop_digit(net: Net, x: Shares) -> Shares:
-    """floor(x / 2^26), or one more as D's mask decides: for digits that a later rounding drops, never for results.
+    """Compute floor(x / 2^26) or one more, depending on D's mask. For digits that a later rounding drops, not results.
 
-    The truncation of `truncate.py` without its borrow. Rounds 1, bytes 16 online, 12 dealt, per element.
+    This is the truncation of `truncate.py` without its borrow. Rounds 1; per element 16 bytes online and 12 dealt.
+    Nobody learns anything.
     """
     masked = open_masked(net, x)
     known = quotient(net, masked, DIGIT)
@@ -133,26 +141,26 @@ def _drop_digit(net: Net, x: Shares) -> Shares:
 
 
 def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
-    """A half of what is added to the public quotient."""
+    """One party's half of the summand that the public quotient lacks."""
     return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
 
 
-# The exponent of a shared positive number: x = m 2^e with m in [1/2, 1), and any function of e.
-#
-# One opening of x is compared with all powers of two of its range at once. The bits [x >= 2^k] are a unary code of the
-# exponent, so every function of e is a public linear map of them, and so is the power that brings x into [1/2, 1).
+# Mantissa and exponent
 
 
 @protocol("normalise", "docs/protocols.md")
 def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> Normal:
-    """The mantissa and the exponent of x, for ring values 2^low <= x < 2^high.
+    """Compute the mantissa and the exponent of x, for ring values 2^low <= x < 2^high. Exact.
 
     Below the range the mantissa is 1/2 and the exponent low + 1; above it the mantissa is 1 - 2^-high and the exponent
-    high. The first and the last of the bits say so: whoever promises more than a saturation checks them.
-    0 <= low < high <= 62.
+    high. The first and the last bit of the result show that; a caller that has to refuse such values checks them.
 
-    Rounds: 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element: 32 bytes online and 18.5 dealt, and 13.25
-    and 14.875 for each of the high - low + 1 thresholds. With `fss` the comparison and its bits take no round.
+    Args:
+        low, high: 0 <= low < high <= 62.
+        fss: compare by function keys (`fss.py`): comparison and bits then take no round.
+
+    Rounds 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element 32 bytes online and 18.5 dealt, and for each of the
+    high - low + 1 thresholds 13.25 online and 14.875 dealt. Nobody learns anything.
     """
     masked = open_masked(net, x)
     bits = at_least(net, masked, powers(low, high), fss)
@@ -167,12 +175,15 @@ def powers(low: int, high: int) -> tuple[int, ...]:
 
 
 def factor_steps(low: int, high: int) -> list[int]:
-    """How the factor 2^(high - e) changes at each threshold: it is 2^(high-low-1) from the first one on, is halved by
-    each further one, and is 0 outside the range, where a constant mantissa takes its place."""
+    """By how much the factor 2^(high - e) changes at each threshold.
+
+    It is 2^(high-low-1) from the first threshold on, each further one halves it, and outside the range it is 0: a
+    constant mantissa takes its place there.
+    """
     return [1 << (high - low - 1)] + [-(1 << (high - k - 1)) for k in range(low + 1, high)] + [-1]
 
 
 def mantissa(product: Any, bits: Any, high: int) -> Any:
     """The product of x with its factor, and outside the range 1/2 or almost 1; linear in both."""
-    half, whole = 1 << (high - 1), (1 << high) - 1
-    return product + half - bits[0] * half + bits[-1] * whole
+    half, largest = 1 << (high - 1), (1 << high) - 1
+    return product + half - bits[0] * half + bits[-1] * largest

@@ -1,15 +1,15 @@
-"""Which of several calls is used, of those whose dealing Q has promised; the others are looked at.
+"""Audited dealing: Q commits to the dealing of several calls, A checks all but one, and that one is used.
 
-Covert security (Aumann and Lindell, TCC 2007) by cut and choose: Q promises what it will deal in n calls by a digest of
-each, and signs them. Which one is used, A and S draw from k_SA, of which Q knows nothing. For each of the others S
-shows A its stream of that call with Q. A has the other stream, recomputes what Q has to deal, and compares. Only then
-is Q told: who leaves when it hears that a false one was looked at has left evidence by then. It deals for the one that
-is used, and S holds it to its digest.
+This is covert security by cut and choose (Aumann and Lindell, TCC 2007). Q commits to what it will deal in n calls by a
+digest of each, and signs them. A and S draw from k_SA, which Q lacks, which call is used. For each other call S gives A
+its stream with Q. A has its own stream with Q, recomputes what Q has to deal, and compares. Only then Q learns the
+choice: a Q that stops when a false call was checked has left evidence by then. Q deals for the call that is used, and S
+checks that against its digest.
 
-Every call has streams of its own (`PairKey.of_call`), so that the ones that are shown say nothing of the one that is
-used, and what is shown has hidden nothing: no query was ever under it. The digests are under keys that A lacks until
-they are shown, or it could try out what few bits it does not know. Looking takes no part in a query, so that an abort
-says nothing about the model.
+Every call has streams of its own (`PairKey.of_call`). So a stream that is shown says nothing about the call that is
+used, and no query was ever masked by it. The digests are keyed, with keys that A gets only for the calls it checks;
+otherwise A could search for the few bits that it does not know. An audit is not part of a query, so that an abort says
+nothing about the model.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _CONTEXT = b"sectorch v1 promised dealing"
 
 @dataclass(frozen=True)
 class Promise:
-    """What Q signs before it knows which call is used.
+    """Q's commitment to the dealing of several calls, signed before Q learns which of them is used.
 
     Attributes:
-        session, program: their names: of the session, and the program's digest.
-        calls: the numbers of the calls. digests: of what is dealt in each.
-        streams: SHA-256 of the two keys that it is dealt from, with A's first: so that nobody can name others later.
+        session: the session's number. program: the program's digest.
+        calls: the numbers of the calls.
+        digests: for each call the digest of what is dealt.
+        streams: for each call SHA-256 of the keys of Q's two streams, that with A first, so that no party can name
+            other keys later.
         signature: Q's, by its identity key.
     """
 
@@ -50,25 +52,24 @@ class Promise:
     signature: bytes = b""
 
     def statement(self) -> bytes:
-        """What is signed; every part carries its length."""
+        """The signed bytes; every part is preceded by its length."""
         calls = b"".join(call.to_bytes(8, "big") for call in self.calls)
-        said = (b"".join(self.digests), b"".join(self.streams))
-        parts = (_CONTEXT, self.session, self.program.encode(), calls, *said)
+        parts = (_CONTEXT, self.session, self.program.encode(), calls, b"".join(self.digests), b"".join(self.streams))
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
-    def sent(self) -> bytes:
-        """The message: what the other parties do not know of it."""
+    def to_message(self) -> bytes:
+        """The message: the parts that the other parties do not know."""
         return b"".join(self.digests) + b"".join(self.streams) + self.signature
 
     @classmethod
-    def read(cls, session: bytes, program: str, calls: tuple[int, ...], sent: bytes) -> Promise:
-        """What came, for these calls."""
-        words = [sent[at : at + DIGEST_BYTES] for at in range(0, 2 * len(calls) * DIGEST_BYTES, DIGEST_BYTES)]
+    def from_message(cls, session: bytes, program: str, calls: tuple[int, ...], message: bytes) -> Promise:
+        """Read a message that `to_message` has written, for these calls."""
+        words = [message[at : at + DIGEST_BYTES] for at in range(0, 2 * len(calls) * DIGEST_BYTES, DIGEST_BYTES)]
         digests, streams = tuple(words[: len(calls)]), tuple(words[len(calls) :])
-        return cls(session, program, calls, digests, streams, sent[-SIGNATURE_BYTES:])
+        return cls(session, program, calls, digests, streams, message[-SIGNATURE_BYTES:])
 
     def check(self, public: bytes) -> None:
-        """Raise FalseDealingError unless it is signed by this key."""
+        """Raise FalseDealingError unless the signature is by this key."""
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(self.signature, self.statement())
         except (InvalidSignature, ValueError):
@@ -77,12 +78,14 @@ class Promise:
 
 @dataclass(frozen=True)
 class Evidence:
-    """That Q has promised what is not the dealing of a call: for A to keep, and to show.
+    """Evidence that Q has signed a digest that is not that of a call's dealing. A keeps it and can show it to others.
 
     Attributes:
-        promise: signed. public: the key that Q proved, of 32 bytes.
-        call: the one of its calls that was looked at. found: the digest of the dealing as its streams give it.
-        with_A, with_S: the keys of Q's streams in that call, which hides nothing.
+        promise: the signed commitment.
+        public: Q's identity key, 32 bytes.
+        call: the number of the call that was checked.
+        found: the digest of the dealing that follows from the streams.
+        with_A, with_S: the keys of Q's streams in that call, which no query was masked by.
     """
 
     promise: Promise
@@ -104,19 +107,23 @@ def audit(
     net: Net, count: int, promise: Callable[[], torch.Tensor], show: Callable[[torch.Tensor], torch.Tensor],
     look: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> tuple[int, torch.Tensor]:  # fmt: skip
-    """Which of `count` calls is used, after A has looked at all others.
+    """Choose which of `count` calls is used, after A has checked all others.
 
     Args:
-        promise: at Q, gives `promised`, uint8: 64 bytes a call, and a signature of 64.
-        show: at S, of the number in its place: 32 bytes a call, zeros for the one that is used.
-        look: at A, of the number, what was promised and what was shown; gives one byte, or raises FalseDealingError.
+        promise: called at Q; returns the message of a `Promise`, uint8: 64 bytes a call, and a signature of 64.
+        show: called at S with the number of the call that is used; returns the keys of S's streams with Q, 32 bytes a
+            call, zeros for the call that is used.
+        look: called at A with that number, the promise and the keys; returns one byte or raises FalseDealingError.
 
     Returns:
-        its number, from 0, and what was promised, as S has it.
+        The number of the call that is used, from 0, and the message of the promise, as S has it.
 
-    Rounds 4, as S waits for A before it tells Q; 64 bytes a call and 64 from Q to S, 96 a call and 64 from S to A, 1
-    from A to S, 8 from S to Q. S learns digests of what it will be dealt; A learns S's streams of calls that are never
-    used.
+    Rounds 4, as S waits for A before it tells Q the choice; 64 bytes a call and 64 from Q to S, 96 a call and 64 from S
+    to A, 1 from A to S, 8 from S to Q. S learns digests of what it will be dealt; A learns S's streams of calls that
+    are never used; Q learns which call is used.
+
+    Raises:
+        FalseDealingError: at A, where a checked call is not as promised.
     """
     Q, A, S = net.Q, net.A, net.S
     length = 2 * count * DIGEST_BYTES + SIGNATURE_BYTES
@@ -125,7 +132,7 @@ def audit(
     shown = net.fresh(S, with_shapes(lambda *_: _bytes_of(count * SECRET_BYTES))(show), chosen.at("S"))
     shown, at_A = shown.send(S, A, "shown"), promised.send(S, A, "promised_on")
     net.check(A, with_shapes(lambda *_: _bytes_of(1))(look), chosen, at_A, shown).send(A, S, "looked")
-    chosen = chosen.send(S, Q, "chosen")  # S has waited for A: a call is taken verb by verb here, and never traced
+    chosen = chosen.send(S, Q, "chosen")  # S has waited for A: steps run one by one here, and are never traced
     return int(net.agreed(chosen, (Q, A, S))), net.read(promised, S)
 
 
@@ -135,5 +142,5 @@ def _bytes_of(count: int) -> torch.Tensor:
 
 @leaf
 def _chosen(word: torch.Tensor, count: int) -> torch.Tensor:
-    """A number below count: of 63 bits, so that none is likelier by more than count / 2^63."""
+    """A number below `count`, from 63 random bits: no number is likelier than another by more than count / 2^63."""
     return torch.bitwise_and(word, (1 << 63) - 1) % count

@@ -1,4 +1,9 @@
-"""The arithmetic of secure inference: every method of a `Backend` by the protocols of Q, A and S."""
+"""The secure `Backend`: every method by the three-party protocols of this package.
+
+Values are additive shares of A and S; Q, or the party that plays the dealer D, deals correlated randomness. This file
+chooses the form of each protocol: for slow networks (`Scheme(network="wan")`) comparisons of few elements take fewer
+rounds and more bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +37,13 @@ from .thresholds import at_least, raise_outside
 from .truncate import truncate
 
 WAN_ROUND = 625_000
-"""Bytes that a round is worth where rounds are dear: 50 ms of 100 Mbit/s."""
+"""Bytes that a round is worth on a slow network: 50 ms of 100 Mbit/s."""
 KEYED = 1 << 10
-"""Elements up to which comparisons are made by keys where rounds are dear: some 4 kB each are sent ahead."""
+"""Most elements that are compared by function keys on a slow network: some 4 kB each are sent ahead."""
 
 
 class Star(Backend):
-    """Values are additive shares of A and S; Q, or whoever plays D, deals. Rounds and bytes: each protocol's own."""
+    """The arithmetic of secure inference. Rounds, bytes and what parties learn: see the protocol of each method."""
 
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
         self.net, self._few_rounds, self.device = net, scheme.few_rounds, device
@@ -47,12 +52,15 @@ class Star(Backend):
             net.round_bytes = WAN_ROUND
 
     def _few(self, x: Shares) -> bool:
-        """Whether x is worth few rounds more than few bytes. Not in a call that is dealt so much that it waits for
-        nothing else; some 64 bytes an element are."""
+        """Whether rounds matter more than bytes for x.
+
+        They do not once the call has been dealt so much that it waits for that alone; some 64 bytes an element of x
+        would be dealt.
+        """
         return self._few_rounds and self.net.ahead + 64 * x.shape.numel() <= MUCH
 
     def _keyed(self, x: Shares) -> bool:
-        """Whether x is compared by keys: one message less on the way than trees have, and a hundred times the bytes."""
+        """Whether x is compared by function keys: one message less than by trees, for a hundred times the bytes."""
         return self._few(x) and x.shape.numel() <= KEYED
 
     def share(self, x: Located, whole: bool) -> Shares:
@@ -69,7 +77,7 @@ class Star(Backend):
         return Shares(x, self._zeros(self.net.S, x)) if party == self.net.A else Shares(self._zeros(self.net.A, x), x)
 
     def _querying(self, party: Any) -> AbstractContextManager[None]:
-        """Inside, an owner that holds no shares plays Q."""
+        """Return a context in which an owner that holds no shares plays Q."""
         return self.net.playing(STAR, Q=party, A=self.net.A, S=self.net.S, D=self.net.D)
 
     def embedded(self, x: Any) -> Shares:
@@ -77,7 +85,7 @@ class Star(Backend):
         return Shares(at_A, self._zeros(self.net.S, at_A))
 
     def _zeros(self, party: Any, x: Any) -> Located:
-        """The half of a value that another party has whole."""
+        """The half of a party that holds nothing of a value: zeros of x's shape."""
         return self.net.public(party, torch.zeros((), dtype=torch.int64, device=self.device)).expand(x.shape)
 
     def reveal(self, x: Shares, flags: Sequence[Shares], to: Any = None) -> tuple[Located, Located | None]:
@@ -233,13 +241,13 @@ class Star(Backend):
 
 @leaf(shapes=lambda v, count: v.new_empty((*v.shape, count)))
 def one_hot(v: torch.Tensor, count: int) -> torch.Tensor:
-    """[v = 0, ..., v = count - 1] along a new last dimension."""
+    """One-hot codes [v = 0, ..., v = count - 1] along a new last dimension."""
     return torch.nn.functional.one_hot(v, count)
 
 
 @leaf(shapes=lambda v, _count: v)
 def in_table(v: torch.Tensor, count: int) -> torch.Tensor:
-    """v, of which every element is a row of a table of so many; a `DimensionError` where one is not."""
+    """Return v; raise `DimensionError` unless all of its elements are in 0 .. count - 1."""
     outside = int(((v < 0) | (v >= count)).sum())
     if outside:
         raise DimensionError(

@@ -1,6 +1,7 @@
-"""Public values that parties tell each other through S: what they have computed, an input's shape, what they keep.
+"""Broadcast of public values through S: a party sends S its value, and S sends it to all others.
 
-They say nothing of anybody's secrets: a program has them in common, or may go by them. A party tells S, and S all.
+The values are public in the program: digests of what parties computed, the shape of an input, decisions that all
+parties have to take alike. They do not depend on secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SHOWN = "what is public in the program"
 
 
 def clients(net: Net) -> dict[str, Party]:
-    """All parties but S, by a role that each plays."""
+    """All parties except S, each by one of the roles that it plays."""
     found: dict[Party, str] = {}
     for role, party in net.cast.parties.items():
         found.setdefault(party, role)
@@ -24,8 +25,8 @@ def clients(net: Net) -> dict[str, Party]:
 
 
 @contextmanager
-def _telling(net: Net, name: str) -> Iterator[dict[str, Party]]:
-    """Inside, every party may tell S something, and S it."""
+def _declare_broadcast(net: Net, name: str) -> Iterator[dict[str, Party]]:
+    """Declare a protocol in which every other party may send S a public value, and S every other party."""
     others = clients(net)
     messages = [Message(f"from_{role}", role, "S", "nothing", _SHOWN) for role in others]
     messages += [Message(f"to_{role}", "S", role, "nothing", _SHOWN) for role in others]
@@ -37,68 +38,82 @@ def _telling(net: Net, name: str) -> Iterator[dict[str, Party]]:
 def compare_public_values(
     net: Net, own: torch.Tensor, check: Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
-    """All parties find out whether they have the same.
+    """Let all parties check that they have the same public value: each against S's.
 
     Args:
-        own: what this process's parties have: uint8, of one length at all.
-        check: called where a party looks: with the other's name, its own and what came; raises where they differ.
+        own: the value of this process's parties: uint8, of the same length at all parties.
+        check: called at each party that compares, with the other party's name, its own value and the received one;
+            returns its own value, or raises where they differ.
 
-    Rounds 2, bytes twice those of `own` for each party but S. No party goes on before all have told.
+    Rounds 2, bytes twice those of `own` for each party except S. No party continues before S has all values.
     """
-    with _telling(net, "agree") as others:
+    with _declare_broadcast(net, "agree") as others:
         at_S = net.own(net.S, own)
         for role, party in others.items():
-            came = net.own(party, own).send(party, net.S, f"from_{role}")
-            net.check(net.S, _Check(party.name, check), at_S, came)
+            received = net.own(party, own).send(party, net.S, f"from_{role}")
+            net.check(net.S, _Check(party.name, check), at_S, received)
         for role, party in others.items():
-            came = at_S.send(net.S, party, f"to_{role}")
-            net.check(party, _Check(net.S.name, check), net.own(party, own), came)
+            received = at_S.send(net.S, party, f"to_{role}")
+            net.check(party, _Check(net.S.name, check), net.own(party, own), received)
 
 
 class _Check:
-    """A check of what a party has and what came of another."""
+    """A step that checks a party's own value against the one received from another party."""
 
     def __init__(self, other: str, check: Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]):
         self.other, self.check = other, check
 
-    def __call__(self, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
-        return self.check(self.other, own, came)
+    def __call__(self, own: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        return self.check(self.other, own, received)
 
     @staticmethod
-    def shapes(own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+    def shapes(own: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
         return own
 
 
 def broadcast(net: Net, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
-    """What one party has, as all learn it: of a shape and type that all know. Rounds 2 (1 of S), its bytes to each."""
-    with _telling(net, name) as others:
-        found = net.own(by, value, name=name)
+    """Send a party's public value to all parties, and return it as all have it.
+
+    Args:
+        name: of the protocol and of the input.
+        by: the party that has the value.
+        value: the value; at other parties any tensor of its shape and type, which all know.
+
+    Rounds 2, or 1 where `by` is S; the value's bytes from `by` to S and from S to each other party.
+    """
+    with _declare_broadcast(net, name) as others:
+        result = net.own(by, value, name=name)
         for role, party in others.items():
             if party == by:
-                found = found.send(by, net.S, f"from_{role}")
+                result = result.send(by, net.S, f"from_{role}")
         for role, party in others.items():
             if party != by:
-                found = found.send(net.S, party, f"to_{role}")
-        return net.agreed(found, {net.S, *others.values()})
+                result = result.send(net.S, party, f"to_{role}")
+        return net.agreed(result, {net.S, *others.values()})
 
 
 def choose_and_broadcast(net: Net, name: str, own: torch.Tensor, choose: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """choose(what each party has, ...), at S, as all learn it: of the shape and type of what each has.
+    """Let S choose a public value from those of all parties, and send the choice to all.
 
-    Rounds 2, bytes twice those of `own` for each party but S.
+    Args:
+        name: of the protocol and of the inputs.
+        own: the value of this process's parties, of one shape and type at all parties.
+        choose: called at S with the values, S's first; returns a tensor of their shape and type.
+
+    Rounds 2, bytes twice those of `own` for each party except S.
     """
-    with _telling(net, name) as others:
-        all_ = [net.own(net.S, own, name=name)]
+    with _declare_broadcast(net, name) as others:
+        values = [net.own(net.S, own, name=name)]
         for role, party in others.items():
-            all_.append(net.own(party, own, name=name).send(party, net.S, f"from_{role}"))
-        chosen = net.fresh(net.S, _Chosen(choose), *(value.at(net.S) for value in all_))
+            values.append(net.own(party, own, name=name).send(party, net.S, f"from_{role}"))
+        chosen = net.fresh(net.S, _Choice(choose), *(value.at(net.S) for value in values))
         for role, party in others.items():
             chosen = chosen.send(net.S, party, f"to_{role}")
         return net.agreed(chosen, {net.S, *others.values()})
 
 
-class _Chosen:
-    """What S chooses of what all have."""
+class _Choice:
+    """The step in which S chooses among the values of all parties."""
 
     def __init__(self, choose: Callable[..., torch.Tensor]):
         self.choose = choose

@@ -1,17 +1,22 @@
-"""Exact comparison on packed bit planes: the sign of a masked value, as an XOR-shared bit.
+"""Exact comparison on packed bit planes: the sign of a masked value, and whether it is zero, as XOR-shared bits.
 
 From c = x + r, public to A and S, and r, known to the dealer, the sign of x is
 
     msb(x) = c_63 xor r_63 xor [c mod 2^63 < r mod 2^63].
 
 The low 63 bits are cut into blocks of three. For each block D deals the thermometer code of r's block in XOR shares,
-u_j = [j < r] for j = 0..6, and A and S pick by the public block of c, without a message:
+u_j = [j < r] for j = 0..6, and A and S select by the public block of c, without a message:
 
     [c < r] = xor_j [c = j] u_j,        [c = r] = xor_j [c = j] (u_{j-1} xor u_j),   u_{-1} = 1, u_7 = 0.
 
-The blocks are then combined in a tree (`trees.py`). The dealt blocks cost nothing online, so the tree has a third of
-the leaves that single bits would give, and levels less. A comparison of the low planes alone says where a truncation
-borrows (`truncate.py`); several trees side by side share their rounds and messages.
+The blocks are combined in a tree of ANDs. Dealt blocks cost nothing online, so the tree has a third of the leaves that
+single bits would give, and fewer levels. A comparison of the low planes alone gives the borrow of a truncation
+(`truncate.py`); several trees side by side share their rounds and messages.
+
+The file has three parts: trees (`forest`), blocks of three bits (`drelu`, `is_zero`), and wide blocks, which compare in
+one round for more dealt bytes (`wide_less`).
+
+Source: PrivHFL, Figure 4 (Pi_DReLU), whose protocol leaks (`mpc/leaky.py`); the tree is that of carry lookahead.
 """
 
 from __future__ import annotations
@@ -34,22 +39,22 @@ from .dealing_proofs import DealerShares
 from .masking import ComputedCorrection, Masked, deal_bit_halves, deal_bits, planes_of
 from .shares import Shares, each
 
-# Trees that combine the blocks of comparisons, as layers of ANDs: how many levels they have, and what they cost.
+# Trees that combine blocks, as layers of ANDs
 #
 # A node joins up to four neighbours, of which 4 is the most significant one:
 #
 #     lt = lt_4 xor eq_4 lt_3 xor eq_4 eq_3 lt_2 xor eq_4 eq_3 eq_2 lt_1,         eq = eq_4 eq_3 eq_2 eq_1,
 #
-# in one round. A node of two has two bits dealt and one of four 22: over 7 and 15 blocks side by side, those of a ReLU
-# by 20 bits, two levels have 110 and three 51.
+# in one round. For a node of two neighbours two bits are dealt, for one of four 22. For the 7 and 15 blocks of a ReLU
+# by 20 bits, side by side, that makes 110 bits with two levels and 51 with three.
 
 
 Node = tuple[int, int]
-"""A node of a tree by numbers of a circuit: lt and eq."""
+"""The rows lt and eq of a node, by their numbers in a circuit."""
 
 
 def join(circuit: AndCircuit, nodes: Sequence[Node]) -> Node:
-    """One node of up to four neighbours, least significant first."""
+    """Join neighbours, least significant first, to one node."""
     if len(nodes) == 1:
         return nodes[0]
     equals = [equal for _, equal in reversed(nodes)]
@@ -59,20 +64,25 @@ def join(circuit: AndCircuit, nodes: Sequence[Node]) -> Node:
 
 
 def levels_of(blocks: int) -> int:
-    """Levels of a tree over so many blocks: ceil(log4)."""
+    """The fewest levels of a tree over so many blocks: ceil(log4 blocks)."""
     return 0 if blocks <= 1 else 1 + levels_of(-(-blocks // WIDEST))
 
 
 def _bits(group: int, lowest: bool) -> int:
-    """Bits that a node of so many blocks opens and has dealt; the lowest of a level needs no eq."""
+    """Bits that a node of so many blocks opens and has dealt; the lowest node of a level needs no eq."""
     opened, dealt = 2 * group - 2, 2**group - group - 1 + 2 ** (group - 1) - group
     return 0 if group == 1 else 2 * opened + dealt if lowest else 2 * (opened + 1) + dealt + 2 ** (group - 1) - 1
 
 
 @functools.cache
 def group_blocks(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """How a tree of so many levels joins its blocks: bits an element, and for each level the sizes of its groups, least
-    significant first. Of all trees with groups of like size the one with the fewest bits, opened and dealt."""
+    """How a tree of so many levels joins its blocks with the fewest bits, opened and dealt.
+
+    Only trees whose groups in a level differ in size by one at most are compared.
+
+    Returns:
+        The bits an element, and for each level the sizes of its groups, least significant first.
+    """
     if levels == 0:
         return 0, ()
     found = []
@@ -84,7 +94,7 @@ def group_blocks(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], .
 
 
 def tree(circuit: AndCircuit, nodes: list[Node], levels: int) -> Node:
-    """The root of a tree over these blocks, least significant first."""
+    """Add a tree over these blocks, least significant first, and return its root."""
     for sizes in group_blocks(len(nodes), levels)[1]:
         ends = itertools.accumulate(sizes)
         nodes = [join(circuit, nodes[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
@@ -95,16 +105,20 @@ def tree(circuit: AndCircuit, nodes: list[Node], levels: int) -> Node:
 def forest(
     blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None, spare: int = 0
 ) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
-    """The layers that combine trees of so many blocks, side by side, and where their results stand.
+    """Return the layers that evaluate several trees side by side, and the rows of their results.
 
-    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
-    one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
-    lowest block's eq enters for these only. None of a tree whose blocks only stand below others (`whole` is None).
+    The state is [lt, eq] of the first tree's blocks, least significant first, then of the second tree's, and so on.
 
     Args:
-        above: a tree, and how many of its lowest blocks the trees after it stand above: their results are of both
-            together, and nodes that trees have in common are made once.
-        spare: levels more than it takes, for which narrower nodes have fewer bits dealt.
+        blocks: the number of blocks of each tree.
+        whole: for each tree whether its eq is a result as well: whether the values are equal in all planes. Only then
+            does the lowest block's eq matter. None for a tree without a result, whose blocks only stand below others.
+        above: a tree, and how many of its lowest blocks stand below the blocks of all later trees. The results of the
+            later trees are of both together; nodes that they have in common are evaluated once.
+        spare: levels in addition to the fewest. Nodes are narrower then, and fewer bits are dealt.
+
+    Returns:
+        The layers, and for each tree the row of lt, followed by that of eq where it is a result.
     """
     circuit, leaves_of, at = AndCircuit(2 * sum(blocks)), [], 0
     for count in blocks:
@@ -113,38 +127,44 @@ def forest(
     if above is not None:
         below = leaves_of[above[0]][: above[1]]
         leaves_of[above[0] + 1 :] = [below + own for own in leaves_of[above[0] + 1 :]]
-    trees = [(nodes, kept) for nodes, kept in zip(leaves_of, whole, strict=True) if kept is not None]
+    trees = [(nodes, with_eq) for nodes, with_eq in zip(leaves_of, whole, strict=True) if with_eq is not None]
     levels = max(levels_of(len(nodes)) for nodes, _ in trees) + spare
-    roots = [(tree(circuit, nodes, levels), kept) for nodes, kept in trees]
-    return circuit.layers(tuple(row for (lt, eq), kept in roots for row in ((lt, eq) if kept else (lt,))))
+    roots = [(tree(circuit, nodes, levels), with_eq) for nodes, with_eq in trees]
+    return circuit.layers(tuple(row for (lt, eq), with_eq in roots for row in ((lt, eq) if with_eq else (lt,))))
 
 
 LAN_ROUND = 1 << 16
-"""Bytes that a round is worth unless a scheme says more: half a millisecond of 1 Gbit/s."""
+"""Bytes that a round is worth unless the scheme sets more: half a millisecond of 1 Gbit/s."""
 MUCH = 48_000_000
-"""Bytes ahead in a call after which bytes are dear, and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
+"""Bytes ahead after which a call saves bytes and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
 
 
 def forest_worth(
     net: Net, count: int, blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None
 ) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
-    """`forest` for so many elements, with a level more than it takes where the bytes that this saves are worth more
-    than a round is: `net.round_bytes`, until the call has been dealt so much that it waits for nothing else."""
+    """`forest` for so many elements, with further levels where the bytes that they save are worth more than rounds.
+
+    A round is worth `net.round_bytes`, or `LAN_ROUND` where nothing is set and once the call has been dealt `MUCH`.
+    """
     worth = LAN_ROUND if net.round_bytes is None or net.ahead > MUCH else net.round_bytes
-    found = (forest(blocks, whole, above, spare) for spare in range(3))
-    return min(found, key=lambda made: bits_of_layers(made[0]) * count // 8 + len(made[0]) * worth)
+    forests = (forest(blocks, whole, above, spare) for spare in range(3))
+    return min(forests, key=lambda f: bits_of_layers(f[0]) * count // 8 + len(f[0]) * worth)
 
 
 @functools.cache
 def bits_of_layers(layers: tuple[AndLayer, ...]) -> int:
-    """Bits an element that layers open, both ways, and have dealt."""
-    return sum(2 * len(layer.opened) + len(layer.products) for layer in layers)
+    """Bits an element that layers open, in both directions, and have dealt."""
+    return sum(2 * len(layer.opened_rows) + len(layer.products) for layer in layers)
+
+
+# Blocks of three bits
 
 
 BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
 
 CODES = (1 << BLOCK) - 1
+"""Bits of a block's thermometer code."""
 
 
 def check_planes(high: int, low: int = 0) -> None:
@@ -154,15 +174,16 @@ def check_planes(high: int, low: int = 0) -> None:
 
 
 def block_count(low: int, high: int) -> int:
-    """Blocks that cover the planes low .. high - 1."""
+    """How many blocks cover the planes low .. high - 1."""
     return -(-(high - low) // BLOCK)
 
 
 def blocks_of(bit_planes: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Planes [64, W] -> [blocks, 3, W], least significant block first; reaches below `low` to fill the last block.
+    """Planes [64, W] -> [blocks, 3, W], least significant block first.
 
-    That does no harm: where the planes that a block and the comparison below it share are equal, they are equal in
-    both.
+    The lowest block reaches below `low` where the planes do not fill it. A comparison of the planes below then has some
+    planes in common with it. The result is the same: the block decides only where it is different, and where it is
+    equal the common planes are equal in both.
     """
     blocks = block_count(low, high)
     start = high - BLOCK * blocks
@@ -173,7 +194,7 @@ def blocks_of(bit_planes: torch.Tensor, low: int, high: int) -> torch.Tensor:
 
 
 def thermometer(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[blocks, 3, W] -> [7, blocks, W]: u_j = [j < value of the block]; into `out` if it is given."""
+    """Thermometer codes: [blocks, 3, W] -> [7, blocks, W], u_j = [j < value of the block]; into `out` if given."""
     out = blocks.new_empty(CODES, blocks.shape[0], blocks.shape[2]) if out is None else out
     r0, r1, r2 = blocks.unbind(1)
     some = torch.bitwise_or(r1, r0, out=out[4])
@@ -189,7 +210,7 @@ def thermometer(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.
 
 
 def one_hot(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[blocks, 3, W] -> [8, blocks, W]: h_j = [value of the block = j]; into `out` if it is given."""
+    """One-hot codes: [blocks, 3, W] -> [8, blocks, W], h_j = [value of the block = j]; into `out` if given."""
     out = blocks.new_empty(CODES + 1, blocks.shape[0], blocks.shape[2]) if out is None else out
     c0, c1, c2 = blocks.unbind(1)
     torch.bitwise_or(c1, c0, out=out[0]).bitwise_not_()
@@ -202,12 +223,12 @@ def one_hot(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 
 
 def pick_less(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """This party's half of [c < r] per block, from public h_j and its halves of u_j."""
+    """One party's half of [c < r] per block, from the public h_j and its halves of u_j."""
     return _pick(hot[:CODES], codes)
 
 
 def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """This party's half of [c = r] per block, but for the term h_0, which A adds."""
+    """One party's half of [c = r] per block, without the term h_0, which A adds."""
     return pick_less(hot, codes).bitwise_xor_(_pick(hot[1:], codes))
 
 
@@ -217,26 +238,26 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
-    """`deal_code_halves` as A and S have them."""
+    """`deal_code_halves` without D's knowledge of the halves: XOR shares of A and S."""
     return deal_code_halves(net, x, spans, tops).shares
 
 
 def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> DealerShares:
-    """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
+    """Deal thermometer codes of r's blocks in the planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
-        words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt.
+        Words [7 blocks + len(tops), W], XOR-shared. As many bits an element are dealt ahead of the query.
     """
     counts = [block_count(*span) for span in spans]
     shape = CODES * sum(counts) + len(tops), words_for(x.shape.numel())
     planes = [(high - BLOCK * count, high) for count, (_, high) in zip(counts, spans, strict=True)]
-    made = ComputedCorrection(masked_codes, shape, (x.r, tuple(spans), tops))
-    return deal_bit_halves(net, made, dealing_constraints.codes(net, x, planes, tops))
+    correction = ComputedCorrection(masked_codes, shape, (x.r, tuple(spans), tops))
+    return deal_bit_halves(net, correction, dealing_constraints.codes(net, x, planes, tops))
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))
 def masked_codes(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...], v_A: torch.Tensor):
-    """At D: thermometer codes of the blocks of r, followed by r's planes `tops`; all under v_A."""
+    """At D: thermometer codes of the blocks of r, followed by r's planes `tops`; masked by v_A."""
     if not (loops := fast(r, v_A)):
         return codes_of(r, spans, tops).bitwise_xor_(v_A)
     out = torch.empty_like(v_A)
@@ -265,10 +286,11 @@ def codes_of(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int,
 
 @leaf(shapes=lambda bits, codes, spans, *_: bits.new_empty(2 * sum(block_count(*s) for s in spans), bits.shape[1]))
 def leaves(bits: torch.Tensor, codes: torch.Tensor, spans: Sequence[tuple[int, int]], first: bool) -> torch.Tensor:
-    """One party's half of lt and eq of all blocks, in the order of `forest`; `first` is the party that adds [c = 0].
+    """One party's half of lt and eq of all blocks, in the order of `forest`; the `first` party adds [c = 0].
 
     Args:
-        bits: c's bit planes, public [64, T W] for T thresholds. codes: its half of the codes of these spans, [.., W].
+        bits: c's bit planes, public [64, T W] for T thresholds.
+        codes: its half of the codes of these spans, [.., W].
     """
     total = sum(block_count(*span) for span in spans)
     out, at = bits.new_empty(2 * total, bits.shape[1]), 0
@@ -283,7 +305,11 @@ def pick_blocks(
     bits: torch.Tensor, codes: torch.Tensor, total: int, block: int, span: tuple[int, int], first: bool,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """lt and then eq of a span's blocks, into `out`; their codes are those from `block` on, of `total` blocks."""
+    """Write lt and then eq of a span's blocks into `out`.
+
+    Args:
+        total, block: `codes` has so many blocks, of which this span's are those from `block` on.
+    """
     blocks = block_count(*span)
     if loops := fast(bits, codes, out):
         place = span[1] - BLOCK * blocks, blocks, -int(first), out.numpy(), 0
@@ -300,20 +326,20 @@ def pick_blocks(
 
 @protocol("drelu", "PrivHFL, Figure 4, made exact and leak-free")
 def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> Shares:
-    """[x - t >= 0] for each public threshold t, as XOR-shared bits. Exact.
+    """Compute [x - t >= 0] for each public threshold t, as XOR-shared bits. Exact.
 
     Args:
         x: a masked opening of N elements.
         high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
-        thresholds: ring elements; one opening and one dealing of r serves them all.
+        thresholds: ring elements; one opening and one dealing of r serve them all.
 
     Returns:
-        words [T * W], W = ceil(N / 64).
+        Words [T * W], W = ceil(N / 64), XOR-shared.
 
-    In B = ceil(high / 3) blocks. Rounds ceil(log4 B), or one more (`trees.py`). Dealt:
-    7 B + 1 bits per element, and per element and threshold
-    those of the tree's nodes (`grouped`). With 63 planes three rounds, 148 and 55 bits, and 104 online per threshold.
-    Nobody learns anything: all messages are uniform to their receivers.
+    Rounds ceil(log4 B) for B = ceil(high / 3) blocks, or one more (`forest_worth`). Dealt: 7 B + 1 bits per element,
+    and for each threshold those of the tree's nodes (`group_blocks`). With 63 planes: three rounds, 148 bits and 55 for
+    each threshold dealt, 104 for each threshold online. Nobody learns anything: every message is uniform to its
+    receiver.
     """
     check_planes(high)
     span, copies = (0, high), len(thresholds)
@@ -328,7 +354,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
 
 
 def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
-    """The same words for every threshold, along the last dimension."""
+    """Repeat words for every threshold, along the last dimension."""
     return words if copies == 1 else words.repeat(*[1] * (words.dim() - 1), copies)
 
 
@@ -345,12 +371,12 @@ def _conjunction(blocks: int) -> tuple[AndLayer, ...]:
 
 @protocol("is_zero", "docs/protocols.md")
 def is_zero(net: Net, x: Masked) -> Shares:
-    """[x = 0] as XOR-shared bits: c = r in all 64 planes, by a tree of ANDs over the blocks. Exact.
+    """Compute [x = 0] as XOR-shared bits: whether c = r in all 64 planes, by a tree of ANDs over the blocks. Exact.
 
     Returns:
-        words [W], W = ceil(N / 64).
+        Words [W], W = ceil(N / 64), XOR-shared.
 
-    Rounds 3; 22 blocks: dealt 154 + 35 bits per element, online 74 bits.
+    Rounds 3. For the 22 blocks 154 + 35 bits per element are dealt, and 74 sent online. Nobody learns anything.
     """
     span = (0, 64)
     blocks = block_count(*span)
@@ -359,12 +385,11 @@ def is_zero(net: Net, x: Masked) -> Shares:
     return and_layers(net, state[blocks:], _conjunction(blocks))[0]
 
 
-# Comparisons in one round: blocks of more bits than `compare.py` takes, and one AND over all of them.
+# Wide blocks: comparisons in one round, for slow networks
 #
-# As there, D deals the thermometer code of each block of r, and A and S pick by c's public block, without a message.
-# A block of w bits has 2^w - 1 bits dealt. With few of them one layer of ANDs does what a tree does in several: of B
-# blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 89 bytes and one
-# round, where blocks of three take 23 and two. Slow networks have it so.
+# For a block of w bits D deals a thermometer code of 2^w - 1 bits. With few blocks one layer of ANDs replaces a tree:
+# for B blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 89 bytes and
+# one round, where blocks of three take 23 bytes and two rounds.
 
 
 @dataclass(frozen=True)
@@ -381,21 +406,21 @@ class Blocks:
 
     @property
     def codes(self) -> int:
-        """Bits that are dealt for an element."""
+        """Bits that are dealt for an element's codes."""
         return sum((1 << width) - 1 for width in self.widths)
 
 
 def blocks_between(low: int, high: int, count: int) -> Blocks:
-    """Planes low .. high - 1 in so many blocks of like size."""
+    """Cut the planes low .. high - 1 into so many blocks, whose sizes differ by one at most."""
     least, more = divmod(high - low, count)
     return Blocks(low, tuple(least + (i < more) for i in range(count) if least + (i < more)))
 
 
 def deal_wide_codes(net: Net, x: Masked, spans: tuple[Blocks, ...], tops: tuple[int, ...] = ()) -> Shares:
-    """Thermometer codes of r's blocks in these spans, and r's planes `tops`.
+    """Deal thermometer codes of r's blocks in these spans, and r's planes `tops`.
 
     Returns:
-        words [bits, W], XOR-shared; as many bits an element are dealt. Nobody learns anything.
+        Words [bits, W], XOR-shared. As many bits an element are dealt ahead of the query. Nobody learns anything.
     """
     shape = sum(span.codes for span in spans) + len(tops), words_for(x.shape.numel())
     return deal_bits(net, ComputedCorrection(_masked_codes, shape, (x.r, spans, tops)))
@@ -403,7 +428,7 @@ def deal_wide_codes(net: Net, x: Masked, spans: tuple[Blocks, ...], tops: tuple[
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))
 def _masked_codes(r: torch.Tensor, spans: tuple[Blocks, ...], tops: tuple[int, ...], v_A: torch.Tensor) -> torch.Tensor:
-    """At D: the codes under v_A."""
+    """At D: the codes and planes of `deal_wide_codes`, masked by v_A."""
     if loops := fast(r, v_A):
         out = torch.empty_like(v_A)
         arrays = loops.array(r).reshape(-1), v_A.numpy(), _wide_words(spans), np.array(tops, np.int64), out.numpy()
@@ -426,7 +451,7 @@ def _wide_words(spans: tuple[Blocks, ...]) -> np.ndarray:
 
 
 def thermometers(block: torch.Tensor) -> torch.Tensor:
-    """Planes [w, W], least significant first -> [2^w - 1, W]: u_j = [j < value of the block]."""
+    """Thermometer code: planes [w, W], least significant first -> [2^w - 1, W], u_j = [j < value of the block]."""
     code = block[:0]
     for plane in block:
         code = torch.cat((code | plane, plane.unsqueeze(0), code & plane))
@@ -434,7 +459,7 @@ def thermometers(block: torch.Tensor) -> torch.Tensor:
 
 
 def hot(block: torch.Tensor) -> torch.Tensor:
-    """Planes [w, W] -> [2^w, W]: h_j = [value of the block = j]."""
+    """One-hot code: planes [w, W] -> [2^w, W], h_j = [value of the block = j]."""
     code = torch.full_like(block[:1], -1)
     for plane in block:
         code = torch.cat((code & ~plane, code & plane))
@@ -443,10 +468,11 @@ def hot(block: torch.Tensor) -> torch.Tensor:
 
 @leaf(shapes=lambda bits, codes, spans, *_: bits.new_empty(2 * sum(len(s.widths) for s in spans), bits.shape[1]))
 def wide_leaves(bits: torch.Tensor, codes: torch.Tensor, spans: tuple[Blocks, ...], first: bool) -> torch.Tensor:
-    """One party's half of lt and then eq of the blocks of every span; `first` is the party that adds [c = 0].
+    """One party's half of lt and then eq of the blocks of every span; the `first` party adds [c = 0].
 
     Args:
-        bits: c's bit planes, public [64, W]. codes: its half of the codes of these spans, of the same width.
+        bits: c's bit planes, public [64, W].
+        codes: its half of the codes of these spans, of the same width.
     """
     out, at, row = bits.new_empty(2 * sum(len(s.widths) for s in spans), bits.shape[1]), 0, 0
     for span in spans:
@@ -457,7 +483,7 @@ def wide_leaves(bits: torch.Tensor, codes: torch.Tensor, spans: tuple[Blocks, ..
 
 
 def _pick_wide(bits: torch.Tensor, codes: torch.Tensor, span: Blocks, first: bool, out: torch.Tensor) -> None:
-    """lt and eq of one span, into `out`."""
+    """Write lt and eq of one span's blocks into `out`."""
     if loops := fast(bits, codes, out):
         arrays = bits.numpy(), codes.numpy(), _wide_words((span,)), -int(first), out.numpy()
         loops.run_on_words(bits.shape[1], loops.wide_leaves, *arrays)
@@ -473,7 +499,10 @@ def _pick_wide(bits: torch.Tensor, codes: torch.Tensor, span: Blocks, first: boo
 
 
 def wide_less(net: Net, x: Masked, bits: Located, span: Blocks) -> Shares:
-    """[c < r] in the planes of a span, for x's mask r and the public planes of c: XOR-shared words [W]. Rounds 1."""
+    """Compute [c < r] in the planes of a span, for x's mask r and the public planes of c: XOR-shared words [W].
+
+    Rounds 1. Nobody learns anything.
+    """
     codes = deal_wide_codes(net, x, (span,))
     at_A, at_S = wide_leaves(bits, codes.A, (span,), True), wide_leaves(bits, codes.S, (span,), False)
     return and_layers(net, Shares(at_A, at_S), _one_layer(len(span.widths)))[0]
@@ -481,18 +510,21 @@ def wide_less(net: Net, x: Masked, bits: Located, span: Blocks) -> Shares:
 
 @functools.cache
 def _one_layer(blocks: int) -> tuple[AndLayer, ...]:
-    """lt of all blocks, in one layer."""
+    """The layer that computes lt of all blocks."""
     circuit = AndCircuit(2 * blocks)
     lt, _ = join(circuit, [(i, blocks + i) for i in range(blocks)])
     return circuit.layers((lt,))[0]
 
 
+# Polynomials over bits, for circuits whose products are multiplied out
+
+
 Polynomial = frozenset[frozenset[int]]
-"""A xor of ANDs of rows, each once; the empty AND is 1."""
+"""The xor of ANDs of rows, each AND once; the empty AND is 1."""
 
 
 def polynomial(*ands: Sequence[int]) -> Polynomial:
-    """The xor of these ANDs."""
+    """The polynomial that is the xor of these ANDs."""
     return _sum([frozenset(rows) for rows in ands])
 
 

@@ -1,11 +1,16 @@
-"""Function secret sharing for slow networks: sign, ReLU and borrow from one opening, without a further message.
+"""Function secret sharing: sign, ReLU and borrow from one opening, without a further message.
 
-With c = x + r public to A and S, the sign of x is a public function of c once r is given, so D deals keys of it:
+For slow networks. With c = x + r public to A and S, the sign of x is a function of c that D knows, so D deals keys for
+it:
 
-    [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63],
+    [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63].
 
-u by a distributed comparison function (`dcf.py`). With the payload (1, r) its shares at c are those of u and u r,
-from which ReLU needs no opening. The borrow of a truncation is a comparison of the low planes, with the payload 1.
+The keys are those of a distributed comparison function (DCF): A and S evaluate them at c to shares of u. With the
+payload (1, r) they get shares of u and of u r, from which ReLU needs no opening. The borrow of a truncation is a
+comparison of the low planes, with the payload 1.
+
+Source: Boyle, Chandran, Gilboa, Gupta, Ishai, Kumar, Rathee, "Function Secret Sharing for Mixed-Mode and Fixed-Point
+Secure Computation", EUROCRYPT 2021, Figure 1.
 """
 
 from __future__ import annotations
@@ -23,14 +28,12 @@ from .guard import flags_of_bits, raise_flags
 from .masking import Masked
 from .shares import Shares, each
 
-# A distributed comparison function in tensor code: shares of payload * [c < r], evaluated without a message.
+# The distributed comparison function: shares of payload * [c < r], for all elements of a tensor at once, level by level
 #
-# Boyle, Chandran, Gilboa, Gupta, Ishai, Kumar, Rathee, "Function Secret Sharing for Mixed-Mode and Fixed-Point Secure
-# Computation" (EUROCRYPT 2021), Figure 1; here for all elements of a tensor at once, level by level. A key is a seed
-# for each of the two evaluators and, for both, correction words: per level one block for the seeds and one for two
-# words of payload. Whoever holds one seed sees correction words that are uniform to them.
+# A key is a seed for each of the two evaluators and correction words for both: per level one block for the seeds and
+# one for two words of payload. To an evaluator, who holds one seed, the correction words are uniform.
 #
-# The payload is given on the left of r's path, or per element on its right and at r itself: [c < r] or [c >= r].
+# The payload is at the points left of r's path, or for some elements at r and right of it: [c < r] or [c >= r].
 #
 # The generator is AES-128 with fixed public keys, G_j(s) = AES_k(s xor j) xor s xor j (Matyas, Meyer, Oseas), one k for
 # seeds and one for payload. A block is two int64 words, [..., 2]; a seed has its two low bits clear, where j stands,
@@ -72,19 +75,19 @@ def _both(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _clear(blocks: torch.Tensor) -> torch.Tensor:
-    """Blocks -> seeds, in place."""
+    """Turn blocks into seeds, in place."""
     blocks[..., 0].bitwise_and_(~3)
     return blocks
 
 
 def _split(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generated blocks -> seeds, in place, and the control bits as masks."""
+    """Turn generated blocks into seeds, in place, and return them with the control bits as masks."""
     control = _both(blocks[..., 0] << 63).bitwise_right_shift_(63)
     return _clear(blocks), control
 
 
 def _pick(pair: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Of [P, 2, ...] the left or, where the mask is set, the right: [P, ...]."""
+    """Select from [P, 2, ...] the left or, where the mask is set, the right: [P, ...]."""
     return (pair[:, 0] ^ pair[:, 1]).bitwise_and_(right).bitwise_xor_(pair[:, 0])
 
 
@@ -94,21 +97,21 @@ def _signed(values: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
 
 
 def _step_control(word: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The control correction of the side taken, from the two low bits of a seed's correction word."""
+    """The control correction of the chosen side, from the two low bits of a seed's correction word."""
     return _both(word[..., 0] << (63 + right[..., 0])).bitwise_right_shift_(63)
 
 
 def generate(seeds, r: torch.Tensor, flip: torch.Tensor, payload: torch.Tensor, low: int, high: int):
-    """The correction words of N keys.
+    """Compute the correction words of N keys.
 
     Args:
-        seeds: two of [N, 2], uniform.
+        seeds: the two evaluators' seeds, uniform, [N, 2] each.
         r: [N]; its bits low .. high - 1 are compared.
-        flip: [N], masks; where set the payload is given for c >= r, elsewhere for c < r.
+        flip: [N], masks: all ones where the payload is at c >= r, zero where it is at c < r.
         payload: [B, N, 2].
 
     Returns:
-        [L, N, 2] for the seeds and [L + 1, B, N, 2] for the payload, L = high - low.
+        The words for the seeds [L, N, 2] and for the payload [L + 1, B, N, 2], L = high - low.
     """
     n, depth = r.shape[0], high - low
     seed_words = r.new_empty(depth, n, 2)
@@ -124,43 +127,45 @@ def generate(seeds, r: torch.Tensor, flip: torch.Tensor, payload: torch.Tensor, 
 
 
 def _generate(s, path, flip, payload, seed_words, value_words) -> None:
-    """`generate` for a few elements; the bits of `path` are taken from the top."""
+    """`generate` for up to `SPAN` elements; the bits of `path` are used from the top."""
     blocks, n, _ = payload.shape
     one, tweaks = _tweak(n, 1, s), _tweaks(n, blocks, s)
     s = _clear(s)
     t = torch.stack((torch.zeros_like(path), torch.full_like(path, -1)))
-    given = torch.zeros_like(payload)
+    given = torch.zeros_like(payload)  # the difference of the two evaluators' payloads along r's path so far
     for level in range(seed_words.shape[0]):
         right = (path << level).bitwise_right_shift_(63)
         children, control = _split(_permute(_SEEDS, torch.stack((s, s ^ one), 1)))
         values = _permute(_VALUES, s[:, None, None] ^ torch.stack((tweaks, tweaks ^ one)))
 
-        kept, kept_control = _pick(children, right), _pick(control, right)
-        lost = children[0, 0] ^ children[0, 1] ^ children[1, 0] ^ children[1, 1] ^ kept[0] ^ kept[1]
+        # Beside r's path the seeds of the two evaluators must become equal, so that they cancel from there on: the
+        # correction word is the difference of the children that leave the path.
+        on_path, on_path_control = _pick(children, right), _pick(control, right)
+        lost = children[0, 0] ^ children[0, 1] ^ children[1, 0] ^ children[1, 1] ^ on_path[0] ^ on_path[1]
         to_left = control[0, 0] ^ control[1, 0] ^ ~right
         to_right = control[0, 1] ^ control[1, 1] ^ right
         word = seed_words[level]
         word.copy_(lost)
         word[:, 0] |= (to_left[:, 0] & 1) | (to_right[:, 0] & 2)
 
-        value_kept = _pick(values, right)
-        value_lost = values[:, 0] ^ values[:, 1] ^ value_kept
+        value_on_path = _pick(values, right)
+        value_lost = values[:, 0] ^ values[:, 1] ^ value_on_path
         change = (value_lost[1] - value_lost[0]).sub_(given).add_(payload & (right ^ flip))
-        given += value_kept[0] - value_kept[1] + change
+        given += value_on_path[0] - value_on_path[1] + change
         value_words[level] = _signed(change, t[1])
 
-        s = (t & lost).bitwise_xor_(kept)
-        t = t.bitwise_and_(_step_control(word, right)).bitwise_xor_(kept_control)
+        s = (t & lost).bitwise_xor_(on_path)
+        t = t.bitwise_and_(_step_control(word, right)).bitwise_xor_(on_path_control)
     leaves = _permute(_VALUES, s[:, None] ^ tweaks)
     change = (leaves[1] - leaves[0]).sub_(given).add_(payload & flip)
     value_words[-1] = _signed(change, t[1])
 
 
 def evaluate(seed, c: torch.Tensor, seed_words: torch.Tensor, value_words: torch.Tensor, high: int, second: bool):
-    """One evaluator's additive share of the payload at the public points c.
+    """Compute one evaluator's additive share of the payload at the public points c.
 
     Args:
-        seed: [N, 2], this evaluator's.
+        seed: this evaluator's, [N, 2].
         c: [N]; its bits high - L .. high - 1 are compared.
         seed_words, value_words: the correction words.
         second: whether this is the evaluator of the second seed.
@@ -196,7 +201,7 @@ def _evaluate(s, path, seed_words, value_words, second: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Key:
-    """Keys for one masked tensor: seeds at A and S, correction words at both; planes 0 .. high - 1 count."""
+    """Keys for one masked tensor: seeds at A and S, correction words at both. Planes 0 .. high - 1 are compared."""
 
     seeds: Shares
     words: tuple[Located, Located]
@@ -210,7 +215,7 @@ def _words_shapes(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> 
 
 @leaf(shapes=_words_shapes)
 def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """For the seeds and for the payload, as they are sent: of the payload's second word only where there is one."""
+    """At D: the correction words as they are sent; of the payload one word, or two with a product."""
     r = r.reshape(-1)
     flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
     payload = torch.stack((torch.ones_like(r), r if product else torch.zeros_like(r)), -1).unsqueeze(0)
@@ -228,11 +233,14 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
     """Deal keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
 
     Args:
-        signed: give u (above), and not [c < r] alone.
-        product: give u r as well.
+        signed: the payload is u as above, with the sign of r, and not [c < r] alone.
+        product: the second payload is r times the first one.
 
     Ahead of the query. D sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
     to A. Each sees uniform bits (computationally: AES).
+
+    Raises:
+        UnsupportedOpError: D has to prove what it deals; there is no proof for keys.
     """
     refuse_unproved(net)
     D, A, S = net.D, net.A, net.S
@@ -245,7 +253,7 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
 
 
 def _at(key: Key, c: Located) -> Shares:
-    """Each evaluator's half of the payload at c: [N, 2], of which the second word counts with `product` only."""
+    """Each evaluator's half of the payload at c: [N, 2]. The second word has a meaning with `product` only."""
     return Shares(
         _payload(key.seeds.A, c, *key.words, key.high, False),
         _payload(key.seeds.S, c, *key.words, key.high, True),
@@ -254,14 +262,14 @@ def _at(key: Key, c: Located) -> Shares:
 
 @leaf(shapes=lambda seed, *_: torch.empty_like(seed))
 def _payload(seed, c, seeds, values, high: int, second: bool) -> torch.Tensor:
-    if values.dim() == 2:  # no second word: nobody looks at what comes of it
+    if values.dim() == 2:  # no second word was sent; the result's second word is not used
         values = torch.stack((values, torch.zeros_like(values)), -1)
     return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
 
 
 @protocol("borrow", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
 def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
-    """[c mod 2^shift < r mod 2^shift] for x's mask r and a public c, as additive shares of 0 and 1.
+    """Compute [c mod 2^shift < r mod 2^shift] for x's mask r and a public c, as additive shares of 0 and 1. Exact.
 
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
@@ -273,15 +281,18 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
 def gate(
     net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,), limit_bits: int | None = None
 ) -> list[Shares]:
-    """max(x - t, 0) for each public threshold t. Exact.
+    """Compute max(x - t, 0) for each public threshold t. Exact.
 
     Args:
         x: a masked opening.
         high: x - t is known to lie in [-2^high, 2^high).
         limit_bits: raise a flag where the first result is 2^limit_bits or more; the key is evaluated once more.
 
-    No message online: with the opening one round. Dealt per element: one key, which serves all thresholds. Nobody
-    learns anything.
+    Returns:
+        One tensor of shares for each threshold.
+
+    No message online, so that with the opening it takes one round. One key per element is dealt (`deal_key` with a
+    product), which serves all thresholds. Nobody learns anything.
     """
     check_planes(high)
     key = deal_key(net, x, high, product=True)
@@ -303,10 +314,10 @@ def _top_clear(c: torch.Tensor, high: int) -> torch.Tensor:
 
 @leaf
 def _ramp(words, c, clear, r, first: bool) -> torch.Tensor:
-    """A half of s (c - r) with s = u where the top bit of c is set, and else 1 - u; the first party adds c."""
+    """One party's half of s (c - r), s = u where the top bit of c is set and else 1 - u; the first party adds c."""
     chosen = words[:, 0].view(c.shape) * c - words[:, 1].view(c.shape)
-    all_of_it = c - r if first else -r
-    return (chosen ^ clear).sub_(clear).add_(all_of_it.bitwise_and_(clear))
+    total = c - r if first else -r
+    return (chosen ^ clear).sub_(clear).add_(total.bitwise_and_(clear))
 
 
 def _sign(key: Key, x: Masked, t: int) -> Shares:
@@ -318,16 +329,19 @@ def _sign(key: Key, x: Masked, t: int) -> Shares:
 
 @leaf
 def _sign_half(words, clear, first: bool) -> torch.Tensor:
-    """A half of u where the top bit of c is set, and else of 1 - u; the first party adds the 1."""
+    """One party's half of u where the top bit of c is set, and else of 1 - u; the first party adds the 1."""
     s = (words[:, 0].view(clear.shape) ^ clear).sub_(clear)
     return s.sub_(clear) if first else s
 
 
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
 def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
-    """[x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape]. Exact.
+    """Compute [x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape]. Exact.
 
-    x - t is known to lie in [-2^high, 2^high). No message online. Dealt as in `deal_key`. Nobody learns anything.
+    Args:
+        high: x - t is known to lie in [-2^high, 2^high).
+
+    No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
     check_planes(high)
     key = deal_key(net, x, high)

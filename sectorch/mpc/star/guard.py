@@ -1,16 +1,17 @@
-"""The guarded reveal: whether any value left its range is one bit, which Q learns in place of a result.
+"""The guarded reveal: Q learns a result only if no value left its range, and else that one did.
 
 While a program runs, protocols raise flags: XOR-shared bits that are 1 where a value is outside the range in which the
-program is proven right. Nobody knows them. At the end A and S hash all flags w that a result depends on into one
-element of GF(2^64), under keys of k_SA, which Q never holds:
+program is proven right. No party knows them. Before the reveal A and S hash all flags w that a result depends on into
+one element of GF(2^64), under keys of k_SA, which Q never holds:
 
-    z = sum_j k_j w_j,
+    z = sum_j k_j w_j.
 
-zero if no flag is set, and uniform if one is: the hash is linear, so each party computes it on its own half. Where a
-flag is e u xor l of bits that a comparison leaves, its AND is made here, all at once. A draws a key n of two words,
-adds the key stream of n to its half of the result, and Q receives n + (z, k z). Without a flag that is n, and Q takes
-the stream off again. With one it is uniform and says nothing of n: Q sees a tag that does not match, no result, and not
-which value it was. S sees uniform words only.
+The hash is linear, so each party computes it on its own half. It is zero if no flag is set, and uniform if one is. A
+flag may be left as e u xor l of three bits; the ANDs of all flags are computed here in one round.
+
+A and S draw a key n of two words. A adds the key stream of n to its half of the result, and Q receives n + (z, k z).
+If no flag is set that is n, and Q subtracts the stream. If one is set it is uniform and independent of n: Q sees a tag
+that does not match, and learns neither the result nor which value it was. S receives uniform words only.
 """
 
 from __future__ import annotations
@@ -30,59 +31,62 @@ from .shares import Shares, each
 
 
 def raise_flags(net: Net, flags: Shares) -> None:
-    """Make what this call reveals depend on these XOR-shared words being zero. No message.
+    """Add flags to those of this call: a guarded reveal shows its result only if they are all zero. No message.
 
     Args:
-        flags: words [W], or [3, W]: e, u and l of flags e u xor l. `guard` makes these ANDs, all in one round.
+        flags: XOR-shared words [W], or [3, W]: e, u and l of flags e u xor l, whose ANDs `guard` computes.
     """
     net.raised.append(flags)
 
 
 def flags_of_bits(net: Net, bits: Shares) -> Shares:
-    """Additive shares of 0 and 1 as XOR-shared words: the lowest bits of the halves are shares of the bit."""
+    """Convert additive shares of 0 and 1 to XOR-shared words. No message: the halves' lowest bits share the bit."""
     return each(_lowest, bits)
 
 
 @leaf
 def _lowest(v: torch.Tensor) -> torch.Tensor:
-    return planes(to_rows(v))[0].clone()  # a view would keep all planes until the reveal
+    return planes(to_rows(v))[0].clone()  # a view would hold the memory of all planes until the reveal
 
 
-def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Packed bits of a tensor of this shape, without those that pad its last words."""
+def clear_padding(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Packed bits of a tensor of this shape, with zeros in the place of padding."""
     count = shape.numel()
-    return words if count % 64 == 0 or words.is_meta else words & _filled(count, words.device)
+    return words if count % 64 == 0 or words.is_meta else words & _elements_mask(count, words.device)
 
 
 @functools.lru_cache(maxsize=32)
-def _filled(count: int, device: torch.device) -> torch.Tensor:
-    """Ones where a tensor of so many elements has them; of word w of W these are the first that t W + w < count."""
+def _elements_mask(count: int, device: torch.device) -> torch.Tensor:
+    """Packed ones for so many elements, and zeros for padding: bit t of word w of W is element t W + w."""
     with torch.inference_mode(False):
         return planes(to_rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
 
 
 def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """sum_j k_j w_j in GF(2^64): [W] and [W + 1] -> (z, k z), with the last key for k."""
+    """Hash words: z = sum_j k_j w_j in GF(2^64), [W] and [W + 1] -> (z, k z), where k is the last key."""
     z = inner_product(words, keys[:-1])
     return torch.cat((z, inner_product(z, keys[-1:])))
 
 
-_LAST = (AndLayer(opened=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)),)
-"""e u xor l of the rows e, u, l."""
+_FLAG_LAYER = (AndLayer(opened_rows=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)),)
+"""Computes e u xor l of the rows e, u, l."""
 
 
 @leaf
-def _beside(*words: torch.Tensor) -> torch.Tensor:
+def _concatenate(*words: torch.Tensor) -> torch.Tensor:
     return torch.cat(words, -1)
 
 
 def finish_flags(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
-    """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
-    found = [f for f in flags if len(f.shape) == 1]
-    if len(found) < len(flags):
-        rows = each(_beside, *(f for f in flags if len(f.shape) == 2))
-        found.append(and_layers(net, rows, _LAST)[0])
-    return found
+    """Return all flags as words [W], with the ANDs of those that are left as e, u and l.
+
+    Rounds 0, or 1 for ANDs: online four bits a flag, dealt one. Nobody learns anything.
+    """
+    words = [f for f in flags if len(f.shape) == 1]
+    if len(words) < len(flags):
+        rows = each(_concatenate, *(f for f in flags if len(f.shape) == 2))
+        words.append(and_layers(net, rows, _FLAG_LAYER)[0])
+    return words
 
 
 @leaf(shapes=lambda keys, *flags: keys.new_empty(1))
@@ -93,9 +97,11 @@ def _one_word(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
 
 @protocol("joined", "docs/training.md")
 def join_flags(net: Net, flags: tuple[Shares, ...]) -> Shares:
-    """Many flags as one word [1], hashed under keys of k_SA: zero if none is set, and zero by chance once in 2^64.
+    """Hash many flags to one word [1], under keys of k_SA.
 
-    Rounds 0, and 1 for ANDs that are left to make. Nobody learns anything.
+    It is zero if no flag is set; if one is, it is zero with a probability of 2^-64.
+
+    Rounds 0, or 1 for ANDs that are left (`finish_flags`). Nobody learns anything.
     """
     words = finish_flags(net, flags)
     keys = net.common(net.A, net.S, (sum(f.shape.numel() for f in words),), "join_keys")
@@ -104,7 +110,7 @@ def join_flags(net: Net, flags: tuple[Shares, ...]) -> Shares:
 
 @leaf
 def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """The tag and the elements of v, with the key stream of n on them."""
+    """The tag and the elements of v, with the key stream of n added."""
     stream = key_stream(n, v.numel() + 1)
     stream[1:] += v.reshape(-1)
     return stream
@@ -121,16 +127,18 @@ def _hashed(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
     Message("key", "S", "Q", "n, where no flag is set, and z else", "whether a value left its range"),
 ])  # fmt: skip
 def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
-    """x padded by A so that who gets all of it can read it only if no flag is set.
+    """Pad a result so that Q can read it only if no flag is set, and send Q the key.
 
     Args:
-        x: the result, any shape. flags: as in `raise_flags`; may be none.
+        x: the result, any shape.
+        flags: as in `raise_flags`; may be empty.
 
     Returns:
-        shares [N + 1] of a tag and the padded elements of x, and the key, at Q, for `unpadded`.
+        Shares [N + 1] of a tag and the padded elements of x, to be revealed; and the key, at Q, for `remove_pad`.
 
-    Rounds 2, beside the reveal's own, and 1 for ANDs that are left to make. 16 bytes from A to S, 16 from S to Q, and
-    8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
+    Rounds 2, at the same time as the reveal's own, and 1 for ANDs that are left (`finish_flags`). 16 bytes from A to S,
+    16 from S to Q, and 8 for the tag in the reveal's messages. Q learns whether a flag is set, the others nothing. A
+    flag that is set is missed with a probability of 2^-64.
     """
     Q, A, S, words = net.Q, net.A, net.S, finish_flags(net, flags)
     prove_pending(net)
@@ -145,16 +153,17 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
 
 
 def beside_tag(values: torch.Tensor) -> torch.Tensor:
-    """What is to be added to a padded value: nothing to its tag."""
+    """Elements that can be added to a padded result, with zero for its tag: [N + 1]."""
     return torch.cat((values.new_zeros(1), values.reshape(-1)))
 
 
 @leaf(shapes=lambda words, shape, *keys: (words[1:].view(shape), words[:1] == 0))
 def remove_pad(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """At Q: the result, and whether it is one [1]: zeros where the tag does not match.
+    """At Q: the result, and whether the tag matches [1]. The result is zeros where it does not.
 
     Args:
-        words: [N + 1], the sum of what was padded. keys: those of every summand.
+        words: [N + 1], the sum of padded results.
+        keys: the key of every summand.
     """
     streams = sum(key_stream(key, words.shape[0]) for key in keys)
     plain = words - streams

@@ -1,14 +1,16 @@
-"""Pi_Seed: pair keys without a direct channel between the clients. PrivHFL, Figure 18.
+"""Key agreement (Pi_Seed): pair keys without a direct channel between the clients.
 
 Q and A exchange X25519 public keys through S; S draws the keys that it shares with each of them. S sees both public
-keys and learns nothing about the pair secret of Q and A (computational Diffie-Hellman). The keys that S hands out
-travel inside the secured channel (TLS) to their owner.
+keys and learns nothing about the pair secret of Q and A (computational Diffie-Hellman). The keys that S draws travel
+inside the secured channel (TLS) to their owner.
 
-The figure trusts S to relay what it was given. Here each client signs both fresh public keys with its long-term Ed25519
-key (as SIGMA and the station-to-station protocol do), together with the session, its role, both names and what it
-believes that the session is for, and the other client checks the signature before it derives anything. An S that puts
-keys of its own in between is noticed by whoever knows the other's identity key; `Identities.trust` is asked whether it
-is the right one. An S that tells the two of different programs or number formats is noticed by both.
+The paper trusts S to relay the public keys unchanged. Here each client signs both fresh public keys with its long-term
+Ed25519 key (as SIGMA and the station-to-station protocol do), together with the session, its role, both names and a
+digest of the program and number format, and the other client checks the signature before it derives anything. A client
+that knows the other's identity key (`Identities.trust`) detects an S that replaces keys; both detect an S that tells
+them of different programs or number formats.
+
+Source: PrivHFL, Figure 18; H. Krawczyk, "SIGMA", CRYPTO 2003.
 """
 
 from __future__ import annotations
@@ -31,21 +33,24 @@ _CONTEXT = b"sectorch v2 seed signature"
 
 @dataclass
 class Identities:
-    """Who Q and A are to each other: their names, the long-term key of whoever is here, and a check of the other's.
+    """The names of Q and A, the long-term key of the client of this process, and a check of the other client's key.
 
-    `context` is what both have to agree on beside their keys, and sign: a digest of the program and the number format.
+    The defaults are for a process that holds all parties: a fresh key, and no check.
 
-    As it stands it is for a process that holds all parties: fresh keys, and nobody to mistake.
+    Attributes:
+        names: of Q and A, by role.
+        key: this client's long-term key.
+        context: further bytes that both clients sign and have to agree on: a digest of the program and number format.
     """
 
     names: dict[str, str] = field(default_factory=lambda: {"Q": "Q", "A": "A"})
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
     context: bytes = b""
     public: bytes = field(default=b"", init=False)
-    """The other's long-term key, once its signature was checked and it is trusted."""
+    """The other client's long-term key, once its signature was checked and `trust` accepted it."""
 
     def trust(self, name: str, public: bytes) -> None:
-        """Raise IdentityError unless `public` is the long-term key of `name`. Its signature has been checked."""
+        """Raise IdentityError unless `public` is the long-term key of `name`. Called after its signature is checked."""
 
 
 def _tensor(data: bytes) -> torch.Tensor:
@@ -57,20 +62,20 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _statement(session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> bytes:
-    """What a client signs; every part carries its length."""
+    """The bytes that a client signs; every part is preceded by its length."""
     names = (who.names["Q"].encode(), who.names["A"].encode())
     parts = (_CONTEXT, session, role.encode(), *names, who.context, public_q, public_a)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def _signed(session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> bytes:
-    """The long-term key of whoever is here, and its signature."""
+    """This client's long-term public key and its signature."""
     statement = _statement(session, role, who, public_q, public_a)
     return who.key.public_key().public_bytes_raw() + who.key.sign(statement)
 
 
 def _check(proof: bytes, session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> None:
-    """Raise unless `proof` is what the expected client in this role has signed."""
+    """Raise unless `proof` is the long-term key and the signature of the expected client in this role."""
     public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
     statement = _statement(session, role, who, public_q, public_a)
     try:
@@ -103,15 +108,16 @@ def seed(net: Net, *, first: bool = True, known: bool = False, identities: Ident
     """Install the three pair keys of Q, A and S.
 
     Args:
-        first: whether k_SQ has still to be made; a second answering party of the session shares it.
-        known: whether A and S have theirs already: where a dealer beside Q gets its keys.
+        first: whether S draws k_SQ; the further answering parties of a session share it.
+        known: whether k_SA is installed already, where a dealer other than Q gets its keys.
         identities: of Q and A; fresh ones, which prove nothing, unless given.
 
-    Rounds 6, bytes 2 * (32 + 128 + 96) through S, and 32 for each key that S hands out.
+    Rounds 6, bytes 2 * (32 + 128 + 96) through S, and 32 for each key that S draws. S learns the keys that it draws and
+    public keys, Q and A their own pair keys.
 
     Raises:
-        KeyAgreementError: a signature that is not right, at whoever checks it.
-        IdentityError: not the expected party. In both cases no key of the pair Q-A is installed at that party.
+        KeyAgreementError: a signature is false, at the client that checks it.
+        IdentityError: the other client is not the expected one. In both cases that client installs no key with it.
     """
     Q, A, S = net.Q, net.A, net.S
     session, who = net.runtime.session, identities or Identities()
@@ -119,12 +125,12 @@ def seed(net: Net, *, first: bool = True, known: bool = False, identities: Ident
     secret_q, public_q = net.fresh(Q, _keypair)
     secret_a, public_a = net.fresh(A, _keypair)
     at_a = public_q.send(Q, S, "public_Q").send(S, A, "public_Q_relayed")
-    answer = _answered(at_a, public_a, session, who)
+    answer = _answer(at_a, public_a, session, who)
     answer = answer.send(A, S, "signed_A").send(S, Q, "signed_A_relayed")
-    confirmation = _confirmed(public_q, answer, session, who)
+    confirmation = _confirmation(public_q, answer, session, who)
     confirmation = confirmation.send(Q, S, "signed_Q").send(S, A, "signed_Q_relayed")
-    net.install(Q, A, _agreed(secret_q, public_q, answer[:KEY_BYTES], session))
-    net.install(Q, A, _agreed_if_confirmed(secret_a, public_a, at_a, confirmation, session, who))
+    net.install(Q, A, _pair_secret(secret_q, public_q, answer[:KEY_BYTES], session))
+    net.install(Q, A, _confirmed_pair_secret(secret_a, public_a, at_a, confirmation, session, who))
 
     if not known:
         key_sa = net.fresh(S, _secret).send(S, A, "key_SA")
@@ -135,12 +141,12 @@ def seed(net: Net, *, first: bool = True, known: bool = False, identities: Ident
 
 
 def edge_keys(net: Net) -> None:
-    """Install a pair key at both ends of every edge of roles of one's own: one end draws it and sends it.
+    """Install a pair key at both ends of every edge of custom roles: one end draws it and sends it to the other.
 
-    Rounds 1, bytes 32 an edge. Who reads the edge reads the key: it is for edges that are secured channels.
+    Rounds 1, bytes 32 an edge. A reader of the edge reads the key, so every edge has to be a secured channel.
 
     Raises:
-        ArgumentError: a pair that is to share a stream and has no edge.
+        ArgumentError: a pair of roles that share a stream has no edge.
     """
     roles = net.cast.roles
     if roles.streams != roles.edges:
@@ -166,31 +172,31 @@ def _secret() -> torch.Tensor:
 
 
 def _bytes_of(count: int) -> Callable[..., torch.Tensor]:
-    """The shape of so many bytes, whatever they are made of."""
+    """A shape function of steps whose result has so many bytes."""
     return lambda *_: torch.empty(count, dtype=torch.uint8, device="meta")
 
 
 @leaf(shapes=_bytes_of(2 * KEY_BYTES + SIGNATURE_BYTES))
-def _answered(public_q: torch.Tensor, public_a: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
-    """What A sends: its fresh public key, its long-term one and its signature."""
+def _answer(public_q: torch.Tensor, public_a: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
+    """At A: its fresh public key, its long-term one and its signature."""
     return torch.cat([public_a, _tensor(_signed(session, "A", who, _bytes(public_q), _bytes(public_a)))])
 
 
 @leaf(shapes=_bytes_of(KEY_BYTES + SIGNATURE_BYTES))
-def _confirmed(public_q: torch.Tensor, answer: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
-    """What Q sends, once it has checked A's answer: its long-term key and its signature."""
+def _confirmation(public_q: torch.Tensor, answer: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
+    """At Q: check A's answer, and return its own long-term key and signature."""
     fresh = _bytes(public_q), _bytes(answer[:KEY_BYTES])
     _check(_bytes(answer[KEY_BYTES:]), session, "A", who, *fresh)
     return _tensor(_signed(session, "Q", who, *fresh))
 
 
 @leaf(shapes=_bytes_of(SECRET_BYTES))
-def _agreed(private: X25519PrivateKey, own: torch.Tensor, peer: torch.Tensor, session: bytes) -> torch.Tensor:
+def _pair_secret(private: X25519PrivateKey, own: torch.Tensor, peer: torch.Tensor, session: bytes) -> torch.Tensor:
     return _tensor(agree(private, _bytes(own), _bytes(peer), session))
 
 
 @leaf(shapes=_bytes_of(SECRET_BYTES))
-def _agreed_if_confirmed(private, public_a, public_q, confirmation, session: bytes, who: Identities) -> torch.Tensor:
-    """The same at A, which checks Q's confirmation first."""
+def _confirmed_pair_secret(private, public_a, public_q, confirmation, session: bytes, who: Identities) -> torch.Tensor:
+    """At A: check Q's confirmation, and return the pair secret."""
     _check(_bytes(confirmation), session, "Q", who, _bytes(public_q), _bytes(public_a))
-    return _agreed(private, public_a, public_q, session)
+    return _pair_secret(private, public_a, public_q, session)

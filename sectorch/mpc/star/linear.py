@@ -1,8 +1,12 @@
-"""Pi_Matmul (PrivHFL, Figure 3) for any bilinear map: matmul, convolution, element-wise product, einsum.
+"""Linear layers (Pi_Matmul): products of shared values with a secret weight of A, for any bilinear map.
 
-The weight is A's. It is masked once a session; after that a product costs one message from S to A online and one from
-the dealer to S ahead (in the figure Q deals). The figure prints S's half as (w + a)b . [c]_1; the sign that makes the
-sum right is (w + a)b - [c]_1.
+The map may be a matrix product, a convolution, an element-wise product or an einsum. A masks its weight once a session
+(`mask_weight`, or `mask_streamed_weight` for a weight that is too large to be kept in several forms). After that,
+`linear` costs one message from S to A online. The dealer's term a b is deferred (`masking.py`), or dealt and checked
+where the dealer has to prove what it deals (`check_linear`).
+
+Source: PrivHFL, Figure 3, where Q deals. The figure prints S's half as (w + a)b . [c]_1; the sign that makes the sum
+right is (w + a)b - [c]_1.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,7 +29,252 @@ from .dealing_proofs import DealerShares, refuse_unproved
 from .masking import DeferredShares, PendingCorrection
 from .shares import Shares
 
-# The dealt half of a linear layer is looked at by random sums of its rows, or of its columns.
+# Masked weights
+
+
+class MaskedWeight:
+    """A's secret weight, masked once a session.
+
+    Attributes:
+        omega: the weight, at A. a: its mask, at D and A. masked: omega + a, at S.
+        sums: what `check_channels` needs of the weight, by the number of groups of channels; see `sum_channels`.
+    """
+
+    def __init__(self, omega: Located, a: Located, masked: Located):
+        self.omega = omega
+        self.a = a
+        self.masked = masked
+        self._forms: dict[tuple[str, str], tuple[Located, Located, Located]] = {}
+        self.sums: dict[int, FreivaldsSums] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.masked.shape
+
+    def viewed(self, setup: Net, view: Callable) -> MaskedWeight:
+        """Return a view (a transpose, a slice) of the weight, of its mask and of their sum. No message."""
+        with run_in(setup):
+            return MaskedWeight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
+
+    def products(self, setup: Net, product: Callable, shape: torch.Size) -> tuple[Callable, Callable, Callable]:
+        """Return product(x, omega), product(b, a) and product(b, omega + a) as functions of x and b of this shape."""
+        forms: tuple = (None, None, None)
+        if isinstance(product, PreparedProduct) and (form := product.prepared(shape, self.shape)):
+            product, forms = form, self.prepare(setup, form)
+            if (alone := form.by_form(self.shape)) is not None:
+                omega, a, masked = forms
+                return (
+                    lambda x: compute(alone, x, omega),
+                    lambda b: compute(alone, b, a),
+                    lambda b: compute(alone, b, masked),
+                )
+        omega, a, masked = zip((self.omega, self.a, self.masked), forms, strict=True)
+        return (
+            lambda x: compute(product, x, *omega),
+            lambda b: compute(product, b, *a),
+            lambda b: compute(product, b, *masked),
+        )
+
+    def prepare(self, setup: Net, product: PreparedProduct) -> tuple[Located, Located, Located]:
+        """Return the three tensors in the form that `product` takes; computed on first use, once a session."""
+        kind = type(product).__name__, product.form
+        if kind not in self._forms:
+            with setup.lock, run_in(setup):
+                if kind not in self._forms:  # another thread may have computed them meanwhile
+                    tensors = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
+                    omega, a, masked = (compute(product.prepare, w) for w in tensors)
+                    self._forms[kind] = omega, a, masked
+        return self._forms[kind]
+
+
+@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")])
+def mask_weight(setup: Net, omega: Located) -> MaskedWeight:
+    """Mask A's weight for use in products: A sends S omega + a, for a mask a of k_DA.
+
+    Args:
+        setup: the net for what is done once a session.
+        omega: int64 at A, any shape.
+
+    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits, D nothing.
+    """
+    a = setup.common(setup.D, setup.A, omega.shape, "a")
+    return MaskedWeight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
+
+
+# Streamed weights
+#
+# A `MaskedWeight` is kept as ring elements at A, as a mask at A and D and as their sum at S, and each of the three also
+# in the form that products take: 48 bytes an element where all parties run in one process. Of a `StreamedWeight` only
+# the sum is kept.
+
+
+class StreamedWeight:
+    """A masked weight that is too large to be kept in several forms: 8 bytes an element at S, nothing at A and D.
+
+    For every product A encodes its numbers anew, and A and D draw the mask anew from its key.
+
+    Args:
+        numbers: the weight at A, before it is encoded.
+        encoded: a pure function of `numbers`; returns the ring elements.
+        key: two words, at D and A; the mask a is their AES-CTR stream.
+        masked: omega + a, at S.
+        views: the views that were applied to all three, in this order.
+    """
+
+    def __init__(
+        self, numbers: Located, encoded: Callable, key: Located, masked: Located, views: tuple[Callable, ...] = ()
+    ):
+        self._numbers, self._encoded, self._key = numbers, encoded, key
+        self.masked = masked
+        self._views = views
+        self.sums: dict[int, FreivaldsSums] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.masked.shape
+
+    @property
+    def a(self) -> Located:
+        """The mask, at D and A, drawn in the running program."""
+        return compute(self._mask, self._key)
+
+    @property
+    def _mask(self) -> Callable:
+        return DerivedTensor(StreamTensor(self._numbers.shape), self._views)
+
+    def viewed(self, setup: Net, view: Callable) -> StreamedWeight:
+        """As `MaskedWeight.viewed`."""
+        with run_in(setup):
+            masked = compute(view, self.masked)
+        return StreamedWeight(self._numbers, self._encoded, self._key, masked, (*self._views, view))
+
+    def products(self, setup: Net, product: Callable, _shape: torch.Size) -> tuple[Callable, Callable, Callable]:
+        """As `MaskedWeight.products`."""
+        by_omega = ProductBy(product, DerivedTensor(self._encoded, self._views))
+        by_mask = ProductBy(product, self._mask)
+        return (
+            lambda x: compute(by_omega, x, self._numbers),
+            lambda b: compute(by_mask, b, self._key.at(setup.D)),
+            lambda b: compute(product, b, self.masked, None),
+        )
+
+
+@dataclass(frozen=True)
+class StreamTensor:
+    """Callable that returns a key's stream as a tensor of this shape."""
+
+    shape: torch.Size
+
+    def __call__(self, key: torch.Tensor) -> torch.Tensor:
+        return key_stream(key, self.shape.numel()).view(self.shape)
+
+
+@dataclass(frozen=True)
+class DerivedTensor:
+    """Callable that derives a tensor from another one and applies views to it."""
+
+    derive: Callable
+    views: tuple[Callable, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.derive(x)
+        for view in self.views:
+            result = view(result)
+        return result
+
+
+@dataclass(frozen=True)
+class ProductBy:
+    """Callable that multiplies by a tensor that is derived from the second operand."""
+
+    product: Callable
+    derive: Callable
+
+    def __call__(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.derive(source), None)
+
+
+@protocol("mask_streamed", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "key of k_DA")])
+def mask_streamed_weight(setup: Net, numbers: Located, encoded: Callable) -> StreamedWeight:
+    """`mask_weight` for a weight that A and D do not keep: its mask is the stream of a key that A and D draw.
+
+    Args:
+        numbers: at A, any shape.
+        encoded: a pure function of `numbers`; returns ring elements of that shape.
+
+    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits, D nothing.
+    """
+    key = setup.common(setup.D, setup.A, (2,), "key")
+    masked = compute(_masked, numbers, encoded, key).send(setup.A, setup.S, "omega_masked")
+    return StreamedWeight(numbers, encoded, key, masked)
+
+
+@leaf
+def _masked(numbers: torch.Tensor, encoded: Callable, key: torch.Tensor) -> torch.Tensor:
+    return encoded(numbers) + StreamTensor(numbers.shape)(key)
+
+
+# Products
+
+
+@protocol(
+    "linear",
+    "PrivHFL, Figure 3",
+    [Message("m", "S", "A", "b of k_DS")],
+)
+def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
+    """Compute y = product(x, omega) for a map that is linear in both arguments (Pi_Matmul).
+
+    With b of k_DS, S sends A m = x_S - b. A's half is product(x_A + m, omega), S's product(b, omega + a), and D holds
+    the term product(b, a) by which their sum is too large.
+
+    Args:
+        product: exact integer kernel `f(x, w, form)`. `form` is the weight in the form that the kernel's `prepare`
+            returns where the kernel is a `PreparedProduct` (`sectorch.ring.products`), and None otherwise.
+        x: shares, any shape that the product takes.
+        weight: A's masked weight.
+
+    Returns:
+        Shares of y, exactly mod 2^64; with a deferred correction unless dealing is proved.
+
+    Rounds 1, online 8 bytes per element of x (S to A). S's half of y does not depend on the query. D's term costs
+    nothing where y is opened under a mask next, and else 8 bytes per element of y ahead. A receives x_S - b, which is
+    uniform to it; S and D receive nothing online.
+    """
+    D, A, S = net.D, net.A, net.S
+    by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
+    b = net.common(S, D, x.shape, "b")
+    c = by_a(b)
+    dealt = deal_product(net, setup, product, b, weight, c) if net.verified else None
+    m = (x.S - b).send(S, A, "m")
+    halves = by_omega(x.A + m), by_masked(b)
+    return DeferredShares(*halves, PendingCorrection(net, c)) if dealt is None else Shares(*halves) - dealt
+
+
+@protocol("deal_product", "PrivHFL, Figure 3; docs/verified.md", [Message("c_S", "D", "S", "c_A of k_DA")])
+def deal_product(
+    net: Net, setup: Net, product: Callable, b: Located, weight: MaskedWeight | StreamedWeight, c: Located
+) -> Shares:
+    """Deal c = product(b, a) in shares of A and S, and check it.
+
+    Args:
+        product, weight: as for `linear`.
+        b: at S and D.
+        c: at D.
+
+    Ahead of the query: 8 bytes per element of c from D to S, and those of `check_linear`. S receives c - c_A, which is
+    uniform to it.
+
+    Raises:
+        FalseDealingError: at A or S, where D has dealt something else.
+    """
+    c_A = net.common(net.D, net.A, c.shape, "c_A")
+    dealt = DealerShares(c_A, (c - c_A).send(net.D, net.S, "c_S"))
+    check_linear(net, setup, product, b, weight, dealt)
+    return dealt.shares
+
+
+# Freivalds' check of the term that D deals for a linear layer: random sums of its rows, or of its columns
 #
 # A layer is a product of matrices, c = b a^T: b [R, K] at S has a row for each place of the output, a [N, K] at A one
 # for each channel, and of c, which is shared, D deals S's half. With k = 40 bits chi for each place, which A and S draw
@@ -47,12 +296,17 @@ from .shares import Shares
 
 
 TESTS = 40
-"""Sums that are looked at: a false dealing passes with probability 2^-40."""
+"""Random sums that are compared: a false dealing passes with probability 2^-40."""
 
 
 @dataclass(frozen=True)
 class FreivaldsSums:
-    """Of a weight of shape `kernel`: psi, packed, at A and S; a' at A and D; psi a + a' at S."""
+    """What a session keeps of a weight of shape `kernel` for `check_channels`.
+
+    Attributes:
+        psi: the coefficients, as packed bits, at A and S. more: the masking channels a', at A and D.
+        masked: psi a + a', at S.
+    """
 
     kernel: torch.Size
     psi: Located
@@ -60,36 +314,29 @@ class FreivaldsSums:
     masked: Located
 
 
-class Weight(Protocol):
-    """What a check needs of a masked weight (`linear.Weight`)."""
-
-    sums: dict[int, FreivaldsSums]
-
-    @property
-    def a(self) -> Located: ...
-
-    @property
-    def shape(self) -> torch.Size: ...
-
-
-def check_linear(net: Net, setup: Net, product: Callable, b: Located, weight: Weight, c: DealerShares) -> None:
-    """A or S raises FalseDealingError unless c = product(b, a), but for a probability of 2^-40.
+def check_linear(
+    net: Net, setup: Net, product: Callable, b: Located, weight: MaskedWeight | StreamedWeight, c: DealerShares
+) -> None:
+    """Check that D has dealt c = product(b, a); a false dealing passes with probability 2^-40.
 
     Args:
-        b: at S and D. weight: whose mask is a, at A and D. c: in shares, of which D knows both halves.
+        b: at S and D.
+        weight: its mask is a, at A and D.
+        c: in shares, of which D knows both halves.
 
     Raises:
-        UnsupportedOpError: of another product than `ring.products.Linear` and `Conv2d`.
+        FalseDealingError: at A or S, where c is another tensor.
+        UnsupportedOpError: the product is neither `ring.products.Linear` nor `Conv2d`.
     """
     if not products.is_known_product(product):
         refuse_unproved(net)
     if not c.A.shape.numel():
         return
     groups, places, channels = products.outputs(product, torch.empty(c.A.shape, device="meta")).shape
-    if places < 2 * channels:  # fewer bytes than sums of places take, or hardly more, and no products twice over
+    if places < 2 * channels:  # sums of channels take fewer bytes then, or hardly more, and fewer products
         if groups not in weight.sums:
             with setup.lock, run_in(setup):
-                if groups not in weight.sums:  # another thread may have made them meanwhile
+                if groups not in weight.sums:  # another thread may have computed them meanwhile
                     weight.sums[groups] = sum_channels(setup, product, weight.a)
         check_channels(net, product, b, weight.sums[groups], c)
     else:
@@ -102,11 +349,11 @@ def check_linear(net: Net, setup: Net, product: Callable, b: Located, weight: We
     Message("half", "S", "A", "the hash of what follows from what A has"),
 ])  # fmt: skip
 def check_places(net: Net, product: Callable, b: Located, a: Located, c: DealerShares) -> None:
-    """`check_linear` by sums over the places of the output.
+    """`check_linear` by random sums over the places of the output; A compares.
 
-    Rounds 2, ahead of the query; 320 bytes for each channel from D to S, and 320 for each element of the input that an
-    output depends on, once a group, and 32 from S to A. Nobody learns anything: to A the sums of inputs are uniform, as
-    each is under a row that is used once, and those of the outputs follow.
+    Rounds 2, ahead of the query. D sends S 320 bytes for each channel; S sends A 320 for each element of the input that
+    an output depends on, once a group, and 32. Nobody learns anything: each sum of inputs has a row of b' added that is
+    used once, so that it is uniform to A, and the sums of outputs follow from it.
     """
     D, A, S = net.D, net.A, net.S
     rows = compute(products.matrix, product, a)
@@ -115,14 +362,14 @@ def check_places(net: Net, product: Callable, b: Located, a: Located, c: DealerS
     more_b = net.common(D, S, (groups, TESTS, depth), "more_b")
     more_A = net.common(D, A, (groups, TESTS, channels), "more_A")
     more_S = (compute(_products, more_b, rows) - more_A).send(D, S, "more_S")
-    sums = compute(_sums_of_inputs, product, a.shape, b, more_b, chi).send(S, A, "sums")
+    sums = compute(_sum_inputs, product, a.shape, b, more_b, chi).send(S, A, "sums")
     half = compute(_half_by_places, product, c.S, more_S, chi).send(S, A, "half")
-    net.check(A, _compared_places, product, sums, rows, half, c.A, more_A, chi)
+    net.check(A, _compare_places, product, sums, rows, half, c.A, more_A, chi)
 
 
 @protocol("sum_channels", "Freivalds, 1977; docs/verified.md", [Message("sums", "A", "S", "more_a of k_DA")])
 def sum_channels(setup: Net, product: Callable, a: Located) -> FreivaldsSums:
-    """Sums of the channels of a weight's mask, under further masks.
+    """Give S random sums of the channels of a weight's mask, psi a + a'.
 
     Once a session: rounds 1, 320 bytes from A to S for each element of the input that an output depends on, in each
     group. S receives uniform words.
@@ -132,7 +379,7 @@ def sum_channels(setup: Net, product: Callable, a: Located) -> FreivaldsSums:
     groups, channels, depth = rows.shape
     psi = setup.common(A, S, (TESTS, words_for(channels)), "psi")
     more = setup.common(D, A, (groups, TESTS, depth), "more_a")
-    return FreivaldsSums(a.shape, psi, more, compute(_sums_of_channels, rows, more, psi).send(A, S, "sums"))
+    return FreivaldsSums(a.shape, psi, more, compute(_sum_channels, rows, more, psi).send(A, S, "sums"))
 
 
 @protocol("check_channels", "Freivalds, 1977; docs/verified.md", [
@@ -140,17 +387,17 @@ def sum_channels(setup: Net, product: Callable, a: Located) -> FreivaldsSums:
     Message("half", "A", "S", "the hash of what follows from what S has"),
 ])  # fmt: skip
 def check_channels(net: Net, product: Callable, b: Located, sums: FreivaldsSums, c: DealerShares) -> None:
-    """`check_linear` by sums over the channels of the output.
+    """`check_linear` by random sums over the channels of the output; S compares.
 
     Rounds 1, ahead of the query: 320 bytes for each place and group from D to S, and 32 from A to S. Nobody learns
-    anything: to S the sums follow from what it has.
+    anything: the sums that S compares follow from what it has.
     """
     D, A, S = net.D, net.A, net.S
     kernel, (groups, places, _) = sums.kernel, products.outputs(product, torch.empty(c.A.shape, device="meta")).shape
     more_A = net.common(D, A, (groups, places, TESTS), "more_A")
-    more_S = (compute(_of_inputs, product, kernel, b, sums.more) - more_A).send(D, S, "more_S")
+    more_S = (compute(_times_inputs, product, kernel, b, sums.more) - more_A).send(D, S, "more_S")
     half = compute(_half_by_channels, product, c.A, more_A, sums.psi).send(A, S, "half")
-    net.check(S, _compared_channels, product, kernel, b, sums.masked, half, c.S, more_S, sums.psi)
+    net.check(S, _compare_channels, product, kernel, b, sums.masked, half, c.S, more_S, sums.psi)
 
 
 @leaf
@@ -158,307 +405,86 @@ def _products(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return products.times_each(x, rows.transpose(1, 2))
 
 
-def _summed(bits: torch.Tensor, parts: torch.Tensor, start: int = 0) -> torch.Tensor:
-    """Sums of rows, of all groups by the same bits: [k, W] and [groups, R, n] -> [groups, k, n]."""
+def _sum_rows(bits: torch.Tensor, parts: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Sums of those rows that the bits choose, in all groups alike: [k, W] and [groups, R, n] -> [groups, k, n]."""
     groups, count, width = parts.shape
     sums = subset_sums(bits, parts.transpose(0, 1).reshape(count, groups * width), start)
     return sums.view(len(sums), groups, width).transpose(0, 1)
 
 
 @leaf(shapes=lambda product, kernel, b, more_b, chi: torch.empty_like(more_b))
-def _sums_of_inputs(product: Callable, kernel: torch.Size, b, more_b, chi) -> torch.Tensor:
+def _sum_inputs(product: Callable, kernel: torch.Size, b, more_b, chi) -> torch.Tensor:
     """At S: chi b + b', [groups, 40, K]."""
     total, at = more_b.clone(), 0
     for rows in products.inputs(product, b, kernel):
-        total += _summed(chi, rows, at)
+        total += _sum_rows(chi, rows, at)
         at += rows.shape[1]
     return total
 
 
 def _by_places(product: Callable, c: torch.Tensor, more: torch.Tensor, chi: torch.Tensor) -> torch.Tensor:
     """A half of chi c + c'."""
-    return _summed(chi, products.outputs(product, c)) + more
+    return _sum_rows(chi, products.outputs(product, c)) + more
 
 
 def _hash(values: torch.Tensor) -> torch.Tensor:
-    """SHA-256 of words: equal sums have equal ones, and nobody finds others that have."""
+    """SHA-256 of words, as uint8 [32]."""
     found = hashlib.sha256(values.contiguous().cpu().numpy().tobytes()).digest()
     return torch.frombuffer(bytearray(found), dtype=torch.uint8).to(values.device)
 
 
-def _hashed(*_: Any) -> torch.Tensor:
+def _hash_shape(*_: Any) -> torch.Tensor:
     return torch.empty(32, dtype=torch.uint8, device="meta")
 
 
-@leaf(shapes=_hashed)
+@leaf(shapes=_hash_shape)
 def _half_by_places(product: Callable, c_S, more_S, chi) -> torch.Tensor:
     return _hash(_by_places(product, c_S, more_S, chi))
 
 
-def _fails(different: torch.Tensor) -> torch.Tensor:
-    """Raise FalseDealingError unless there is no difference; a byte."""
+def _refuse_difference(different: torch.Tensor) -> torch.Tensor:
+    """Raise FalseDealingError if anything is different; else return the byte that `net.check` needs."""
     if bool(different.any()):
         raise FalseDealingError("the dealer has dealt something else for a linear layer than the product of its masks")
     return torch.zeros(1, dtype=torch.uint8)
 
 
-def _checked(*_: Any) -> torch.Tensor:
+def _check_shape(*_: Any) -> torch.Tensor:
     return torch.empty(1, dtype=torch.uint8, device="meta")
 
 
-@with_shapes(_checked)
-def _compared_places(product: Callable, sums, rows, half, c_A, more_A, chi) -> torch.Tensor:
-    """At A: raises FalseDealingError unless the sums agree."""
-    return _fails(_hash(_products(sums, rows) - _by_places(product, c_A, more_A, chi)) != half)
+@with_shapes(_check_shape)
+def _compare_places(product: Callable, sums, rows, half, c_A, more_A, chi) -> torch.Tensor:
+    """At A: raise FalseDealingError unless the sums agree."""
+    return _refuse_difference(_hash(_products(sums, rows) - _by_places(product, c_A, more_A, chi)) != half)
 
 
 @leaf
-def _sums_of_channels(rows: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
+def _sum_channels(rows: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
     """At A: psi a + a'."""
-    return _summed(psi, rows) + more
+    return _sum_rows(psi, rows) + more
 
 
 @leaf
-def _of_inputs(product: Callable, kernel: torch.Size, b: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The rows of inputs times rows [groups, 40, K]: [groups, R, 40]."""
+def _times_inputs(product: Callable, kernel: torch.Size, b: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The inputs of all places, times rows [groups, 40, K]: [groups, R, 40]."""
     found = [_products(part, rows) for part in products.inputs(product, b, kernel)]
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 def _by_channels(product: Callable, c: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
     """A half of c psi^T + c'."""
-    return _summed(psi, products.outputs(product, c).transpose(1, 2)).transpose(1, 2) + more
+    return _sum_rows(psi, products.outputs(product, c).transpose(1, 2)).transpose(1, 2) + more
 
 
-@leaf(shapes=_hashed)
+@leaf(shapes=_hash_shape)
 def _half_by_channels(product: Callable, c_A, more_A, psi) -> torch.Tensor:
     return _hash(_by_channels(product, c_A, more_A, psi))
 
 
-@with_shapes(_checked)
-def _compared_channels(product: Callable, kernel: torch.Size, b, masked, half, c_S, more_S, psi) -> torch.Tensor:
-    """At S: raises FalseDealingError unless the sums agree."""
-    return _fails(_hash(_of_inputs(product, kernel, b, masked) - _by_channels(product, c_S, more_S, psi)) != half)
-
-
-# Pi_Matmul's weight where it is too large to be kept in several forms: A encodes it, and D draws its mask, every time.
-#
-# A kept weight (`linear.Weight`) is held as ring elements at A, as a mask at A and D and as their sum at S, and each of
-# the three in tiles besides: 48 bytes an element where all parties run in one process. Here only the sum is kept.
-
-
-class StreamedWeight:
-    """A weight of a model too large to be kept in several forms: 8 bytes an element at S, and nothing at A and D.
-
-    A encodes its numbers, and D draws the mask from its key, for every product anew.
-
-    Args:
-        numbers: what `encoded` makes ring elements of, at A.
-        key: two words, at D and A, of which a is the AES-CTR stream.
-        views: what was done to all three, one after the other.
-    """
-
-    def __init__(
-        self, numbers: Located, encoded: Callable, key: Located, masked: Located, views: tuple[Callable, ...] = ()
-    ):
-        self._numbers, self._encoded, self._key = numbers, encoded, key
-        self.masked = masked
-        self._views = views
-        self.sums: dict[int, FreivaldsSums] = {}
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.masked.shape
-
-    @property
-    def a(self) -> Located:
-        """The mask, at D and A, made in the running program."""
-        return compute(self._mask, self._key)
-
-    @property
-    def _mask(self) -> Callable:
-        return DerivedTensor(StreamTensor(self._numbers.shape), self._views)
-
-    def viewed(self, setup: Net, view: Callable) -> StreamedWeight:
-        """As of `Weight`."""
-        with run_in(setup):
-            masked = compute(view, self.masked)
-        return StreamedWeight(self._numbers, self._encoded, self._key, masked, (*self._views, view))
-
-    def products(self, setup: Net, product: Callable, _shape: torch.Size) -> tuple[Callable, Callable, Callable]:
-        """As of `Weight`."""
-        encoded, stretched = (
-            ProductBy(product, DerivedTensor(self._encoded, self._views)),
-            ProductBy(product, self._mask),
-        )
-        return (
-            lambda x: compute(encoded, x, self._numbers),
-            lambda b: compute(stretched, b, self._key.at(setup.D)),
-            lambda b: compute(product, b, self.masked, None),
-        )
-
-
-@dataclass(frozen=True)
-class StreamTensor:
-    """A key's stream as a tensor of this shape."""
-
-    shape: torch.Size
-
-    def __call__(self, key: torch.Tensor) -> torch.Tensor:
-        return key_stream(key, self.shape.numel()).view(self.shape)
-
-
-@dataclass(frozen=True)
-class DerivedTensor:
-    """What `make` makes of a tensor, and views of it."""
-
-    make: Callable
-    views: tuple[Callable, ...]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        made = self.make(x)
-        for view in self.views:
-            made = view(made)
-        return made
-
-
-@dataclass(frozen=True)
-class ProductBy:
-    """A product with what `make` makes of the second operand."""
-
-    product: Callable
-    make: Callable
-
-    def __call__(self, x: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-        return self.product(x, self.make(of), None)
-
-
-@protocol("mask_streamed", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "key of k_DA")])
-def mask_streamed_weight(setup: Net, numbers: Located, encoded: Callable) -> StreamedWeight:
-    """`mask_weight` for a weight that A and D do not keep: the mask is the stream of a key that they draw.
-
-    Args:
-        numbers: at A, any shape.
-        encoded: pure; ring elements of that shape.
-
-    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
-    """
-    key = setup.common(setup.D, setup.A, (2,), "key")
-    masked = compute(_masked, numbers, encoded, key).send(setup.A, setup.S, "omega_masked")
-    return StreamedWeight(numbers, encoded, key, masked)
-
-
-@leaf
-def _masked(numbers: torch.Tensor, encoded: Callable, key: torch.Tensor) -> torch.Tensor:
-    return encoded(numbers) + StreamTensor(numbers.shape)(key)
-
-
-class MaskedWeight:
-    """A's secret operand: omega at A, the mask a at D and A, and omega + a at S. Made once a session."""
-
-    def __init__(self, omega: Located, a: Located, masked: Located):
-        self.omega = omega
-        self.a = a
-        self.masked = masked
-        self._made: dict[tuple[str, str], tuple[Located, Located, Located]] = {}
-        self.sums: dict[int, FreivaldsSums] = {}
-        """Of its channels, for who looks at what is dealt; by groups of channels."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.masked.shape
-
-    def viewed(self, setup: Net, view: Callable) -> MaskedWeight:
-        """A view (a transpose, a slice) of the three."""
-        with run_in(setup):
-            return MaskedWeight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
-
-    def products(self, setup: Net, product: Callable, shape: torch.Size) -> tuple[Callable, Callable, Callable]:
-        """product(x, omega), product(b, a) and product(b, omega + a), of x and b of this shape."""
-        made: tuple = (None, None, None)
-        if isinstance(product, PreparedProduct) and (form := product.prepared(shape, self.shape)):
-            product, made = form, self.made(setup, form)
-            if (alone := form.by_form(self.shape)) is not None:
-                omega, a, masked = made
-                return (
-                    lambda x: compute(alone, x, omega),
-                    lambda b: compute(alone, b, a),
-                    lambda b: compute(alone, b, masked),
-                )
-        omega, a, masked = zip((self.omega, self.a, self.masked), made, strict=True)
-        return (
-            lambda x: compute(product, x, *omega),
-            lambda b: compute(product, b, *a),
-            lambda b: compute(product, b, *masked),
-        )
-
-    def made(self, setup: Net, product: PreparedProduct) -> tuple[Located, Located, Located]:
-        """The three tensors in the form that `product` takes, made on first use and kept."""
-        kind = type(product).__name__, product.form
-        if kind not in self._made:
-            with setup.lock, run_in(setup):
-                if kind not in self._made:  # another thread may have made them meanwhile
-                    held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
-                    omega, a, masked = (compute(product.prepare, w) for w in held)
-                    self._made[kind] = omega, a, masked
-        return self._made[kind]
-
-
-@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")])
-def mask_weight(setup: Net, omega: Located) -> MaskedWeight:
-    """A's weight becomes usable in products: S is sent omega + a.
-
-    Args:
-        setup: the net for what is done once a session.
-        omega: int64 at A, any shape.
-
-    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
-    """
-    a = setup.common(setup.D, setup.A, omega.shape, "a")
-    return MaskedWeight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
-
-
-@protocol(
-    "linear",
-    "PrivHFL, Figure 3",
-    [Message("m", "S", "A", "b of k_DS")],
-)
-def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
-    """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
-
-    Args:
-        product: exact integer kernel `f(x, w, made)`; `made` is the weight as its `prepare` made it where its
-            `prepared` asks for that (see `sectorch.ring.products`), and None else.
-        x: shares, any shape that the product takes.
-        weight: A's masked weight.
-
-    Online: rounds 1, bytes 8 per element of x (S to A). S's half of y does not depend on the query. D owes a*b, and
-    deals it (ahead, 8 bytes per element of y) unless y is opened under a mask; see `owed.py`. A receives x_S - b:
-    uniform to it.
-    """
-    D, A, S = net.D, net.A, net.S
-    by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
-    b = net.common(S, D, x.shape, "b")
-    c = by_a(b)
-    dealt = deal_product(net, setup, product, b, weight, c) if net.verified else None
-    m = (x.S - b).send(S, A, "m")
-    halves = by_omega(x.A + m), by_masked(b)
-    return DeferredShares(*halves, PendingCorrection(net, c)) if dealt is None else Shares(*halves) - dealt
-
-
-@protocol("deal_product", "PrivHFL, Figure 3; docs/verified.md", [Message("c_S", "D", "S", "c_A of k_DA")])
-def deal_product(
-    net: Net, setup: Net, product: Callable, b: Located, weight: MaskedWeight | StreamedWeight, c: Located
-) -> Shares:
-    """c = a*b in shares of A and S, dealt by a D that proves it.
-
-    Args:
-        product, weight: as of `linear`. b: at S and D. c: at D.
-
-    Ahead of the query; 8 bytes per element of c from D to S, and those of `check_linear`. S receives c - c_A: uniform
-    to it.
-    """
-    c_A = net.common(net.D, net.A, c.shape, "c_A")
-    dealt = DealerShares(c_A, (c - c_A).send(net.D, net.S, "c_S"))
-    check_linear(net, setup, product, b, weight, dealt)
-    return dealt.shares
+@with_shapes(_check_shape)
+def _compare_channels(product: Callable, kernel: torch.Size, b, masked, half, c_S, more_S, psi) -> torch.Tensor:
+    """At S: raise FalseDealingError unless the sums agree."""
+    return _refuse_difference(
+        _hash(_times_inputs(product, kernel, b, masked) - _by_channels(product, c_S, more_S, psi)) != half
+    )

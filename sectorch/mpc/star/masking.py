@@ -1,7 +1,14 @@
-"""The masked opening: A and S learn c = x + r for a mask r that is uniform to both of them and known to D.
+"""Dealing correlated randomness, deferred corrections, and masked openings.
 
-r = r_A + r_S with r_A from k_DA and r_S from k_DS: the dealer knows both, at no cost. One opening serves comparison,
-truncation, selection and multiplication of the same x: mask once, use often.
+The dealer D knows every mask and receives nothing that a mask hides. D is Q unless the session names another party.
+
+- `deal` turns a value of D into shares: A draws its half from k_DA, and D sends S the rest.
+- `open_masked` shows A and S c = x + r for a mask r = r_A + r_S, with r_A from k_DA and r_S from k_DS: c is uniform to
+  both, and D knows r at no cost. One opening serves comparison, truncation, selection and multiplication of the same x.
+- `DeferredShares` are the result of a product. The dealer still holds one term of it, which is folded into the mask of
+  the next opening at no cost, or dealt when a caller first reads a half.
+
+Source: PrivHFL, 2.3 (shares from streams) and C.4.1 (Beaver).
 """
 
 from __future__ import annotations
@@ -21,14 +28,15 @@ from ...ring.bitplanes import planes_below, words_for
 from .dealing_proofs import Claim, DealerShares, note_claim
 from .shares import Shares, check_whole_numbers
 
-# Dealing: D knows a value v that A and S must hold in shares. A's half comes from k_DA, S is sent the correction.
-#
-# D, the dealer, knows all masks and sees nothing that is under them. It is Q unless the session names another party.
+# Dealing
 
 
 @dataclass(frozen=True)
 class ComputedCorrection:
-    """A value that D computes and puts under A's half in one kernel: less(*values, v_A), of the type of v_A."""
+    """A value that D computes and masks by A's half in one kernel: less(*values, v_A), of the dtype of v_A.
+
+    It stands in the place of v in v - v_A and v ^ v_A, so that v itself is never written to memory.
+    """
 
     less: Callable
     shape: torch.Size | tuple[int, ...]
@@ -44,12 +52,21 @@ class ComputedCorrection:
 def deal_halves(
     net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
 ) -> DealerShares:
-    """v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
+    """Deal v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32), and keep that D knows both halves.
 
     Args:
-        claim: what has to hold of it (`proved.py`), for where D is not trusted; None where there is no proof.
+        v: at D.
+        dtype: int64 or int32, the ring of the halves.
+        claim: notes what has to hold of v where D proves what it deals (`dealing_constraints.py`); None where there is
+            no proof.
 
-    Ahead of the query; one message of 8 (or 4) bytes per element from D to S, which is uniform to S.
+    Returns:
+        The halves: v_A at A and D, v_S at S and D.
+
+    Ahead of the query: 1 message of 8 (or 4) bytes per element from D to S, which is uniform to S. A receives nothing.
+
+    Raises:
+        UnsupportedOpError: D has to prove what it deals, and there is no claim.
     """
     v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
     dealt = DealerShares(v_A, (v - v_A).send(net.D, net.S, "v_S"))
@@ -60,13 +77,13 @@ def deal_halves(
 def deal(
     net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
 ) -> Shares:
-    """`deal_halves` as A and S have them."""
+    """`deal_halves` without D's knowledge of the halves: shares of A and S."""
     return deal_halves(net, v, dtype, claim).shares
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
 def deal_bit_halves(net: Net, v: Located | ComputedCorrection, claim: Claim | None = None) -> DealerShares:
-    """v = v_A xor v_S for words of packed bits; one bit per bit from D to S."""
+    """`deal_halves` for words of packed bits: v = v_A xor v_S. D sends S one bit per bit, which is uniform to S."""
     v_A = net.common(net.D, net.A, v.shape, "v_A")
     dealt = DealerShares(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))
     note_claim(net, claim, dealt)
@@ -74,40 +91,48 @@ def deal_bit_halves(net: Net, v: Located | ComputedCorrection, claim: Claim | No
 
 
 def deal_bits(net: Net, v: Located | ComputedCorrection, claim: Claim | None = None) -> Shares:
-    """`deal_bit_halves` as A and S have them."""
+    """`deal_bit_halves` without D's knowledge of the halves: XOR shares of A and S."""
     return deal_bit_halves(net, v, claim).shares
 
 
-# Shares of which D owes a part, for what is opened under a mask next.
+# Additive shares with a deferred correction
 #
-# A product leaves a part of its result with D: a b of a linear layer, r s of two secret values. D deals it, 8 bytes an
-# element, or takes it into the mask, which only D knows as a whole:
+# After a product D still holds one term of the result: a b of a linear layer, r s of two secret values. D could deal
+# it for 8 bytes an element. Or D adds it to the mask r of the next opening, which nobody else knows:
 #
-#     (x_A + r_A) + (x_S + r_S) = x + r,        x = x_A + x_S - owed,        r = r_A + r_S + owed.
+#     (x_A + r_A) + (x_S + r_S) = x + r,        x = x_A + x_S - term,        r = r_A + r_S + term.
 #
-# All that a truncation takes is r, so that nothing is dealt there. x_A and x_S alone are no shares: from both D would
-# read what only A may know. Whoever asks for the halves has the part dealt first.
+# A truncation needs r alone, so nothing is dealt for it. x_A and x_S without the term are no shares of x: from both D
+# would learn what only A may know. The term is therefore dealt before a caller gets a half.
 
 
 class PendingCorrection:
-    """A part that D has, and deals once if it is asked to.
+    """The term that D holds of a product's result. D deals it when a caller first needs it in shares.
 
     Args:
-        of: the debt whose part this one was made of, and how shares of it follow from shares of that.
+        net: the net of the product.
+        value: the term, at D.
+        of: where the term follows from that of another correction: that correction, and the map on its shares. The
+            other one is dealt then, which is no larger.
     """
 
-    def __init__(self, net: Net, part: Located, of: tuple[PendingCorrection, Callable[[Shares], Shares]] | None = None):
-        self.net, self.part, self._of = net, part, of
-        self._dealt: Shares | None = None
+    def __init__(
+        self, net: Net, value: Located, of: tuple[PendingCorrection, Callable[[Shares], Shares]] | None = None
+    ):
+        self.net, self.value, self._of = net, value, of
+        self._shares: Shares | None = None
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
-        return f"Debt({tuple(self.part.shape)})"
+        return f"PendingCorrection({tuple(self.value.shape)})"
 
     @contextmanager
-    def asked(self) -> Iterator[Net]:
-        """The net in which halves are made: of two threads that ask for them one makes them. It is that of the call
-        that asks; where another protocol runs, or none, that of the product."""
+    def dealing_net(self) -> Iterator[Net]:
+        """Enter the net in which the term is dealt; of two threads that need it, one deals it.
+
+        It is the net of the running call where that call has the parties and the session of the product, and else the
+        net of the product.
+        """
         net, asking = self.net, innermost()
         if isinstance(asking, Net) and asking is not asking.setup is net.setup and asking.cast == net.cast:
             net = asking
@@ -115,56 +140,63 @@ class PendingCorrection:
             yield net
 
     @property
-    def dealt(self) -> Shares:
-        """In shares."""
-        with self.asked() as net:
-            if self._dealt is None:
-                self._dealt = deal(net, self.part) if self._of is None else self._of[1](self._of[0].dealt)
-            return self._dealt
+    def shares(self) -> Shares:
+        """The term in shares of A and S; dealt on first use, 8 bytes an element from D to S."""
+        with self.dealing_net() as net:
+            if self._shares is None:
+                self._shares = deal(net, self.value) if self._of is None else self._of[1](self._of[0].shares)
+            return self._shares
 
 
 class DeferredShares(Shares):
-    """x = mine + theirs, less the part that D owes; `mine` at A, `theirs` at S."""
+    """Additive shares with a deferred correction: x = half_A + half_S - correction.
 
-    def __init__(self, mine: Located, theirs: Located, debt: PendingCorrection):
-        for name, value in (("mine", mine), ("theirs", theirs), ("debt", debt), ("_paid", None)):
+    After a product the dealer still holds one term. It is folded into the mask of the next opening at no cost, or dealt
+    (8 bytes per element) when a caller first reads `.A` or `.S`.
+
+    Attributes:
+        half_A: at A. half_S: at S. Together they are no shares of x, and nothing but an opening may use them.
+    """
+
+    def __init__(self, half_A: Located, half_S: Located, correction: PendingCorrection):
+        for name, value in (("half_A", half_A), ("half_S", half_S), ("correction", correction), ("_complete", None)):
             object.__setattr__(self, name, value)
 
-    mine: Located
-    theirs: Located
-    debt: PendingCorrection
-    _paid: Shares | None
+    half_A: Located
+    half_S: Located
+    correction: PendingCorrection
+    _complete: Shares | None
 
     @property
-    def paid(self) -> Shares:
-        """The same with D's part dealt."""
-        with self.debt.asked():
-            paid = self._paid
-            if paid is None:
-                paid = Shares(self.mine, self.theirs) - self.debt.dealt
-                object.__setattr__(self, "_paid", paid)
-            return paid
+    def complete(self) -> Shares:
+        """Ordinary shares of x: the correction is dealt and subtracted."""
+        with self.correction.dealing_net():
+            complete = self._complete
+            if complete is None:
+                complete = Shares(self.half_A, self.half_S) - self.correction.shares
+                object.__setattr__(self, "_complete", complete)
+            return complete
 
     @property
-    def A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        return self.paid.A
+    def A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  computed on first use
+        return self.complete.A
 
     @property
-    def S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        return self.paid.S
+    def S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  computed on first use
+        return self.complete.S
 
     @property
     def shape(self) -> torch.Size:
-        return self.mine.shape
+        return self.half_A.shape
 
     def __repr__(self) -> str:
-        return f"Owed({tuple(self.shape)})"
+        return f"DeferredShares({tuple(self.shape)})"
 
     def __add__(self, other: Any) -> Shares:
-        return self._with(operator.add, other)
+        return self._combine(operator.add, other)
 
     def __sub__(self, other: Any) -> Shares:
-        return self._with(operator.sub, other)
+        return self._combine(operator.sub, other)
 
     def __rsub__(self, other: Any) -> Shares:
         return -self + other
@@ -175,11 +207,9 @@ class DeferredShares(Shares):
         return self.moved(operator.neg)
 
     def __mul__(self, public: Any) -> Shares:
-        return (
-            super().__mul__(public)
-            if isinstance(public, Shares)
-            else self.moved(operator.mul, check_whole_numbers(public))
-        )
+        if isinstance(public, Shares):
+            return super().__mul__(public)
+        return self.moved(operator.mul, check_whole_numbers(public))
 
     def __lshift__(self, bits: int) -> Shares:
         return self.moved(operator.lshift, bits)
@@ -187,49 +217,58 @@ class DeferredShares(Shares):
     def __getitem__(self, index: Any) -> Shares:
         return self.moved(operator.getitem, index)
 
-    def _with(self, f: Callable, other: Any) -> DeferredShares:
-        """A sum or a difference, with broadcasting; D owes what it owed of both."""
-        net, part = self.debt.net, self.debt.part
+    def _combine(self, f: Callable, other: Any) -> DeferredShares:
+        """Add or subtract, with broadcasting; the corrections of both operands are combined as well."""
+        net, value = self.correction.net, self.correction.value
         if isinstance(other, DeferredShares):
-            owed = PendingCorrection(net, f(part, other.debt.part))
-            return DeferredShares(f(self.mine, other.mine), f(self.theirs, other.theirs), owed)
+            correction = PendingCorrection(net, f(value, other.correction.value))
+            return DeferredShares(f(self.half_A, other.half_A), f(self.half_S, other.half_S), correction)
         if isinstance(other, Shares):
-            mine, theirs = f(self.mine, other.A), f(self.theirs, other.S)
+            half_A, half_S = f(self.half_A, other.A), f(self.half_S, other.S)
         else:
-            mine, theirs = f(self.mine, check_whole_numbers(other)), self.theirs
-        if mine.shape == self.shape:
-            return DeferredShares(mine, theirs, self.debt)
-        return DeferredShares(mine, theirs.expand(mine.shape), PendingCorrection(net, part.expand(mine.shape)))
+            half_A, half_S = f(self.half_A, check_whole_numbers(other)), self.half_S
+        if half_A.shape == self.shape:
+            return DeferredShares(half_A, half_S, self.correction)
+        return DeferredShares(half_A, half_S.expand(half_A.shape), PendingCorrection(net, value.expand(half_A.shape)))
 
     def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
-        """As of `Shares`; D too applies f to what it owes. Of what is as large as this one, D deals this one's part."""
-        found = [compute(f, part, *public, **named) for part in (self.mine, self.theirs, self.debt.part)]
+        """Apply f as `Shares.moved` does, at D also to the correction.
+
+        Where a result is at least as large as this tensor, this tensor's correction is what is dealt, and f is applied
+        to its shares. So the results that derive from one product have it dealt once.
+        """
+        correction = self.correction
+        found = [compute(f, value, *public, **named) for value in (self.half_A, self.half_S, correction.value)]
         several = type(found[0]) is tuple
-        parts = list(zip(*found, strict=True)) if several else [tuple(found)]
-        made = []
-        for i, (mine, theirs, part) in enumerate(parts):
+        results = []
+        for i, (half_A, half_S, value) in enumerate(zip(*found, strict=True) if several else [tuple(found)]):
             follow = lambda x, i=i: x.moved(f, *public, **named)[i] if several else x.moved(f, *public, **named)
-            less = part.shape.numel() < self.shape.numel()
-            made.append(
-                DeferredShares(
-                    mine, theirs, PendingCorrection(self.debt.net, part, None if less else (self.debt, follow))
-                )
-            )
-        return made if several else made[0]
+            of = None if value.shape.numel() < self.shape.numel() else (correction, follow)
+            results.append(DeferredShares(half_A, half_S, PendingCorrection(correction.net, value, of)))
+        return results if several else results[0]
 
 
-def defer_correction(net: Net, mine: Located, theirs: Located, part: Located) -> Shares:
-    """mine + theirs - part, of which D owes the part; it is dealt at once where D proves what it deals."""
-    return (
-        Shares(mine, theirs) - deal(net, part)
-        if net.verified
-        else DeferredShares(mine, theirs, PendingCorrection(net, part))
-    )
+def defer_correction(net: Net, half_A: Located, half_S: Located, value: Located) -> Shares:
+    """Shares of half_A + half_S - value, for a value at D.
+
+    The correction is deferred; it is dealt at once where D proves what it deals, since a mask with an unproved term
+    would be an unproved mask.
+    """
+    if net.verified:
+        return Shares(half_A, half_S) - deal(net, value)
+    return DeferredShares(half_A, half_S, PendingCorrection(net, value))
+
+
+# Masked openings
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Masked:
-    """c = x + r: `c` at A and S, `r` at D, and r's halves at A (and D) and at S (and D). All of one shape."""
+    """A value x that is open under a mask: c = x + r. All tensors have one shape.
+
+    Attributes:
+        c: public to A and S. r: at D. r_A: its half at A and D. r_S: its half at S and D.
+    """
 
     c: Located
     r: Located
@@ -250,32 +289,32 @@ class Masked:
 
 
 class MaskedDeferred(Masked):
-    """c = x + r where D took what it owed of x into r; it is dealt when somebody asks for halves of r."""
+    """An opening whose mask r contains the deferred correction of x; it is dealt when a half of r is first read."""
 
-    def __init__(self, c: Located, r: Located, r_A: Located, r_S: Located, debt: PendingCorrection):
-        for name, value in (("c", c), ("r", r), ("mine", r_A), ("theirs", r_S), ("debt", debt)):
+    def __init__(self, c: Located, r: Located, half_A: Located, half_S: Located, correction: PendingCorrection):
+        for name, value in (("c", c), ("r", r), ("half_A", half_A), ("half_S", half_S), ("correction", correction)):
             object.__setattr__(self, name, value)
 
-    mine: Located
-    theirs: Located
-    debt: PendingCorrection
+    half_A: Located
+    half_S: Located
+    correction: PendingCorrection
 
     @property
-    def r_A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        with self.debt.asked():
-            return self.mine + self.debt.dealt.A
+    def r_A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  computed on first use
+        with self.correction.dealing_net():
+            return self.half_A + self.correction.shares.A
 
     @property
-    def r_S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        with self.debt.asked():
-            return self.theirs + self.debt.dealt.S
+    def r_S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  computed on first use
+        with self.correction.dealing_net():
+            return self.half_S + self.correction.shares.S
 
 
 def open_masked(net: Net, x: Shares) -> Masked:
-    """Open x + r to A and S, or use the opening that this call has made of the same shares already.
+    """Open x + r to A and S, or return the opening that this call has made of the same shares before.
 
     Rounds 1 (both directions at once), bytes 16 per element. After a linear layer S's half does not depend on the
-    query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits.
+    query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits, D nothing.
     """
     masked = net.opened.get(x) if isinstance(x, Shares) else None
     if masked is None:
@@ -289,23 +328,23 @@ def open_masked(net: Net, x: Shares) -> Masked:
     [Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS")],
 )
 def _open_masked(net: Net, x: Shares) -> Masked:
-    """x + r becomes known to A and S for a mask r that only D knows."""
+    """Open x + r to A and S, for a fresh mask r that only D knows."""
     D, A, S = net.D, net.A, net.S
     r_A = net.common(D, A, x.shape, "r_A")
     r_S = net.common(D, S, x.shape, "r_S")
-    mine, theirs = (x.mine, x.theirs) if isinstance(x, DeferredShares) else (x.A, x.S)
-    c_A = (mine + r_A).send(A, S, "c_A")
-    c_S = (theirs + r_S).send(S, A, "c_S")
+    half_A, half_S = (x.half_A, x.half_S) if isinstance(x, DeferredShares) else (x.A, x.S)
+    c_A = (half_A + r_A).send(A, S, "c_A")
+    c_S = (half_S + r_S).send(S, A, "c_S")
     if isinstance(x, DeferredShares):
-        return MaskedDeferred(c_A + c_S, whole_mask(r_A, r_S, x.debt.part), r_A, r_S, x.debt)
-    return Masked(c_A + c_S, whole_mask(r_A, r_S), r_A, r_S)
+        return MaskedDeferred(c_A + c_S, dealer_mask(r_A, r_S, x.correction.value), r_A, r_S, x.correction)
+    return Masked(c_A + c_S, dealer_mask(r_A, r_S), r_A, r_S)
 
 
 @leaf(shapes=lambda r_A, *_: torch.empty_like(r_A))
-def whole_mask(r_A: torch.Tensor, r_S: torch.Tensor, owed: torch.Tensor | None = None) -> torch.Tensor:
-    """At D: the mask of an opening, with what D owes of the opened value in it."""
+def dealer_mask(r_A: torch.Tensor, r_S: torch.Tensor, correction: torch.Tensor | None = None) -> torch.Tensor:
+    """At D: the mask of an opening, with the deferred correction of the opened value in it."""
     r = r_A + r_S
-    return r if owed is None else r.add_(owed)
+    return r if correction is None else r.add_(correction)
 
 
 @leaf(shapes=lambda v, thresholds=(0,): v.new_empty(64, len(thresholds) * words_for(v.numel())))

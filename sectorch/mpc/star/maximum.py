@@ -1,21 +1,12 @@
-"""ReLU of the largest of a few values, with the truncation that follows a linear layer: all from one opening.
+"""Maxima over windows: by a tree of pairs, by groups of four, and with ReLU and truncation from one opening.
 
-For slow networks. `max_tree` and `ramps` open their values one after the other; here all comparisons of a window are
-made side by side on the same masked values. With D_i = (c_i >> f) - (r_i >> f), whose value is x_i >> f or one more,
-q_i = [D_i > 0], and P_ij = [x_i >= x_j] for i < j, the values' bits are
+- `max_tree` takes pairwise maxima: the fewest bytes. Source: PrivHFL, 3.3 (iii).
+- `max_by_fours` compares all pairs of four values at once: half the levels, for some twice as many comparisons.
+- `ramp_of_largest` computes the ReLU of a window's largest value and its truncation from one opening: the fewest
+  rounds, for slow networks.
 
-    s_i = q_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji),
-
-of which one is set where the largest is 1 or more, and may be where it is 0, and else none. So with u_i of `relu.py`
-
-    max(x_0', ..., 0) >> f = sum_i s_i (D_i + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
-
-The difference of two values that are open under their masks is open under the difference of these, which D knows.
-
-How many rounds the comparisons take, and how many bytes, `levels` says. With one level, signs are one AND over wide
-blocks (`wide.py`), and pairs are left in two halves P = lt' xor eq' lt, which the products multiply out; with three,
-they are trees of narrow blocks. A alone computes the linear layer before, so that it is a message ahead: three levels
-take two messages more on the way than one, and a third of the bytes.
+All three compare pairs of masked values without opening their differences: the difference of two values that are open
+under their masks is open under the difference of the masks, which D knows.
 """
 
 from __future__ import annotations
@@ -64,73 +55,74 @@ from .select import (
 from .shares import Shares, each
 from .truncate import check_shift, half, negative_less, shifted_less
 
-# Maxima over windows, by a tree of pairwise maxima. PrivHFL, 3.3 (iii).
+# A tree of pairs
 
 
 @protocol("max_tree", "PrivHFL, 3.3 (iii)")
 def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
-    """The maximum along the first dimension. Exact.
+    """Compute the maximum along the first dimension by pairs. Exact.
 
     Args:
         x: [m, ...]; all values within 2^62 of zero.
         high, fss: as in `maximum`.
 
-    ceil(log2 m) levels of `maximum` on half of what is left; m - 1 comparisons per result in all.
+    ceil(log2 m) levels of `maximum`, each on half the values; m - 1 comparisons per result in all. Nobody learns
+    anything.
     """
     while (count := x.shape[0]) > 1:
         half = count // 2
         top = maximum(net, x[:half], x[half : 2 * half], high, fss)
-        x = each(_joined, top, x[2 * half :]) if count % 2 else top
+        x = each(_concatenate, top, x[2 * half :]) if count % 2 else top
     return x[0]
 
 
-def _joined(*parts: torch.Tensor) -> torch.Tensor:
+def _concatenate(*parts: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-# Maxima of long rows by groups of four: half the levels of a tree of pairs, for some twice as many comparisons.
+# Groups of four
 #
-# Of four values all six pairs are compared at once: x_i - x_j of two values that are open under their masks is open
-# under the difference of these, which D knows. With b_ij = [x_i >= x_j] for i < j, the first of the largest is told by
+# All six pairs of four values are compared at once. With b_ij = [x_i >= x_j] for i < j, the first largest value is x_i
+# where w_i = 1, and x_3 where none is:
 #
 #     w_0 = b_01 b_02 b_03,   w_1 = (1 - b_01) b_12 b_13,   w_2 = (1 - b_02) (1 - b_12) b_23,
 #
-# and the maximum is x_3 + w_0 (x_0 - x_3) + w_1 (x_1 - x_3) + w_2 (x_2 - x_3).
+# The maximum is x_3 + w_0 (x_0 - x_3) + w_1 (x_1 - x_3) + w_2 (x_2 - x_3).
 
 
 LONG = 32
-"""Values from which on a maximum is taken so."""
+"""From so many values on, a maximum is computed by fours where bytes matter more than rounds."""
 FOUR = 4
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 
 
 @protocol("max_by_fours", "docs/protocols.md")
 def max_by_fours(net: Net, x: Shares, high: int = 63) -> Shares:
-    """The maximum along the first dimension. Exact.
+    """Compute the maximum along the first dimension by groups of four. Exact.
 
     Args:
         x: [m, ...]; all values within 2^62 of zero.
         high: as in `maximum`.
 
-    Levels of `max_of_four` on a quarter of what is left, as long as there are four, and then `max_tree`. Of 128 values
-    four levels for seven.
+    Levels of `max_of_four`, each on a quarter of the values, while there are four or more, and then `max_tree`. 128
+    values take four levels; a tree of pairs takes seven. Nobody learns anything.
     """
     while (count := x.shape[0]) >= FOUR:
-        whole = count // FOUR * FOUR
-        top = max_of_four(net, x[:whole], high)
-        x = each(_joined, top, x[whole:]) if count > whole else top
+        full = count // FOUR * FOUR
+        top = max_of_four(net, x[:full], high)
+        x = each(_concatenate, top, x[full:]) if count > full else top
     return max_tree(net, x, high)
 
 
 @protocol("max_of_four", "docs/protocols.md")
 def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
-    """The larger of each four of [4 n, ...] that are n apart: [n, ...]. Exact.
+    """Compute the largest of x[i], x[i + n], x[i + 2 n] and x[i + 3 n] for x [4 n, ...]: [n, ...]. Exact.
 
     Args:
         high: differences are known to lie in [-2^high, 2^high).
 
-    Rounds 1 (opening) + ceil(log4 ceil(high / 3)) (trees) + 1 (pairs) + 1 (bits). Six comparisons for a result, the
-    pairs' 12 bits opened and 12 dealt, and three times `select`. Nobody learns anything.
+    Rounds 1 (opening) + ceil(log4 ceil(high / 3)) (trees) + 1 (pairs) + 1 (bits). Per result six comparisons, 12 bits
+    opened and 12 dealt for the pairs, and three times `select`. Nobody learns anything.
     """
     size = x.shape[0] // FOUR
     four = each(by_words, x, FOUR)
@@ -139,8 +131,7 @@ def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
     bits = each(torch.Tensor.view, drelu(net, pairs, high), len(PAIRS), -1)
 
     layers, places = _winners()
-    won = and_layers(net, bits, layers)
-    wins = each(_rows_of_four, won, places)
+    wins = each(_rows_of_four, and_layers(net, bits, layers), places)
     last = tuple(PAIRS.index((i, FOUR - 1)) for i in range(FOUR - 1))
     over = select(net, wins, Masked(*(_columns(v, last) for v in (pairs.c, pairs.r, pairs.r_A, pairs.r_S))))
     return each(_largest, over, four, torch.Size((size, *x.shape[1:])))
@@ -148,7 +139,7 @@ def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
 
 @functools.cache
 def _winners() -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
-    """One layer: w_0, w_1 and w_2 of the rows b_ij."""
+    """The layer that computes w_0, w_1 and w_2 from the rows b_ij, and their rows."""
     circuit = AndCircuit(len(PAIRS))
     b = {pair: row for row, pair in enumerate(PAIRS)}
     first, second, third = b[0, 1], b[0, 2], b[1, 2]
@@ -160,7 +151,7 @@ def _winners() -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
 
 @leaf
 def by_words(x: torch.Tensor, m: int) -> torch.Tensor:
-    """[m n, ...] -> [64, m, W]: the i-th of the m of every result, 64 of them to a word of packed bits."""
+    """[m n, ...] -> [64, m, W]: value i of every result, in the order of packed bits, 64 results to a word."""
     flat = x.reshape(m, x.numel() // m)
     missing = -flat.shape[1] % 64
     wide = flat.shape[1] + missing
@@ -185,28 +176,48 @@ def _rows_of_four(words: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
 
 @leaf
 def _largest(over: torch.Tensor, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """x_3 and what the largest is above it, in the shape of the results."""
+    """The sum of x_3 and of how much the largest exceeds it, in the shape of the results."""
     return (over.sum(1) + x[:, FOUR - 1]).view(-1)[: shape.numel()].view(shape)
 
 
+# ReLU of the largest, with the truncation that follows a linear layer: all from one opening
+#
+# All comparisons of a window run side by side on the same masked values. With D_i = (c_i >> f) - (r_i >> f), which is
+# x_i >> f or one more, q_i = [D_i > 0], and P_ij = [x_i >= x_j] for i < j, the selecting bits are
+#
+#     s_i = q_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji).
+#
+# One of them is set where the largest is 1 or more, at most one where it is 0, and none where it is negative. So with
+# u_i as in `relu.py`
+#
+#     max(x_0', ..., 0) >> f = sum_i s_i (D_i + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
+#
+# `levels` trades rounds for bytes. With one level, a sign is one AND over wide blocks, and a pair stays in two halves
+# P = lt' xor eq' lt, which the products multiply out. With three levels, both are trees of narrow blocks. A alone
+# computes the linear layer before, so that its message is the later one: three levels take two messages more on the
+# critical path than one, and a third of the bytes.
+
+
 MOST = 4
-"""Values of which the largest is taken so; more are compared in turns."""
+"""Most values in a window of `ramp_of_largest`."""
 
 PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 5
-"""Blocks of one level: of a pair, of a sign below the limit and above it, and of the planes that are dropped."""
-
+"""Numbers of blocks with one level: of a pair, of a sign below the limit and above it, and of the dropped planes."""
 
 WIDEST_BLOCK = 8
-"""Bits of a block at most, of which 255 are dealt."""
+"""Most bits of a block, for which 255 are dealt."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the bits of a window of m values are compared.
+    """How the values of a window are cut into blocks and compared.
 
     Attributes:
-        pair: blocks of the differences. low, middle, top: blocks of a value: those that are dropped, those up to the
-            limit, and those above it. levels: layers of ANDs before the last one.
+        m: values in a window.
+        pair: blocks of the differences.
+        low, middle, top: blocks of a value: the dropped planes, the planes up to the limit, and those above it.
+        limited: whether a flag is raised above the limit.
+        levels: layers of ANDs before the last one.
     """
 
     m: int
@@ -219,19 +230,19 @@ class Plan:
 
     @property
     def signs(self) -> tuple[Blocks, Blocks]:
-        """The spans of a value: planes that are dropped, and all others."""
+        """The two spans of a value: the dropped planes, and all others."""
         return self.low, Blocks(self.middle.low, self.middle.widths + self.top.widths)
 
     @property
     def bits(self) -> int:
-        """Dealt for the comparisons of a window."""
+        """Bits that are dealt for the comparisons of a window."""
         codes = self.m * sum(span.codes for span in self.signs) + len(pairs_of(self.m)) * self.pair.codes
         return codes + sum(len(layer.products) for layer in _circuit(self)[0])
 
 
 @functools.cache
 def plan_blocks(m: int, shift: int, between: int, high: int, limit_bits: int | None, levels: int) -> Plan:
-    """The blocks that take the fewest bytes for so many levels."""
+    """The plan of `ramp_of_largest` for its arguments."""
     limit = high if limit_bits is None else min(high, shift + limit_bits)
     limited = limit < high
     middle = limit if limited else max(shift + 1, high - 11)
@@ -247,14 +258,15 @@ def plan_blocks(m: int, shift: int, between: int, high: int, limit_bits: int | N
 
 
 WORTH = 32_000_000
-"""Bytes ahead that fewer messages on the way are worth in a call: 2.6 s of 100 Mbit/s, before anybody asks."""
+"""Bytes ahead that a call may spend on fewer rounds: 2.6 s of 100 Mbit/s, before the query comes."""
 
 
 def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high: int, limit_bits: int | None) -> int:
-    """1, or 3 where so many windows would be dealt more in addition than half of what is left of `WORTH` in this call.
+    """The levels of comparisons for so many windows: 1, or 3 where 1 costs too much of this call's budget `WORTH`.
 
-    So a net of a few layers has one level in each, and one of fifty, whose bytes would be what it waits for, in those
-    where it costs least. Two messages less on the way are 50 ms where a round trip takes as long.
+    One level is chosen, and its additional bytes are counted, where they are at most half of the rest of the budget. So
+    a net of a few layers has one level in each, and a net of fifty layers has it where it costs least. Two messages
+    less on the critical path save 50 ms where a round trip takes as long.
     """
     one, three = (plan_blocks(m, shift, between, high, limit_bits, levels).bits for levels in (1, 3))
     more = -(-(one - three) * windows // 8)
@@ -272,7 +284,7 @@ def pairs_of(m: int) -> tuple[tuple[int, int], ...]:
 def ramp_of_largest(
     net: Net, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None, levels: int = 3
 ) -> Shares:
-    """max(x[0], x[1], ..., 0) / 2^shift, rounded half up. Exact.
+    """Compute max(x[0], x[1], ..., 0) / 2^shift, rounded half up. Exact.
 
     Args:
         x: [m, ...], one to four values a window, all within 2^62 - 2^(shift-1) of zero.
@@ -280,10 +292,13 @@ def ramp_of_largest(
         between: differences are known to lie in [-2^between, 2^between).
         high: values are known to lie in [-2^high, 2^high - 2^shift).
         limit_bits: raise a flag (`guard.py`) where the result is 2^limit_bits or more.
-        levels: 1 or 3, layers of ANDs for comparisons.
+        levels: layers of ANDs for the comparisons, 1 or 3 (`levels_worth`).
+
+    Returns:
+        Shares [...].
 
     Raises:
-        ArgumentError: arguments that are not among these.
+        ArgumentError: another number of values, levels, or bits.
 
     Rounds: 1 (opening) + levels + 1 (products) + 1 (bits). For 20 bits and a limit of 32, a window of one takes 24
     bytes online and 148.125 dealt with one level, 32.25 and 73.25 with three; of four 131.25 and 1310.75, or 207.75 and
@@ -297,7 +312,7 @@ def ramp_of_largest(
     check_shift(shift, least=1)
     check_planes(high, shift)
     check_planes(between)
-    high = min(63, high + 1)  # D_i > 0 is taken for D_i >= 0 and not D_i = 0 in the planes below
+    high = min(63, high + 1)  # D_i > 0 is computed as D_i >= 0 and not D_i = 0, which needs a plane more
     plan = plan_blocks(m, shift, between, high, limit_bits, levels)
     masked = open_masked(net, each(by_words, x, m))
     width = masked.shape[2]
@@ -315,29 +330,29 @@ def ramp_of_largest(
         torch.int32,
     )
 
-    won = _won(net, masked, plan, high)
-    first, second = open_bit(net, won, mask)
+    bits_of_values = _selecting_bits(net, masked, plan, high)
+    first, second = open_bit(net, bits_of_values, mask)
     c = masked.c + half(shift)
-    at_A = _chosen(first, second, c, R.A, bits.A, chosen.A, w.A, wraps.A, 1, shift)
-    at_S = _chosen(first, second, c, R.S, bits.S, chosen.S, w.S, wraps.S, 0, shift)
+    at_A = _sum_chosen(first, second, c, R.A, bits.A, chosen.A, w.A, wraps.A, 1, shift)
+    at_S = _sum_chosen(first, second, c, R.S, bits.S, chosen.S, w.S, wraps.S, 0, shift)
     return each(_unpadded, Shares(at_A, at_S), shape)
 
 
-def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
-    """s_0, ..., and the xor of all s_i u_i: words [(m + 1) W], XOR-shared. Raises flags beside them."""
+def _selecting_bits(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
+    """Compute s_0, ..., and the xor of all s_i u_i: words [(m + 1) W], XOR-shared. Raises the flags of a limit."""
     m, width = plan.m, x.shape[2]
     pairs, between = pairs_of(m), plan.pair.high
     layers, places = _circuit(plan)
     codes = deal_wide_codes(net, x, plan.signs, (high,))
     c = x.c + half(plan.low.high)
     public = planes_of(c), planes_of(c - (1 << plan.top.low)) if plan.limited else None
-    dealt, apart = (codes,), None
+    dealt, pair_planes = (codes,), None
     if pairs:
         difference = Masked(*(differences(v, pairs) for v in (x.c, x.r, x.r_A, x.r_S)))
         dealt = codes, deal_wide_codes(net, difference, (plan.pair,), (between,))
-        apart = planes_of(difference.c)
-    at_A = _state(*public, apart, plan, width, True, *(v.A for v in dealt))
-    at_S = _state(*public, apart, plan, width, False, *(v.S for v in dealt))
+        pair_planes = planes_of(difference.c)
+    at_A = _state(*public, pair_planes, plan, width, True, *(v.A for v in dealt))
+    at_S = _state(*public, pair_planes, plan, width, False, *(v.S for v in dealt))
     state = and_layers(net, Shares(at_A, at_S), layers)
     if plan.limited:
         raise_flags(net, each(_rows_of, state, places[m + 1 :]))
@@ -357,24 +372,26 @@ def _unpadded(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 @leaf
 def _rows_of(state: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
-    """Some rows of the state, side by side."""
+    """Some rows of the state, one after the other."""
     return pick(state, places).reshape(-1)
 
 
 def _rows(plan: Plan) -> int:
-    """Rows of the state: lt and eq of all blocks, of m values and of all pairs, and lt xor eq of one block a value."""
+    """The number of rows of the state that `_state` returns."""
     blocks = len(plan.low.widths) + len(plan.middle.widths) + (1 + plan.limited) * len(plan.top.widths)
     return (2 * blocks + 1) * plan.m + 2 * len(plan.pair.widths) * len(pairs_of(plan.m))
 
 
 @leaf(shapes=lambda bits, far, differences, plan, width, first, *_: bits.new_empty(_rows(plan), width))
 def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, pair_codes=None) -> torch.Tensor:
-    """One party's half of lt and eq of all blocks, in the order of `_circuit`: [rows, W]. The most significant lt of a
-    value, of a value less the limit and of a pair has the signs of c and r on it, and is of [x >= 0]. Of the lowest
-    block above the dropped planes there is lt xor eq as well: [c <= r].
+    """One party's half of lt and eq of all blocks of values and pairs, in the order of `_circuit`: [rows, W].
+
+    The most significant lt of a value, of a value less the limit and of a pair is combined with the signs of c and r,
+    so that a tree gives [x >= 0]. For the lowest block above the dropped planes there is lt xor eq, [c <= r], as well.
 
     Args:
-        bits, far, differences: public planes of c, of c - 2^k, and of the pairs' differences.
+        bits, far, differences: public planes of c, of c - 2^k for the limit 2^k, and of the pairs' differences.
+        codes, pair_codes: its halves of the thermometer codes of values and of pairs.
     """
     signs = plan.signs
     own = wide_leaves(bits, codes, signs, first)
@@ -396,18 +413,18 @@ def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, p
 
 
 def _sign_of(bits: torch.Tensor, codes: torch.Tensor, high: int, first: bool) -> torch.Tensor:
-    """One party's half of 1 xor c's plane xor r's."""
+    """One party's half of 1 xor c's plane `high` xor r's."""
     return ~(codes[-1] ^ bits[high]) if first else codes[-1]
 
 
 @functools.cache
 def _circuit(plan: Plan) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
-    """The layers, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags."""
+    """The layers of ANDs of a plan, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags."""
     m, pairs = plan.m, pairs_of(plan.m)
     circuit, at = AndCircuit(_rows(plan)), 0
 
     def nodes(blocks: int, count: int) -> list[list[Node]]:
-        """Of each of `count` values that stand side by side, its blocks."""
+        """The nodes of the next so many blocks of `count` values, value by value."""
         nonlocal at
         found = [[(at + b * count + i, at + (blocks + b) * count + i) for b in range(blocks)] for i in range(count)]
         at += 2 * blocks * count
@@ -447,12 +464,12 @@ def _circuit(plan: Plan) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
 
 
 def _below(circuit: AndCircuit, blocks: list[Node], levels: int) -> Node:
-    """One node of all blocks."""
+    """Join all blocks to one node: at once with one level, else by a tree."""
     return join(circuit, blocks) if levels == 1 else tree(circuit, blocks, levels_of(len(blocks)))
 
 
 def _above(circuit: AndCircuit, blocks: list[Node], middle: int, levels: int) -> int:
-    """lt of all blocks, of which the lower `middle` are taken together first where there are levels for it."""
+    """The row lt of all blocks; with more than one level the lower `middle` blocks are joined first."""
     if levels == 1:
         return join(circuit, blocks)[0]
     parts = [part for part in (blocks[:middle], blocks[middle:]) if part]
@@ -460,7 +477,7 @@ def _above(circuit: AndCircuit, blocks: list[Node], middle: int, levels: int) ->
 
 
 def _pair(circuit: AndCircuit, blocks: list[Node], levels: int) -> Polynomial:
-    """[x >= y] of a pair: of its two halves, or of all its blocks."""
+    """[x >= y] of a pair as a polynomial: in one row, or with one level in the rows of its two halves."""
     if levels > 1 or len(blocks) == 1:
         return polynomial((_below(circuit, blocks, levels)[0],))
     middle = len(blocks) // 2
@@ -469,18 +486,19 @@ def _pair(circuit: AndCircuit, blocks: list[Node], levels: int) -> Polynomial:
 
 
 def _gate(circuit: AndCircuit, p: Polynomial) -> int:
-    """A row of a polynomial without a constant, and with one row at most that stands alone."""
+    """Add a gate for a polynomial without a constant, which has at most one row that is not in an AND."""
     alone = [row for rows in p if len(rows) == 1 for row in rows]
     ands = sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1)
     return circuit.gate(*ands, onto=alone[0] if alone else None) if ands else alone[0]
 
 
 @leaf(shapes=lambda first, second, c, *_: c.new_empty(c.shape[0], c.shape[2]))
-def _chosen(first, second, c, R, bits, chosen, w, wraps, one: int, shift: int) -> torch.Tensor:
+def _sum_chosen(first, second, c, R, bits, chosen, w, wraps, one: int, shift: int) -> torch.Tensor:
     """One party's half of sum_i s_i ((c_i >> f) - R_i + 2^(64-f) w_i (1 - msb(c_i))) - xor_i s_i u_i: [64, W].
 
     Args:
-        first, second: public, the halves of e as words [(m + 1) W]. c: [64, m, W], with the half added.
+        first, second: public, the halves of e as words [(m + 1) W].
+        c: [64, m, W], with the rounding half added.
     """
     if loops := fast(first, second, c, R, bits, chosen, w, wraps):
         out = torch.empty(c.shape[0], c.shape[2], dtype=torch.int64)

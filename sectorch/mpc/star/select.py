@@ -1,8 +1,8 @@
-"""From XOR-shared bits to ring values: bit to ring, and the product of a shared bit with a masked value.
+"""From XOR-shared bits to ring values: a bit as a ring element, and the product of a bit with a masked value.
 
-The dealer knows a random bit b = b_A xor b_S (both halves from streams). A and S open e = s xor b, which is uniform to
-them, so that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A
-and S and r known to D, is then b x or x - b x: only b and b r have to be dealt.
+D knows a random bit b = b_A xor b_S, both halves of which are from streams. A and S open e = s xor b, which is uniform
+to them. So s = e xor b is b or 1 - b, depending on the public e. The product of s with a value x = c - r, where c is
+public to A and S and D knows r, is then b x or x - b x: D deals b and b r.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from .shares import Shares
 
 @dataclass(frozen=True)
 class BitMask:
-    """A random bit per element: its XOR halves as words at A and at S, both of which D knows.
+    """A random bit for each element, in several copies: XOR halves in words of packed bits, both known to D.
 
-    Of words drawn together the copies from `at` on.
+    Attributes:
+        b_A, b_S: words at A and D, and at S and D. They may hold further copies.
+        shape: of the elements. copies: how many of them this mask has; None for one without a dimension of copies.
+        at: the first copy of this mask in the words.
     """
 
     b_A: Located
@@ -35,7 +38,7 @@ class BitMask:
     at: int = 0
 
     def halves(self) -> DealerShares:
-        """Its words, of which D knows both halves."""
+        """The words of this mask's copies."""
         width, count = words_for(self.shape.numel()), self.copies or 1
         if count * width == self.b_A.shape.numel():
             return DealerShares(self.b_A, self.b_S)
@@ -43,12 +46,12 @@ class BitMask:
         return DealerShares(self.b_A[own], self.b_S[own])
 
     def part(self, first: int, last: int) -> BitMask:
-        """The copies first .. last - 1."""
+        """The mask of the copies first .. last - 1."""
         return BitMask(self.b_A, self.b_S, self.shape, last - first, self.at + first)
 
     @property
     def words(self) -> tuple:
-        """What a kernel takes of it."""
+        """The arguments by which kernels take a mask."""
         return self.b_A, self.b_S, self.shape, self.copies, self.at
 
 
@@ -56,14 +59,14 @@ class BitMask:
 def per_element(
     first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None, at: int = 0
 ) -> torch.Tensor:
-    """Two halves of words -> a mask per element: `shape`, or [copies, *shape], of the copies from `at` on."""
+    """Unpack two halves of words to all ones or zero per element: `shape`, or [copies, *shape], from copy `at` on."""
     width, count = words_for(shape.numel()), copies or 1
     first, second = (v[at * width : (at + count) * width] for v in (first, second))
     return masks_of(first ^ second, shape, copies)
 
 
 def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:
-    """b = b_A xor b_S from streams, for elements of this shape (once, or `copies` times). No message."""
+    """Draw b = b_A xor b_S from streams, for elements of this shape (once, or `copies` times). No message."""
     words = (words_for(shape.numel()) * (copies or 1),)
     b_A = net.common(net.D, net.A, words, "b_A")
     b_S = net.common(net.D, net.S, words, "b_S")
@@ -71,20 +74,20 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
 
 
 def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shares:
-    """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
+    """Deal the bits of a mask as ring elements 0 and 1: 8 bytes for each, or 4 with int32."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    made = ComputedCorrection(bits_less, torch.Size(shape), mask.words)
-    return deal(net, made, dtype, dealing_constraints.bits_as_numbers(net, mask.halves, mask.copies))
+    correction = ComputedCorrection(bits_less, torch.Size(shape), mask.words)
+    return deal(net, correction, dtype, dealing_constraints.bits_as_numbers(net, mask.halves, mask.copies))
 
 
 def choose_by_bits(mask: BitMask, v: Located, shift: int = 0) -> ComputedCorrection:
-    """What D deals of its own v: v >> shift (logical) where a bit is set, and 0 elsewhere."""
+    """The value that D deals for a v of its own: v >> shift (logical) where the mask's bit is set, and 0 elsewhere."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
     return ComputedCorrection(_chosen_less, torch.Size(shape), (*mask.words, v, shift))
 
 
 def by_words(words: torch.Tensor, shape: torch.Size, copies: int | None, at: int = 0) -> np.ndarray:
-    """Packed bits as an array [copies, W], from copy `at` on: numpy's views take a quarter of the time of torch's."""
+    """Packed bits as an array [copies, W], from copy `at` on. Views of numpy take a quarter of the time of torch's."""
     width, count = words_for(shape.numel()), copies or 1
     return words.numpy()[at * width : (at + count) * width].reshape(count, width)
 
@@ -115,7 +118,7 @@ def _chosen_less(
 
 
 def open_bit(net: Net, s: Shares, mask: BitMask) -> tuple[Located, Located]:
-    """`open_masked_bit` of s xor b."""
+    """`open_masked_bit` of s xor b, for XOR-shared words s and a mask b."""
     b = mask.halves()
     return open_masked_bit(net, Shares(s.A ^ b.A, s.S ^ b.S))
 
@@ -124,17 +127,19 @@ def open_bit(net: Net, s: Shares, mask: BitMask) -> tuple[Located, Located]:
     Message("e_A", "A", "S", "b_A of k_DA"), Message("e_S", "S", "A", "b_S of k_DS"),
 ])  # fmt: skip
 def open_masked_bit(net: Net, e: Shares) -> tuple[Located, Located]:
-    """e = s xor b becomes known to A and S, in two halves of words. Rounds 1, two bits per element.
+    """Open bits e = s xor b to A and S, in two halves of words.
 
     Args:
-        e: halves that b_A and b_S are in already, which nothing else has been sent under. e is uniform to both.
+        e: XOR shares that b_A and b_S are already part of. Nothing else may be sent under the same b.
+
+    Rounds 1, online two bits per element. e is uniform to A and S; D receives nothing.
     """
     return e.A.send(net.A, net.S, "e_A"), e.S.send(net.S, net.A, "e_S")
 
 
 @leaf(shapes=lambda first, second, shape, copies, b, one: torch.empty_like(b))
 def _opened_bit(first, second, shape: torch.Size, copies: int | None, b: torch.Tensor, one: int) -> torch.Tensor:
-    """One party's half of s = e xor b, from the public halves of e and its half of b; A is the `one` that adds e."""
+    """One party's half of s = e xor b, from the public halves of e and its half of b; A has `one` = 1 and adds e."""
     if not (loops := fast(first, second, b)):
         e = per_element(first, second, shape, copies)
         s = (b ^ e).sub_(e)
@@ -147,15 +152,15 @@ def _opened_bit(first, second, shape: torch.Size, copies: int | None, b: torch.T
 
 @protocol("bit_to_ring", "docs/protocols.md")
 def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
-    """XOR-shared bits as additive shares of 0 and 1.
+    """Convert XOR-shared bits to additive shares of 0 and 1. Exact.
 
     Args:
         s: words [W] for the elements of `shape`, or [copies * W].
 
     Returns:
-        `shape`, or [copies, *shape].
+        Shares of `shape`, or of [copies, *shape].
 
-    Rounds 1, online two bits per element; dealt 8 bytes.
+    Rounds 1; per element two bits online and 8 bytes dealt. Nobody learns anything.
     """
     mask = random_bits(net, shape, copies)
     b = deal_mask(net, mask)
@@ -165,12 +170,12 @@ def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = Non
 
 @protocol("select", "docs/protocols.md")
 def select(net: Net, s: Shares, x: Masked) -> Shares:
-    """s * x for XOR-shared bits s and a masked x. Exact.
+    """Compute s * x for XOR-shared bits s and a masked x. Exact.
 
     Args:
         s: words [W] for the elements of x.
 
-    Rounds 1, online two bits per element. Dealt: 16 bytes per element.
+    Rounds 1; per element two bits online and 16 bytes dealt. Nobody learns anything.
     """
     mask = random_bits(net, x.shape)
     b = deal_mask(net, mask)
@@ -183,14 +188,14 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
     return Shares(_product(*e, x.c, b.A, x.r_A, chosen.A, 1), _product(*e, x.c, b.S, x.r_S, chosen.S, 0))
 
 
-def mask_select(e: torch.Tensor, unset: torch.Tensor, whole: torch.Tensor | int) -> torch.Tensor:
-    """`unset` where the mask e is zero, and whole - unset where it is all ones."""
-    return (whole - unset).bitwise_xor_(unset).bitwise_and_(e).bitwise_xor_(unset)
+def mask_select(e: torch.Tensor, unset: torch.Tensor, total: torch.Tensor | int) -> torch.Tensor:
+    """`unset` where the mask e is zero, and total - unset where it is all ones."""
+    return (total - unset).bitwise_xor_(unset).bitwise_and_(e).bitwise_xor_(unset)
 
 
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
 def _product(first, second, c, b, r, chosen, one: int) -> torch.Tensor:
-    """One party's half of s c - s r, where s = e xor b; A is the `one` that adds e."""
+    """One party's half of s c - s r, where s = e xor b; A has `one` = 1 and adds e."""
     if not (loops := fast(first, second, c, b, r, chosen)):
         e = per_element(first, second, c.shape, None)
         return mask_select(e, b, one).mul_(c).sub_(mask_select(e, chosen, r))

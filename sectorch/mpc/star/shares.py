@@ -1,7 +1,13 @@
-"""Additive or XOR shares of A and S, and what can be done on them without a message.
+"""Shares of A and S, the local operations on them, and the protocols by which values enter and leave them.
 
-`x + y`, `x ^ y`, `x[i]` and `each(f, x, ...)` let A and S compute on their halves: local maps, which commute with
-sharing if they are additive. A public value is added to A's half only.
+`x + y`, `x ^ y`, `x[i]` and `each(f, x, ...)` let A and S compute on their own halves without a message. That is right
+for maps that commute with sharing: additive ones, and for XOR shares linear ones over bits. A public value is added to
+A's half only.
+
+`share` (Pi_Share) turns an input of Q into shares; `reveal`, `reveal_to_A` and `reveal_to_S` show a value to one party;
+`aggregate` (Pi_Agg) shows Q the sum over several answering parties.
+
+Source: PrivHFL, Figures 2 and 5.
 """
 
 from __future__ import annotations
@@ -23,11 +29,14 @@ from ...errors import ArgumentError, DtypeError
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only.
+    """A ring tensor (int64, any shape) in two halves, one at the answering party A and one at the server S.
+
+    Two `Shares` are equal only if they are the same object.
 
     Attributes:
-        Q: where these are Q's own whole numbers, shared by Q and only moved since, the numbers as Q has them: Q can
-            then be asked whether they may be looked up. None of everything else.
+        A, S: the halves, whose sum mod 2^64 (or XOR) is the value.
+        Q: the value as Q has it, where it consists of Q's own whole numbers that were shared by Q and only moved since.
+            Q can then check whether they may be used as indices. None for every other value.
     """
 
     A: Located
@@ -38,34 +47,34 @@ class Shares:
 
     def __post_init__(self):
         try:
-            mine, theirs = self.A.at("A"), self.S.at("S")
+            half_A, half_S = self.A.at("A"), self.S.at("S")
         except AttributeError:
             kinds = ", ".join(type(half).__name__ for half in (self.A, self.S))
             raise ArgumentError(
                 f"Shares are two located values, one at A and one at S, got {kinds}; net.own(party, tensor) brings one "
                 f"in, net.common and net.fresh draw one"
             ) from None
-        if mine is not self.A:
-            object.__setattr__(self, "A", mine)
-        if theirs is not self.S:
-            object.__setattr__(self, "S", theirs)
+        if half_A is not self.A:
+            object.__setattr__(self, "A", half_A)
+        if half_S is not self.S:
+            object.__setattr__(self, "S", half_S)
 
     @property
     def shape(self) -> torch.Size:
         return self.A.shape
 
     def __add__(self, other: Any) -> Shares:
-        """With shares half by half; a public value, or one that A holds, at A. With broadcasting."""
+        """Add shares half by half, or a public value or one that A holds to A's half. With broadcasting."""
         if isinstance(other, Shares):
             return Shares(self.A + other.A, self.S + other.S)
-        mine = self.A + check_whole_numbers(other)
-        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
+        half_A = self.A + check_whole_numbers(other)
+        return Shares(half_A, self.S if half_A.shape == self.shape else self.S.expand(half_A.shape))
 
     def __sub__(self, other: Any) -> Shares:
         if isinstance(other, Shares):
             return Shares(self.A - other.A, self.S - other.S)
-        mine = self.A - check_whole_numbers(other)
-        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
+        half_A = self.A - check_whole_numbers(other)
+        return Shares(half_A, self.S if half_A.shape == self.shape else self.S.expand(half_A.shape))
 
     def __rsub__(self, public: Any) -> Shares:
         return -self + public
@@ -79,10 +88,11 @@ class Shares:
         return Shares(-self.A, -self.S)
 
     def __mul__(self, public: Any) -> Shares:
-        """By a public whole number or tensor of them.
+        """Multiply by a public whole number or a public tensor of them.
 
         Raises:
-            DtypeError: one with fractions. ArgumentError: shares.
+            DtypeError: the factor has fractions.
+            ArgumentError: the factor is shared.
         """
         if isinstance(public, Shares):
             raise ArgumentError("two shared values are multiplied by messages: sectorch.mpc.star.multiply")
@@ -98,31 +108,35 @@ class Shares:
     __truediv__ = __floordiv__ = __mod__ = _divided
 
     def __lshift__(self, bits: int) -> Shares:
-        """2^bits times the value."""
+        """Multiply by 2^bits."""
         return Shares(self.A << bits, self.S << bits)
 
     def __xor__(self, other: Any) -> Shares:
-        """As `+`, for XOR shares."""
+        """Add XOR shares: half by half, or a public value to A's half."""
         if isinstance(other, Shares):
             return Shares(self.A ^ other.A, self.S ^ other.S)
         return Shares(self.A ^ other, self.S)
 
     def __invert__(self) -> Shares:
-        """not x, for XOR shares."""
+        """Negate XOR-shared bits."""
         return Shares(~self.A, self.S)
 
     def __getitem__(self, index: Any) -> Shares:
         return Shares(self.A[index], self.S[index])
 
     def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
-        """f, which is additive, of each half; a list where it gives several."""
-        held = (self.A, self.S) if self.Q is None else (self.A, self.S, self.Q)
-        found = [compute(f, part, *public, **named) for part in held]
-        return [Shares(*parts) for parts in zip(*found, strict=True)] if type(found[0]) is tuple else Shares(*found)
+        """Apply an additive f to each half; a list of `Shares` where f returns a tuple. Q's own numbers stay known."""
+        values = (self.A, self.S) if self.Q is None else (self.A, self.S, self.Q)
+        found = [compute(f, value, *public, **named) for value in values]
+        return [Shares(*halves) for halves in zip(*found, strict=True)] if type(found[0]) is tuple else Shares(*found)
 
 
 def check_whole_numbers(public: Any) -> Any:
-    """A public operand of shares, which are whole numbers modulo 2^64; raises DtypeError for one with fractions."""
+    """Return a public operand of shares, as a tensor where it is an array. It has to consist of whole numbers.
+
+    Raises:
+        DtypeError: its type has fractions.
+    """
     dtype = getattr(public, "dtype", None)  # of torch or of numpy
     if isinstance(public, float) or getattr(dtype, "is_floating_point", getattr(dtype, "kind", "") == "f"):
         raise DtypeError(
@@ -134,7 +148,13 @@ def check_whole_numbers(public: Any) -> Any:
 
 
 def each(f: Callable, *values: Any, **public: Any) -> Shares:
-    """A and S each apply f to their halves of the shares among `values`, and to what both hold."""
+    """Let A and S each apply f to their own halves of the shares among `values`. No message.
+
+    Args:
+        f: commutes with sharing: additive, or linear over bits for XOR shares.
+        values: shares, and values that both parties hold.
+        public: further arguments of f.
+    """
     first, *others = values
     if isinstance(first, Shares) and first.Q is None and not any(isinstance(x, Shares) for x in others):
         return first.moved(f, *others, **public)
@@ -144,11 +164,11 @@ def each(f: Callable, *values: Any, **public: Any) -> Shares:
     )
 
 
-# Pi_Share (PrivHFL, Figure 2): Q's input becomes shares of A and S; and the way back, to Q alone.
+# Inputs and outputs
 
 
 def _of_ring_elements(f: Callable) -> Callable:
-    """Refuse fractions and booleans, before anything is drawn."""
+    """Decorate `share` so that it refuses fractions and booleans before anything is drawn."""
 
     @functools.wraps(f)
     def run(net: Net, x: Located) -> Shares:
@@ -165,15 +185,18 @@ def _of_ring_elements(f: Callable) -> Callable:
 @protocol("share", "PrivHFL, Figure 2", [Message("x_S", "Q", "S", "x_A of k_QA")])
 @_of_ring_elements
 def share(net: Net, x: Located) -> Shares:
-    """Q secret-shares x: A draws its half from k_QA, S is sent the rest.
+    """Secret-share an input of Q (Pi_Share): A draws its half from k_QA, and Q sends S the rest.
 
     Args:
         x: int64 at Q, any shape.
 
-    Rounds 1, bytes 8 per element (Q to S). A learns nothing, S receives uniform bits.
+    Returns:
+        Shares of x, exactly.
+
+    Rounds 1, bytes 8 per element (Q to S). A receives nothing, S uniform bits.
 
     Raises:
-        DtypeError: of fractions or booleans, which are no ring elements.
+        DtypeError: x consists of fractions or booleans, which are no ring elements.
     """
     Q, A, S = net.Q, net.A, net.S
     x_A = net.common(Q, A, x.shape, "x_A")
@@ -189,22 +212,28 @@ def share(net: Net, x: Located) -> Shares:
     ],
 )
 def reveal(net: Net, x: Shares) -> Located:
-    """x becomes known to Q and to nobody else.
+    """Show x to Q: S receives A's half under a mask that only Q and A know, and sends Q the masked sum.
 
-    Rounds 2, bytes 16 per element. S receives A's half under a mask that only Q and A know.
+    Args:
+        x: shares, any shape.
+
+    Returns:
+        x, at Q.
+
+    Rounds 2, bytes 16 per element. Q learns x, A receives nothing, S uniform bits.
     """
     return _revealed(net, [(net, x)])
 
 
 @protocol("reveal_to_A", "docs/training.md", [Message("x_S", "S", "A", "x_A", "the result, which is A's to learn")])
 def reveal_to_A(net: Net, x: Shares) -> Located:
-    """x becomes known to A and to nobody else. Rounds 1, bytes 8 per element."""
+    """Show x to A: S sends A its half. Rounds 1, bytes 8 per element. A learns x, Q and S learn nothing."""
     return x.A + x.S.send(net.S, net.A, "x_S")
 
 
 @protocol("reveal_to_S", "docs/training.md", [Message("x_A", "A", "S", "x_S", "the result, which is S's to learn")])
 def reveal_to_S(net: Net, x: Shares) -> Located:
-    """x becomes known to S and to nobody else. Rounds 1, bytes 8 per element."""
+    """Show x to S: A sends S its half. Rounds 1, bytes 8 per element. S learns x, Q and A learn nothing."""
     return x.S + x.A.send(net.A, net.S, "x_A")
 
 
@@ -217,13 +246,16 @@ def reveal_to_S(net: Net, x: Shares) -> Located:
     ],
 )
 def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
-    """Pi_Agg: Q learns the sum of the answering parties' tensors and nothing about a single one.
+    """Show Q the sum of the answering parties' tensors, and nothing else about a single one (Pi_Agg).
 
     Args:
         net: the net of any of the parties; it carries the sum from S to Q.
         terms: for each answering party its net and its shares, all of one shape.
 
-    Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum.
+    Returns:
+        The sum mod 2^64, at Q.
+
+    Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum. S receives uniform bits.
     """
     return _revealed(net, terms, "sum")
 
@@ -237,11 +269,14 @@ def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
     ],
 )
 def aggregate_noisy(net: Net, terms: list[tuple[Net, Shares]], noise: Located) -> Located:
-    """Pi_Agg, but S adds noise of its own to the sum before it goes to Q, who learns their sum and neither of the two.
+    """Show Q the sum of the answering parties' tensors and of noise that S adds.
 
     Args:
-        net, terms: as of `aggregate`.
+        net, terms: as for `aggregate`.
         noise: int64 at S, of the terms' shape.
+
+    Returns:
+        The noisy sum mod 2^64, at Q, who learns neither summand.
 
     Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum. S knows the noise.
     """
@@ -249,12 +284,12 @@ def aggregate_noisy(net: Net, terms: list[tuple[Net, Shares]], noise: Located) -
 
 
 def at_server(noise: Noise, shape: torch.Size) -> Callable[[], torch.Tensor]:
-    """What S computes to draw its noise; a dry run draws none."""
+    """Return the step in which S draws its noise; a dry run draws none."""
     return with_shapes(lambda: torch.empty(shape, dtype=torch.int64, device="meta"))(lambda: noise(shape))
 
 
 def _revealed(net: Net, terms: list[tuple[Net, Shares]], label: str = "result", *at_S: Located) -> Located:
-    """A_j to S: x_A - r_j; S to Q: the sum of both halves, and of what S adds; Q adds the r_j."""
+    """Open the sum of the terms to Q: each A_j sends S x_A - r_j, S sends Q the sum of all halves, Q adds the r_j."""
     Q, S = net.Q, net.S
     masks, halves = [], list(at_S)
     for net_j, x in terms:

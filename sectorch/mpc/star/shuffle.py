@@ -1,19 +1,19 @@
-"""A shuffle of the rows of a shared tensor by an order that nobody knows.
+"""Shuffle: the rows of a shared tensor in a uniform order that no party knows.
 
-The order is composed of three, each of which two of the parties know: rho of A and S, pi of A and D, sigma of S and D.
-So each party lacks one, and to it the whole order is as uniform as the one that it lacks. With masks a of D and S, b
-and c of D and A,
+The order is composed of three, each known to two of the parties: rho to A and S, pi to A and D, sigma to S and D. So
+each party lacks one of them, and to that party the composed order is uniform. With masks a of D and S, and b and c of D
+and A,
 
     S sends A   m = rho(x_S) - a,                  and A makes of it  y = pi(rho(x_A) + m) + c
     A sends S   y,                                 and D deals S      e = sigma(pi(a) - c) - b
     A keeps     b,                                 and S has          sigma(y) + e,
 
-whose sum is sigma(pi(rho(x))). A is sent m under a, which it lacks. S is sent y under c and e under b, which it lacks:
-both are uniform together, whatever x and the orders are. D receives nothing.
+whose sum is sigma(pi(rho(x))). A lacks a, so m is uniform to it. S lacks b and c, so y and e are jointly uniform to it,
+whatever x and the orders are. D receives nothing.
 
-Three orders of pairs: Araki, Furukawa, Ohara, Pinkas, Rosemarin, Tsuchida, "Secure graph analysis at scale", CCS 2021.
-A dealt correlation in place of each resharing, and orders of two parties composed: Chase, Ghosh, Poburinnaya,
-"Secret-shared shuffle", ASIACRYPT 2020.
+Sources: three orders, one for each pair of parties: Araki, Furukawa, Ohara, Pinkas, Rosemarin, Tsuchida, "Secure graph
+analysis at scale", CCS 2021. A dealt correlation in place of each resharing, and orders of two parties composed: Chase,
+Ghosh, Poburinnaya, "Secret-shared shuffle", ASIACRYPT 2020.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ from .shares import Shares
     ],
 )
 def shuffle(net: Net, x: Shares) -> Shares:
-    """The rows of x [n, ...] in a uniform order that nobody knows, with fresh halves.
+    """Shuffle the rows of x [n, ...]; the result has fresh halves. Exact.
 
-    Rounds 2, online 16 bytes per element; dealt 8 per element. Exact. Nobody learns anything. An order is that of n
-    words of 64 bits, which is uniform but for n^2 / 2^65 (equal words).
+    An order is that of n uniform words of 64 bits: uniform up to a distance of n^2 / 2^65, where two words are equal.
+
+    Rounds 2, online 16 bytes per element; dealt 8 per element. Nobody learns anything.
+
+    Raises:
+        UnsupportedOpError: D has to prove what it deals; there is no proof for the correlation.
     """
     refuse_unproved(net)
     D, A, S = net.D, net.A, net.S
@@ -54,5 +58,5 @@ def shuffle(net: Net, x: Shares) -> Shares:
 
 @leaf
 def in_order(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The rows of x in the order of their keys."""
+    """Sort the rows of x by their keys."""
     return x[torch.argsort(keys, stable=True)]

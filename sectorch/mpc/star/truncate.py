@@ -1,18 +1,18 @@
-"""Exact truncation: x >> f rounded half up, a function of x alone, and the quotient form that other protocols build on.
+"""Exact truncation: x / 2^f rounded half up, as a function of x alone.
 
 With x' = x + 2^(f-1) and c = x' + r, open to A and S, c' = c + 2^62 and logical shifts, for |x'| < 2^62,
 
     x' >> f = (c' >> f) - 2^(62-f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c')),     u = [c mod 2^f < r mod 2^f].
 
 A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; D knows R = r >> f and the bit
-msb(r). The last term puts back the 2^64 that was lost where c' = x' + 2^62 + r wrapped around: x' + 2^62 is below
-2^63, so that happened exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most systems use, fails
-with probability |x|/2^64 per element instead.
+msb(r). The last term restores the 2^64 that is lost where c' = x' + 2^62 + r wraps around: x' + 2^62 is below 2^63, so
+that happens exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most systems use, fails with
+probability |x|/2^64 per element instead.
 
-u is the borrow of the planes that are dropped. Without it the result would be the floor of x' / 2^f or one more, as
-x' mod 2^f + r mod 2^f decides: D, which is Q as a rule, knows r, and would read x' mod 2^f off many results to the same
-question. With it the result says nothing about r. The borrow is a comparison in f planes: a part of a sign's tree
-(`relu.py`), or a tree of its own.
+u is the borrow of the planes that are dropped. Without it the result would be floor(x' / 2^f) or one more, depending on
+x' mod 2^f + r mod 2^f. D, which is Q as a rule, knows r, and could infer x' mod 2^f from many results to the same
+query. With the borrow the result does not depend on r. The borrow is a comparison in f planes: in a tree of its own, in
+one round by wide blocks (`compare.py`), by function keys (`fss.py`), or as a part of a sign's tree (`relu.py`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .shares import Shares
 from .thresholds import raise_outside
 
 BORROW_BLOCKS = 5
-"""Of a borrow in one round: with 20 planes 75 bits of codes and 37 of products."""
+"""Blocks of a borrow in one round: for 20 planes 75 bits of codes and 37 of products are dealt."""
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """D's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at D."""
+    """What D knows of x >> f: `value` = r >> f, and the bit `wrap` = msb(r) (int32)."""
 
     value: Located
     wrap: Located
@@ -55,8 +55,10 @@ def quotient(net: Net, x: Masked, shift: int) -> Quotient:
 
 
 def check_shift(shift: int, least: int = 0) -> None:
-    """Raise `ArgumentError` unless least <= shift <= 32: the wrap-around bit is shared mod 2^32, of which a shift by f
-    uses the low f bits."""
+    """Raise `ArgumentError` unless least <= shift <= 32.
+
+    The bit msb(r) is shared mod 2^32, and 2^(64-f) times it uses the low f bits of that.
+    """
     if not least <= shift <= MAX_SHIFT:
         raise ArgumentError(f"a truncation shifts by {least} to {MAX_SHIFT} bits, got {shift}")
 
@@ -83,16 +85,17 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
 def truncate(
     net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False
 ) -> Shares:
-    """floor(x / 2^shift + 1/2), exactly, for |x| < 2^62 - 2^(shift-1).
+    """Compute floor(x / 2^shift + 1/2) for |x| < 2^62 - 2^(shift-1). Exact.
 
     Args:
-        shift: 1..32 bits.
-        fss: the borrow by function secret sharing: no round, and 24 * shift + 24 more dealt bytes; see `fss.py`.
-        limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. That
-            compares the planes above as well: see `within.py`.
-        wide: the borrow in one round, by wide blocks (`wide.py`), and some 9 more dealt bytes.
+        x: shares, any shape.
+        shift: fraction bits to drop, 1..32.
+        fss: compute the borrow by function secret sharing (`fss.py`): no round, and 24 * shift + 24 more dealt bytes.
+        limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. The
+            planes above are then compared as well (`thresholds.py`).
+        wide: compute the borrow in one round by wide blocks (`compare.py`), with some 9 more dealt bytes.
 
-    Rounds 1 (opening) + ceil(log4 B) (borrow; or one more, see `trees.py`) + 1 (bit), B = ceil(shift / 3). With 20
+    Rounds 1 (opening) + ceil(log4 B) (borrow; or one more, see `forest_worth`) + 1 (bit), B = ceil(shift / 3). With 20
     bits: 4 rounds, 19.75 bytes online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns
     anything.
     """
@@ -127,8 +130,16 @@ def truncate(
 
 
 def deal_operands(net: Net, x: Masked, mask: BitMask, chosen: int, shift: int) -> Shares:
-    """R = r >> shift (logical), the bits of a mask's B copies, and R where those of the first are set: what results by
-    shift and by opened bits take, ahead of the query. [1 + B + chosen, ...]."""
+    """Deal the operands of a result by shift and opened bits: R, the bits of the mask, and R times the first bits.
+
+    Args:
+        x: the opening whose r is shifted; R = r >> shift (logical).
+        mask: random bits in B copies.
+        chosen: how many of the copies R is multiplied by.
+
+    Returns:
+        Shares [1 + B + chosen, *x.shape]. Ahead of the query, 8 bytes for each element of them.
+    """
     count = mask.copies or 1
 
     def claim(dealt: DealerShares) -> None:
@@ -139,15 +150,15 @@ def deal_operands(net: Net, x: Masked, mask: BitMask, chosen: int, shift: int) -
                 dealt[1 + count :]
             )
 
-    made = ComputedCorrection(operands_less, (1 + count + chosen, *x.shape), (*mask.words, x.r, chosen, shift))
-    return deal(net, made, claim=claim)
+    correction = ComputedCorrection(operands_less, (1 + count + chosen, *x.shape), (*mask.words, x.r, chosen, shift))
+    return deal(net, correction, claim=claim)
 
 
 @leaf(shapes=lambda *values: torch.empty_like(values[-1]))
 def operands_less(
     first, second, shape: torch.Size, copies: int | None, at: int, r, chosen: int, shift: int, v_A: torch.Tensor
 ) -> torch.Tensor:
-    """At D: what `deal_operands` deals, less v_A."""
+    """At D: the values of `deal_operands`, less v_A."""
     if loops := fast(first, second, r, v_A):
         out = torch.empty_like(v_A)
         words = [by_words(v, shape, copies, at) for v in (first, second)]
@@ -162,7 +173,7 @@ def operands_less(
 
 @leaf(shapes=lambda c, *_: torch.empty_like(c))
 def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
-    """One party's half of x >> shift; the `first` adds the public quotient."""
+    """One party's half of x >> shift; the `first` party adds the public quotient."""
     if not (loops := fast(c, R, wrap, u)):
         C, no_wrap = public_quotient(c, shift)
         half = wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
@@ -175,7 +186,7 @@ def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
 
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
 def _floor_by_bit(first, second, c, operands, wrap, shift: int, one: int) -> torch.Tensor:
-    """`_floor` of c and the half, with u opened under a bit, in halves of words: operands are R and that bit."""
+    """`_floor` where u is open under a random bit, in two halves of words; `operands` are R and that bit."""
     if not (loops := fast(first, second, c, operands, wrap)):
         u = mask_select(per_element(first, second, c.shape, None), operands[1], one)
         return _floor(c + half(shift), operands[0], wrap, u, shift, one)
@@ -208,8 +219,7 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
 
 
 def _borrow(net: Net, x: Masked, bits: Located, shift: int, wide: bool) -> Shares:
-    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped, from the
-    bits of c."""
+    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], from the planes of c, by a tree or in one round."""
     if wide:
         return wide_less(net, x, bits, blocks_between(0, shift, BORROW_BLOCKS))
     span, count = (0, shift), block_count(0, shift)
