@@ -1,9 +1,9 @@
-"""What the handlers of torch functions ask for: arithmetic on shared values, whoever computes it and how.
+"""The interface between the handlers of torch functions and the arithmetic on shared values.
 
-A handler (`ops/`) knows tensors, fraction bits and bounds. What it does with a shared value, it asks a `Backend` for:
-`mpc/star/backend.py` answers with the protocols of Q, A and S, and `mpc/plain.py` with the functions that those
-compute, on plain whole numbers. Values are elements of Z_2^64; a method is exact for values below 2^62 in magnitude
-unless it says otherwise, and its result is a function of the values alone.
+A handler (`ops/`) knows tensors, fraction bits and bounds, and calls a `Backend` for everything that it does with a
+shared value. There are two: `mpc/star/backend.py` runs the protocols of Q, A and S, and `mpc/plain.py` computes the
+functions of these protocols on plain whole numbers. Values are elements of Z_2^64. A method is exact for values below
+2^62 in magnitude unless it says otherwise, and its result is a function of the values alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from .choreography import Located
 
 MAX_SHIFT = 32
-"""Bits that one truncation drops at most."""
+"""Most bits that one truncation drops."""
 
 SERIES_BITS = 52
 """Fraction bits of a series' value."""
 
 
 Noise = Callable[[torch.Size], torch.Tensor]
-"""What S alone calls for noise of a shape: int64, in units of the last fraction bit."""
+"""A function that S alone calls: returns noise of a shape, int64, in units of the last fraction bit."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Series:
 
     @property
     def weight(self) -> float:
-        """Sum of the magnitudes of the coefficients: what multiplies a rounding error of the terms."""
+        """The sum of the coefficients' magnitudes, which is the factor of a rounding error of the terms."""
         return sum(abs(c) for c in (*self.cos, *self.sin))
 
 
 class Value(Protocol):
-    """A shared tensor of ring elements: what is linear with public factors needs no message, and is exact mod 2^64.
+    """A shared tensor of ring elements. Operations that are linear with public factors need no message, and are exact.
 
-    A summand is another value, a public number or tensor, or what `Backend.held` gave.
+    A summand is another value, a public number or tensor, or a result of `Backend.owner_summand`.
     """
 
     @property
@@ -66,7 +66,11 @@ class Value(Protocol):
 
 @dataclass(frozen=True)
 class Normal:
-    """`mantissa`: m in [1/2, 1) at `high` fraction bits. `bits`: [T, ...], [x >= 2^k] for k = low .. high."""
+    """Mantissa and exponent of a value x.
+
+    Attributes:
+        mantissa: m in [1/2, 1) at `high` fraction bits. bits: [T, ...], [x >= 2^k] for k = low .. high.
+    """
 
     mantissa: Any
     bits: Any
@@ -77,131 +81,142 @@ class Normal:
 class Backend(Protocol):
     """Arithmetic on shared values, for one call and one number representation. Shapes are those of torch.
 
-    `limit_bits` of a method: where the result is not within -2^limit_bits .. 2^limit_bits - 1, a flag is raised, and
-    nobody gets to know a result that depends on it (`reveal`).
+    Where a method has `limit_bits`, a flag is raised if the result is not within -2^limit_bits .. 2^limit_bits - 1, and
+    `reveal` shows no result that depends on it.
     """
 
-    # The way in and out.
+    # Inputs and outputs.
 
     def share(self, x: Located, whole: bool) -> Any:
-        """Q's ring elements as a value. `whole`: they are whole numbers, which Q can be asked about (`check_index`)."""
+        """Share Q's ring elements. `whole`: they are whole numbers, which Q can check later (`check_index`)."""
 
-    def held(self, x: Located) -> Any:
-        """The answering party's ring elements as a summand."""
+    def owner_summand(self, x: Located) -> Any:
+        """Return the answering party's ring elements as a summand. No message."""
 
     def owned(self, x: Located, party: Any) -> Any:
-        """Ring elements that one party holds alone, as a value: no message, but from an owner that holds no shares."""
+        """Return ring elements that one party holds as a value. Only an owner that holds no shares sends a message."""
 
     def embedded(self, x: Any) -> Any:
-        """A summand, or a public tensor, as a value. No message."""
+        """Return a summand or a public tensor as a value. No message."""
 
     def reveal(self, x: Any, flags: Sequence[Any], to: Any = None) -> tuple[Located, Located | None]:
-        """Q, or another party without shares, learns x, and whether no flag is set [1]; x is zeros where one is. None
-        where there are no flags."""
+        """Show x to Q, or to another party without shares, if no flag is set.
+
+        Returns:
+            x, or zeros where a flag is set; and whether none is set [1], or None where there are no flags.
+        """
         ...
 
     def reveal_to(self, x: Any, party: Any) -> Located:
-        """A or S learns x, whatever flags there are."""
+        """Show x to A or S, without regard to flags."""
         ...
 
-    def kept(self, x: Any) -> tuple[torch.Tensor, ...]:
-        """What the parties hold of a value, each its own, read by whoever holds it: for `again` in a later call."""
+    def export_shares(self, x: Any) -> tuple[torch.Tensor, ...]:
+        """Return what the parties of this process hold of a value, for `import_shares` in a later call."""
         ...
 
-    def again(self, name: str, halves: Sequence[torch.Tensor]) -> Any:
-        """A value of an earlier call, by what the parties hold of it; each brings its own, by this name."""
+    def import_shares(self, name: str, halves: Sequence[torch.Tensor]) -> Any:
+        """Return a value of an earlier call from what the parties hold of it; each inputs its own under this name."""
 
-    def brought(self, name: str, x: Any) -> dict[str, torch.Tensor]:
-        """The same halves by the names that `again` gives them in a program."""
+    def named_shares(self, name: str, x: Any) -> dict[str, torch.Tensor]:
+        """Return what the parties hold of a value by the names of the inputs that `import_shares` declares."""
         ...
 
     def aggregate(
         self, terms: Sequence[tuple[Any, Any, Sequence[Any]]], guarded: bool, noise: Noise | None = None
     ) -> tuple[Any, Any]:
-        """Q learns the sum of values of several calls, as `reveal`: terms of a backend, its value and its flags; with
-        noise, what S draws is added to the sum first."""
+        """Show Q the sum of values of several calls, as `reveal` does.
+
+        Args:
+            terms: of each call its backend, value and flags.
+            guarded: whether flags are looked at.
+            noise: drawn by S and added to the sum.
+        """
         ...
 
     def own_code(self, x: Any, count: int) -> Any:
-        """One-hot codes [..., count] of Q's own whole numbers, which Q works out and shares; None of other values."""
+        """Let Q compute and share one-hot codes [..., count] of its own whole numbers; None for other values."""
 
-    # What takes no message.
+    # Local operations, without a message.
 
     def each(self, f: Callable, *values: Any, **public: Any) -> Any:
-        """f of values and public arguments, for an additive f: it commutes with sharing."""
+        """Apply an additive f, which commutes with sharing, to values and public arguments."""
 
     def moved(self, f: Callable, x: Any, *public: Any) -> Any:
-        """The same for one value; a result is Q's own where x is (`check_index`). A tuple becomes a list of values."""
+        """Apply an additive f that moves elements to one value. The result is Q's own where x is (`check_index`).
+
+        A tuple becomes a list of values.
+        """
 
     def affine(self, f: Callable, x: Any, number: int, *public: Any) -> Any:
-        """f(x, number, *public) for an f that is additive in x and a public number together: padding, say."""
+        """Compute f(x, number, *public) for an f that is additive in x and a public number together, like padding."""
 
     def shuffled(self, x: Any) -> Any:
-        """The rows of x in a uniform order that nobody knows; drawn anew each time, in a reference too."""
+        """Return the rows of x in a uniform order that no party knows. A reference draws one as well."""
 
     # Products, mod 2^64.
 
     def weight(self, x: Located) -> Any:
-        """The answering party's ring elements as an operand of `linear`, made once a session."""
+        """Return the answering party's ring elements as an operand of `linear`, once a session."""
 
     def streamed(self, x: Located, encoded: Callable) -> Any:
-        """encoded(x) as such an operand, of which no form is kept that can be made again."""
+        """Return encoded(x) as an operand of `linear` that keeps no form which can be computed again."""
 
     def viewed(self, weight: Any, view: Callable) -> Any:
-        """A view (a transpose, a slice) of such an operand."""
+        """Return a view (a transpose, a slice) of an operand of `linear`."""
 
     def linear(self, product: Callable, x: Any, weight: Any) -> Any:
-        """product(x, weight, made) for a map that is linear in both; `made` as in `ring/products.py`."""
+        """Compute product(x, weight, form) for a map that is linear in both; `form` as in `ring/products.py`."""
 
     def multiply(self, product: Callable, x: Any, y: Any) -> Any:
-        """product(x, y) for a map that is linear in both."""
+        """Compute product(x, y) for a map that is linear in both."""
 
     def square(self, x: Any) -> Any:
-        """x^2."""
+        """Compute x^2."""
 
     # Rounding and comparisons.
 
     def truncate(self, x: Any, shift: int, limit_bits: int | None = None) -> Any:
-        """floor(x / 2^shift + 1/2), for 1 <= shift <= 32."""
+        """Compute floor(x / 2^shift + 1/2), for 1 <= shift <= 32."""
 
     def at_least(self, x: Any, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Any:
-        """[x - t >= 0] for each public threshold t, as 0 or 1: [T, *shape]. x - t is known to lie in
-        [-2^high, 2^high)."""
+        """Compute [x - t >= 0] for each public threshold t, as 0 or 1: [T, *shape]. x - t is in [-2^high, 2^high)."""
 
     def is_zero(self, x: Any) -> Any:
-        """[x = 0], as 0 or 1, for all of the ring."""
+        """Compute [x = 0], as 0 or 1, for all of the ring."""
 
     def where_positive(self, x: Any, values: Sequence[Any]) -> list[Any]:
-        """Each of the values where x >= 0, and 0 elsewhere; all of one shape."""
+        """Return each of the values where x >= 0, and 0 elsewhere; all have one shape."""
         ...
 
     def ramps(
         self, x: Any, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Any]:
-        """max(x / 2^shift - t, 0) for each threshold t, x / 2^shift rounded half up; the limit is for the first.
+        """Compute max(x / 2^shift - t, 0) for each threshold t, x / 2^shift rounded half up.
 
         Args:
-            high: what the caller knows: x - t 2^shift is in [-2^high, 2^high - 2^shift).
+            high: x - t 2^shift is known to lie in [-2^high, 2^high - 2^shift).
+            limit_bits: of the first result.
         """
         ...
 
     def relu_and_rest(self, x: Any, shift: int, high: int, limit_bits: int | None = None) -> tuple[Any, Any]:
-        """max(y, 0) and y for y = x / 2^shift, rounded half up; the limit is checked where shift > 0."""
+        """Compute max(y, 0) and y for y = x / 2^shift, rounded half up; the limit is checked where shift > 0."""
         ...
 
     def leaky_relu(self, x: Any, shift: int, bits: int) -> Any:
-        """max(x, 0) / 2^shift for |x| < 2^bits, in the paper's way: shows Q sign and size of x (`mpc/leaky.py`)."""
+        """Compute max(x, 0) / 2^shift for |x| < 2^bits in the paper's way. LEAKS sign and size of x to Q."""
 
     def maximum(self, x: Any, y: Any, high: int = 63) -> Any:
-        """The larger of both, which have one shape; their difference is known to lie in [-2^high, 2^high)."""
+        """Compute the maximum of two values of one shape, whose difference is known to lie in [-2^high, 2^high)."""
 
     def largest(self, x: Any, high: int = 63) -> Any:
-        """The maximum along the first dimension; differences are known to lie in [-2^high, 2^high)."""
+        """Compute the maximum along the first dimension; differences are known to lie in [-2^high, 2^high)."""
 
     def ramp_of_largest(
         self, x: Any, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
     ) -> Any:
-        """The largest along the first dimension, at least 0, and over 2^shift, rounded half up: `ramps` of `largest`.
+        """Compute `ramps` of `largest` with the threshold 0: the largest along the first dimension, over 2^shift.
 
         Args:
             shift: 1 to 32. between: as `high` of `largest`. high: as of `ramps`.
@@ -210,28 +225,30 @@ class Backend(Protocol):
     # Functions that are not piecewise linear.
 
     def series(self, x: Any, scale_bits: int, which: Series) -> Any:
-        """which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. Its last bits are not exact: round it first."""
+        """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it."""
 
     def normalise(self, x: Any, low: int, high: int) -> Normal:
-        """Mantissa and exponent of 2^low <= x < 2^high, 0 <= low < high <= 62. Below, the mantissa is 1/2 and the
-        exponent low + 1; above, the mantissa is 1 - 2^-high and the exponent high."""
+        """Compute mantissa and exponent of 2^low <= x < 2^high, for 0 <= low < high <= 62.
+
+        Below the range the mantissa is 1/2 and the exponent low + 1; above, 1 - 2^-high and high.
+        """
         ...
 
     # Ranges.
 
     def flag(self, bad: Any) -> None:
-        """Raise a flag where this is 1; it is 0 or 1."""
+        """Raise a flag where `bad`, which is 0 or 1, is 1."""
 
-    def joined(self, flags: Sequence[Any]) -> Any:
-        """One flag that is set where any of these is."""
+    def join_flags(self, flags: Sequence[Any]) -> Any:
+        """Return one flag that is set if any of these is."""
 
     def flag_outside(self, x: Any, bits: int, everywhere: bool = False) -> None:
-        """Raise a flag where x is not within -2^bits .. 2^bits - 1; `everywhere`: also up to the ring's ends."""
+        """Raise a flag where x is not within -2^bits .. 2^bits - 1; `everywhere`: for all x of the ring."""
 
     def check_index(self, x: Any, count: int) -> bool:
-        """Where x is Q's own, moved at most, Q looks whether 0 <= x < count everywhere; False where it is not.
+        """Let Q check that 0 <= x < count, where x consists of Q's own numbers; return False where it does not.
 
         Raises:
-            DimensionError: at Q, before anything that follows is sent.
+            DimensionError: at Q, for an index outside, before Q sends anything that follows.
         """
         ...

@@ -115,7 +115,7 @@ def joined(b: Backend, x: Any) -> Any:
     """Of two checks, the flags joined twice; they stand for those that were raised."""
     flagged_outside(b, x)
     flagged(b, x)
-    b.net.raised[:] = [b.joined((b.joined(tuple(b.net.raised)),))]
+    b.net.raised[:] = [b.join_flags((b.join_flags(tuple(b.net.raised)),))]
     return x
 
 
@@ -151,8 +151,8 @@ def summed(v: torch.Tensor) -> torch.Tensor:
 CASES = [
     Case("share", lambda b, x: x, (63,)),
     Case("reveal", flagged, (61,)),
-    Case("held", lambda b, x: x + b.held(private(b, tuple(x.shape))), (63,)),
-    Case("embedded", lambda b, x: x - b.embedded(b.held(private(b, tuple(x.shape)))), (63,)),
+    Case("owner_summand", lambda b, x: x + b.owner_summand(private(b, tuple(x.shape))), (63,)),
+    Case("embedded", lambda b, x: x - b.embedded(b.owner_summand(private(b, tuple(x.shape)))), (63,)),
     Case("embedded", lambda b, x: b.embedded(torch.arange(7)) << 3),
     Case("each", lambda b, x, y: b.each(stacked, x, -y), (63, 63)),
     Case("moved", lambda b, x: b.moved(halved, x, 5), (63,)),
@@ -194,7 +194,7 @@ CASES = [
     Case("ramp_of_largest", lambda b, x: b.ramp_of_largest(b.each(stacked, *[x] * 5), 20), (61,)),
     *(Case("normalise", lambda b, x, k=k: b.normalise(x, *k)) for k in ((0, 62), (5, 40))),
     Case("flag", flagged),
-    Case("joined", joined),
+    Case("join_flags", joined),
     Case("owned", lambda b, x: x + owned(b, b.net.A) - owned(b, b.net.S), (63,)),
     Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.A), b.net.A) + x, (61,)),
     Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.S), b.net.S) + x, (61,)),
@@ -204,7 +204,7 @@ CASES = [
 
 
 COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
-OTHERS = {"weight", "series", "aggregate", "check_index", "own_code", "kept", "again", "brought"}
+OTHERS = {"weight", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares", "named_shares"}
 """Methods with tests of their own: the last ones in test_indexing.py and test_generation.py."""
 
 

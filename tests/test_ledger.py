@@ -209,7 +209,7 @@ COSTS = {
     "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 0)),
     "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 0)),
     "square": (lambda w, x: square(w.net, x), (1, 16, 0)),
-    "square_in_halves": (lambda w, x: square(w.net, x).paid, (1, 16, 8)),
+    "square_in_halves": (lambda w, x: square(w.net, x).complete, (1, 16, 8)),
     "square_truncated": (lambda w, x: truncate(w.net, square(w.net, x), 20), (1 + 4, 16 + 19.75, 27.875)),
     "drelu": (masked_drelu(), compared(63)),
     "drelu_high": (masked_drelu(high=31), compared(31)),
@@ -335,7 +335,7 @@ def test_costs_of_sharing_and_linear_layers():
         assert product.offline_bytes == product.bytes_between("Q", "S") == 0
         assert (y.half_A.phase, y.half_S.phase) == (Phase.ONLINE, Phase.OFFLINE)
         with Profile() as halves:
-            assert y.paid.shape == (5, 7)
+            assert y.complete.shape == (5, 7)
         assert halves.bytes == halves.offline_bytes == halves.bytes_between("Q", "S") == 8 * 35
         assert (y.A.phase, y.S.phase) == (Phase.ONLINE, Phase.OFFLINE), "S's half is ready before the query"
         with Profile() as opening:

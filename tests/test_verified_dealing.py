@@ -260,7 +260,7 @@ def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Prod
     z_A = net.common(net.D, net.A, (rows, width), "z")
     at = torch.zeros(rows, width, dtype=torch.int64)
     at.view(-1)[:1] = wrong
-    z = DealerShares(z_A, ((x.whole & y.whole) ^ z_A ^ at).send(net.D, net.S, "v_S"))
+    z = DealerShares(z_A, ((x.at_dealer & y.at_dealer) ^ z_A ^ at).send(net.D, net.S, "v_S"))
     X, Y = net.common(net.D, net.A, (2, 64 * width), "X"), net.common(net.D, net.S, (2 * width,), "Y")
     base_A = net.common(net.D, net.A, (2, 64 * width), "base")
     base = DealerShares(base_A, (base_A ^ _chosen(X, Y)).send(net.D, net.S, "v_S"))

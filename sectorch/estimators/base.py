@@ -189,7 +189,7 @@ def one_fit(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]
         before = len(net.raised)
         yield context, made
         flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.raised[before:]]
-        joined = (context.backend.joined(flags),) if len(flags) > 1 else tuple(flags)
+        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
         for x in made:
             x.flags = joined
 

@@ -1,10 +1,15 @@
-"""CaPC's steps 1c and 3 by Yao's protocol: argmax to shares of a one-hot code, and argmax to the label.
+"""CaPC's steps 1c and 3: the argmax of shared numbers, to shares of a one-hot code and to the label.
 
-Both take two additive shares mod 2^64 of signed numbers and compare `bits` bits of their sum, above `drop` low bits
-that each party cuts off its own share. Cutting x = x_1 + x_2 so gives floor(x / 2^drop) or one less, whatever the
-shares are, so for drop = 0 the argmax is exact, equal numbers by the first, and otherwise it may name a number that is
-below the largest by less than 2^(drop + 1), or a later one of equal numbers. Numbers have to lie in
-[-2^(drop + bits - 1) + 2^drop, 2^(drop + bits - 1)); beyond, they wrap around and the argmax is another.
+Each step has two forms: by Yao's protocol between two parties (`argmax_onehot`, `argmax_noisy`, `argmax_confident`),
+and on three-party shares (the same names with `_shares`).
+
+Yao's protocol takes two additive shares mod 2^64 of signed numbers and compares `bits` bits of their sum, above `drop`
+low bits that each party drops from its own share. Dropping bits of x = x_1 + x_2 that way gives floor(x / 2^drop) or
+one less, whatever the shares are. So for drop = 0 the argmax is exact, the first of equal numbers. Otherwise it may
+name a number that is less than the largest by under 2^(drop + 1), or a later one of equal numbers. Numbers have to lie
+in [-2^(drop + bits - 1) + 2^drop, 2^(drop + bits - 1)); outside they wrap around, and the argmax is wrong.
+
+Source: CaPC (Choquette-Choo et al., ICLR 2021), Figure 1 and Appendix A.1.
 """
 
 from __future__ import annotations
@@ -20,17 +25,17 @@ from ..mpc.star.compare import drelu
 from ..mpc.star.masking import open_masked
 from ..mpc.star.multiply import multiply
 from ..mpc.star.select import bit_to_ring, select
-from ..mpc.star.shares import Shares, each, reveal, share
+from ..mpc.star.shares import Shares, concatenate, each, reveal, share
 from .circuit import Circuit, argmax_circuit, confident_circuit
 from .halfgates import WORDS, colours, evaluate, garble, share_outputs, take_share
 from .transfer import Pair, correlated_transfer, deliver, pack, unpack
 
 CHUNK = 1024
-"""Batch elements that are garbled at a time: with 10 classes of 32 bits 28 MB of tables and 19 MB of labels."""
+"""Batch elements that are garbled at a time: 28 MB of tables and 19 MB of labels for 10 classes of 32 bits."""
 
 
 def check_inputs(first: Located, second: Located, drop: int, bits: int) -> None:
-    """Raise unless two shares of the same numbers came, with classes to choose from, and drop + bits bits exist.
+    """Check that two shares have one shape with classes to choose from, and that drop + bits bits exist.
 
     Raises:
         ShapeError: the shapes differ, or there is no class dimension.
@@ -56,7 +61,7 @@ def check_pair(pair: Pair, garbler: Party) -> None:
 
 @leaf
 def input_bits(share: torch.Tensor, drop: int, bits: int) -> torch.Tensor:
-    """Shares [n, classes] -> their bits [classes * bits, n], class by class, least significant first, as int64."""
+    """The bits of a share [n, classes] as int64 [classes * bits, n], class by class, least significant first."""
     positions = torch.arange(drop, drop + bits, device=share.device).view(1, bits, 1)
     return ((share.T.unsqueeze(1) >> positions) & 1).flatten(0, 1)
 
@@ -69,16 +74,18 @@ def input_bits(share: torch.Tensor, drop: int, bits: int) -> torch.Tensor:
 def garbled_circuit(
     net: Net, pair: Pair, circuit: Circuit, at_garbler: Located, at_Q: Located
 ) -> tuple[Located, Located, Located]:
-    """Q evaluates a circuit on its own bits and the garbler's; neither learns a bit.
+    """Garble a circuit and let Q evaluate it, on the bits of both.
 
     Args:
+        pair: of the garbler and Q.
         at_garbler, at_Q: int64 zeros and ones, [circuit.garbler, n] and [circuit.evaluator, n].
 
     Returns:
-        zero labels of the outputs at the garbler and labels at Q, both [outputs, n, 2], and the nonce that both have.
+        The zero labels of the outputs at the garbler and labels at Q, both [outputs, n, 2], and the nonce, at both.
 
-    Rounds 2 with S, 4 with A (through S, sealed). Bytes per batch element: 16 per bit of Q, 32 per AND. The garbler's
-    labels cost nothing: Q's are drawn from the pair key, and the garbler fits the zero labels to them.
+    Rounds 2 with S, 4 with A (through S, sealed). Bytes per batch element: 16 for each bit of Q, 32 for each AND. The
+    labels of the garbler's inputs cost nothing: both draw the labels that Q sees from the pair key, and the garbler
+    derives the zero labels from them. Neither learns a bit.
     """
     Q, garbler, delta = net.Q, pair.garbler, pair.delta
     nonce = net.common(Q, garbler, (2,), "nonce")
@@ -92,7 +99,7 @@ def garbled_circuit(
 
 
 def in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
-    """run on CHUNK batch elements at a time, of values [..., classes]; at least once, on an empty batch."""
+    """Call `run` on CHUNK batch elements of values [..., classes] at a time; once for an empty batch."""
     count = values[0].shape[:-1].numel()
     flat = [v.reshape(count, v.shape[-1]) for v in values]
     return [run(*(v[start : start + CHUNK] for v in flat)) for start in range(0, max(1, count), CHUNK)]
@@ -106,21 +113,23 @@ def in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
 def argmax_onehot(
     net: Net, pair: Pair, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
 ) -> tuple[Located, Located]:
-    """s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64.
+    """Compute s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64.
+
+    A garbles and Q evaluates.
 
     Args:
         pair: of A and Q, from `correlate(session.setup(A), A)`.
         at_A, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
-        drop, bits: see the module. The default is for logits of 40 fraction bits, as a linear layer leaves them: 16 of
-            them are kept, so logits that differ by 2^-15 or more are told apart (the secure inference itself has an
+        drop, bits: see above. The default is for logits of 40 fraction bits, as a linear layer returns them: 16 of
+            them stay, so that logits which differ by 2^-15 or more are distinguished (secure inference itself has an
             error of that order), and their magnitude may be up to 2^15 - 2^-16.
 
     Returns:
-        (s at Q, s^ at A), int64 [..., classes]; each alone is pseudorandom and fresh. A's is drawn by A.
+        (s at Q, s^ at A), int64 [..., classes]; each alone is pseudorandom and fresh. A draws its own.
 
-    A garbles and Q evaluates. Rounds 4 (2 through S). Bytes per batch element of C classes and L bits, on each of the
-    two edges: 16 C L + 32 (C (L - 1) + (2 C - 3) L + C - 2) + 8 C; 32,784 for 10 classes and 32 bits. S receives
-    uniform bits, Q and A pseudorandom ones.
+    Rounds 4 (2 messages, each through S). Bytes per batch element of C classes and L bits, on each of the two edges:
+    16 C L + 32 (C (L - 1) + (2 C - 3) L + C - 2) + 8 C; 32,784 for 10 classes and 32 bits. Nobody learns anything: S
+    receives uniform bits, Q and A pseudorandom ones.
 
     Raises:
         ShapeError: shapes that differ.
@@ -150,19 +159,21 @@ def argmax_onehot(
     [Message("decoding", "S", "Q", "nothing: it is what Q is to learn", "the label, which is Q's to learn")],
 )
 def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: int = 0, bits: int = 32) -> Located:
-    """The label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64.
+    """Compute the label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64.
+
+    S garbles and Q evaluates.
 
     Args:
         pair: of S and Q, from `correlate(session.setup(A), S)` with any answering party of the session.
         at_S: int64 [..., classes]: the sum of the answering parties' shares and the privacy guardian's noise.
         at_Q: int64 [..., classes]: the sum of Q's shares.
-        drop, bits: see the module. The default is exact for votes and noise below 2^31 units.
+        drop, bits: see above. The default is exact for votes and noise below 2^31 units.
 
     Returns:
-        the label, int64 [...], at Q.
+        The label, int64 [...], at Q.
 
-    S garbles and Q evaluates. Rounds 2. Bytes per batch element as in `argmax_onehot`, on the one edge Q-S, with
-    ceil(log2 C) bits for the decoding in place of 8 C bytes. S learns nothing, Q the label.
+    Rounds 2. Bytes per batch element as for `argmax_onehot`, on the edge Q-S alone, with ceil(log2 C) bits for the
+    decoding in place of 8 C bytes. Q learns the label, S nothing.
 
     Raises:
         ShapeError: shapes that differ.
@@ -186,23 +197,23 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
 
 @leaf
 def decode_outputs(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor:
-    """The number that output labels [bits, n, 2] stand for, from the packed colours of the zero labels: [n]."""
+    """Decode output labels [bits, n, 2] to numbers [n], with the packed colours of the zero labels."""
     found = colours(labels)
     found = found ^ unpack(decoding, found.shape)
     return (found << torch.arange(found.shape[0], device=found.device).unsqueeze(1)).sum(0)
 
 
-# The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits.
+# The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits
 #
-# Cheaper by far, and weaker: a garbled circuit is safe for Q and A (or Q and S) whatever others do, and these need that
-# no two of Q, A and S collude, since Q deals, and A and S compute. CaPC assumes of its privacy guardian, which is S,
-# that it colludes with nobody; what is added here is that S takes part in step 1c, and an answering party in step 3.
+# They are much cheaper, and weaker: a garbled circuit is secure for Q and A (or Q and S) whatever other parties do, and
+# these protocols need that no two of Q, A and S collude, since Q deals and A and S compute. CaPC assumes that its
+# privacy guardian, which is S, does not collude. In addition S takes part in step 1c, and an answering party in step 3.
 
 
 def _one_hot(net: Net, values: Shares, high: int) -> Shares:
-    """The one-hot argmax along the first dimension, as shares of 0 and 1; of equal values the first.
+    """The one-hot argmax along the first dimension, as shares of 0 and 1; the first of equal values.
 
-    The tournament of `garbled.gates.one_hot_argmax`: neighbours meet, and the winner's path is followed back.
+    A tournament of neighbours as in `circuit.one_hot_argmax`, whose winner's path is followed back.
     """
     wins: list[Shares] = []
     while (count := values.shape[0]) > 1:
@@ -214,36 +225,31 @@ def _one_hot(net: Net, values: Shares, high: int) -> Shares:
         wins.append(bit_to_ring(net, first, ahead.shape))
         if count > 2:
             larger = second + select(net, first, masked)
-            values = each(_one_after_other, larger, values[2 * pairs :])
+            values = each(concatenate, larger, values[2 * pairs :])
         else:
             break
-    reached = _beside(net, wins[-1], -wins[-1] + 1)
+    reached = _interleave(wins[-1], -wins[-1] + 1)
     for first in reversed(wins[:-1]):
         pairs = first.shape[0]
         match = reached[:pairs]
         left = multiply(net, torch.mul, match, first)
-        both = _beside(net, left, match - left)
-        reached = each(_one_after_other, both, reached[pairs:])
+        reached = each(concatenate, _interleave(left, match - left), reached[pairs:])
     return reached
 
 
-def _one_after_other(*parts: torch.Tensor) -> torch.Tensor:
-    return torch.cat(parts)
-
-
-def _beside(net: Net, left: Shares, right: Shares) -> Shares:
-    """Pairs next to each other again: [pairs, ...] twice -> [2 pairs, ...]."""
+def _interleave(left: Shares, right: Shares) -> Shares:
+    """Two tensors [pairs, ...] to left[0], right[0], left[1], ...: [2 pairs, ...]."""
     return each(lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
 
 
-def compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
-    """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
+def _one_hot_of_classes(net: Net, values: Shares, drop: int, bits: int) -> Shares:
+    """`_one_hot` along the last dimension, for numbers of drop + bits bits."""
     hot = _one_hot(net, each(torch.movedim, values, -1, 0), min(63, drop + bits))
     return each(torch.movedim, hot, 0, -1)
 
 
 def position(hot: torch.Tensor) -> torch.Tensor:
-    """Of the one in a one-hot code, [..., classes] -> [...]; linear, so of a share too."""
+    """The position of the one in a one-hot code, [..., classes] -> [...]; linear, so that it applies to shares."""
     return (hot * torch.arange(hot.shape[-1], device=hot.device)).sum(-1)
 
 
@@ -255,18 +261,21 @@ def position(hot: torch.Tensor) -> torch.Tensor:
 def argmax_onehot_shares(
     net: Net, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
 ) -> tuple[Located, Located]:
-    """s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64, with S's help.
+    """Compute s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64.
+
+    Q deals, A and S compute. S sends Q its half of the result under a mask that Q lacks, and Q adds a mask that S lacks
+    to its own: so S learns nothing when A sends it s^ (step 2).
 
     Args:
         at_A, at_Q: int64 [..., classes], shares of numbers within [-2^(drop + bits - 1), 2^(drop + bits - 1)), and
             within 2^62 of zero.
-        drop: with `bits`, the range; all planes are compared, so that the result is exact, equal numbers by the first.
+        drop, bits: give the range alone; all planes are compared.
 
     Returns:
-        (s at Q, s^ at A), int64 [..., classes]. S gives Q its half under a mask that Q lacks, and Q moves both halves
-        by a mask that S lacks, so that S learns nothing when A sends it s^ (step 2).
+        (s at Q, s^ at A), int64 [..., classes]. Exact; the first of equal numbers.
 
-    Assumes that no two of Q, A and S collude. Nobody learns anything.
+    Rounds: those of `share`, of ceil(log2 C) comparisons and of as many products, and 1. Assumes that no two of Q, A
+    and S collude. Nobody learns anything.
 
     Raises:
         ShapeError: shapes that differ.
@@ -274,7 +283,7 @@ def argmax_onehot_shares(
     """
     check_inputs(at_A, at_Q, drop, bits)
     Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
-    hot = compare(net, share(net, at_Q) + at_A, drop, bits)
+    hot = _one_hot_of_classes(net, share(net, at_Q) + at_A, drop, bits)
     against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
     half = (hot.S + against_Q).send(S, Q, "half")
     return half + against_S, hot.A - against_Q - against_S
@@ -282,13 +291,14 @@ def argmax_onehot_shares(
 
 @protocol("argmax_noisy_shares", "CaPC, step 3, on three-party shares")
 def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0, bits: int = 32) -> Located:
-    """The label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64, with the help of the answering party of this net.
+    """Compute the label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64, with the answering party of this net.
 
     Args:
-        at_S, at_Q: int64 [..., classes]; range and `drop` as in `argmax_onehot_shares`.
+        at_S, at_Q: int64 [..., classes].
+        drop, bits: as for `argmax_onehot_shares`.
 
     Returns:
-        the label, int64 [...], at Q.
+        The label, int64 [...], at Q.
 
     Assumes that no two of Q, A and S collude. Q learns the label, the others nothing.
 
@@ -298,19 +308,19 @@ def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0
     """
     check_inputs(at_S, at_Q, drop, bits)
     halves = share(net, at_Q)
-    hot = compare(net, Shares(halves.A, halves.S + at_S), drop, bits)
+    hot = _one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), drop, bits)
     return reveal(net, each(position, hot))
 
 
-# CaPC's step 3 with PATE's check before the answer (Confident-GNMax): the label where the vote is clear, else none.
+# CaPC's step 3 with PATE's check before the answer (Confident-GNMax): the label where the vote is clear, else none
 #
-# A query is answered where the largest count with noise of its own reaches a threshold. With the same noise z and the
-# threshold T for all counts that is the same as: any v_j + z - T is at least zero, which needs no maximum. The guardian
-# adds z - T to one copy of its share of the counts and the answer's noise to another; Q's share is the same for both.
+# A query is answered where the largest count, with noise of its own, reaches a threshold. With the same noise z and the
+# threshold T for all counts, that holds if any v_j + z - T is at least zero, which needs no maximum. The guardian adds
+# z - T to one copy of its share of the counts and the answer's noise to another; Q's share is the same for both.
 
 
 UNANSWERED = -1
-"""In a label's place where the query is not answered."""
+"""The label of a query that is not answered."""
 
 
 @protocol(
@@ -326,20 +336,24 @@ UNANSWERED = -1
 def argmax_confident(
     net: Net, pair: Pair, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32
 ) -> Located:
-    """argmax(at_S + at_Q) where any of check_at_S + at_Q is at least zero, else -1; at Q alone.
+    """Compute argmax(at_S + at_Q) where any of check_at_S + at_Q is at least zero, else -1; at Q alone.
+
+    S garbles and Q evaluates.
 
     Args:
         pair: of S and Q, from `correlate(session.setup(A), S)` with any answering party of the session.
-        check_at_S, at_S: int64 [..., classes]: the guardian's share of the counts, with the check's noise less the
-            threshold, the same for all classes; and with the answer's noise.
+        check_at_S: int64 [..., classes]: the guardian's share of the counts, with the check's noise less the threshold
+            added, the same for all classes.
+        at_S: int64 [..., classes]: the guardian's share of the counts, with the answer's noise added.
         at_Q: int64 [..., classes]: Q's share of the counts.
-        bits: that are compared; all sums lie in [-2^(bits - 1), 2^(bits - 1)).
+        bits: compared bits; all sums lie in [-2^(bits - 1), 2^(bits - 1)).
 
     Returns:
-        int64 [...] at Q: whether a query is answered, and the label if it is. Nothing of the largest count beyond that.
+        int64 [...] at Q: the label, or `UNANSWERED`.
 
-    S garbles and Q evaluates. Rounds 2. Bytes per batch element of C classes and L bits: 16 C L + 32 (2 C (L - 1) +
-    (2 C - 3) L + 2 C - 3 + ceil(log2 C)), and 1 + ceil(log2 C) bits of decoding. S learns nothing, not even the bit.
+    Rounds 2. Bytes per batch element of C classes and L bits: 16 C L + 32 (2 C (L - 1) + (2 C - 3) L + 2 C - 3 +
+    ceil(log2 C)), and 1 + ceil(log2 C) bits of decoding. Q learns whether a query is answered and the label if it is, S
+    nothing.
 
     Raises:
         ShapeError: shapes that differ.
@@ -355,23 +369,23 @@ def argmax_confident(
     def run(check_at_S: Located, at_S: Located, at_Q: Located) -> tuple[Located]:
         own = compute(torch.cat, (input_bits(check_at_S, 0, bits), input_bits(at_S, 0, bits)))
         zero, labels, _ = garbled_circuit(net, pair, circuit, own, input_bits(at_Q, 0, bits))
-        return (_answered(decode_outputs(labels, deliver(net, pack(colours(zero)), net.S, net.Q, "decoding"))),)
+        return (
+            _label_or_unanswered(decode_outputs(labels, deliver(net, pack(colours(zero)), net.S, net.Q, "decoding"))),
+        )
 
     results = in_chunks(run, check_at_S.at("S"), at_S.at("S"), at_Q.at("Q"))
     return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])
 
 
 @leaf
-def _answered(number: torch.Tensor) -> torch.Tensor:
-    """The circuit's outputs as a number, whose lowest bit is the check's, to the label."""
+def _label_or_unanswered(number: torch.Tensor) -> torch.Tensor:
+    """The label from the circuit's outputs as a number, whose lowest bit is that of the check."""
     return torch.where(number & 1 == 1, number >> 1, UNANSWERED)
 
 
 @protocol("argmax_confident_shares", "CaPC, step 3, with the check of PATE 2018, algorithm 1, on three-party shares")
 def argmax_confident_shares(net: Net, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32) -> Located:
-    """The same on three-party shares, with the help of the answering party of this net.
-
-    Args and returns: see `argmax_confident`.
+    """`argmax_confident` on three-party shares, with the answering party of this net. Arguments and result as there.
 
     Assumes that no two of Q, A and S collude. Q learns whether a query is answered and the label if it is, the others
     nothing.
@@ -384,15 +398,11 @@ def argmax_confident_shares(net: Net, check_at_S: Located, at_S: Located, at_Q: 
     check_inputs(check_at_S, at_Q, 0, bits)
     high = min(63, bits)
     halves = share(net, at_Q)
-    label = each(position, compare(net, Shares(halves.A, halves.S + at_S), 0, bits))
+    label = each(position, _one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), 0, bits))
     checked = each(torch.movedim, Shares(halves.A, halves.S + check_at_S), -1, 0)
     below = -bit_to_ring(net, drelu(net, open_masked(net, checked), high), checked.shape) + 1
     while (count := below.shape[0]) > 1:
         left = multiply(net, torch.mul, below[: count // 2], below[count // 2 : count // 2 * 2])
-        below = each(_and_rest, left, below[count // 2 * 2 :])
+        below = each(concatenate, left, below[count // 2 * 2 :])
     reached = -below[0] + 1
     return reveal(net, multiply(net, torch.mul, reached, label + 1) + UNANSWERED)
-
-
-def _and_rest(products: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    return torch.cat((products, rest))

@@ -1,10 +1,14 @@
-"""Boolean circuits as data: a builder, and its result in steps that run on many gates and a whole batch at once.
+"""Boolean circuits as data: a builder, compiled circuits, and the circuits of numbers that CaPC needs.
 
 Wires carry one bit for each element of a batch. XOR and NOT cost nothing in a garbled circuit, so the builder counts
-ANDs. NOT is an XOR with the constant one, which is a wire of its own (number 0).
+ANDs. NOT is an XOR with the constant one, which has a wire of its own (number 0).
 
-Compiled, the gates are grouped: by the number of ANDs before them, and within that by the number of XORs since. The
-gates of a group do not depend on each other. Wires share slots of a store: a slot is free again after its last use.
+A compiled circuit is a list of steps, each of which runs many gates on a whole batch at once. Gates are grouped by the
+number of ANDs before them, and within that by the number of XORs since; the gates of a group do not depend on each
+other. Wires share slots of a store: a slot is free again after its last use.
+
+Source of the circuits: V. Kolesnikov, A.-R. Sadeghi, T. Schneider, "Improved garbled circuit building blocks and
+applications to auctions and computing minima", CANS 2009.
 """
 
 from __future__ import annotations
@@ -63,10 +67,13 @@ class Circuit:
         )
 
     def run(self, store: torch.Tensor, gate: Callable[[GateStep, torch.Tensor, torch.Tensor, torch.Tensor], Any]):
-        """Run all steps on a store [slots, ...] that holds the constant and the inputs; the outputs [outputs, ...].
+        """Run all steps on a store [slots, ...] that holds the constant and the inputs.
 
         Args:
-            gate: called for each nonlinear step with the step, both operands and where the result goes.
+            gate: called for each step of ANDs with the step, both operands and the tensor for the result.
+
+        Returns:
+            The outputs [outputs, ...].
         """
         for step in self.steps:
             left, right, out = _at(store, step.left), _at(store, step.right), store[step.out]
@@ -77,9 +84,9 @@ class Circuit:
         return store.index_select(0, self.outputs)
 
     def plain(self, garbler: torch.Tensor, evaluator: torch.Tensor) -> torch.Tensor:
-        """The circuit in the clear: words [garbler, ...] and [evaluator, ...] of an integer dtype -> [outputs, ...].
+        """Evaluate the circuit in the clear: words [garbler, ...] and [evaluator, ...] of integers -> [outputs, ...].
 
-        Each bit position of the words is a batch element of its own: an int64 word has 64.
+        Each bit position of the words is a batch element: an int64 word has 64.
         """
         for name, bits, wanted in (("garbler", garbler, self.garbler), ("evaluator", evaluator, self.evaluator)):
             if bits.shape[0] != wanted:
@@ -96,7 +103,7 @@ def _at(store: torch.Tensor, operand: Operand) -> torch.Tensor:
 
 
 class Builder:
-    """Builds a circuit gate by gate. A gate that was asked for before is not made again.
+    """Builds a circuit gate by gate. Equal gates are built once.
 
     Args:
         garbler, evaluator: input bits of the two parties; their wires are the lists of the same names.
@@ -177,7 +184,7 @@ def _needed(gates: dict[Wire, tuple[bool, Wire, Wire]], outputs: Iterable[Wire])
 
 
 class _Slots:
-    """Which slot a wire is in. The results of a step stand side by side."""
+    """The slots of wires. The results of a step are in consecutive slots."""
 
     def __init__(self, first: int):
         self.of: dict[Wire, int] = {wire: wire for wire in range(first)}
@@ -197,18 +204,17 @@ class _Slots:
 
 
 def _operand(slots: list[int]) -> Operand:
-    """As a slice where the slots are evenly spaced and rise: then reading them copies nothing."""
+    """A slice where the slots are evenly spaced and rise, since reading it copies nothing; else an index tensor."""
     strides = {after - before for before, after in itertools.pairwise(slots)} or {1}
     if len(strides) == 1 and (stride := strides.pop()) > 0:
         return slice(slots[0], slots[-1] + 1, stride)
     return torch.tensor(slots)
 
 
-# Circuits of numbers, made of the builder's gates: adders, comparators, choice, argmax.
+# Circuits of numbers: adders, comparators, choice, argmax
 #
 # Numbers are lists of wires, least significant bit first. With L bits an adder or a subtractor mod 2^L costs L - 1
-# ANDs, a comparison L, a choice between two numbers L. Source: V. Kolesnikov, A.-R. Sadeghi, T. Schneider, "Improved
-# garbled circuit building blocks and applications to auctions and computing minima", CANS 2009.
+# ANDs, a comparison L, a choice between two numbers L.
 
 
 Number = list[Wire]
@@ -256,7 +262,7 @@ def choose(b: Builder, which: Wire, x: Number, y: Number) -> Number:
 
 
 def one_hot_argmax(b: Builder, values: list[Number]) -> list[Wire]:
-    """The one-hot code of the largest of signed numbers; of equal ones the first, as torch.argmax takes it.
+    """The one-hot code of the largest of signed numbers; of equal ones the first, as `torch.argmax`.
 
     A tournament of neighbours: m - 1 comparisons and m - 2 choices. The winner's path is then followed from the final
     back to the leaves, one AND for each match but the final: with m numbers of L bits (2 m - 3) L + m - 2 ANDs.
@@ -294,10 +300,11 @@ def position(b: Builder, hot: list[Wire]) -> Number:
 
 @functools.lru_cache(maxsize=32)
 def argmax_circuit(classes: int, bits: int, as_position: bool) -> Circuit:
-    """The argmax of sums: each party has `classes` numbers of `bits` bits, class by class, least significant first.
+    """Build the circuit of the argmax of sums of two numbers, one of each party, mod 2^bits and read as signed.
 
-    Sums are mod 2^bits, read as signed. Outputs: the one-hot code [classes], or the position in ceil(log2 classes)
-    bits. With C classes and L bits C (L - 1) + (2 C - 3) L + C - 2 ANDs.
+    Inputs of each party: `classes` numbers of `bits` bits, class by class, least significant first. Outputs: the
+    one-hot code [classes], or the position in ceil(log2 classes) bits. With C classes and L bits the circuit has C (L -
+    1) + (2 C - 3) L + C - 2 ANDs.
 
     Raises:
         ArgumentError: fewer than two classes, or a number of bits outside 2..64.
@@ -314,16 +321,16 @@ def argmax_circuit(classes: int, bits: int, as_position: bool) -> Circuit:
 
 @functools.lru_cache(maxsize=32)
 def confident_circuit(classes: int, bits: int) -> Circuit:
-    """Whether any of some sums is at least zero, and if so the argmax of others: Confident-GNMax (PATE 2018).
+    """Build the circuit of Confident-GNMax (PATE 2018): whether any sum is at least zero, and the argmax of other sums.
 
-    The garbler has 2 C numbers of `bits` bits, those of the check and those of the argmax, and the evaluator C, which
-    belong to both sums. Outputs: the bit, then the position in ceil(log2 C) bits, all zero where the bit is zero. With
-    L bits 2 C (L - 1) + (2 C - 3) L + 2 C - 3 + ceil(log2 C) ANDs.
+    Inputs: the garbler has 2 C numbers of `bits` bits, those of the check and those of the argmax, and the evaluator C,
+    which belong to both sums. Outputs: the bit, then the position in ceil(log2 C) bits, all zero where the bit is zero.
+    With L bits the circuit has 2 C (L - 1) + (2 C - 3) L + 2 C - 3 + ceil(log2 C) ANDs.
 
     Raises:
         ArgumentError: as `argmax_circuit`.
     """
-    argmax_circuit(classes, bits, True)  # which checks the sizes
+    argmax_circuit(classes, bits, True)  # checks the sizes
     b = Builder(2 * classes * bits, classes * bits)
     cut = lambda wires: [wires[i * bits : (i + 1) * bits] for i in range(len(wires) // bits)]
     own, others = cut(b.garbler), cut(b.evaluator)

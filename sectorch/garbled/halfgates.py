@@ -1,10 +1,12 @@
-"""Half gates: garbling with free XOR and two ciphertexts for an AND. Zahur, Rosulek, Evans, EUROCRYPT 2015, Figure 2.
+"""Half gates: garbling with free XOR and two ciphertexts for an AND, and the hash of garbling.
 
-A wire has a label for zero, K, and one for one, K xor Delta. The lowest bit of Delta is one, so the lowest bit of a
-label, its colour, tells the two apart without telling which is which (point and permute). A whole step of a circuit is
+A wire has a label for zero, K, and a label for one, K xor Delta. The lowest bit of Delta is one, so the lowest bit of a
+label, its colour, distinguishes the two without showing which is which (point and permute). A step of a circuit is
 garbled for the whole batch at once, a part of the gates at a time so that the work stays in the cache.
 
 Wire labels are int64 [wires, n, 2] for a batch of n, tables [ands, 2, n, 2].
+
+Source: S. Zahur, M. Rosulek, D. Evans, "Two halves make a whole", EUROCRYPT 2015, Figure 2.
 """
 
 from __future__ import annotations
@@ -19,15 +21,14 @@ from ..choreography import Located, leaf
 from ..choreography.streams import PairKey, random_secret
 from .circuit import ONE, Circuit, GateStep
 
-# The hash of garbling: H(x, i) = E(i, sigma(x)) xor sigma(x), with AES-128 as the ideal cipher E.
+# The hash: H(x, i) = E(i, sigma(x)) xor sigma(x), with AES-128 as the ideal cipher E
 #
 # sigma(l | r) = (l xor r | l) is a linear orthomorphism. H is tweakable circular correlation robust for an ideal
 # cipher, and what p evaluations of AES give an adversary grows with mu p / 2^127, where mu is how often one tweak is
 # used: C. Guo, J. Katz, X. Wang, C. Weng, Y. Yu, "Better concrete security for half-gates garbling (in the multi-
 # instance setting)", CRYPTO 2020. The tweak i is the AES key: public, and one for each half gate. It serves a whole
-# batch, so its key schedule costs nothing that counts. With one fixed key, as in H(x, i) = pi(2x xor i) xor 2x xor i of
-# the half-gates paper, the number of all gates ever garbled takes the place of mu; the paper named above has the
-# attack.
+# batch, so that its key schedule costs little. With one fixed key, as in H(x, i) = pi(2x xor i) xor 2x xor i of the
+# half-gates paper, mu is the number of all gates ever garbled; the paper of 2020 has the attack.
 #
 # A label, as any 128-bit block, is a pair of int64 words [..., 2].
 
@@ -38,7 +39,7 @@ WORDS = 2
 LABEL_BYTES = 16
 
 SLACK = 2
-"""Words after an output buffer, which ECB of the `cryptography` package asks for and leaves alone."""
+"""Words after an output buffer that ECB of the `cryptography` package requires and does not write."""
 
 _ZEROS = memoryview(bytes(1 << 16))
 
@@ -58,7 +59,7 @@ def tweaks(nonce: torch.Tensor, first: int, count: int) -> list[bytes]:
 
 
 def encrypt(keys: Iterable[bytes], blocks: torch.Tensor, out: torch.Tensor) -> None:
-    """AES-128 of blocks [k, ..., 2], contiguous, under the k keys; `out` is flat, with `SLACK` words to spare."""
+    """AES-128 of contiguous blocks [k, ..., 2] under k keys, into `out`, which is flat with `SLACK` more words."""
     source, target = (t.numpy().reshape(-1).data.cast("B") for t in (blocks, out))
     size = len(source) // max(1, blocks.shape[0])
     for i, key in enumerate(keys):
@@ -88,17 +89,17 @@ def expand(seeds: torch.Tensor, nonce: torch.Tensor, words: int) -> torch.Tensor
 
 
 def private_words(*shape: int) -> torch.Tensor:
-    """Uniform int64 words that only the caller has: a stream (`choreography/streams.py`) under a fresh secret."""
+    """Uniform int64 words that only the caller knows: a stream (`choreography/streams.py`) under a fresh secret."""
     count = torch.Size(shape).numel()
     return PairKey(random_secret(), b"").words("private", 0, 0, count).view(shape)
 
 
 PART = 1 << 13
-"""Labels of one operand that are worked on at a time: 128 KiB."""
+"""Labels of one operand that are processed at a time: 128 KiB."""
 
 
 class _Scratch:
-    """Buffers for a part of a step, used again for every part. `sides` x `values` blocks for each gate and element."""
+    """Buffers for a part of a step, reused for every part: 2 sides x `values` blocks for each gate and element."""
 
     def __init__(self, n: int, values: int):
         self.gates = max(1, PART // max(1, n))
@@ -111,7 +112,7 @@ class _Scratch:
         self._masks = torch.empty(self.gates, 2, n, 2, dtype=torch.int64)
 
     def blocks(self, gates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[gates, side, value, n, 2] for what goes into the cipher and for what comes out, and the whole latter."""
+        """The cipher's input [gates, side, value, n, 2], and the flat buffer for its output."""
         size = gates * torch.Size(self._shape).numel()
         return self._prepared[:size].view(gates, *self._shape), self._hashed[: size + SLACK]
 
@@ -125,7 +126,7 @@ class _Scratch:
         return masks
 
     def hashed(self, nonce: torch.Tensor, first: int, gates: int) -> torch.Tensor:
-        """H of what was prepared, under tweaks 2 g and 2 g + 1 for gate g: [gates, side, value, n, 2]."""
+        """H of the cipher's inputs under the tweaks 2 g and 2 g + 1 of gate g: [gates, side, value, n, 2]."""
         prepared, out = self.blocks(gates)
         encrypt(tweaks(nonce, 2 * first, 2 * gates), prepared.view(2 * gates, -1), out)
         return out[:-SLACK].view(prepared.shape).bitwise_xor_(prepared)
@@ -155,15 +156,15 @@ def _garbled_shapes(
 def garble(
     circuit: Circuit, delta: torch.Tensor, inputs: torch.Tensor, nonce: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The garbler's half.
+    """Garble a circuit: the garbler's part.
 
     Args:
-        delta: [2], its lowest bit one.
+        delta: [2], its lowest bit is one.
         inputs: zero labels of all inputs, [inputs, n, 2].
-        nonce: [2], public, of this garbling alone.
+        nonce: [2], public, used for this garbling alone.
 
     Returns:
-        the tables, [ands, 2, n, 2], and the zero labels of the outputs, [outputs, n, 2].
+        The tables, [ands, 2, n, 2], and the zero labels of the outputs, [outputs, n, 2].
     """
     n = inputs.shape[1]
     tables = inputs.new_empty((circuit.ands, 2, n, 2))
@@ -196,7 +197,7 @@ def garble(
 
 @leaf(shapes=lambda circuit, inputs, *_: inputs.new_empty((len(circuit.outputs), *inputs.shape[1:])))
 def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce: torch.Tensor) -> torch.Tensor:
-    """The evaluator's half: one label of each input, [inputs, n, 2], to one label of each output, [outputs, n, 2]."""
+    """Evaluate a garbled circuit: one label of each input, [inputs, n, 2], to one of each output, [outputs, n, 2]."""
     n = inputs.shape[1]
     scratch = _Scratch(n, 1)
 
@@ -223,7 +224,7 @@ Labels = TypeVar("Labels", torch.Tensor, Located)
 
 
 def colours(labels: Labels) -> Labels:
-    """The colour bits of labels [..., 2]: those of zero labels decode those of an evaluation."""
+    """The colour bits of labels [..., 2]. The colours of zero labels decode those of an evaluation."""
     return labels[..., 0] & 1
 
 
@@ -231,7 +232,7 @@ def colours(labels: Labels) -> Labels:
 def share_outputs(
     circuit: Circuit, delta: torch.Tensor, zero: torch.Tensor, nonce: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The garbler's additive share of each output bit, and the word that lets the evaluator find its own.
+    """Compute the garbler's additive share of each output bit, and the word from which the evaluator gets its own.
 
     A projection to Z_2^64 (Ball, Malkin, Rosulek, "Garbling gadgets for Boolean and arithmetic circuits", CCS 2016)
     with row reduction: the evaluator's share for the label of colour zero is that label's hash, and one word
@@ -241,7 +242,7 @@ def share_outputs(
         zero: zero labels of the outputs, [outputs, n, 2].
 
     Returns:
-        shares [outputs, n] and words [outputs, n].
+        Shares [outputs, n] and words [outputs, n].
     """
     # The label of colour zero stands for the bit p, the colour of the zero label.
     p = colours(zero)

@@ -1,16 +1,20 @@
-"""Oblivious transfer extension: any number of transfers from 128 base transfers and symmetric operations.
+"""Oblivious transfer: base transfers, their extension to any number, and the relay of two clients through S.
 
-Q has two seeds in each of 128 rows, the garbler the ones that the bits of Delta choose. Q expands both to streams t
-and t' of one bit for each transfer, and sends u = t xor t' xor r for its choice bits r, row by row. The garbler has in
-row i either t_i or t'_i, and with Delta_i u_i gets q_i = t_i xor Delta_i r. Transposed, row j says
+`correlate` makes a `Pair` of a garbler and Q once a session, by 128 base transfers of public-key operations. The
+extension makes any number of transfers of it by symmetric operations: Q has two seeds in each of 128 rows, the garbler
+the ones that the bits of Delta choose. Q expands both to streams t and t' of one bit for each transfer, and sends u = t
+xor t' xor r for its choice bits r, row by row. The garbler has in row i either t_i or t'_i, and with Delta_i u_i gets
+q_i = t_i xor Delta_i r. Transposed, row j says
 
     t_j = q_j xor r_j Delta.
 
-That is a label of free-XOR garbling as it stands: q_j the label for zero, and Q holds the one for its bit. So garbled
-inputs need no further message. Sources: Y. Ishai, J. Kilian, K. Nissim, E. Petrank, "Extending oblivious transfers
-efficiently", CRYPTO 2003; with streams in place of transferred columns G. Asharov, Y. Lindell, T. Schneider, M. Zohner,
-"More efficient oblivious transfer and extensions for faster secure computation", CCS 2013; hashed as in V. Kolesnikov,
-R. Kumaresan, "Improved OT extension for transferring short secrets", CRYPTO 2013, for one choice of two.
+This is already a label of free-XOR garbling: q_j is the label for zero, and Q holds the label for its bit. So garbled
+inputs need no further message.
+
+Sources: Y. Ishai, J. Kilian, K. Nissim, E. Petrank, "Extending oblivious transfers efficiently", CRYPTO 2003; with
+streams in place of transferred columns G. Asharov, Y. Lindell, T. Schneider, M. Zohner, "More efficient oblivious
+transfer and extensions for faster secure computation", CCS 2013; hashed as in V. Kolesnikov, R. Kumaresan, "Improved OT
+extension for transferring short secrets", CRYPTO 2013, for one choice of two.
 """
 
 from __future__ import annotations
@@ -28,18 +32,18 @@ from ..errors import KeyAgreementError, TopologyError
 from ..ring.bitplanes import planes, to_rows, words_for
 from .halfgates import LABEL_BYTES, WORDS, expand, hash_blocks, private_words
 
-# Oblivious transfer of random keys from public-key operations: Chou and Orlandi on Ed25519.
+# Base transfers of random keys: Chou and Orlandi on Ed25519
 #
 # The sender publishes A = a G. For choice bit c the receiver answers R = b G + c A and has the key H(b A). The sender
 # has the keys H(a R) and H(a (R - A)), of which the receiver's is the c-th. R is uniform in the group whatever c is;
 # the key not chosen is H of a Diffie-Hellman value (computational Diffie-Hellman, H a random oracle). T. Chou and C.
 # Orlandi, "The simplest protocol for oblivious transfer", LATINCRYPT 2015, Figure 1.
 #
-# What is known against it, and what is done: points outside the prime-order subgroup would show c (a component of low
-# order in A appears in R only for c = 1), so every point received is checked to be canonical, on the curve, in the
-# subgroup and not the identity; H takes the session, A, R and the number of the transfer in, so that no answer of one
-# transfer means anything in another. The claim of universally composable security against malicious parties does not
-# hold (Genc, Iovino, Rial, ePrint 2017/370; Hauck, Loss, ePrint 2017/1011); here the parties follow the protocol.
+# Known attacks: a point outside the prime-order subgroup would show c, as a component of low order in A appears in R
+# only for c = 1. So every received point is checked to be canonical, on the curve, in the subgroup and not the
+# identity. H depends on the session, A, R and the number of the transfer, so that an answer is of use in one transfer
+# only. The claim of universally composable security against malicious parties does not hold (Genc, Iovino, Rial, ePrint
+# 2017/370; Hauck, Loss, ePrint 2017/1011); here the parties follow the protocol.
 #
 # Group operations are libsodium's through PyNaCl. Points and scalars are 32 bytes, tensors [.., 4] int64.
 
@@ -48,7 +52,7 @@ POINT_WORDS = 4
 
 
 def random_scalar() -> bytes:
-    """Uniform modulo the group order, from the operating system."""
+    """A uniform scalar modulo the group order, from the operating system's randomness."""
     return sodium.crypto_core_ed25519_scalar_reduce(os.urandom(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES))
 
 
@@ -58,10 +62,10 @@ def base_multiple(scalar: bytes) -> bytes:
 
 
 def points(tensor: torch.Tensor) -> list[bytes]:
-    """The points of a tensor [.., 4], checked.
+    """The points of a tensor [.., 4] as bytes.
 
     Raises:
-        KeyAgreementError: one of them is not a point of the group, or its identity.
+        KeyAgreementError: one of them is the identity or no point of the group.
     """
     found = [row.tobytes() for row in tensor.reshape(-1, POINT_WORDS).contiguous().numpy()]
     if not all(sodium.crypto_core_ed25519_is_valid_point(point) for point in found):
@@ -70,7 +74,7 @@ def points(tensor: torch.Tensor) -> list[bytes]:
 
 
 def tensor_of(rows: list[bytes]) -> torch.Tensor:
-    """Byte strings of equal length as int64 [len(rows), length / 8]."""
+    """Byte strings of one length as int64 [len(rows), length / 8]."""
     return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.int64).view(len(rows), -1)
 
 
@@ -87,7 +91,7 @@ def choose(sender: torch.Tensor, choices: list[int], session: bytes) -> tuple[to
     for i, choice in enumerate(choices):
         secret = random_scalar()
         plain = base_multiple(secret)
-        # Both answers are made, so that the time does not show which one is sent.
+        # Both answers are computed, so that the time does not show which one is sent.
         answers.append((plain, sodium.crypto_core_ed25519_add(plain, A))[choice])
         keys.append(_base_key(_multiple(secret, A), session, A, answers[-1], i))
     return tensor_of(answers), tensor_of(keys)
@@ -116,7 +120,7 @@ def _base_key(shared: bytes, session: bytes, A: bytes, R: bytes, number: int) ->
     return derive(shared, session + A + R, f"base oblivious transfer {number}", LABEL_BYTES)
 
 
-# What Q and A say to each other goes through S, sealed end to end.
+# Messages of Q and A to each other go through S, under a one-time pad
 
 
 @protocol(
@@ -130,17 +134,17 @@ def _base_key(shared: bytes, session: bytes, A: bytes, R: bytes, number: int) ->
     ],
 )
 def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:
-    """`value` goes from Q to A or back through S, under a one-time pad from the stream of their pair key.
+    """Send a value from Q to A or from A to Q through S, under a one-time pad from the stream of their pair key.
 
     Args:
         value: int64 at `src`, any shape.
         src, dst: Q and A, in the direction of the message.
 
     Returns:
-        the value, at `dst`.
+        The value, at `dst`.
 
-    Rounds 2; the bytes of the value, on both edges. S receives uniform bits. The pad hides; it does not authenticate:
-    S, which is honest but curious, could flip bits.
+    Rounds 2; the bytes of the value on both edges. S receives uniform bits. The pad hides the value and does not
+    authenticate it: an S that deviates could flip bits.
     """
     away = src == net.A
     pad = net.common(net.Q, net.A, value.shape, "pad")
@@ -150,13 +154,13 @@ def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:
 
 
 def deliver(net: Net, value: Located, src: Party, dst: Party, label: str) -> Located:
-    """`value` of `src` becomes known to `dst`: over their edge where one is S, else by `relay`."""
+    """Send a value from `src` to `dst`: over their edge where one of them is S, else by `relay`."""
     if net.S in (src, dst):
         return value.send(src, dst, label)
     return relay(net, value, src, dst)
 
 
-# What a garbler and Q make once a session: Delta, and the seeds of the correlated oblivious transfers.
+# Setup of a garbler and Q, once a session
 
 
 TRANSFERS = 128
@@ -165,11 +169,11 @@ TRANSFERS = 128
 
 @dataclass(frozen=True)
 class Pair:
-    """A garbler (an answering party, or S) and the evaluator Q. Serves any number of calls of one session.
+    """The setup of a garbler (an answering party, or S) and the evaluator Q, for any number of calls of one session.
 
     Attributes:
-        delta: [2] at the garbler, its lowest bit one.
-        seeds: [128, 2] at the garbler: of the two seeds in each row of Q's, the one that Delta's bit chooses.
+        delta: [2] at the garbler; its lowest bit is one.
+        seeds: [128, 2] at the garbler: in each row the one of Q's two seeds that Delta's bit chooses.
         both_seeds: [128, 2, 2] at Q.
     """
 
@@ -188,25 +192,28 @@ class Pair:
     ],
 )
 def correlate(net: Net, garbler: Party) -> Pair:
-    """Base oblivious transfers between Q, who sends, and `garbler`, whose choice bits are its Delta.
+    """Set up a garbler and Q by base oblivious transfers: Q sends, and the garbler's choice bits are its Delta.
 
     Args:
         net: the setup net of an answering party (`session.setup(A)`); its base phase makes this a part of the setup.
         garbler: that answering party for step 1c, or S for step 3.
 
+    Returns:
+        The `Pair`.
+
     Rounds 2 with S, 4 with A (through S, sealed); bytes 32 + 4096, with A on both edges. The messages are random group
-    elements. Neither learns anything: Q has two seeds a row and not Delta, the garbler has one of each.
+    elements. Neither learns anything: Q has two seeds in each row and not Delta, the garbler has one of the two.
 
     Raises:
         TopologyError: the garbler is neither S nor this net's answering party.
-        KeyAgreementError: a point that came is not a point of the group.
+        KeyAgreementError: a received point is not in the group.
     """
     if garbler not in (net.A, net.S):
         raise TopologyError(f"{garbler} cannot garble for {net.Q} in a call with {net.A} and {net.S}")
     Q, session = net.Q, net.runtime.session
     delta = net.fresh(garbler, _delta)
     secret, point = net.fresh(Q, start)
-    answers, seeds = net.fresh(garbler, _chosen, delta, deliver(net, point, Q, garbler, "point"), session)
+    answers, seeds = net.fresh(garbler, _answers, delta, deliver(net, point, Q, garbler, "point"), session)
     answers = deliver(net, answers, garbler, Q, "points")
     return Pair(garbler, delta, seeds, finish(secret, point, answers, session))
 
@@ -219,9 +226,12 @@ def _delta() -> torch.Tensor:
 
 
 @with_shapes(lambda _delta, point, _session: (point.new_empty(TRANSFERS, POINT_WORDS), point.new_empty(TRANSFERS, 2)))
-def _chosen(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+def _answers(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     """The garbler's answers [128, 4] and its seeds [128, 2]: Delta's bits are its choices."""
     return choose(point, [int(word) >> i & 1 for word in delta for i in range(64)], session)
+
+
+# The extension
 
 
 @leaf
@@ -249,7 +259,7 @@ def _column_shapes(_seeds: torch.Tensor, bits: torch.Tensor, _nonce: torch.Tenso
 
 @leaf(shapes=_column_shapes)
 def choose_columns(both_seeds: torch.Tensor, bits: torch.Tensor, nonce: torch.Tensor):
-    """Q's message [128, W], and its blocks [*bits.shape, 2], for choice bits."""
+    """At Q: its message [128, W] and its blocks [*bits.shape, 2], for choice bits."""
     packed = pack(bits)
     first, second = (expand(both_seeds[:, i], nonce, packed.shape[0]) for i in range(2))
     return second.bitwise_xor_(first).bitwise_xor_(packed), transpose_streams(first, bits.numel()).view(
@@ -261,7 +271,7 @@ def choose_columns(both_seeds: torch.Tensor, bits: torch.Tensor, nonce: torch.Te
 def zero_blocks(
     seeds: torch.Tensor, delta: torch.Tensor, columns: torch.Tensor, shape: torch.Size, nonce: torch.Tensor
 ):
-    """The garbler's blocks [*shape, 2] from Q's message."""
+    """At the garbler: its blocks [*shape, 2], from Q's message."""
     chosen = -unpack_bits(delta).unsqueeze(1)
     own = expand(seeds, nonce, columns.shape[1])
     return transpose_streams(own.bitwise_xor_(chosen & columns), shape.numel()).view(*shape, WORDS)
@@ -278,16 +288,17 @@ def unpack_bits(block: torch.Tensor) -> torch.Tensor:
     [Message("columns", "Q", "S", "the streams of seeds that the garbler lacks")],
 )
 def correlated_transfer(net: Net, pair: Pair, bits: Located) -> tuple[Located, Located]:
-    """Blocks q at the garbler and t = q xor r Delta at Q, for Q's choice bits r.
+    """Compute blocks q at the garbler and t = q xor r Delta at Q, for Q's choice bits r.
 
     Args:
-        bits: int64 zeros and ones at Q, any shape.
+        pair: of the garbler and Q.
+        bits: r, int64 zeros and ones at Q, any shape.
 
     Returns:
         q and t, [*shape, 2].
 
-    Rounds 1 with S, 2 with A. 16 bytes per bit (padded to 64 bits in all), from Q. The garbler receives pseudorandom
-    bits, Q nothing.
+    Rounds 1 with S, 2 with A. Q sends 16 bytes per bit (all bits padded to a multiple of 64). The garbler receives
+    pseudorandom bits, Q nothing.
     """
     Q, garbler = net.Q, pair.garbler
     nonce, shape = net.common(Q, garbler, (2,), "nonce"), bits.shape
@@ -302,16 +313,18 @@ def correlated_transfer(net: Net, pair: Pair, bits: Located) -> tuple[Located, L
     [Message("sealed", "S", "Q", "hashes of q and q xor Delta", "of each two messages the one it chose")],
 )
 def oblivious_transfer(net: Net, pair: Pair, messages: Located, bits: Located) -> Located:
-    """1-out-of-2 oblivious transfer: Q learns message r of each two, and the garbler does not learn r.
+    """1-out-of-2 oblivious transfer: Q gets message r of two, and the garbler does not learn r.
 
     Args:
+        pair: of the garbler and Q.
         messages: int64 [*shape, 2 (choice), 2 (words)] at the garbler: 128 bits each.
-        bits: int64 zeros and ones [*shape] at Q.
+        bits: r, int64 zeros and ones [*shape] at Q.
 
     Returns:
-        [*shape, 2] at Q: the chosen messages.
+        The chosen messages, [*shape, 2] at Q.
 
-    Rounds 2 with S, 4 with A; bytes 16 per transfer from Q and 32 from the garbler.
+    Rounds 2 with S, 4 with A; bytes 16 per transfer from Q and 32 from the garbler. Q learns the chosen messages, the
+    garbler nothing.
     """
     garbler = pair.garbler
     tweak = net.common(net.Q, garbler, (2,), "tweak")

@@ -50,7 +50,7 @@ class Plain(Backend):
         value = self.net.read(x, self.net.Q)
         return value.as_subclass(OwnNumbers) if whole else value
 
-    def held(self, x: Located) -> T:
+    def owner_summand(self, x: Located) -> T:
         return self.net.read(x, self.net.A)
 
     def owned(self, x: Located, party: Any) -> T:
@@ -68,13 +68,13 @@ class Plain(Backend):
     def own_code(self, x: T, count: int) -> T | None:
         return one_hot(x.as_subclass(T), count) if isinstance(x, OwnNumbers) else None
 
-    def kept(self, x: T) -> tuple[torch.Tensor, ...]:
+    def export_shares(self, x: T) -> tuple[torch.Tensor, ...]:
         return (x,)
 
-    def again(self, name: str, halves: Sequence[torch.Tensor]) -> T:
+    def import_shares(self, name: str, halves: Sequence[torch.Tensor]) -> T:
         return halves[0]
 
-    def brought(self, name: str, x: T) -> dict[str, torch.Tensor]:
+    def named_shares(self, name: str, x: T) -> dict[str, torch.Tensor]:
         return {name: x}
 
     def aggregate(
@@ -107,10 +107,10 @@ class Plain(Backend):
         return in_order(x, keys)
 
     def weight(self, x: Located) -> PlainOperand:
-        return PlainOperand(self.held(x))
+        return PlainOperand(self.owner_summand(x))
 
     def streamed(self, x: Located, encoded: Callable) -> PlainOperand:
-        return PlainOperand(encoded(self.held(x)))
+        return PlainOperand(encoded(self.owner_summand(x)))
 
     def viewed(self, weight: PlainOperand, view: Callable) -> PlainOperand:
         return PlainOperand(view(weight.value))
@@ -180,7 +180,7 @@ class Plain(Backend):
     def flag(self, bad: T) -> None:
         self.net.raised.append(bad)
 
-    def joined(self, flags: Sequence[T]) -> T:
+    def join_flags(self, flags: Sequence[T]) -> T:
         return torch.stack([f.any() for f in flags]).any()
 
     def flag_outside(self, x: T, bits: int, everywhere: bool = False) -> None:

@@ -92,7 +92,7 @@ class SharedInputSpec:
     def traced_input(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
         """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
         half = torch.empty(x.shape, dtype=torch.int64, device="meta")
-        shares = session.backend(session.net(party), scheme).again(name, (half, half))
+        shares = session.backend(session.net(party), scheme).import_shares(name, (half, half))
         return self.tensor(shares, session, party, scheme, x.dtype)
 
 
@@ -129,7 +129,7 @@ def retain_results(outputs: Any, learned: int = 0) -> RetainedResults:
     for dims in sorted({len(flag.shape) for flag in raised}):
         backend = next(y.backend for y in leaves if isinstance(y, SharedTensor))
         alike = [flag for flag in raised if len(flag.shape) == dims]
-        flags.append(backend.kept(backend.each(_joined, *alike)))
+        flags.append(backend.export_shares(backend.each(_joined, *alike)))
     return RetainedResults(pytree.tree_unflatten(kept, spec), flags)
 
 
@@ -180,7 +180,7 @@ def _ready(y: SharedTensor) -> SharedTensor:
 
 def _kept(y: SharedTensor) -> RetainedTensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return RetainedTensor(y.backend.kept(y.shares), SharedInputSpec.of(y), y.dtype)
+        return RetainedTensor(y.backend.export_shares(y.shares), SharedInputSpec.of(y), y.dtype)
 
 
 def as_shared(
@@ -192,13 +192,13 @@ def as_shared(
         given: those of the inputs that were shared before.
     """
     backend = session.backend(session.setup(party), scheme)
-    flags = [backend.again("flags", halves) for halves in staying.flags]
+    flags = [backend.import_shares("flags", halves) for halves in staying.flags]
     flags += dict.fromkeys(flag for x in given for flag in x.flags)
 
     def shared(y: Any) -> Any:
         if not isinstance(y, RetainedTensor):
             return y
-        made = y.spec.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+        made = y.spec.tensor(backend.import_shares("result", y.halves), session, party, scheme, y.dtype)
         made.flags = tuple(flags)
         return made
 

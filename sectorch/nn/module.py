@@ -428,7 +428,7 @@ class SecureModule(Inference):
         weights = {} if program is None else self._weights.of(program)
         own: dict[str, torch.Tensor] = {}
         for name, x in zip(inputs.names, inputs.tensors, strict=True):
-            own |= x.backend.brought(name, x.shares) if isinstance(x, SharedTensor) else {name: x}
+            own |= x.backend.named_shares(name, x.shares) if isinstance(x, SharedTensor) else {name: x}
         return own | {w.label: w.value._value for w in weights.values() if isinstance(w, PrivateTensor)}
 
     def _choreography(self, inputs: Inputs) -> Program | None:

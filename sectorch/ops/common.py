@@ -281,7 +281,7 @@ def public_summand(context: Context, value: Any, scale_bits: int, kept: bool = F
     """A summand that is not shared, as ring elements: public, or held by its owner."""
     if isinstance(value, PrivateTensor):
         limit = context.scheme.activation_limit if context.scheme.range_check else None
-        return context.backend.held(value.encoded(scale_bits, limit))
+        return context.backend.owner_summand(value.encoded(scale_bits, limit))
     return encoded_public(context, value, scale_bits, kept)
 
 

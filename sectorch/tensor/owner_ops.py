@@ -45,7 +45,7 @@ def share_private(context: Context, x: PrivateTensor) -> SharedTensor:
     """A private tensor as shares of which S's are zero: no message."""
     limit = context.scheme.activation_limit if context.scheme.range_check else None
     bits = x.weight_bits
-    content = context.backend.embedded(context.backend.held(x.encoded(bits, limit)))
+    content = context.backend.embedded(context.backend.owner_summand(x.encoded(bits, limit)))
     return context.tensor(content, bits, context.scheme.activation_limit * 2.0**bits)
 
 

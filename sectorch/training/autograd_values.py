@@ -41,7 +41,7 @@ class Pool:
         """The flags, as one where they are more than so many. In a call."""
         pool = self.root()
         if len(pool._flags) > most:
-            pool._flags = {context.backend.joined(tuple(pool._flags)): None}
+            pool._flags = {context.backend.join_flags(tuple(pool._flags)): None}
         return tuple(pool._flags)
 
     @staticmethod
@@ -335,4 +335,4 @@ class Publics:
         name = f"public {len(self.inputs)}"
         self.inputs[name] = InputSource(slot, f, shared)
         meta = torch.empty(shape, dtype=torch.int64, device="meta")
-        return context.backend.again(name, (meta, meta))
+        return context.backend.import_shares(name, (meta, meta))

@@ -89,7 +89,7 @@ class StateShares:
         """The place of a value's halves."""
         if id(value) not in self._at:
             with self._session.operation(self._party) as net:
-                self._halves.append(self._session.backend(net, Scheme()).kept(value))
+                self._halves.append(self._session.backend(net, Scheme()).export_shares(value))
             self._at[id(value)] = len(self._halves) - 1, value
         return self._at[id(value)][0]
 
@@ -121,7 +121,7 @@ def join_state(
     with session.operation(party) as net:
         for place, sizes in enumerate(shapes):
             halves = [half(place, at) for at in range(len(sizes))]
-            made[place] = session.backend(net, Scheme()).again(f"kept {place}", halves)
+            made[place] = session.backend(net, Scheme()).import_shares(f"kept {place}", halves)
     tensors = [_tensor(session, party, facts, made) for facts in described["tensors"]]
 
     def built(value: Any) -> Any:

@@ -164,7 +164,7 @@ def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
             known[ids] = len(flags)
             with context.session.operation(context.party):
                 alone_already = len(held) == 1 and held[0].shape == (1,)
-                flags.append(held[0] if alone_already else context.backend.joined(held))
+                flags.append(held[0] if alone_already else context.backend.join_flags(held))
         groups[number] = known[ids]
     return groups, flags
 
@@ -234,7 +234,7 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
             net.tracing = ProgramTracer(net.call, setup)
             backend = shapes.backend(net, scheme)
             flag = torch.empty(1, dtype=torch.int64, device="meta")
-            flags = {g: backend.again(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
+            flags = {g: backend.import_shares(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
             cells: dict[int, Cell] = {}
             for number, (_, before) in recording.found.items():
                 first, x, meta = twins[number], before.content, _meta(before.content)
@@ -258,7 +258,7 @@ def _meta(x: SharedTensor) -> torch.Tensor:
 
 def _retain(y: SharedTensor) -> RetainedTensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return RetainedTensor(y.backend.kept(y.shares), SharedInputSpec.of(y), y.dtype)
+        return RetainedTensor(y.backend.export_shares(y.shares), SharedInputSpec.of(y), y.dtype)
 
 
 def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
@@ -272,7 +272,7 @@ def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -
         if held and held not in words:
             words[held] = len(words)
         flags[number] = words.get(held)
-    return kept, flags, [context.backend.kept(word) for word in _join_groups(context, list(words))]
+    return kept, flags, [context.backend.export_shares(word) for word in _join_groups(context, list(words))]
 
 
 def _join_groups(context: Context, groups: list[tuple]) -> list[Any]:
@@ -284,9 +284,9 @@ def _join_groups(context: Context, groups: list[tuple]) -> list[Any]:
     together: dict[tuple[int, ...], list[Any]] = {}
     for flag, numbers in having.items():
         together.setdefault(tuple(numbers), []).append(flag)
-    parts = {numbers: context.backend.joined(flags) for numbers, flags in together.items()}
+    parts = {numbers: context.backend.join_flags(flags) for numbers, flags in together.items()}
     found = [[part for numbers, part in parts.items() if number in numbers] for number in range(len(groups))]
-    return [some[0] if len(some) == 1 else context.backend.joined(some) for some in found]
+    return [some[0] if len(some) == 1 else context.backend.join_flags(some) for some in found]
 
 
 def _run_program(found: TracedStep, recording: Recording, flags: list[Any]) -> None:
@@ -295,14 +295,14 @@ def _run_program(found: TracedStep, recording: Recording, flags: list[Any]) -> N
     backend = session.backend(session.setup(party), scheme)
     inputs: dict[str, torch.Tensor] = {}
     for number, (_, before) in recording.found.items():
-        inputs |= backend.brought(f"cell {number}", before.content.shares)
+        inputs |= backend.named_shares(f"cell {number}", before.content.shares)
     for number, word in enumerate(flags):
-        inputs |= backend.brought(f"flag {number}", word)
+        inputs |= backend.named_shares(f"flag {number}", word)
     for name, brought in found.publics.items():
         inputs |= {f"{name}.{role}": half for role, half in brought.halves(recording.publics).items()}
     kept, of, joined = session.run(found.program, inputs)
-    words = [backend.again("flag", halves) for halves in joined]
-    tensor = lambda y: y.spec.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+    words = [backend.import_shares("flag", halves) for halves in joined]
+    tensor = lambda y: y.spec.tensor(backend.import_shares("result", y.halves), session, party, scheme, y.dtype)
     for number, cell in recording.alive.items():
         content, gradient, lasting = kept[number]
         cell.set_content(tensor(content), Pool(() if of[number] is None else (words[of[number]],)))

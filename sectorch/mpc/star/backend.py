@@ -67,7 +67,7 @@ class Star(Backend):
         shares = share(self.net, x)
         return replace(shares, Q=x) if whole else shares
 
-    def held(self, x: Located) -> Located:
+    def owner_summand(self, x: Located) -> Located:
         return x
 
     def owned(self, x: Located, party: Any) -> Shares:
@@ -102,16 +102,16 @@ class Star(Backend):
         prove_pending(self.net)
         return reveal_to_A(self.net, x) if party == self.net.A else reveal_to_S(self.net, x)
 
-    def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:
+    def export_shares(self, x: Shares) -> tuple[torch.Tensor, ...]:
         return self.net.read(x.A, self.net.A), self.net.read(x.S, self.net.S)
 
-    def again(self, name: str, halves: Sequence[torch.Tensor]) -> Shares:
+    def import_shares(self, name: str, halves: Sequence[torch.Tensor]) -> Shares:
         parties = self.net.A, self.net.S
         return Shares(
             *(self.net.own(p, half, name=f"{name}.{p.role}") for p, half in zip(parties, halves, strict=True))
         )
 
-    def brought(self, name: str, x: Shares) -> dict[str, torch.Tensor]:
+    def named_shares(self, name: str, x: Shares) -> dict[str, torch.Tensor]:
         return {f"{name}.A": x.A._value, f"{name}.S": x.S._value}
 
     def aggregate(
@@ -223,7 +223,7 @@ class Star(Backend):
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))
 
-    def joined(self, flags: Sequence[Shares]) -> Shares:
+    def join_flags(self, flags: Sequence[Shares]) -> Shares:
         return join_flags(self.net, tuple(flags))
 
     def flag_outside(self, x: Shares, bits: int, everywhere: bool = False) -> None:

@@ -27,7 +27,7 @@ from ...ring.bitplanes import planes, to_rows
 from ...ring.field import inner_product
 from .and_layers import AndLayer, and_layers
 from .dealing_proofs import prove_pending
-from .shares import Shares, each
+from .shares import Shares, concatenate, each
 
 
 def raise_flags(net: Net, flags: Shares) -> None:
@@ -72,11 +72,6 @@ _FLAG_LAYER = (AndLayer(opened_rows=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)
 """Computes e u xor l of the rows e, u, l."""
 
 
-@leaf
-def _concatenate(*words: torch.Tensor) -> torch.Tensor:
-    return torch.cat(words, -1)
-
-
 def finish_flags(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     """Return all flags as words [W], with the ANDs of those that are left as e, u and l.
 
@@ -84,7 +79,7 @@ def finish_flags(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     """
     words = [f for f in flags if len(f.shape) == 1]
     if len(words) < len(flags):
-        rows = each(_concatenate, *(f for f in flags if len(f.shape) == 2))
+        rows = each(concatenate, *(f for f in flags if len(f.shape) == 2), dim=-1)
         words.append(and_layers(net, rows, _FLAG_LAYER)[0])
     return words
 

@@ -52,7 +52,7 @@ from .select import (
     random_bits,
     select,
 )
-from .shares import Shares, each
+from .shares import Shares, concatenate, each
 from .truncate import check_shift, half, negative_less, shifted_less
 
 # A tree of pairs
@@ -72,12 +72,8 @@ def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
     while (count := x.shape[0]) > 1:
         half = count // 2
         top = maximum(net, x[:half], x[half : 2 * half], high, fss)
-        x = each(_concatenate, top, x[2 * half :]) if count % 2 else top
+        x = each(concatenate, top, x[2 * half :]) if count % 2 else top
     return x[0]
-
-
-def _concatenate(*parts: torch.Tensor) -> torch.Tensor:
-    return torch.cat(parts)
 
 
 # Groups of four
@@ -110,7 +106,7 @@ def max_by_fours(net: Net, x: Shares, high: int = 63) -> Shares:
     while (count := x.shape[0]) >= FOUR:
         full = count // FOUR * FOUR
         top = max_of_four(net, x[:full], high)
-        x = each(_concatenate, top, x[full:]) if count > full else top
+        x = each(concatenate, top, x[full:]) if count > full else top
     return max_tree(net, x, high)
 
 

@@ -164,6 +164,11 @@ def each(f: Callable, *values: Any, **public: Any) -> Shares:
     )
 
 
+def concatenate(*parts: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """`torch.cat` of its arguments, for `each`."""
+    return torch.cat(parts, dim)
+
+
 # Inputs and outputs
 
 
