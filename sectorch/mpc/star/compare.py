@@ -36,7 +36,7 @@ from ...ring.bitplanes import fast, planes, to_rows, words_for, xor_along
 from . import dealing_constraints
 from .and_layers import WIDEST, AndCircuit, AndLayer, and_layers
 from .dealing_proofs import DealerShares
-from .masking import ComputedCorrection, Masked, deal_bit_halves, deal_bits, planes_of
+from .masking import ComputedCorrection, Masked, deal_bits, planes_of
 from .shares import Shares, each
 
 # Trees that combine blocks, as layers of ANDs
@@ -237,12 +237,7 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return xor_along(hot & codes)
 
 
-def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
-    """`deal_code_halves` without D's knowledge of the halves: XOR shares of A and S."""
-    return deal_code_halves(net, x, spans, tops).shares
-
-
-def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> DealerShares:
+def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> DealerShares:
     """Deal thermometer codes of r's blocks in the planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
@@ -252,7 +247,7 @@ def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops
     shape = CODES * sum(counts) + len(tops), words_for(x.shape.numel())
     planes = [(high - BLOCK * count, high) for count, (_, high) in zip(counts, spans, strict=True)]
     correction = ComputedCorrection(masked_codes, shape, (x.r, tuple(spans), tops))
-    return deal_bit_halves(net, correction, dealing_constraints.codes(net, x, planes, tops))
+    return deal_bits(net, correction, dealing_constraints.codes(net, x, planes, tops))
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))
@@ -344,7 +339,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     check_planes(high)
     span, copies = (0, high), len(thresholds)
     blocks = block_count(*span)
-    codes = deal_codes(net, x, [span], (high,))
+    codes = deal_codes(net, x, [span], (high,)).shares
 
     bits = planes_of(x.c, tuple(map(as_signed, thresholds)))
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
@@ -423,7 +418,7 @@ def deal_wide_codes(net: Net, x: Masked, spans: tuple[Blocks, ...], tops: tuple[
         Words [bits, W], XOR-shared. As many bits an element are dealt ahead of the query. Nobody learns anything.
     """
     shape = sum(span.codes for span in spans) + len(tops), words_for(x.shape.numel())
-    return deal_bits(net, ComputedCorrection(_masked_codes, shape, (x.r, spans, tops)))
+    return deal_bits(net, ComputedCorrection(_masked_codes, shape, (x.r, spans, tops))).shares
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))

@@ -49,19 +49,16 @@ class ComputedCorrection:
 
 
 @protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal_halves(
+def deal(
     net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
-) -> DealerShares:
-    """Deal v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32), and keep that D knows both halves.
+) -> Shares:
+    """Deal v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
 
     Args:
         v: at D.
         dtype: int64 or int32, the ring of the halves.
         claim: notes what has to hold of v where D proves what it deals (`dealing_constraints.py`); None where there is
             no proof.
-
-    Returns:
-        The halves: v_A at A and D, v_S at S and D.
 
     Ahead of the query: 1 message of 8 (or 4) bytes per element from D to S, which is uniform to S. A receives nothing.
 
@@ -71,28 +68,16 @@ def deal_halves(
     v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
     dealt = DealerShares(v_A, (v - v_A).send(net.D, net.S, "v_S"))
     note_claim(net, claim, dealt)
-    return dealt
-
-
-def deal(
-    net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
-) -> Shares:
-    """`deal_halves` without D's knowledge of the halves: shares of A and S."""
-    return deal_halves(net, v, dtype, claim).shares
+    return dealt.shares
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal_bit_halves(net: Net, v: Located | ComputedCorrection, claim: Claim | None = None) -> DealerShares:
-    """`deal_halves` for words of packed bits: v = v_A xor v_S. D sends S one bit per bit, which is uniform to S."""
+def deal_bits(net: Net, v: Located | ComputedCorrection, claim: Claim | None = None) -> DealerShares:
+    """`deal` for words of packed bits: v = v_A xor v_S. D sends S one bit per bit, which is uniform to S."""
     v_A = net.common(net.D, net.A, v.shape, "v_A")
     dealt = DealerShares(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))
     note_claim(net, claim, dealt)
     return dealt
-
-
-def deal_bits(net: Net, v: Located | ComputedCorrection, claim: Claim | None = None) -> Shares:
-    """`deal_bit_halves` without D's knowledge of the halves: XOR shares of A and S."""
-    return deal_bit_halves(net, v, claim).shares
 
 
 # Additive shares with a deferred correction

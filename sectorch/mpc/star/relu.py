@@ -27,7 +27,7 @@ from ...ring import as_signed, logical_shift
 from ...ring.bitplanes import fast, words_for
 from . import dealing_constraints
 from .and_layers import and_layers
-from .compare import BLOCK, block_count, check_planes, deal_code_halves, drelu, forest_worth, pick_blocks
+from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest_worth, pick_blocks
 from .dealing_proofs import DealerShares
 from .fss import gate
 from .guard import clear_padding, raise_flags
@@ -151,7 +151,7 @@ def _compare(
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
     top = block_count(plane, high)
-    codes = deal_code_halves(net, x, spans, (high,) if high == 63 else (high, 63))
+    codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
     bits = planes_of(x.c, thresholds)
     above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high) if top else None

@@ -227,7 +227,7 @@ def reveal(net: Net, x: Shares) -> Located:
 
     Rounds 2, bytes 16 per element. Q learns x, A receives nothing, S uniform bits.
     """
-    return _revealed(net, [(net, x)])
+    return _reveal_sum(net, [(net, x)])
 
 
 @protocol("reveal_to_A", "docs/training.md", [Message("x_S", "S", "A", "x_A", "the result, which is A's to learn")])
@@ -262,7 +262,7 @@ def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
 
     Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum. S receives uniform bits.
     """
-    return _revealed(net, terms, "sum")
+    return _reveal_sum(net, terms, "sum")
 
 
 @protocol(
@@ -285,7 +285,7 @@ def aggregate_noisy(net: Net, terms: list[tuple[Net, Shares]], noise: Located) -
 
     Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum. S knows the noise.
     """
-    return _revealed(net, terms, "noisy_sum", noise)
+    return _reveal_sum(net, terms, "noisy_sum", noise)
 
 
 def at_server(noise: Noise, shape: torch.Size) -> Callable[[], torch.Tensor]:
@@ -293,7 +293,7 @@ def at_server(noise: Noise, shape: torch.Size) -> Callable[[], torch.Tensor]:
     return with_shapes(lambda: torch.empty(shape, dtype=torch.int64, device="meta"))(lambda: noise(shape))
 
 
-def _revealed(net: Net, terms: list[tuple[Net, Shares]], label: str = "result", *at_S: Located) -> Located:
+def _reveal_sum(net: Net, terms: list[tuple[Net, Shares]], label: str = "result", *at_S: Located) -> Located:
     """Open the sum of the terms to Q: each A_j sends S x_A - r_j, S sends Q the sum of all halves, Q adds the r_j."""
     Q, S = net.Q, net.S
     masks, halves = [], list(at_S)
