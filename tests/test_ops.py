@@ -41,7 +41,7 @@ from sectorch.choreography.ledger import Profile
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
 from sectorch.tensor import SharedTensor, dispatch
-from sectorch.tensor.table import HANDLER, SMOOTH, TABLE
+from sectorch.tensor.table import HANDLER, TABLE
 from sectorch.testing.calls import as_tuple, reveal_leaf
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
@@ -203,7 +203,7 @@ def test_result_is_torchs_and_the_references(case: Called):
     often met twice; on shares these are in `test_fraction_bits_and_strides_do_not_matter`."""
     result, leaves, profile = opened(case, stage(), grid=False)
     case.check(result, case.expected(grid=False), revealed_as=leaves)
-    assert case.row.name in SMOOTH or not takes_a_series(profile.ledger)
+    assert not TABLE[case.row.name].exact or not takes_a_series(profile.ledger)
     _, shapes, dry = opened(case, DRY, grid=False)
     assert [leaf.shape for leaf in shapes] == [leaf.shape for leaf in leaves]
     assert lines(dry) == lines(profile)
@@ -254,7 +254,7 @@ def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], ever
     assert set(asked) == {torch.device("cpu")}
 
 
-@pytest.mark.parametrize("name", sorted(SMOOTH))
+@pytest.mark.parametrize("name", sorted(row.name for row in TABLE.values() if not row.exact))
 def test_smooth_operations_take_a_series(name: str):
     """And others do not: see `test_result_is_torchs_and_the_references`."""
     for case in (c for c in ONCE if c.row.name == name):
@@ -264,10 +264,6 @@ def test_smooth_operations_take_a_series(name: str):
         if takes_a_series(profile.ledger):
             return
     pytest.fail("no sample takes a series")
-
-
-def test_smooth_operations_are_listed():
-    assert {op["name"] for op in sectorch.supported_ops() if not op["exact"]} == SMOOTH
 
 
 @of_rows(IN_PLACE)

@@ -38,7 +38,7 @@ LEAST_FACTOR_BITS = 8
 
 
 @implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
-            note="exact; drops the extra fraction bits of a linear layer for free")  # fmt: skip
+            note="exact; drops the extra fraction bits of a linear layer for free", excess=0.0)  # fmt: skip
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     leaky = context.scheme.relu != "exact"
     if leaky:
@@ -76,7 +76,7 @@ def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTens
     return x.like(positive, scale, smaller), x.like(whole, scale, smaller)
 
 
-@implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact")
+@implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact", excess=0.0)
 def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> SharedTensor:
     positive, whole = _pieces(context, x)
     result = add_values(
@@ -104,7 +104,9 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> SharedTensor:
     return positive + (x - positive) * weight
 
 
-@implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
+@implements(
+    "abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact", excess=0.0
+)
 def absolute(context: Context, x: SharedTensor) -> SharedTensor:
     positive, whole = _pieces(context, x)
     return positive.like(positive.shares * 2 - whole.shares, positive.scale_bits, positive.bound)

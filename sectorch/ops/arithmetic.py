@@ -68,12 +68,14 @@ def _times(value: Any, alpha: float) -> Any:
     return value if alpha == 1 else value * alpha
 
 
-@implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local")
+@implements(
+    "neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local", excess=0.0
+)
 def neg(context: Context, x: SharedTensor) -> SharedTensor:
     return local_map(context, torch.neg, x)
 
 
-@implements("positive", torch.positive, T.positive, T.__pos__, note="local")
+@implements("positive", torch.positive, T.positive, T.__pos__, note="local", excess=0.0)
 def positive(context: Context, x: SharedTensor) -> SharedTensor:
     return x
 
@@ -105,7 +107,8 @@ def _fine(weight: Any, x: Any) -> bool:
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
             in_place=(T.div_, T.__itruediv__),
-            note="any divisor; result < 2^16; error 2e-6 + 1e-6 / |y|, by shares 4e-6 + 2e-6 |result|")  # fmt: skip
+            note="any divisor; result < 2^16; error 2e-6 + 1e-6 / |y|, by shares 4e-6 + 2e-6 |result|",
+            exact=False)  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:
     if rounding_mode is not None:
         return rounded_quotient(context, x, y, rounding_mode)
@@ -171,7 +174,8 @@ def _constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
 
 
 @implements("pow", T.__rpow__,
-            note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|")  # fmt: skip
+            note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|",
+            exact=False)  # fmt: skip
 def rpow(context: Context, x: Any, base: Any) -> torch.Tensor:
     return power(context, base, x)
 

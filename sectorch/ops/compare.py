@@ -120,7 +120,7 @@ def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     return with_dtype(signed_sum(context, x, y), torch.int64)
 
 
-@implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
+@implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact", at_most=4.0)
 def sign(context: Context, x: SharedTensor) -> SharedTensor:
     bits = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
     return x.like(bits[0] + bits[1] - 1, 0)

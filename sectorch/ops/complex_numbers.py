@@ -131,13 +131,15 @@ def complex_of(context: Context, real: Any, imag: Any) -> ComplexShared:
     return join_parts(context, real, imag)
 
 
-@implements("polar", torch.polar, note="as cos, times the magnitude; gives a complex tensor")
+@implements("polar", torch.polar, note="as cos, times the magnitude; gives a complex tensor", exact=False)
 @of_complex(torch.polar)
 def polar(context: Context, abs: Any, angle: Any) -> ComplexShared:
     return join_parts(context, abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-@implements("angle", torch.angle, T.angle, note="pi where a real number is below zero; of a complex one as atan2")
+@implements(
+    "angle", torch.angle, T.angle, note="pi where a real number is below zero; of a complex one as atan2", exact=False
+)
 def angle_of_real(context: Context, x: SharedTensor) -> torch.Tensor:
     return (x < 0).to(x.dtype if x.dtype.is_floating_point else torch.float32) * torch.pi
 

@@ -80,7 +80,7 @@ def multi_dot(context: Context, tensors: Any) -> torch.Tensor:
 
 
 @implements("matrix_power", torch.linalg.matrix_power, torch.matrix_power, T.matrix_power,
-            note="2 log2 n rounds; negative exponents as inv")  # fmt: skip
+            note="2 log2 n rounds; negative exponents as inv", exact=False)  # fmt: skip
 def matrix_power(context: Context, x: SharedTensor, n: int) -> torch.Tensor:
     if n < 0:
         return torch.linalg.matrix_power(torch.linalg.inv(x), -n)
@@ -102,7 +102,7 @@ def addr(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha:
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
-@implements("addcdiv", torch.addcdiv, T.addcdiv, in_place=(T.addcdiv_,), note="as div")
+@implements("addcdiv", torch.addcdiv, T.addcdiv, in_place=(T.addcdiv_,), note="as div", exact=False)
 def addcdiv(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> torch.Tensor:
     return x + (a / b if value == 1 else (a / b) * value)
 
@@ -148,7 +148,7 @@ def var_mean(context: Context, x: SharedTensor, *args: Any, **how: Any) -> tuple
     return torch.var(x, *args, **how), _mean_beside(x, *args, **how)
 
 
-@implements("std_mean", torch.std_mean, note="as std, and mean")
+@implements("std_mean", torch.std_mean, note="as std, and mean", exact=False)
 def std_mean(context: Context, x: SharedTensor, *args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.std(x, *args, **how), _mean_beside(x, *args, **how)
 
@@ -161,26 +161,26 @@ def _mean_beside(x: SharedTensor, *args: Any, **how: Any) -> torch.Tensor:
     return x.mean(dim, keepdim)
 
 
-@implements("dist", torch.dist, T.dist, note="as norm")
+@implements("dist", torch.dist, T.dist, note="as norm", exact=False)
 def dist(context: Context, x: Any, y: Any, p: float = 2) -> torch.Tensor:
     return torch.linalg.vector_norm(x - y, p)
 
 
-@implements("pairwise_distance", F.pairwise_distance, torch.pairwise_distance, note="as norm")
+@implements("pairwise_distance", F.pairwise_distance, torch.pairwise_distance, note="as norm", exact=False)
 def pairwise_distance(
     context: Context, x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> torch.Tensor:
     return torch.linalg.vector_norm(x - y + eps, p, -1, keepdim)
 
 
-@implements("cdist", torch.cdist, note="as norm")
+@implements("cdist", torch.cdist, note="as norm", exact=False)
 def cdist(context: Context, x: Any, y: Any, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
     if not x.shape[-1]:
         refuse("cdist of points without coordinates", "the distances are zero")
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
-@implements("pdist", F.pdist, torch.pdist, note="as norm")
+@implements("pdist", F.pdist, torch.pdist, note="as norm", exact=False)
 def pdist(context: Context, x: SharedTensor, p: float = 2.0) -> torch.Tensor:
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
@@ -319,7 +319,9 @@ def cov(context: Context, x: SharedTensor, *, correction: int = 1, fweights: Any
     return product if x.dim() == 2 and x.shape[0] != 1 else product.reshape(())
 
 
-@implements("corrcoef", torch.corrcoef, T.corrcoef, note="error 1e-5 for deviations from 2^-6 on; 0 for a constant")
+@implements(
+    "corrcoef", torch.corrcoef, T.corrcoef, note="error 1e-5 for deviations from 2^-6 on; 0 for a constant", exact=False
+)
 @stepwise
 def corrcoef(context: Context, x: SharedTensor) -> Any:
     rows = _variables(x)

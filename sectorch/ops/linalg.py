@@ -91,7 +91,7 @@ def _solution(context: Context, a: Any, b: Any) -> Any:
     return _substituted(_eliminated(context, a, b)[0], a.shape[-1])
 
 
-@implements("solve", torch.linalg.solve, note=f"{DOMAIN}; {ERROR}")
+@implements("solve", torch.linalg.solve, note=f"{DOMAIN}; {ERROR}", exact=False)
 @stepwise
 def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
@@ -102,30 +102,29 @@ def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
     return _solution(context, A.mT, B.mT).mT
 
 
-@implements("inv", torch.linalg.inv, torch.inverse, T.inverse, note=f"as solve of the identity; {DOMAIN}")
+@implements("inv", torch.linalg.inv, torch.inverse, T.inverse, note=f"as solve of the identity; {DOMAIN}", exact=False)
 @stepwise
 def inv(context: Context, A: Any) -> Any:
     return _solution(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
 
 
 @implements("det", torch.linalg.det, torch.det, T.det,
-            note=f"products of pivots < 2^16, with error 4e-6 n of the largest; {DOMAIN}")  # fmt: skip
+            note=f"products of pivots < 2^16, with error 4e-6 n of the largest; {DOMAIN}", exact=False)  # fmt: skip
 @stepwise
 def det(context: Context, A: Any) -> Any:
     sign, pivots = _diagonal(context, A)
     return sign * torch.prod(pivots, -1)
 
 
-@implements(
-    "slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet, note=f"{DOMAIN}; error 1e-5 n k, with the k of solve"
-)
+@implements("slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet,
+            note=f"{DOMAIN}; error 1e-5 n k, with the k of solve", exact=False)  # fmt: skip
 @stepwise
 def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
     sign, pivots = _diagonal(context, A)
     return sign * torch.prod(torch.sign(pivots), -1), torch.log(pivots.abs()).sum(-1)
 
 
-@implements("logdet", torch.logdet, T.logdet, note="determinant > 0, else a range error; as slogdet")
+@implements("logdet", torch.logdet, T.logdet, note="determinant > 0, else a range error; as slogdet", exact=False)
 @stepwise
 def logdet(context: Context, A: Any) -> Any:
     sign, size = slogdet(context, A)
@@ -143,7 +142,8 @@ def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
 
 
 @implements("cholesky", torch.linalg.cholesky,
-            note=f"positive definite; {DOMAIN}; error 8e-6 n max(1, |A|) sqrt(k), with the k of solve")  # fmt: skip
+            note=f"positive definite; {DOMAIN}; error 8e-6 n max(1, |A|) sqrt(k), with the k of solve",
+            exact=False)  # fmt: skip
 @stepwise
 def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
     n, least = _square(A).shape[-1], _least(torch.tril(A))
@@ -159,7 +159,7 @@ def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
     return torch.stack(columns, -2 if upper else -1)
 
 
-@implements("solve_triangular", torch.linalg.solve_triangular, note=f"{DOMAIN}; {ERROR}")
+@implements("solve_triangular", torch.linalg.solve_triangular, note=f"{DOMAIN}; {ERROR}", exact=False)
 @stepwise
 def solve_triangular(
     context: Context, A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
@@ -181,7 +181,7 @@ def solve_triangular(
     return found if upper else found.flip(-2)
 
 
-@implements("cholesky_solve", torch.cholesky_solve, T.cholesky_solve, note="as solve_triangular, twice")
+@implements("cholesky_solve", torch.cholesky_solve, T.cholesky_solve, note="as solve_triangular, twice", exact=False)
 @stepwise
 def cholesky_solve(context: Context, B: Any, L: Any, upper: bool = False) -> Any:
     L = L.mT if upper else L

@@ -126,9 +126,8 @@ def _of_kept(loss: torch.Tensor, kept: torch.Tensor, reduction: str) -> SharedTe
     return _reduced(loss * kept.long(), reduction, int(kept.sum()))
 
 
-@implements(
-    "cross_entropy", F.cross_entropy, note="public class targets, some of them ignored; or probabilities of any kind"
-)
+@implements("cross_entropy", F.cross_entropy,
+            note="public class targets, some of them ignored; or probabilities of any kind", exact=False)  # fmt: skip
 def cross_entropy(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -149,7 +148,8 @@ def cross_entropy(
     return _of_kept(loss, kept, reduction)
 
 
-@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6 + 1e-6 |x|")
+@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits,
+            note="error 5e-6 + 1e-6 |x|", exact=False)  # fmt: skip
 def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
@@ -160,7 +160,8 @@ def bce_with_logits(
     return _reduced(F.softplus(x) - x * target, reduction)
 
 
-@implements("binary_cross_entropy", F.binary_cross_entropy, note="as log; logarithms not below -100, as torch's")
+@implements("binary_cross_entropy", F.binary_cross_entropy,
+            note="as log; logarithms not below -100, as torch's", exact=False)  # fmt: skip
 def bce(context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
         reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
@@ -177,7 +178,7 @@ def _log(context: Context, x: Any, zero: float) -> Any:
     return logarithm(context, x, zero)
 
 
-@implements("kl_div", F.kl_div, note="log-probabilities against public or secret ones")
+@implements("kl_div", F.kl_div, note="log-probabilities against public or secret ones", exact=False)
 def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
            reduction: str = "mean", log_target: bool = False) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
@@ -191,7 +192,7 @@ def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, redu
     return _reduced(loss, reduction, x.shape[0] if reduction == "batchmean" else None)
 
 
-@implements("soft_margin_loss", F.soft_margin_loss, note="error 5e-6")
+@implements("soft_margin_loss", F.soft_margin_loss, note="error 5e-6", exact=False)
 def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
                      reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
@@ -216,7 +217,7 @@ def margin_ranking_loss(context: Context, a: Any, b: Any, target: Any, margin: f
     return _reduced(torch.relu((b - a) * target + margin), reduction)
 
 
-@implements("poisson_nll_loss", F.poisson_nll_loss, note="log_input=True without full")
+@implements("poisson_nll_loss", F.poisson_nll_loss, note="log_input=True without full", exact=False)
 def poisson_nll_loss(
     context: Context, x: Any, target: Any, log_input: bool = True, full: bool = False, size_average: Any = None,
     eps: float = 1e-8, reduce: Any = None, reduction: str = "mean",
@@ -227,7 +228,8 @@ def poisson_nll_loss(
     return _reduced(torch.exp(x) - x * target, reduction)
 
 
-@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="everywhere; error 4e-6")
+@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity,
+            note="everywhere; error 4e-6", exact=False, at_most=4.0)  # fmt: skip
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> SharedTensor:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     operands = (as_floating(summand(context, v)).expand(shape) for v in (a, b))
@@ -249,7 +251,7 @@ def _public_targets(name: str, target: Any) -> None:
         refuse(f"{name} with secret targets", "compute it from torch.where, or give public targets")
 
 
-@implements("triplet_margin_loss", F.triplet_margin_loss, note="as pairwise_distance")
+@implements("triplet_margin_loss", F.triplet_margin_loss, note="as pairwise_distance", exact=False)
 @stepwise
 def triplet_margin_loss(
     context: Context, anchor: Any, positive: Any, negative: Any, margin: float = 1.0, p: float = 2.0,
@@ -283,7 +285,8 @@ def _triplet_with_distance(
 COMPOSED[F.triplet_margin_with_distance_loss] = _triplet_with_distance
 
 
-@implements("cosine_embedding_loss", F.cosine_embedding_loss, note="error 1e-5; secret targets are compared")
+@implements("cosine_embedding_loss", F.cosine_embedding_loss,
+            note="error 1e-5; secret targets are compared", exact=False)  # fmt: skip
 @stepwise
 def cosine_embedding_loss(
     context: Context, x: Any, y: Any, target: Any, margin: float = 0.0, size_average: Any = None, reduce: Any = None,
@@ -324,6 +327,7 @@ ON_META[F.gaussian_nll_loss] = _gaussian_on_meta
     "gaussian_nll_loss",
     F.gaussian_nll_loss,
     note="|x - y| / v below the limit; v >= 2^-16 for shared v; error as div, log",
+    exact=False,
 )
 @stepwise
 def gaussian_nll_loss(
@@ -364,7 +368,8 @@ def multi_margin_loss(
     return _reduced(loss if x.dim() > 1 else loss.reshape(()), reduction)
 
 
-@implements("multilabel_soft_margin_loss", F.multilabel_soft_margin_loss, note="as binary_cross_entropy_with_logits")
+@implements("multilabel_soft_margin_loss", F.multilabel_soft_margin_loss,
+            note="as binary_cross_entropy_with_logits", exact=False)  # fmt: skip
 @stepwise
 def multilabel_soft_margin_loss(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,

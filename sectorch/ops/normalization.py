@@ -370,6 +370,8 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
     F.softmax,
     torch.special.softmax,
     note="error 1e-5 + 2e-6 sqrt(n) |result| of n entries",
+    exact=False,
+    at_most=4.0,
 )
 def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
@@ -382,7 +384,7 @@ def softmax(
 
 
 @implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,
-            note="error 1e-5 + 2e-6 sqrt(n) of n entries, however small a result")  # fmt: skip
+            note="error 1e-5 + 2e-6 sqrt(n) of n entries, however small a result", exact=False)  # fmt: skip
 def log_softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> SharedTensor:
@@ -397,7 +399,7 @@ def _default_dim(x: SharedTensor, dim: int | None) -> int:
     return dim
 
 
-@implements("softmin", F.softmin, note="softmax of -x")
+@implements("softmin", F.softmin, note="softmax of -x", exact=False, at_most=4.0)
 def softmin(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> torch.Tensor:
@@ -415,9 +417,8 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
     return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits))
 
 
-@implements(
-    "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
-)
+@implements("logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp,
+            note="error 1e-5 + 2e-6 sqrt(n) of n entries", exact=False)  # fmt: skip
 def logsumexp(context: Context, x: Any, dim: Any, keepdim: bool = False) -> torch.Tensor:
     x = x if x.is_floating_point() else x.to(torch.float32)
     if not isinstance(dim, int):
@@ -444,14 +445,15 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
 
 
 @implements("layer_norm", F.layer_norm, torch.layer_norm,
-            note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8")  # fmt: skip
+            note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8",
+            exact=False)  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     return _affine(_normal(context, x, dims, eps, True), weight, bias)
 
 
-@implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
+@implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|", exact=False)
 def rms_norm(
     context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> SharedTensor:
@@ -464,7 +466,7 @@ def _per_channel(parameter: Any, dims: int) -> Any:
     return None if parameter is None else parameter.view(1, -1, *([1] * (dims - 2)))
 
 
-@implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
+@implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|", exact=False)
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     shape = x.shape
@@ -472,7 +474,7 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
 
-@implements("instance_norm", F.instance_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
+@implements("instance_norm", F.instance_norm, note="everywhere; error 4e-6 + 1e-5 |result|", exact=False)
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
@@ -497,6 +499,7 @@ def native_instance_norm(
     "local_response_norm",
     F.local_response_norm,
     note="as log of its sum of squares; error 4e-6 + 1e-4 |result|; with k = 0 of its root too, and no zeros",
+    exact=False,
 )
 def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
                         k: float = 1.0) -> SharedTensor:  # fmt: skip
@@ -517,7 +520,7 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     return y if outside == 1.0 else y * outside
 
 
-@implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")
+@implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6", exact=False)
 def normalize(
     context: Context, x: SharedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> SharedTensor:
@@ -563,13 +566,13 @@ def _kept(context: Context, x: SharedTensor, dims: tuple[int, ...], keepdim: boo
     return x.like(context.backend.each(torch.reshape, x.shares, shape), x.scale_bits)
 
 
-@implements("std", torch.std, T.std, note="everywhere; error 2e-6 + 1e-6 |result|")
+@implements("std", torch.std, T.std, note="everywhere; error 2e-6 + 1e-6 |result|", exact=False)
 def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
         correction: Any = None) -> SharedTensor:  # fmt: skip
     return _statistic(context, root_mean_square, x, dim, unbiased, keepdim, correction)
 
 
-@implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|")
+@implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|", exact=False)
 def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
                 dtype: Any = None) -> torch.Tensor:  # fmt: skip
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""

@@ -139,9 +139,9 @@ def _stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pa
     return backend.each(torch.sum, chosen, dim=1), places
 
 
-@implements(
-    "sort", torch.sort, T.sort, note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons"
-)
+@implements("sort", torch.sort, T.sort,
+            note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons",
+            excess=0.0)  # fmt: skip
 def sort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[SharedTensor, SharedTensor]:
@@ -164,12 +164,12 @@ def argsort(
     return sort(context, x, dim, descending, stable)[1]
 
 
-@implements("msort", torch.msort, T.msort, note="bitonic")
+@implements("msort", torch.msort, T.msort, note="bitonic", excess=0.0)
 def msort(context: Context, x: SharedTensor) -> SharedTensor:
     return sort(context, x, 0)[0]
 
 
-@implements("topk", torch.topk, T.topk, note="bitonic; positions stay secret")
+@implements("topk", torch.topk, T.topk, note="bitonic; positions stay secret", excess=0.0)
 def topk(
     context: Context, x: SharedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[SharedTensor, SharedTensor]:

@@ -71,7 +71,7 @@ def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil
     return torch.stack(parts)
 
 
-@implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)")
+@implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)", excess=0.0)
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
     windows, high = _compared(context, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
@@ -214,7 +214,7 @@ def relu_of_max_pool2d(
     return F.relu(F.max_pool2d(input, *given))
 
 
-@SHARES.joined("relu", relu_of_max_pool2d)
+@SHARES.implements_unlisted("relu", relu_of_max_pool2d)
 def _relu_of_max_pool2d(context: Context, x: SharedTensor, *given: Any) -> SharedTensor:
     windows, high = _compared(context, x, *given)
     shift = excess_bits(context, x.scale_bits)
@@ -224,7 +224,14 @@ def _relu_of_max_pool2d(context: Context, x: SharedTensor, *given: Any) -> Share
     return x.like(shares, scale, dropped_bits_bound(context, x, shift))
 
 
-@implements("max_pool1d", F.max_pool1d, torch.max_pool1d, _HIDDEN["_max_pool1d"], note="as max_pool2d with height one")
+@implements(
+    "max_pool1d",
+    F.max_pool1d,
+    torch.max_pool1d,
+    _HIDDEN["_max_pool1d"],
+    note="as max_pool2d with height one",
+    excess=0.0,
+)
 def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
     kernel, padding, dilation = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding, dilation))
@@ -245,7 +252,7 @@ def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Te
     return bilinear(context, torch.mul, total, 1.0 / counts.to(torch.float64))
 
 
-@implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing")
+@implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing", excess=0.0)
 def avg_pool2d(
     context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
@@ -274,7 +281,7 @@ def _sums_of_windows(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tup
     return _windows(v, 0, kernel, stride, padding, (1, 1), ceil_mode).sum(0)
 
 
-@implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
+@implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local", excess=0.0)
 def avg_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                ceil_mode: bool = False, count_include_pad: bool = True) -> torch.Tensor:  # fmt: skip
     kernel, padding = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding))
@@ -297,7 +304,7 @@ def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
     return x.shape[-2] if high is None else high, x.shape[-1] if wide is None else wide
 
 
-@implements("adaptive_avg_pool2d", F.adaptive_avg_pool2d, note="local")
+@implements("adaptive_avg_pool2d", F.adaptive_avg_pool2d, note="local", excess=0.0)
 def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> SharedTensor:
     out = _adaptive_size(x, output_size)
     rows, columns = _cells(x.shape[-2], out[0]), _cells(x.shape[-1], out[1])
@@ -310,13 +317,15 @@ def _sums_of_cells(v: torch.Tensor, rows: list[tuple[int, int]], columns: list[t
     return torch.stack([tall[..., a:b].sum(-1) for a, b in columns], dim=-1)
 
 
-@implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")
+@implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local", excess=0.0)
 def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> torch.Tensor:
     size = output_size if isinstance(output_size, int) else output_size[0]
     return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)
 
 
-@implements("adaptive_max_pool2d", F.adaptive_max_pool2d, _HIDDEN["_adaptive_max_pool2d"], note="PrivHFL, 3.3 (iii)")
+@implements(
+    "adaptive_max_pool2d", F.adaptive_max_pool2d, _HIDDEN["_adaptive_max_pool2d"], note="PrivHFL, 3.3 (iii)", excess=0.0
+)
 def adaptive_max_pool2d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:
@@ -437,7 +446,7 @@ def interpolations(
     return found
 
 
-@implements("unfold_patches", F.unfold, note="local")
+@implements("unfold_patches", F.unfold, note="local", excess=0.0)
 def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> SharedTensor:

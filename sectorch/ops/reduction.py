@@ -71,7 +71,7 @@ def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
 
 
 @implements("mean", torch.mean, T.mean, torch.nanmean, T.nanmean,
-            note="as sum; where the count is no power of two, error 1e-6 |result|")  # fmt: skip
+            note="as sum; where the count is no power of two, error 1e-6 |result|", excess=0.0)  # fmt: skip
 def mean(
     context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SharedTensor:
@@ -149,22 +149,22 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
     return x.like(backend.each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
 
 
-@implements("amax", torch.amax, T.amax, note="a tree of comparisons")
+@implements("amax", torch.amax, T.amax, note="a tree of comparisons", excess=0.0)
 def amax(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> SharedTensor:
     return _extreme(context, x, dim, keepdim, 1)
 
 
-@implements("amin", torch.amin, T.amin, note="a tree of comparisons")
+@implements("amin", torch.amin, T.amin, note="a tree of comparisons", excess=0.0)
 def amin(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> SharedTensor:
     return _extreme(context, x, dim, keepdim, -1)
 
 
-@implements("maximum", torch.maximum, T.maximum, torch.fmax, T.fmax, note="one comparison")
+@implements("maximum", torch.maximum, T.maximum, torch.fmax, T.fmax, note="one comparison", excess=0.0)
 def maximum(context: Context, x: Any, y: Any) -> SharedTensor:
     return _pairwise(context, x, y, 1)
 
 
-@implements("minimum", torch.minimum, T.minimum, torch.fmin, T.fmin, note="one comparison")
+@implements("minimum", torch.minimum, T.minimum, torch.fmin, T.fmin, note="one comparison", excess=0.0)
 def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
     return _pairwise(context, x, y, -1)
 
@@ -197,8 +197,8 @@ def _max_or_min(sign: int):
     return handler
 
 
-implements("max", torch.max, T.max, note="positions stay secret")(_max_or_min(1))
-implements("min", torch.min, T.min, note="positions stay secret")(_max_or_min(-1))
+implements("max", torch.max, T.max, note="positions stay secret", excess=0.0)(_max_or_min(1))
+implements("min", torch.min, T.min, note="positions stay secret", excess=0.0)(_max_or_min(-1))
 
 
 @implements("aminmax", torch.aminmax, T.aminmax, note="as amin and amax")

@@ -89,7 +89,7 @@ def register_op(
         first = inspect.Parameter("_context", inspect.Parameter.POSITIONAL_ONLY)
         vars(handler)["__signature__"] = own.replace(parameters=[first, *own.parameters.values()])
         name = _free_name(getattr(func, "__name__", f.__name__), func)
-        SHARES.implements(name, func, note=note, override=override)(handler)
+        SHARES.implements(name, func, note=note, exact=exact, override=override)(handler)
         SHARES.rows[name].exact = exact
         REGISTERED[func] = RegisteredOp(reference or func, domain, error, rounds, bytes)
         return f

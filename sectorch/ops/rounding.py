@@ -261,13 +261,13 @@ def _reflected(func: Any) -> Any:
 
 @implements("floor_divide", torch.floor_divide, T.floor_divide, T.__floordiv__,
             in_place=(T.floor_divide_,),
-            note="exact on encoded values; |quotient| < 2^16, by a public divisor < 2^34")  # fmt: skip
+            note="exact on encoded values; |quotient| < 2^16, by a public divisor < 2^34", exact=False)  # fmt: skip
 def floor_divide(context: Context, x: Any, y: Any) -> SharedTensor:
     return floor_divmod(context, x, y)[0]
 
 
 @implements("remainder", torch.remainder, T.remainder, T.__mod__, in_place=(T.remainder_, T.__imod__),
-            note="as floor_divide")  # fmt: skip
+            note="as floor_divide", exact=False)  # fmt: skip
 def remainder(context: Context, x: Any, y: Any) -> SharedTensor:
     return floor_divmod(context, x, y)[1]
 
@@ -293,7 +293,7 @@ def _towards_zero(context: Context, x: Any, y: Any) -> tuple[SharedTensor, Share
     return apply_sign(context, apply_sign(context, quotient, sign), of_divisor), apply_sign(context, rest, sign)
 
 
-@implements("fmod", torch.fmod, T.fmod, in_place=(T.fmod_,), note="as remainder")
+@implements("fmod", torch.fmod, T.fmod, in_place=(T.fmod_,), note="as remainder", exact=False)
 def fmod(context: Context, x: Any, y: Any) -> SharedTensor:
     return _towards_zero(context, x, y)[1]
 

@@ -84,6 +84,7 @@ class Masks:
     "scaled_dot_product_attention",
     F.scaled_dot_product_attention,
     note="error as softmax; n equal keys add n 2^-27 of the largest value",
+    exact=False,
 )
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
@@ -121,7 +122,9 @@ def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
     return with_dtype(w.like(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
 
 
-@implements("multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too")
+@implements(
+    "multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too", exact=False
+)
 def multi_head_attention(
     context: Context, query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any,
     in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any,
@@ -282,7 +285,8 @@ PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dr
 
 
 def _register(kind: str, function: Any) -> None:
-    @implements(kind, function, note="every step of every layer; error grows with the length; packed by public lengths")
+    @implements(kind, function, exact=kind == "rnn_relu",
+                note="every step of every layer; error grows with the length; packed by public lengths")  # fmt: skip
     def handler(context: Context, x: SharedTensor, *args: Any) -> tuple[SharedTensor, ...]:
         hx, *rest, batch_first = args
         steps = x.transpose(0, 1) if batch_first else x
@@ -367,7 +371,7 @@ for _kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
 
 
 def _cell(name: str, function: Any) -> None:
-    @implements(name, function, note="one step")
+    @implements(name, function, note="one step", exact=name == "rnn_relu_cell")
     def handler(
         context: Context, x: SharedTensor, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
     ):

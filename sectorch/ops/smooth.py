@@ -117,9 +117,8 @@ def result_bits(context: Context) -> int:
     return max(16, domain_bits(context))
 
 
-@implements(
-    "exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_), note="e^x < 2^16; 0 below -14; error 6e-6 e^x + 2e-6"
-)
+@implements("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_),
+            note="e^x < 2^16; 0 below -14; error 6e-6 e^x + 2e-6", exact=False)  # fmt: skip
 def exp(context: Context, x: SharedTensor) -> SharedTensor:
     """x = n + u with whole n from comparisons with all whole numbers at once; e^u is a series, e^n a public map."""
     return exponential(context, x, result_bits(context) * math.log(2))
@@ -149,34 +148,36 @@ def fitting_bits(context: Context, largest: float) -> int:
 
 
 @implements("sigmoid", torch.sigmoid, T.sigmoid, F.sigmoid, torch.special.expit, in_place=(T.sigmoid_, torch.sigmoid_),
-       note="everywhere; error 4e-6")  # fmt: skip
+       note="everywhere; error 4e-6", exact=False, at_most=4.0)  # fmt: skip
 def sigmoid(context: Context, x: SharedTensor) -> SharedTensor:
     return saturated_series(context, x, series_of.SIGMOID)
 
 
-@implements("tanh", torch.tanh, T.tanh, F.tanh, in_place=(T.tanh_, torch.tanh_), note="everywhere; error 8e-6")
+@implements("tanh", torch.tanh, T.tanh, F.tanh, in_place=(T.tanh_, torch.tanh_),
+            note="everywhere; error 8e-6", exact=False, at_most=4.0)  # fmt: skip
 def tanh(context: Context, x: SharedTensor) -> SharedTensor:
     y = saturated_series(context, x.like(x.shares, x.scale_bits - 1), series_of.SIGMOID)
     return add_constant(context, y.like(y.shares, y.scale_bits - 1), -1.0)
 
 
-@implements("erf", torch.erf, T.erf, torch.special.erf, in_place=(T.erf_, torch.erf_), note="everywhere; error 4e-6")
+@implements("erf", torch.erf, T.erf, torch.special.erf, in_place=(T.erf_, torch.erf_),
+            note="everywhere; error 4e-6", exact=False, at_most=4.0)  # fmt: skip
 def erf(context: Context, x: SharedTensor) -> SharedTensor:
     return saturated_series(context, x, series_of.ERF)
 
 
-@implements("erfc", torch.erfc, T.erfc, torch.special.erfc, note="everywhere; error 4e-6")
+@implements("erfc", torch.erfc, T.erfc, torch.special.erfc, note="everywhere; error 4e-6", exact=False, at_most=4.0)
 def erfc(context: Context, x: SharedTensor) -> torch.Tensor:
     return 1 - torch.erf(x)
 
 
-@implements("gelu", F.gelu, note="everywhere; error 4e-6")
+@implements("gelu", F.gelu, note="everywhere; error 4e-6", exact=False, excess=2.0)
 def gelu(context: Context, x: SharedTensor, approximate: str = "none") -> SharedTensor:
     which = series_of.GELU if approximate == "none" else series_of.GELU_TANH
     return saturated_series(context, x, which, 1.0)
 
 
-@implements("softplus", F.softplus, note="everywhere; error 5e-6 / beta")
+@implements("softplus", F.softplus, note="everywhere; error 5e-6 / beta", exact=False, excess=2.0)
 def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: float = 20.0) -> SharedTensor:
     if threshold < series_of.SOFTPLUS.high:
         refuse(f"softplus with threshold={threshold}", f"use {series_of.SOFTPLUS.high} or more")
@@ -186,7 +187,7 @@ def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: fl
     return y if beta == 1 else times_number(context, y, 1.0 / beta)
 
 
-@implements("logsigmoid", F.logsigmoid, note="everywhere; error 5e-6")
+@implements("logsigmoid", F.logsigmoid, note="everywhere; error 5e-6", exact=False, excess=2.0)
 def logsigmoid(context: Context, x: SharedTensor) -> torch.Tensor:
     return -F.softplus(-x)
 
@@ -197,12 +198,12 @@ def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
     return _no_larger(inside * series(context, inside, gate) + beyond, beyond)
 
 
-@implements("silu", F.silu, note="everywhere; error 3e-5")
+@implements("silu", F.silu, note="everywhere; error 3e-5", exact=False, excess=0.0)
 def silu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
     return _in_place(context, x, _gated(context, x, series_of.SIGMOID), inplace)
 
 
-@implements("mish", F.mish, note="everywhere; error 3e-5")
+@implements("mish", F.mish, note="everywhere; error 3e-5", exact=False, excess=2.0)
 def mish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
     return _in_place(context, x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
 
@@ -222,13 +223,13 @@ def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, Sh
     return series(context, inside, series_of.EXP), beyond
 
 
-@implements("elu", F.elu, in_place=(F.elu_,), note="everywhere; error 4e-6 alpha")
+@implements("elu", F.elu, in_place=(F.elu_,), note="everywhere; error 4e-6 alpha", exact=False)
 def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
     below, positive = _exp_below_zero(context, x)
     return _in_place(context, x, (below - 1) * alpha + positive, inplace)
 
 
-@implements("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha")
+@implements("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha", exact=False)
 def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
     if alpha <= 0:
         refuse(f"celu with alpha={alpha}", "use a positive one")
@@ -240,32 +241,32 @@ def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
 
-@implements("selu", F.selu, torch.selu, note="everywhere; error 8e-6")
+@implements("selu", F.selu, torch.selu, note="everywhere; error 8e-6", exact=False)
 def selu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
     return _in_place(context, x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
 
 
-@implements("hardsigmoid", F.hardsigmoid, note="everywhere")
+@implements("hardsigmoid", F.hardsigmoid, note="everywhere", at_most=4.0)
 def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
     return _in_place(context, x, torch.clamp(x + 3, 0, 6) / 6, inplace)
 
 
-@implements("hardswish", F.hardswish, note="everywhere")
+@implements("hardswish", F.hardswish, note="everywhere", excess=0.0)
 def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
     return _in_place(context, x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
 
 
-@implements("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6")
+@implements("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6", exact=False, excess=0.0)
 def tanhshrink(context: Context, x: SharedTensor) -> SharedTensor:
     return x - torch.tanh(x)
 
 
-@implements("softshrink", F.softshrink, torch.nn.functional.softshrink, note="exact")
+@implements("softshrink", F.softshrink, torch.nn.functional.softshrink, note="exact", excess=0.0)
 def softshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedTensor:
     return x - x.clamp(-lambd, lambd)
 
 
-@implements("hardshrink", F.hardshrink, T.hardshrink, torch.hardshrink, note="exact")
+@implements("hardshrink", F.hardshrink, T.hardshrink, torch.hardshrink, note="exact", excess=0.0)
 def hardshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedTensor:
     return x * ((x > lambd) | (x < -lambd))
 
@@ -275,18 +276,18 @@ def threshold(context: Context, x: SharedTensor, threshold: float, value: float,
     return _in_place(context, x, value + (x - value) * (x > threshold), inplace)
 
 
-@implements("glu", F.glu, note="error 4e-6 |x|")
+@implements("glu", F.glu, note="error 4e-6 |x|", exact=False)
 def glu(context: Context, x: SharedTensor, dim: int = -1) -> torch.Tensor:
     a, b = x.chunk(2, dim)
     return a * torch.sigmoid(b)
 
 
-@implements("expm1", torch.expm1, T.expm1, note="as exp")
+@implements("expm1", torch.expm1, T.expm1, note="as exp", exact=False)
 def expm1(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.exp(x) - 1
 
 
-@implements("exp2", torch.exp2, T.exp2, torch.special.exp2, note="2^x < 2^16; as exp of x ln 2")
+@implements("exp2", torch.exp2, T.exp2, torch.special.exp2, note="2^x < 2^16; as exp of x ln 2", exact=False)
 def exp2(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.exp(x * math.log(2))
 
@@ -297,12 +298,12 @@ def _half_exp(context: Context, x: SharedTensor) -> SharedTensor:
     return y.like(y.shares, y.scale_bits + 1)
 
 
-@implements("sinh", torch.sinh, T.sinh, note="result < 2^16; error as exp")
+@implements("sinh", torch.sinh, T.sinh, note="result < 2^16; error as exp", exact=False)
 def sinh(context: Context, x: SharedTensor) -> SharedTensor:
     return _half_exp(context, x) - _half_exp(context, -x)
 
 
-@implements("cosh", torch.cosh, T.cosh, note="result < 2^16; error as exp")
+@implements("cosh", torch.cosh, T.cosh, note="result < 2^16; error as exp", exact=False)
 def cosh(context: Context, x: SharedTensor) -> SharedTensor:
     return _half_exp(context, x) + _half_exp(context, -x)
 
@@ -371,27 +372,29 @@ def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
     return (HEADROOM_BITS + abs(zero)) * 2.0**scale_bits
 
 
-@implements("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
+@implements("log", torch.log, T.log, in_place=(T.log_, torch.log_),
+            note="0 < x < 2^20; error 4e-6 + 1e-6 / x", exact=False)  # fmt: skip
 def log(context: Context, x: SharedTensor) -> SharedTensor:
     return logarithm(context, x)
 
 
-@implements("log2", torch.log2, T.log2, note="as log")
+@implements("log2", torch.log2, T.log2, note="as log", exact=False)
 def log2(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(x) * (1 / math.log(2))
 
 
-@implements("log10", torch.log10, T.log10, note="as log")
+@implements("log10", torch.log10, T.log10, note="as log", exact=False)
 def log10(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(x) * (1 / math.log(10))
 
 
-@implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
+@implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x", exact=False)
 def log1p(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(1 + x)
 
 
-@implements("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
+@implements("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,),
+            note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y", exact=False)  # fmt: skip
 def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
     sign = context.backend.at_least(x.shares, high=planes(x))
     forbid(context, -sign + 1)
@@ -402,7 +405,7 @@ def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 @implements("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
-       note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3")  # fmt: skip
+       note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3", exact=False)  # fmt: skip
 def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
     x, limit = x, result_bits(context)
     s = x.scale_bits
@@ -442,7 +445,7 @@ def _sign(context: Context, x: SharedTensor) -> Value:
 
 
 @implements("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
-       note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
+       note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2", exact=False)  # fmt: skip
 def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
     sign = _sign(context, x)
     y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
@@ -496,7 +499,7 @@ def quotient(context: Context, x: SharedTensor, y: SharedTensor, positive: bool 
     )
 
 
-@implements("softsign", F.softsign, note="everywhere; error 1e-5")
+@implements("softsign", F.softsign, note="everywhere; error 1e-5", exact=False, at_most=4.0)
 def softsign(context: Context, x: SharedTensor) -> SharedTensor:
     return quotient(context, x, 1 + x.abs(), positive=True)
 
@@ -532,7 +535,7 @@ def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
 
 
 @implements("logit", torch.logit, T.logit, torch.special.logit, in_place=(T.logit_, torch.logit_),
-            note="0 < x < 1; error 1e-5 + 1e-6 / x (1 - x)")  # fmt: skip
+            note="0 < x < 1; error 1e-5 + 1e-6 / x (1 - x)", exact=False)  # fmt: skip
 def logit(context: Context, x: SharedTensor, eps: float | None = None) -> torch.Tensor:
     if eps is not None:
         if not 0 <= eps <= 0.5:
@@ -541,17 +544,17 @@ def logit(context: Context, x: SharedTensor, eps: float | None = None) -> torch.
     return torch.log(x) - torch.log(1 - x)
 
 
-@implements("logaddexp", torch.logaddexp, T.logaddexp, note="everywhere; error 5e-6")
+@implements("logaddexp", torch.logaddexp, T.logaddexp, note="everywhere; error 5e-6", exact=False)
 def logaddexp(context: Context, x: Any, y: Any) -> torch.Tensor:
     return torch.maximum(x, y) + F.softplus(-(x - y).abs())
 
 
-@implements("logaddexp2", torch.logaddexp2, T.logaddexp2, note="everywhere; error 8e-6")
+@implements("logaddexp2", torch.logaddexp2, T.logaddexp2, note="everywhere; error 8e-6", exact=False)
 def logaddexp2(context: Context, x: Any, y: Any) -> torch.Tensor:
     return torch.maximum(x, y) + F.softplus((x - y).abs() * -math.log(2)) * (1 / math.log(2))
 
 
-@implements("logcumsumexp", torch.logcumsumexp, T.logcumsumexp, note="error 5e-6 log2 n")
+@implements("logcumsumexp", torch.logcumsumexp, T.logcumsumexp, note="error 5e-6 log2 n", exact=False)
 def logcumsumexp(context: Context, x: SharedTensor, dim: int) -> torch.Tensor:
     if not x.dim():
         return x
@@ -562,7 +565,7 @@ def logcumsumexp(context: Context, x: SharedTensor, dim: int) -> torch.Tensor:
     return line.movedim(0, dim)
 
 
-@implements("hypot", torch.hypot, T.hypot, in_place=(T.hypot_,), note="as norm")
+@implements("hypot", torch.hypot, T.hypot, in_place=(T.hypot_,), note="as norm", exact=False)
 def hypot(context: Context, x: Any, y: Any) -> torch.Tensor:
     shape = torch.broadcast_shapes(x.shape, y.shape)
     return torch.linalg.vector_norm(torch.stack((x.expand(shape), y.expand(shape))), 2, 0)
@@ -573,7 +576,7 @@ def _log_where(x: Any, y: torch.Tensor) -> torch.Tensor:
     return torch.log(torch.where(torch.as_tensor(x == 0), 1.0, y))
 
 
-@implements("xlog1py", torch.special.xlog1py, note="as log1p, times x; 0 where x is 0")
+@implements("xlog1py", torch.special.xlog1py, note="as log1p, times x; 0 where x is 0", exact=False)
 def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
     y = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
     if isinstance(y, SecretTensor):
@@ -585,7 +588,7 @@ def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
 
 
 @implements("xlogy", torch.xlogy, T.xlogy, torch.special.xlogy, in_place=(T.xlogy_,),
-            note="as log, times x; 0 where x is 0")  # fmt: skip
+            note="as log, times x; 0 where x is 0", exact=False)  # fmt: skip
 def xlogy(context: Context, x: Any, y: Any) -> torch.Tensor:
     if isinstance(y, SecretTensor):
         return x * _log_where(x, y)
@@ -595,7 +598,7 @@ def xlogy(context: Context, x: Any, y: Any) -> torch.Tensor:
     return result if finite.all() else result + x * _log_where(x, torch.as_tensor(y).where(~finite, 1))
 
 
-@implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6")
+@implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6", exact=False)
 def ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
     return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5
 
@@ -618,12 +621,12 @@ FAR = 2.0**9
 """From here on sqrt(x^2 + 1) is x, to 2^-19 of it: squares beyond are not taken."""
 
 
-@implements("cos", torch.cos, T.cos, in_place=(T.cos_,), note="everywhere; error 4e-6")
+@implements("cos", torch.cos, T.cos, in_place=(T.cos_,), note="everywhere; error 4e-6", exact=False, at_most=4.0)
 def cos(context: Context, x: SharedTensor) -> SharedTensor:
     return series(context, _turns(context, x), TURN)
 
 
-@implements("sin", torch.sin, T.sin, in_place=(T.sin_,), note="everywhere; error 4e-6")
+@implements("sin", torch.sin, T.sin, in_place=(T.sin_,), note="everywhere; error 4e-6", exact=False, at_most=4.0)
 def sin(context: Context, x: SharedTensor) -> SharedTensor:
     return series(context, _turns(context, x), QUARTER)
 
@@ -636,7 +639,8 @@ def _turns(context: Context, x: SharedTensor) -> SharedTensor:
     return x.like(x.shares * factor, HEADROOM_BITS)
 
 
-@implements("tan", torch.tan, T.tan, in_place=(T.tan_,), note="error 1e-5 (1 + y^2); |y| < 2^12, else a range error")
+@implements("tan", torch.tan, T.tan, in_place=(T.tan_,),
+            note="error 1e-5 (1 + y^2); |y| < 2^12, else a range error", exact=False)  # fmt: skip
 @stepwise
 def tan(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.sin(x) / torch.cos(x)
@@ -646,7 +650,8 @@ SINC = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in
 """sin(pi x) / (pi x) - 1 in powers of x^2: the next is below 2^-21 where |x| <= 1/4."""
 
 
-@implements("sinc", torch.sinc, T.sinc, torch.special.sinc, in_place=(T.sinc_,), note="everywhere; error 1e-5")
+@implements("sinc", torch.sinc, T.sinc, torch.special.sinc, in_place=(T.sinc_,),
+            note="everywhere; error 1e-5", exact=False)  # fmt: skip
 @stepwise
 def sinc(context: Context, x: SharedTensor) -> torch.Tensor:
     """Near zero a polynomial, elsewhere the quotient; the period of sin(pi x) is exact, whatever x is."""
@@ -663,7 +668,7 @@ def sinc(context: Context, x: SharedTensor) -> torch.Tensor:
 
 
 @implements("atan", torch.atan, torch.arctan, T.atan, T.arctan, in_place=(T.atan_, T.arctan_, torch.atan_),
-       note="everywhere; error 8e-6")  # fmt: skip
+       note="everywhere; error 8e-6", exact=False, at_most=4.0)  # fmt: skip
 def atan(context: Context, x: SharedTensor) -> torch.Tensor:
     """atan |x| = A(min(|x|, 1)) - A(1 / max(|x|, 1)) + pi / 4, A on [0, 1] a series; then the sign."""
     sign = (x >= 0) * 2 - 1
@@ -677,7 +682,7 @@ def atan(context: Context, x: SharedTensor) -> torch.Tensor:
 
 
 @implements("atan2", torch.atan2, torch.arctan2, T.atan2, T.arctan2, in_place=(T.atan2_, T.arctan2_),
-            note="everywhere; error 1e-5 + 1e-6 / |(x, y)|")  # fmt: skip
+            note="everywhere; error 1e-5 + 1e-6 / |(x, y)|", exact=False, at_most=4.0)  # fmt: skip
 def atan2(context: Context, y: Any, x: Any) -> torch.Tensor:
     """The angle of the smaller of both over the larger, turned into the octant."""
     y, x = (as_floating(summand(context, v)) for v in (y, x))
@@ -696,7 +701,7 @@ def atan2(context: Context, y: Any, x: Any) -> torch.Tensor:
 
 
 @implements("asin", torch.asin, torch.arcsin, T.asin, T.arcsin, in_place=(T.asin_, T.arcsin_, torch.asin_),
-       note="|x| <= 1; error 2e-5")  # fmt: skip
+       note="|x| <= 1; error 2e-5", exact=False, at_most=4.0)  # fmt: skip
 def asin(context: Context, x: SharedTensor) -> torch.Tensor:
     last = 2.0**-context.frac_bits
     require(context, x, -1.0, 1.0 + last)
@@ -704,13 +709,13 @@ def asin(context: Context, x: SharedTensor) -> torch.Tensor:
 
 
 @implements("acos", torch.acos, torch.arccos, T.acos, T.arccos, in_place=(T.acos_, T.arccos_, torch.acos_),
-       note="|x| <= 1; error 2e-5")  # fmt: skip
+       note="|x| <= 1; error 2e-5", exact=False, at_most=4.0)  # fmt: skip
 def acos(context: Context, x: SharedTensor) -> torch.Tensor:
     return math.pi / 2 - torch.asin(x)
 
 
 @implements("asinh", torch.asinh, torch.arcsinh, T.asinh, T.arcsinh, in_place=(T.asinh_, T.arcsinh_, torch.asinh_),
-       note="everywhere; error 1e-5")  # fmt: skip
+       note="everywhere; error 1e-5", exact=False)  # fmt: skip
 def asinh(context: Context, x: SharedTensor) -> torch.Tensor:
     sign = (x >= 0) * 2 - 1
     size = x * sign
@@ -719,13 +724,13 @@ def asinh(context: Context, x: SharedTensor) -> torch.Tensor:
 
 
 @implements("acosh", torch.acosh, torch.arccosh, T.acosh, T.arccosh, in_place=(T.acosh_, T.arccosh_, torch.acosh_),
-       note="x >= 1; error 1e-5 + 1e-6 / y")  # fmt: skip
+       note="x >= 1; error 1e-5 + 1e-6 / y", exact=False)  # fmt: skip
 def acosh(context: Context, x: SharedTensor) -> torch.Tensor:
     near = x.clamp_max(FAR)
     return torch.log(x + (torch.sqrt((near - 1) * (near + 1)) + (x - near)))
 
 
 @implements("atanh", torch.atanh, torch.arctanh, T.atanh, T.arctanh, in_place=(T.atanh_, T.arctanh_, torch.atanh_),
-       note="|x| < 1; error 4e-6 + 1e-6 / (1 - |x|)")  # fmt: skip
+       note="|x| < 1; error 4e-6 + 1e-6 / (1 - |x|)", exact=False)  # fmt: skip
 def atanh(context: Context, x: SharedTensor) -> torch.Tensor:
     return (torch.log(1 + x) - torch.log(1 - x)) * 0.5

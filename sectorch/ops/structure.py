@@ -150,7 +150,7 @@ MANY = {
 for _table, _view in ((VIEWS, True), (COPIES, False)):
     for _name, _functions in _table.items():
         for _function in dict.fromkeys(_functions):
-            implements(_name, _function, view=_view, note="local")(_moved(_function))
+            implements(_name, _function, view=_view, note="local", excess=0.0)(_moved(_function))
 for _name, _functions in MANY.items():
     for _function in _functions:
         implements(_name, _function, view=True, note="local")(_moved_many(_function))
@@ -269,6 +269,17 @@ def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> t
     return x.like(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
 
 
+@implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
+            note="local; to whole numbers as trunc, with a comparison where they may not fit", excess=0.0)  # fmt: skip
+def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (torch.dtype, torch.Tensor)):
+            x = of_dtype(context, x, value if isinstance(value, torch.dtype) else value.dtype)
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
+            refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
+    return x
+
+
 def _converted(dtype: torch.dtype) -> Callable:
     return lambda context, x: of_dtype(context, x, dtype)
 
@@ -278,17 +289,6 @@ for _function, _dtype in (
     (T.byte, torch.uint8),
 ):  # fmt: skip
     implements("to", _function)(_converted(_dtype))
-
-
-@implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
-            note="local; to whole numbers as trunc, with a comparison where they may not fit")  # fmt: skip
-def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, (torch.dtype, torch.Tensor)):
-            x = of_dtype(context, x, value if isinstance(value, torch.dtype) else value.dtype)
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
-            refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
-    return x
 
 
 def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
@@ -377,7 +377,7 @@ for _function in (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d):
 COMPOSED[T.backward] = lambda *_args, **_how: refuse("a gradient through a secret tensor", _TRAINED)
 
 
-@implements("requires_grad_", T.requires_grad_, note="only False")
+@implements("requires_grad_", T.requires_grad_, note="only False", excess=0.0)
 def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True) -> SharedTensor:
     if requires_grad:
         refuse(
@@ -388,7 +388,7 @@ def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True)
 
 
 @implements("dropout", F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
-            F.feature_alpha_dropout, note="local; evaluation mode only")  # fmt: skip
+            F.feature_alpha_dropout, note="local; evaluation mode only", excess=0.0)  # fmt: skip
 def dropout(
     context: Context, x: SharedTensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> SharedTensor:
@@ -397,7 +397,7 @@ def dropout(
     return x
 
 
-@implements("masked_select", torch.masked_select, T.masked_select, note="local; public mask")
+@implements("masked_select", torch.masked_select, T.masked_select, note="local; public mask", excess=0.0)
 def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> SharedTensor:
     shape = torch.broadcast_shapes(x.shares.shape, mask.shape)
     chosen = mask.expand(shape).flatten().nonzero().squeeze(1)

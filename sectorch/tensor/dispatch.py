@@ -72,27 +72,7 @@ from .table import (
     unsupported,
 )
 
-# What the results of operations are below in magnitude, where their handlers do not say.
-
-
-NO_LARGER = frozenset((
-    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax", "amin", "avg_pool1d",
-    "avg_pool2d", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
-    "hardshrink", "hardswish", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
-    "max_pool2d", "maximum", "mean", "min", "minimum", "msort", "neg", "pixel_shuffle", "pixel_unshuffle", "positive",
-    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort",
-    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches",
-))  # fmt: skip
-"""Operations whose results are no larger in magnitude than their largest shared operand, and so are views. What joins
-shared and public operands says its bound itself."""
-
-AT_MOST_FOUR = frozenset((
-    "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
-    "softmax", "softmin", "softsign", "tanh",
-))  # fmt: skip
-
-ONE_LARGER = frozenset(("gelu", "logsigmoid", "mish", "softplus"))
-"""Operations whose results are larger than their operand by two at most."""
+# Bounds: what every element of a result is below in magnitude, where the handler does not say.
 
 
 def bound_of(
@@ -105,8 +85,8 @@ def bound_of(
     one = 2.0**scale_bits
     if not context.scheme.range_check:
         return None
-    if dtype == torch.bool or row.name in AT_MOST_FOUR:
-        return 4 * one
+    if dtype == torch.bool or row.at_most is not None:
+        return (row.at_most or 4.0) * one
     bounds = [
         2.0 ** (scale_bits - x.scale_bits) * x.bound
         for x in given
@@ -115,8 +95,8 @@ def bound_of(
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
     if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
         return 2.0**32  # positions
-    if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
-        return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
+    if known and row.excess is not None:
+        return max(bounds) + row.excess * one
     return 2.0**HEADROOM_BITS if outermost else None
 
 

@@ -1,4 +1,13 @@
-"""The dispatch table: a torch function -> the handler that computes it on secret tensors, and its texts for people."""
+"""The dispatch table: for each torch function the handler that computes it on secret tensors.
+
+An operation is added in one place, the handler's decorator in `sectorch/ops/`:
+
+    @implements("erf", torch.erf, Tensor.erf, note="everywhere; error 4e-6", exact=False, at_most=4.0)
+    def erf(context, x): ...
+
+All spellings of an operation (function, method, in-place form) are keys of one row. `dispatch.py` looks a call up here,
+and says what it does before and after the handler.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +71,7 @@ class Context:
 
 @dataclass
 class OpRow:
-    """One operation of the table."""
+    """One operation of the table; the attributes are those of `OpTable.implements`."""
 
     name: str
     handler: Callable
@@ -71,6 +80,8 @@ class OpRow:
     note: str = ""
     view: bool = False
     exact: bool = True
+    at_most: float | None = None
+    excess: float | None = None
 
     @property
     def module(self) -> str:
@@ -148,14 +159,21 @@ class OpTable:
     in_place: set[Any] = field(default_factory=set)
 
     def implements(
-        self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False, override: bool = False
-    ) -> Callable:
-        """Register a handler.
+        self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False, exact: bool = True,
+        at_most: float | None = None, excess: float | None = None, override: bool = False,
+    ) -> Callable:  # fmt: skip
+        """Register a handler. What is said of the operation counts where its row is new.
 
         Args:
-            keys: the torch functions that it computes.
+            name: of the row; handlers of several functions may share one.
+            keys: the torch functions that the handler computes.
             in_place: their in-place forms; the result replaces the content of the first argument.
+            note: domain, error and cost in a few words, for `supported_ops()` and docs/ops.md.
             view: whether torch's result shares memory with its argument.
+            exact: whether the result is an exact function of the operands' ring elements. False if it goes through a
+                series for some arguments at least, as `div` by a shared divisor (docs/protocols.md: Q's draws).
+            at_most: what every result is below in magnitude, where the handler gives no bound.
+            excess: by how much a result may exceed the largest shared operand in magnitude, likewise. 0 for views.
             override: take functions that have a handler away from it. Every model of this process then computes with
                 the new one, and so do handlers that are made of these functions.
 
@@ -172,7 +190,8 @@ class OpTable:
                 )
             for key in (*keys, *in_place):
                 self._release(key)
-            row = self.rows.setdefault(name, OpRow(name, handler, note=note, view=view))
+            new = OpRow(name, handler, [], [], note, view, exact, at_most, 0.0 if view else excess)
+            row = self.rows.setdefault(name, new)
             for key in (*keys, *in_place):
                 self.row_of[key] = row
                 self.handler[key] = handler
@@ -184,8 +203,8 @@ class OpTable:
 
         return register
 
-    def joined(self, name: str, key: Callable) -> Callable:
-        """Register the handler of a function of ours that ends in an operation of this name, and that no list shows."""
+    def implements_unlisted(self, name: str, key: Callable) -> Callable:
+        """Register the handler of a function of ours whose last step is this operation; `supported_ops()` omits it."""
 
         def register(handler):
             self.row_of[key], self.handler[key] = self.rows[name], handler
@@ -236,26 +255,6 @@ class OpTable:
 
 SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
 """The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> SharedTensor, or several in a tuple."""
-
-SMOOTH = frozenset((
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cos", "cosh", "cosine_similarity",
-    "cross_entropy", "div", "elu", "erf", "erfc", "exp", "exp2", "expm1", "gelu", "glu", "group_norm", "gru",
-    "gru_cell", "instance_norm", "kl_div", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",
-    "log_softmax", "logsigmoid", "logsumexp", "lstm", "lstm_cell", "mish", "multi_head_attention", "norm",
-    "normalize", "poisson_nll_loss", "pow", "reciprocal", "rms_norm", "rnn_tanh", "rnn_tanh_cell", "rsqrt",
-    "scaled_dot_product_attention", "selu", "sigmoid", "silu", "sin", "sinh", "soft_margin_loss", "softmax",
-    "softmin", "softplus", "softsign", "sqrt", "std", "tanh", "tanhshrink",
-    "addcdiv", "angle", "cdist", "cholesky", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2",
-    "logcumsumexp", "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "cholesky_solve", "det",
-    "inv", "slogdet", "solve", "solve_triangular", "std_mean", "xlog1py",
-    "corrcoef", "cosine_embedding_loss", "gaussian_nll_loss", "logdet", "multilabel_soft_margin_loss", "sinc", "tan",
-    "triplet_margin_loss", "matrix_power", "xlogy",
-))  # fmt: skip
-"""Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
-
-All others are exact functions of their operands' ring elements. What Q's draws change in these: docs/protocols.md.
-"""
 
 TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
 implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
@@ -316,7 +315,8 @@ def row_of(func: Any) -> OpRow | None:
 def supported_ops() -> list[dict[str, Any]]:
     """The table as data: for each operation its name, the torch functions that reach it, a note, and `exact`.
 
-    An operation is exact if its result depends on its operands alone, and else smooth: but for one value in 2^28.
+    The result of an exact operation depends on its operands alone. That of another one, a smooth function, does so but
+    for one value in 2^28, whose last digit Q's draws decide.
     """
     return [
         dict(
@@ -325,7 +325,7 @@ def supported_ops() -> list[dict[str, Any]]:
             in_place=sorted({spell(key) for key in row.in_place}),
             kind=row.module,
             note=row.note,
-            exact=row.exact and row.name not in SMOOTH,
+            exact=row.exact,
         )
         for row in sorted(TABLE.values(), key=lambda row: row.name)
     ]
