@@ -243,7 +243,7 @@ MAKING = (
 def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], every: bool, monkeypatch):
     """On a CPU this shows that handlers run in the context of a device; `test_cuda.py` has the other devices."""
     asked = []
-    monkeypatch.setattr(dispatch, "made_on", lambda device: asked.append(device) or device)
+    monkeypatch.setattr(dispatch, "created_on", lambda device: asked.append(device) or device)
 
     def body(case: Called) -> None:
         found = opened(case, stage(), grid=False)[1]

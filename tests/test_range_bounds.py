@@ -47,7 +47,7 @@ def hold(x: SharedTensor, name: str) -> None:
 @contextlib.contextmanager
 def watched():
     """Every result that a user gets is looked at."""
-    flagged = dispatch._flagged
+    flagged = dispatch._with_flags
 
     def look(wrapped, given, flags):
         result = flagged(wrapped, given, flags)
@@ -57,11 +57,11 @@ def watched():
                     hold(leaf, str(given))
         return result
 
-    dispatch._flagged = look
+    dispatch._with_flags = look
     try:
         yield
     finally:
-        dispatch._flagged = flagged
+        dispatch._with_flags = flagged
 
 
 def filled(function):

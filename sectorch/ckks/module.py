@@ -19,7 +19,7 @@ from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.located import compute
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
-from ..tensor.compile_mode import Inference
+from ..tensor.compile_mode import InferenceModule
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.ciphertext import limit, residues
 from .scheme.keys import Keys, PublicKeys, keys_for
@@ -169,7 +169,7 @@ def parts(
     return encrypted, evaluated, decrypted
 
 
-class CKKSModule(Inference):
+class CKKSModule(InferenceModule):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
 

@@ -44,12 +44,12 @@ from ..tensor.signatures import (
     MASKED_SELECT,
     READS_CONTENT,
     as_sizes,
-    dense,
+    conversion_arguments,
     first_positions,
     is_number,
-    of_python,
-    on_cpu,
+    plain_arguments,
     refuse_dropped,
+    require_dense,
     selected_on_meta,
     to_meta,
     torch_on_meta,
@@ -460,7 +460,7 @@ class GraphRecorder(TorchFunctionMode):
         secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
         if not secrets:
             return call_with_zeros(func, args, kwargs)
-        args, kwargs = of_python(args, kwargs)
+        args, kwargs = plain_arguments(args, kwargs)
         if func in LIKE and not isinstance(args[0], StandIn):
             func, args, kwargs = without_like_tensor(func, args, kwargs)
             if not isinstance(args[0], SecretTensor):
@@ -475,7 +475,7 @@ class GraphRecorder(TorchFunctionMode):
             if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
                 raise CaptureFailure("the module reads a tensor that an earlier call made")
         try:
-            dense(leaves)
+            require_dense(leaves)
             if func in COMPOSED:
                 with self:
                     made = COMPOSED[func](*args, **kwargs)
@@ -688,7 +688,7 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
     """torch's own result on the twins, whose memory is shared as torch shares it; errors as of the dispatch table."""
     called = func
     if func in CONVERSIONS:
-        args, kwargs = on_cpu(args, kwargs)
+        args, kwargs = conversion_arguments(args, kwargs)
         called = _T.to
     if func in MASKED_SELECT:
         return selected_on_meta(*args, **kwargs)

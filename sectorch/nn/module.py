@@ -25,7 +25,7 @@ from ..config import NEEDS, WeightNeed, reason_of
 from ..errors import ArgumentError, FixedPointRangeError, PrecisionError, PrecisionWarning, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
-from ..tensor.compile_mode import Inference
+from ..tensor.compile_mode import InferenceModule
 from .capture import adapt_model, run_eagerly, zeros_at_padded_places
 from .dry_run import DryRun, dry_run, find_precision_loss, reveal_outputs, shared_inputs, way_out
 from .graph import Trace, located_errors, range_advice, run, same_program
@@ -135,7 +135,7 @@ CHUNK_BYTES = 24 << 20
 """A batch is split so that its largest message stays below this: the piece bounds the memory, and not the batch."""
 
 
-class SecureModule(Inference):
+class SecureModule(InferenceModule):
     """A module whose weights belong to an answering party and whose inputs belong to Q.
 
     It is called as the plain module is: with tensors, and dicts, lists, tuples and dataclasses of them, by place or by

@@ -23,15 +23,15 @@ from ..tensor import SharedTensor
 from ..tensor.dispatch import spell
 from ..tensor.infinity import (  # fmt: skip
     Infinite,
+    common_value,
+    exact_infinite,
     infinite_of,
     join_infinite,
     mask_beyond_range,
     of_public,
-    one_of,
     round_to_dtype,
     set_rules,
     size_of,
-    standing_for,
 )
 from ..tensor.table import HANDLER, IN_PLACE, Context
 from .common import check_fits, limit_at
@@ -231,7 +231,7 @@ def _exactly(x: SharedTensor) -> SharedTensor:
         if value is not None:
             there = _signs(x, sign < 0, sign > 0)
             made = _without(torch.masked_fill, made, there, sign * size)
-    known = standing_for(x.scheme, x.dtype, infinite.low, infinite.high)
+    known = exact_infinite(x.scheme, x.dtype, infinite.low, infinite.high)
     return _labelled(made, known and replace(known, at=infinite.at, certain=infinite.certain))
 
 
@@ -412,7 +412,7 @@ def _cut_off(call: OperatorCall, args: tuple, out: SharedTensor) -> None:
         return
     sign = "low" if call.name in ("maximum", "max") else "high"
     if mask_beyond_range(call.scheme, public) is None or getattr(infinite_of(shared), sign, None) is None:
-        out.infinite = out.infinite.but(**{sign: None, "at": None, "certain": False})
+        out.infinite = out.infinite.with_changes(**{sign: None, "at": None, "certain": False})
 
 
 @_rule("where")
@@ -530,13 +530,13 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
         if not _is(term):
             exact_at[-1] = exact_at[-1] | _broadcast(_beyond_sign(call, term, -signs[k]), made.shape)
             exact_at[1] = exact_at[1] | _broadcast(_beyond_sign(call, term, signs[k]), made.shape)
-            parts.append(standing_for(call.scheme, made.dtype, *values))
+            parts.append(exact_infinite(call.scheme, made.dtype, *values))
         elif not moves:
             parts.append(replace(mark, low=values[0], high=values[1]))
         elif mark.certain and one_sign:
             sign = -1 if mark.high is None else 1
             exact_at[sign] = exact_at[sign] | at
-            parts.append(standing_for(call.scheme, made.dtype, *values))
+            parts.append(exact_infinite(call.scheme, made.dtype, *values))
         else:
             most, unchecked = _most(call, partner)
             size = mark.size - most
@@ -617,7 +617,7 @@ def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = 
     factors = _plain(lambda v: v.detach().cpu().double().reshape(-1), torch.as_tensor(factor))
     factors = factors if call.name == "mul" else 1 / factors
     least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
-    one: Any = one_of(factors)
+    one: Any = common_value(factors)
     dtype = _together(input, other)
     values = [None if v is None else round_to_dtype(v * one, dtype) if one == one or math.isinf(v)
               else math.nan for v in (known.low, known.high)]  # fmt: skip
@@ -639,7 +639,7 @@ def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = 
     values = values[::-1] if float(factors[0]) < 0 else values
     made = call.without(input, other)
     if known.certain and (values[0] is None or values[1] is None):
-        mark = standing_for(call.scheme, made.dtype, *values)
+        mark = exact_infinite(call.scheme, made.dtype, *values)
         at, size = _at(known, input, made.shape), size_of(call.scheme, made.dtype)
         made = _refilled(call, made, at, -size if values[1] is None else size, call.func in IN_PLACE)
         return _labelled(made, mark and replace(mark, at=at, certain=True))
@@ -652,7 +652,7 @@ def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = 
 def _times_endless(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
     """Zeros and ones, times a public number beyond the range: a mask."""
     found = mask_beyond_range(call.scheme, factor)
-    if found is None or not (x.whole or x.dtype == torch.bool):
+    if found is None or not (x.is_integral or x.dtype == torch.bool):
         return NotImplemented
     dtype = torch.result_type(torch.empty((), dtype=x.dtype), factor)
     mark, number = call.put(factor, dtype if x.dim() or not isinstance(factor, torch.Tensor) else factor.dtype)
@@ -777,7 +777,9 @@ def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, 
                         most if bounds[1] is None else bounds[1])  # fmt: skip
         if mark.unchecked:
             made.flags = tuple(dict.fromkeys((*made.flags, *_with_flags(call.context, input, mark, None).flags)))
-    return _stored(call, input, _labelled(made, mark.but(low=values[0], high=values[1], certain=False)), inplace)
+    return _stored(
+        call, input, _labelled(made, mark.with_changes(low=values[0], high=values[1], certain=False)), inplace
+    )
 
 
 def _pair(args: tuple, kwargs: dict, one: str, two: str, *defaults: Any) -> tuple[Any, Any]:
@@ -820,10 +822,10 @@ def _nan_to_num(
             continue
         value = float(value) if value is not None else info.min if sign < 0 else info.max
         if mask_beyond_range(call.scheme, value) is not None and value * sign > 0:
-            left = left and left.but(**{name: value})
+            left = left and left.with_changes(**{name: value})
         else:
             made = _without(torch.masked_fill, made, _signs(input, sign < 0, sign > 0), value)
-            left = left and left.but(**{name: None, "certain": False})
+            left = left and left.with_changes(**{name: None, "certain": False})
     return _stored(call, input, _labelled(made, left))
 
 
@@ -879,8 +881,8 @@ def _log_softmax(call: OperatorCall, input: Any, dim: int, args: tuple, kwargs: 
     size = size_of(call.scheme, made.dtype)
     made = _without(torch.masked_fill, made, there, -size)
     low = mark.low if mark.low <= -KEPT else math.nan
-    stands: Any = standing_for(call.scheme, made.dtype, low, None)
-    return _labelled(made, stands.but(at=mark.at, certain=mark.certain))
+    stands: Any = exact_infinite(call.scheme, made.dtype, low, None)
+    return _labelled(made, stands.with_changes(at=mark.at, certain=mark.certain))
 
 
 @_rule("logsumexp")

@@ -87,7 +87,7 @@ def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
         return x != 0
     most, known = torch.iinfo(dtype), x.bound
     if x.scale_bits:
-        x = round_scale(context, x, 0) if x.whole else trunc(context, x)
+        x = round_scale(context, x, 0) if x.is_integral else trunc(context, x)
     elif x.dtype == torch.bool or (torch.can_cast(x.dtype, dtype) and torch.iinfo(x.dtype).bits <= most.bits):
         return x
     whole = with_dtype(x, torch.int64)

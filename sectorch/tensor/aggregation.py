@@ -1,4 +1,4 @@
-"""The sum of several answering parties' tensors."""
+"""Tensors of several parties: their sum at Q (`aggregate`), and the shape of an owner's tensor (`announced`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .shared import Opening, SharedTensor, round_shares, unwrap_openings
 from .signatures import LARGEST
 
 
-def _hold(backend: Backend, shares: Value, x: SharedTensor, scale_bits: int, times: int) -> None:
-    """Raise a flag where so many times x, rounded to so many fraction bits, may leave the ring and does."""
+def _check_sum_fits(backend: Backend, shares: Value, x: SharedTensor, scale_bits: int, times: int) -> None:
+    """Flag entries of x, rounded to so many fraction bits, that `times` such terms could take out of the ring."""
     bound = x.bound and x.bound / 2.0 ** (x.scale_bits - scale_bits) + 1
     if bound and bound * times > 2.0**HEADROOM_BITS and x.scheme.range_check:
         backend.flag_outside(shares, HEADROOM_BITS - (times - 1).bit_length())
@@ -68,9 +68,9 @@ def aggregate(
         scale, terms = max(scales), []
         for (net, backend, shares), bits, x in zip(calls, scales, tensors, strict=True):
             with run_in(net):
-                _hold(backend, shares, x, bits, len(tensors) << scale - bits)
+                _check_sum_fits(backend, shares, x, bits, len(tensors) << scale - bits)
                 terms.append((backend, shares << scale - bits, (*x.flags, *net.raised)))
-        # An answering party does not know of the others' flags: all are guarded, or none.
+        # An answering party does not know the others' flags: all sums are guarded, or none.
         net, backend, _ = calls[0]
         drawn = None if noise is None else lambda shape: noise(shape, scale)
         opened, right = backend.aggregate(terms, guarded, drawn)
@@ -80,9 +80,6 @@ def aggregate(
         dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
         dtype = torch.int64 if dtype == torch.bool and len(tensors) > 1 else dtype  # a sum of yes and no is a count
     return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)
-
-
-# The shape of an input, told to all by its owner: so that only the owner has to have the tensor.
 
 
 _DTYPES = (
@@ -95,21 +92,21 @@ _DIMS = 12
 def announced(
     x: torch.Tensor | None, *, owner: Any, session: Session | None = None, party: Party | None = None
 ) -> torch.Tensor:
-    """x where its owner is; elsewhere a tensor without content of its shape and type, which are public from now on.
+    """x at its owner, and at every other party a tensor without content. The shape and the dtype of x become public.
 
         rows = sectorch.announced(parties.inputs.get("H1"), owner="H1", session=session)
         shared = sectorch.share(rows, owner="H1", session=session)
 
     Args:
-        x: the owner's tensor, of at most 12 dimensions; elsewhere it is not looked at.
+        x: the owner's tensor, of at most 12 dimensions; ignored at other parties.
         owner, session, party: as of `sectorch.share`.
 
-    Where the parties are apart 2 rounds (1 of S), and 112 bytes from the owner to S and from S to each.
+    Between processes 2 rounds (1 if S is the owner), and 112 bytes from the owner to S and from S to each party.
 
     Raises:
-        ArgumentError: no tensor where its owner is, an owner that the session has not, or a rehearsal, in which
-            nobody has an input.
-        ShapeError: the owner said what no shape is.
+        ArgumentError: no tensor at its owner, an owner that is not of the session, or a rehearsal, in which nobody
+            has an input.
+        ShapeError: the owner's message is not a shape.
     """
     session = session or default_session()
     party = session.answering_party(party)
@@ -121,13 +118,13 @@ def announced(
         raise ArgumentError(f"{holder.name} announces {x.dim()} dimensions of {x.dtype}, which cannot be shared")
     if here and x is not None and session.complete:
         return x
-    said = torch.zeros(_DIMS + 2, dtype=torch.int64)
+    message = torch.zeros(_DIMS + 2, dtype=torch.int64)
     if here and x is not None:
-        said = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape, *(_DIMS - x.dim()) * (0,)])
-    heard = session.agreement.told(party, "announce", holder, said)
-    if heard.is_meta:
+        message = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape, *(_DIMS - x.dim()) * (0,)])
+    received = session.agreement.told(party, "announce", holder, message)
+    if received.is_meta:
         raise ArgumentError(f"the shape of what {holder.name} brings is not known in a rehearsal")
-    kind, count, *sizes = heard.tolist()
+    kind, count, *sizes = received.tolist()
     if not (0 <= kind < len(_DTYPES) and 0 <= count <= _DIMS and min(sizes) >= 0 and prod(sizes[:count]) < LARGEST):
         raise ShapeError(f"{holder.name} announced what is no shape: {sizes[: max(0, count)]}")
     like = torch.empty(sizes[:count], dtype=_DTYPES[kind], device="meta")

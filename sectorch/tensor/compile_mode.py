@@ -1,5 +1,8 @@
-"""What a model's code is told while it runs on secrets: that it is being compiled, as in torch.export, and that its
-tensors are torch's own."""
+"""The modes in which a model's own Python code runs on secret tensors, and the module class that runs it.
+
+Inside `as_if_compiling` the code finds that torch is compiling it, and takes the branches that look at no values.
+Inside `as_plain` it finds that a secret tensor's type is torch.Tensor. `InferenceModule` is for inference alone.
+"""
 
 from __future__ import annotations
 
@@ -26,40 +29,39 @@ from .signatures import refuse_move
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.RLock()
-_inside = 0
-_before: list[bool] = []
+_compiling_depth = 0
+_flags_before: list[bool] = []
 
 
-_NOTED = "_torchdynamo_disable"
-"""How the names of torch's notes begin."""
+_NOTE_PREFIX = "_torchdynamo_disable"
+"""The prefix of the names under which torch notes what it leaves out of an export."""
 
 
-def _notes() -> dict:
+def _export_notes() -> dict:
     return traceback.current_meta.setdefault("custom", {})
 
 
-_notes()
+_export_notes()
 
 
 @contextmanager
 def as_if_compiling(module: nn.Module | None = None) -> Iterator[None]:
     """`torch.compiler.is_compiling()` and `is_exporting()` are true inside.
 
-    Code that looks at a tensor's values to save work (whether a mask hides anything, say) asks that, and then takes the
-    way that looks at nothing. torch.export's own tracing sets the same flags, of the process. The last of several
-    threads sets them back.
+    Code that looks at values to save work (whether a mask hides anything, say) tests these flags, and then takes the
+    branch that looks at none. The flags are the process's, as with torch.export. The last of several threads resets
+    them.
 
-    Under these flags torch notes in a dict of the process, under "custom", what it would leave out of an export. It
-    makes and deletes that entry call by call, which fails where two threads do so at once, but leaves one that it
-    finds. So there is one from the import of this module on, and the last thread takes away notes that threads which
-    overlapped have left in it.
+    Under these flags torch keeps a dict of the process, under "custom", of what it would leave out of an export. It
+    creates and deletes the dict call by call, which fails if two threads do so at once, but it keeps one that exists.
+    So this module creates one when it is imported. The last thread removes the notes of threads that overlapped.
     """
-    global _inside
+    global _compiling_depth
     with _LOCK:
-        if not _inside:
-            _before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
-            _notes()
-        _inside += 1
+        if not _compiling_depth:
+            _flags_before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
+            _export_notes()
+        _compiling_depth += 1
         for flag in _FLAGS:
             setattr(torch.compiler, flag, True)
     try:
@@ -67,49 +69,49 @@ def as_if_compiling(module: nn.Module | None = None) -> Iterator[None]:
             yield
     finally:
         with _LOCK:
-            _inside -= 1
-            if not _inside:
-                for flag, value in zip(_FLAGS, _before, strict=True):
+            _compiling_depth -= 1
+            if not _compiling_depth:
+                for flag, value in zip(_FLAGS, _flags_before, strict=True):
                     setattr(torch.compiler, flag, value)
-                notes = _notes()
-                for name in [name for name in notes if name.startswith(_NOTED)]:
+                notes = _export_notes()
+                for name in [name for name in notes if name.startswith(_NOTE_PREFIX)]:
                     notes.pop(name, None)
 
 
 def is_exporting() -> bool:
-    """Whether torch says so by itself, whatever threads are inside of `compiling`."""
+    """Whether torch itself is exporting, apart from the flags that `as_if_compiling` sets."""
     with _LOCK:
-        return any(_before) if _inside else torch.compiler.is_compiling()
+        return any(_flags_before) if _compiling_depth else torch.compiler.is_compiling()
 
 
-class _Kind(type):
-    """What makes `_Type` pass for `type`."""
+class _TypeMeta(type):
+    """The metaclass that lets `_TypeOfPlain` pass for `type`."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is not _Type:  # a class of classes that was made where `type` stood for `_Type`
+        if cls is not _TypeOfPlain:  # a class of classes that was made where `type` stood for `_TypeOfPlain`
             return super().__call__(*args, **kwargs)
         if len(args) != 1 or kwargs:
             return type(*args, **kwargs)
         kind = type(args[0])
         if issubclass(kind, SecretTensor):
             return nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
-        return cls if kind in (type, _Kind) else kind
+        return cls if kind in (type, _TypeMeta) else kind
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, type) if cls is _Type else super().__instancecheck__(instance)
+        return isinstance(instance, type) if cls is _TypeOfPlain else super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: Any) -> bool:
-        return issubclass(subclass, type) if cls is _Type else super().__subclasscheck__(subclass)
+        return issubclass(subclass, type) if cls is _TypeOfPlain else super().__subclasscheck__(subclass)
 
     def __getitem__(cls, item: Any) -> Any:
         return type[item]
 
 
-class _Type(type, metaclass=_Kind):
+class _TypeOfPlain(type, metaclass=_TypeMeta):
     """`type`, of which `type(x) is torch.Tensor` holds for a secret tensor."""
 
 
-_NOT_THE_MODELS = {
+_LIBRARIES = {
     *sys.stdlib_module_names,
     "torch",
     "sectorch",
@@ -119,80 +121,82 @@ _NOT_THE_MODELS = {
     "numba",
     "llvmlite",
 } - {"__main__"}
-"""Packages whose code asks for the type of a tensor to hand it on, and not to choose a branch."""
-_looked: list[Any] = []
-"""The modules that there were when all were looked through."""
-_theirs: list[dict] = []
-"""The names of those of them that are the model's, as far as can be known."""
-_spread_to = -1
-_changed: list[dict] = []
-"""The names among which `_Type` stands now, and how many modules there were when it was put there."""
-_plain_inside = 0
-_validates = True
+"""Packages whose code reads the type of a tensor to pass it on, and not to choose a branch."""
+_scanned: list[Any] = []
+"""The modules that were loaded at the last scan."""
+_model_names: list[dict] = []
+"""The namespaces of the modules that may be the model's."""
+_patched_count = -1
+_patched: list[dict] = []
+"""The namespaces in which `_TypeOfPlain` stands now; `_patched_count`: how many modules were loaded then."""
+_plain_depth = 0
+_validate_before = True
 _import = builtins.__import__
 
 
-def _spread() -> None:
-    """`_Type` stands for `type` in the modules that there are now, but those of `_NOT_THE_MODELS`."""
-    global _spread_to, _looked
-    if _spread_to == len(sys.modules):
+def _patch_all() -> None:
+    """Put `_TypeOfPlain` in the place of `type` in all loaded modules but those of `_LIBRARIES`."""
+    global _patched_count, _scanned
+    if _patched_count == len(sys.modules):
         return
     modules, begun = list(sys.modules.values()), False
-    if len(modules) != len(_looked) or not all(map(operator.is_, modules, _looked)):
-        _theirs.clear()
+    if len(modules) != len(_scanned) or not all(map(operator.is_, modules, _scanned)):
+        _model_names.clear()
         for name, module in list(sys.modules.items()):
             if getattr(getattr(module, "__spec__", None), "_initializing", False):
                 begun = True  # what it makes of `type` while it is imported stays
-            elif _is_theirs(name) and isinstance(names := getattr(module, "__dict__", None), dict):
-                _theirs.append(names)
-        _looked = [] if begun else modules
-    for names in _theirs:  # thousands, in each trace: `_stand` in place
+            elif _is_model_code(name) and isinstance(names := getattr(module, "__dict__", None), dict):
+                _model_names.append(names)
+        _scanned = [] if begun else modules
+    for names in _model_names:  # thousands, in each trace: `_patch`, inlined
         if "type" not in names:
-            names["type"] = _Type
-            _changed.append(names)
-    _spread_to = -1 if begun else len(modules)
+            names["type"] = _TypeOfPlain
+            _patched.append(names)
+    _patched_count = -1 if begun else len(modules)
 
 
-def _is_theirs(name: Any) -> bool:
-    return not isinstance(name, str) or name.partition(".")[0] not in _NOT_THE_MODELS
+def _is_model_code(name: Any) -> bool:
+    return not isinstance(name, str) or name.partition(".")[0] not in _LIBRARIES
 
 
-def _stand(names: dict) -> None:
+def _patch(names: dict) -> None:
     if "type" not in names:
-        names["type"] = _Type
-        _changed.append(names)
+        names["type"] = _TypeOfPlain
+        _patched.append(names)
 
 
-def _importing(*args: Any, **kwargs: Any) -> Any:
-    depth = _here.imports = getattr(_here, "imports", 0) + 1
+def _import_and_patch(*args: Any, **kwargs: Any) -> Any:
+    depth = _thread.imports = getattr(_thread, "imports", 0) + 1
     try:
         made = _import(*args, **kwargs)
     finally:
-        _here.imports = depth - 1
-    if depth == 1 and len(sys.modules) != _spread_to:  # a package's thousands of modules: all at its end
+        _thread.imports = depth - 1
+    if depth == 1 and len(sys.modules) != _patched_count:  # a package's thousands of modules: all at its end
         with _LOCK:
-            if _plain_inside:
-                _spread()
+            if _plain_depth:
+                _patch_all()
     return made
 
 
-_here = threading.local()
+_thread = threading.local()
 apis: Any = _apis
 vmaps: Any = _vmaps
 _vmap_impl = apis.vmap_impl
-MAPPED = 64
-"""What torch.vmap maps over at most: a function is called once for each."""
+MOST_MAPPED = 64
+"""Entries that torch.vmap maps over at most: the function is called once for each."""
 
 
-def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch.vmap: its own batches hold no secrets, so that the function is called for each entry in turn."""
-    if not getattr(_here, "depth", 0):
+def _vmap_by_entry(
+    func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """torch.vmap by a call for each entry: torch's own batched tensors cannot hold secrets."""
+    if not getattr(_thread, "depth", 0):
         return _vmap_impl(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     size, dims, leaves, spec = vmaps._process_batched_inputs(in_dims, args, func)
-    if not 0 < size <= MAPPED:
+    if not 0 < size <= MOST_MAPPED:
         raise UnsupportedOpError(
-            f"vmap over {size} entries of a model on secret tensors: each is computed by itself, and {MAPPED} at most; "
-            f"call the function on the whole batch"
+            f"vmap over {size} entries of a model on secret tensors: each is computed by itself, and {MOST_MAPPED} at "
+            f"most; call the function on the whole batch"
         )
     found = []
     for i in range(size):
@@ -212,59 +216,54 @@ def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size:
 def as_plain(module: nn.Module | None = None) -> Iterator[None]:
     """Code outside torch finds that a secret tensor's type is torch.Tensor, and torch.distributions validates nothing.
 
-    No class can make `type(x)` another, so that code which tells an input from a list of them by its exact type would
-    take its other branch, without a word. What code looks up as `type` is a name of its module before it is Python's.
-    Validation looks at values; torch leaves it out in compiled code. torch.vmap calls its function for each entry. All
-    that is set in the process, until the last of several threads leaves.
+    No class can change `type(x)`, so code that tests for the exact type would take another branch, without a warning.
+    A name `type` in a module's namespace takes precedence over Python's. Validation looks at values; torch skips it in
+    compiled code. torch.vmap calls its function for each entry. All of this is set in the process, until the last of
+    several threads leaves.
 
     Args:
         module: whose forwards run inside.
     """
-    global _plain_inside, _validates, _spread_to, _import
+    global _plain_depth, _validate_before, _patched_count, _import
     with _LOCK:
-        if not _plain_inside:
+        if not _plain_depth:
             SecretTensor.passes_as = torch.Tensor
-            apis.vmap_impl = _mapped
-            _validates, Distribution._validate_args = Distribution._validate_args, False
-            _import, builtins.__import__ = builtins.__import__, _importing
-        _plain_inside += 1
-        _spread()
+            apis.vmap_impl = _vmap_by_entry
+            _validate_before, Distribution._validate_args = Distribution._validate_args, False
+            _import, builtins.__import__ = builtins.__import__, _import_and_patch
+        _plain_depth += 1
+        _patch_all()
         for layer in module.modules() if module is not None else ():  # of a class that no imported module holds
             names = getattr(type(layer).forward, "__globals__", None)
-            if isinstance(names, dict) and _is_theirs(names.get("__name__")):
-                _stand(names)
-    _here.depth = getattr(_here, "depth", 0) + 1
+            if isinstance(names, dict) and _is_model_code(names.get("__name__")):
+                _patch(names)
+    _thread.depth = getattr(_thread, "depth", 0) + 1
     try:
         yield
     finally:
-        _here.depth -= 1
+        _thread.depth -= 1
         with _LOCK:
-            _plain_inside -= 1
-            if not _plain_inside:
+            _plain_depth -= 1
+            if not _plain_depth:
                 SecretTensor.passes_as = None
                 apis.vmap_impl = _vmap_impl
-                Distribution._validate_args = _validates
-                if builtins.__import__ is _importing:
+                Distribution._validate_args = _validate_before
+                if builtins.__import__ is _import_and_patch:
                     builtins.__import__ = _import
-                for names in _changed:
-                    if names.get("type") is _Type:
+                for names in _patched:
+                    if names.get("type") is _TypeOfPlain:
                         del names["type"]
-                _changed.clear()
-                _spread_to = -1
+                _patched.clear()
+                _patched_count = -1
 
 
-# A module that is for inference alone: where it computes, and in which mode, is settled when it is made.
-
-
-class Inference(nn.Module):
-    """A module without parameters, in evaluation mode, that nothing records; torch.compile leaves it as it is, and so
-    does `compile()`.
+class InferenceModule(nn.Module):
+    """A module without parameters, for inference alone, whose device and mode are fixed. torch.compile leaves it alone.
 
     Raises:
-        TrainingModeError: of `train()`.
-        ArgumentError: of a move to another device or dtype, which would change nothing; of a call inside torch.export
-            or torch.jit.trace, which see tensors without content; of `state_dict()` and `load_state_dict()`, which
-            would be empty and load nothing.
+        TrainingModeError: by `train()`.
+        ArgumentError: by a move to another device or dtype; by a call inside torch.export or torch.jit.trace, which see
+            tensors without content; by `state_dict()` and `load_state_dict()`, which would be empty and load nothing.
     """
 
     session: Session
@@ -275,7 +274,7 @@ class Inference(nn.Module):
         return super().train(False)
 
     def _apply(self, fn: Callable, recurse: bool = True):
-        """What .to(), .cuda(), .half() and their like do to a module's tensors."""
+        """Refuse .to(), .cuda(), .half() and their like; nn.Module calls this for all of them."""
         refuse_move(fn, self.session.device)
         return self
 

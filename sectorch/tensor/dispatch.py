@@ -1,12 +1,19 @@
-"""One table: a torch function -> the handler that computes it on secret tensors.
+"""The dispatch of torch functions on secret tensors: what `torch.relu(shared)` goes through.
 
-Every spelling of an operation (`torch.relu`, `F.relu`, `Tensor.relu`, `relu_`) is a key of the same row. A call goes
+`SecretTensor.__torch_function__` hands every call to `call`, which takes these steps:
 
-1. to the table; what it lacks raises `UnsupportedOpError` with the nearest row,
-2. through torch itself on meta tensors: shapes, dtypes, broadcasting and error texts are torch's own,
-3. to the handler, whose result must have exactly the shapes that torch gave.
+1. `_dispatch` answers what computes nothing on secrets (shapes, dtypes, public tensors), and refuses what would take a
+   content out. Functions in `table.COMPOSED` are computed by other torch functions.
+2. The table gives the row. Without one the call ends in `UnsupportedOpError`, which names the nearest rows.
+3. `ops/infinity.py` takes over a call whose operands may stand for infinity.
+4. torch itself runs on meta tensors (`signatures.py`): shapes, dtypes, broadcasting and error texts are torch's own.
+   Until here nothing is computed or sent, so a refused call changes no state.
+5. `_compute` runs the handler (`ops/activation.py: relu`). Operations of private tensors alone run at their owner
+   (`owner_ops.py`).
+6. `_wrap` holds the result to the shapes of step 4, and gives it torch's dtype, a bound, and the flags of its operands.
+   What was written in place is written to the views of the same memory.
 
-Nothing is computed or sent before steps 1 and 2 have passed, so a refused call changes no state.
+A new operation is a handler with a decorator: see `table.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +24,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
@@ -38,23 +44,23 @@ from ..errors import (
 from ..ring import HEADROOM_BITS, encode
 from . import infinity, owner_ops
 from .private import PrivateTensor
-from .secret import SecretTensor, past_the_table, set_dispatch
+from .secret import SecretTensor, bypassed_dispatch, set_dispatch
 from .shared import ComplexShared, SharedTensor
 from .signatures import (
     CONVERSIONS,
     LIKE,
     as_sizes,
-    dense,
-    of_python,
-    on_cpu,
+    conversion_arguments,
     parameters,
+    plain_arguments,
     positional,
     refuse_dropped,
     rename_keywords,
+    require_dense,
     result_on_meta,
     to_meta,
+    torch_names,
     torch_on_meta,
-    torchs_names,
     without_like_tensor,
 )
 from .table import (
@@ -80,7 +86,8 @@ def bound_of(
 ) -> float | None:
     """The bound of a result whose handler gave none.
 
-    None only in a handler that is another's part, which vouches for it: what a user holds has a bound.
+    Returns:
+        None only inside another handler, which vouches for its parts. A tensor that a user holds has a bound.
     """
     one = 2.0**scale_bits
     if not context.scheme.range_check:
@@ -93,15 +100,15 @@ def bound_of(
         if isinstance(x, SharedTensor) and x.bound is not None
     ]
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
-    if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
-        return 2.0**32  # positions
+    if known and not dtype.is_floating_point and any(dtype_of(x).is_floating_point for x in given):
+        return 2.0**32  # positions of entries, or counts
     if known and row.excess is not None:
         return max(bounds) + row.excess * one
     return 2.0**HEADROOM_BITS if outermost else None
 
 
 def check_bound(context: Context, row: OpRow, bound: float | None, outermost: bool) -> None:
-    """Nothing goes on with a result that no check holds to the ring, though its handler said how large it may be.
+    """Refuse a result that may leave the ring by its own handler's bound, and that no check has held to it.
 
     Raises:
         FixedPointRangeError: a fault of the operation.
@@ -112,31 +119,28 @@ def check_bound(context: Context, row: OpRow, bound: float | None, outermost: bo
         )
 
 
-def plain_dtype(x: SecretTensor) -> torch.dtype:
-    """What a secret tensor passes for."""
+def dtype_of(x: SecretTensor) -> torch.dtype:
+    """The dtype that a secret tensor has for torch."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.dtype
 
 
-# Tensors that share memory: what a write into one of them is to the others.
-#
-# Shares have no memory in common, so a view is a tensor of its own, which knows how torch would lay it in the memory
-# that it shares. A write gives the written tensor a new value, and so it does to every living tensor of the same
-# memory.
+# Views. Shares have no memory in common, so a view of a shared tensor is a tensor of its own. Its `Layout` says how
+# torch would lay it in memory. After a write into one tensor, every living tensor of that memory gets a new value, too.
 
 
 _T = torch.Tensor
 _COPY_OR_VIEW = {
     torch.reshape, _T.reshape, _T.reshape_as, torch.flatten, _T.flatten, torch.ravel, _T.ravel, _T.contiguous,
 }  # fmt: skip
-"""Whether these give a copy hangs on strides, which an operation on shares does not have."""
+"""Functions that give a view or a copy, by the strides of their argument. Shares have no strides."""
 
 
 class Layout:
-    """Where the entries of a tensor lie in memory that others share; found when a write asks for it.
+    """Where the entries of a tensor lie in memory that other tensors share. It is computed when a write needs it.
 
     Attributes:
-        members: the living tensors of this memory, in one list for all of them.
+        members: the tensors of this memory that are alive, in one list for all of them.
     """
 
     def __init__(self, twin: Callable[[], torch.Tensor | None], members: list[weakref.ref]):
@@ -145,7 +149,7 @@ class Layout:
 
     @property
     def twin(self) -> torch.Tensor | None:
-        """torch's own tensor of this shape in such memory, without content; None where torch gives none."""
+        """A meta tensor with this shape, strides and storage; None where torch gives none."""
         if not self._known:
             self._twin, self._known = self._find(), True
         return self._twin
@@ -166,7 +170,7 @@ class Layout:
 
 
 def layout_of(x: Any) -> Layout:
-    """The layout of a tensor, which is made alone in its memory where it has none."""
+    """The layout of a tensor. One without a layout gets one, as the only tensor of its memory."""
     if x.layout_in_memory is None:
         with torch._C.DisableTorchFunctionSubclass():
             shape, dtype = x.shape, x.dtype
@@ -176,17 +180,17 @@ def layout_of(x: Any) -> Layout:
 
 
 def overlap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The numbers of the entries of x that are also entries of y, and of those of y; None if there are none.
+    """The entries that two tensors of one storage share, as flat indices into x and into y; None if there are none.
 
     Raises:
-        ValueError: an entry of y is several of its entries, as after `expand`.
+        ValueError: two entries of y lie at one offset, as after `expand`.
     """
     if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
         return None
-    of_x, of_y = _places(x), _places(y)
+    of_x, of_y = _entry_offsets(x), _entry_offsets(y)
     ordered, order = of_y.sort()
     if bool((ordered[1:] == ordered[:-1]).any()):
-        raise ValueError("entries that share one place")
+        raise ValueError("entries that share one offset")
     if not len(ordered) or not len(of_x):
         return None
     at = torch.searchsorted(ordered, of_x).clamp(max=len(ordered) - 1)
@@ -194,7 +198,7 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return (found, order[at[found]]) if len(found) else None
 
 
-def _places(x: torch.Tensor) -> torch.Tensor:
+def _entry_offsets(x: torch.Tensor) -> torch.Tensor:
     places = torch.tensor(x.storage_offset())
     for size, stride in zip(x.shape, x.stride(), strict=True):
         places = places.unsqueeze(-1) + torch.arange(size) * stride
@@ -204,7 +208,7 @@ def _places(x: torch.Tensor) -> torch.Tensor:
 def rewrite_views(
     x: Any, y: Any, shape: tuple[int, ...], of_x: torch.Tensor, of_y: torch.Tensor, call: Callable
 ) -> Any:
-    """x, of this shape, with the entries `of_y` of y in the places `of_x`; call(func, *args) runs a torch function."""
+    """x with its flat entries `of_x` replaced by the entries `of_y` of y; call(func, *args) runs a torch function."""
     line = call(torch.reshape, y, (-1,))
     if not torch.equal(of_y, torch.arange(of_y.numel())) or len(of_y) != y.numel():
         line = call(torch.index_select, line, 0, of_y)
@@ -214,16 +218,16 @@ def rewrite_views(
 
 
 def strided_view(line: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
-    """Of a shared tensor of one dimension, what torch.as_strided gives: another tensor of the same memory."""
-    made: Any = torch.index_select(line, 0, strided_places(line, shape, stride, offset)).reshape(shape)
+    """torch.as_strided of a shared tensor of one dimension: another tensor of the same memory."""
+    view: Any = torch.index_select(line, 0, strided_places(line, shape, stride, offset)).reshape(shape)
     layout = layout_of(line)
-    made.layout_in_memory = layout.viewed(torch.as_strided, (shape, stride, offset), {}, None)
-    layout.members.append(weakref.ref(made))
-    return made
+    view.layout_in_memory = layout.viewed(torch.as_strided, (shape, stride, offset), {}, None)
+    layout.members.append(weakref.ref(view))
+    return view
 
 
 def strided_places(line: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
-    """Which entries of the line these are."""
+    """The flat indices of the entries that torch.as_strided takes from a tensor of one dimension."""
     return torch.as_strided(torch.arange(line.numel()), shape, stride, offset).reshape(-1)
 
 
@@ -240,7 +244,7 @@ METADATA = {
     torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
 IN_MEMORY = {_T.stride, _T.is_contiguous}
-"""What tells how a tensor lies in memory, which shares do not: as torch's own would."""
+"""Questions about strides. Shares have none: the answer is that of torch's own tensor, from the layout."""
 _SET_DATA = _T.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
@@ -254,7 +258,7 @@ SECRETS = {
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     """What `__torch_function__` of every secret tensor does. Whatever it raises is a `SectorchError` with a text."""
     try:
-        return _called(func, args, dict(kwargs))
+        return _dispatch(func, args, dict(kwargs))
     except SectorchError as error:
         if isinstance(error, DtypeError) and is_operator(func, args):
             raise UnsupportedOpError(str(error)) from error
@@ -267,26 +271,25 @@ _OPERATORS = frozenset((
     "add", "sub", "mul", "div", "matmul", "pow", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and",
     "bitwise_or", "bitwise_xor",
 ))  # fmt: skip
-"""Methods of tensors that Python's operators reach, beside those with underscores."""
+"""Methods that Python's operators may call, beside those with underscores."""
 
 
 def is_operator(func: Callable, args: tuple) -> bool:
-    """Whether this is `x + y` or the like of tensors and numbers, where Python takes a TypeError for "not by me".
+    """Whether this is an operator, such as `x + y`, on tensors and numbers.
 
-    It would ask the other operand, and then raise an error of its own, or say that `x == y` is False.
+    Python takes a TypeError of an operator for "not implemented": it would try the other operand, and then raise an
+    error of its own, or answer that `x == y` is False. So a `DtypeError` becomes an `UnsupportedOpError` there.
     """
     name = getattr(func, "__name__", "")
-    reached = name.startswith("__") or (name.strip("_") in _OPERATORS and func is not getattr(torch, name, None))
-    return reached and all(isinstance(a, (torch.Tensor, numbers.Number, np.ndarray)) for a in args)
+    by_operator = name.startswith("__") or (name.strip("_") in _OPERATORS and func is not getattr(torch, name, None))
+    return by_operator and all(isinstance(a, (torch.Tensor, numbers.Number, np.ndarray)) for a in args)
 
 
-def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
+def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Steps 1 to 4 of a call; `_compute` does the others."""
     if func in METADATA:
-        layout = getattr(args[0], "layout_in_memory", None) if func in IN_MEMORY else None
-        with torch._C.DisableTorchFunctionSubclass():
-            known = None if layout is None else layout.twin
-            return func(*(args if known is None else (known, *args[1:])), **kwargs)
-    args, kwargs = of_python(args, kwargs)
+        return _metadata(func, args, kwargs)
+    args, kwargs = plain_arguments(args, kwargs)
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
@@ -305,17 +308,17 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    dense(flat)
+    require_dense(flat)
     if func in LIKE and not isinstance(args[0], SharedTensor):
         func, args, kwargs = without_like_tensor(func, args, kwargs)
         if not isinstance(args[0], SecretTensor):
             return func(*args, **kwargs)
         secrets = [args[0]]
-    if func in COMPOSED and (made := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
-        return made
+    if func in COMPOSED and (result := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
+        return result
     args, kwargs = as_sizes(func, args, kwargs)
-    context = _context(secrets)
-    whole = any(isinstance(leaf, ComplexShared) for leaf in secrets)
+    context = _common_context(secrets)
+    complex_operand = any(isinstance(leaf, ComplexShared) for leaf in secrets)
     secrets = [part for leaf in secrets for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
     if kwargs.pop("out", None) is not None:
@@ -325,12 +328,12 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         args, kwargs = pytree.tree_map(swap, (args, kwargs))
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if isinstance(func, torch._ops.OpOverload) and getattr(torch, spell(func)[6:], None) in ROW_OF:
-        raise UnsupportedOpError(past_the_table(func))
+        raise UnsupportedOpError(bypassed_dispatch(func))
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
-    if shared and func not in COMPLEX and (whole or any(map(_is_complex, leaves))):
+    if shared and func not in COMPLEX and (complex_operand or any(map(_is_complex, leaves))):
         _in_place_target(func, args)
-        which = "a complex secret tensor" if whole else "a secret and something complex"
+        which = "a complex secret tensor" if complex_operand else "a secret and something complex"
         raise UnsupportedOpError(
             f"{spell(func)} of {which} is not supported; compute with x.real and x.imag, or x.abs()"
         )
@@ -338,66 +341,86 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if shared and DEPTH.get() == 0:
-        made = infinity.call_with_infinities(context, func, ROW_OF[func].name, args, kwargs)
-        if made is not NotImplemented:
-            return made
+        result = infinity.call_with_infinities(context, func, ROW_OF[func].name, args, kwargs)
+        if result is not NotImplemented:
+            return result
     if func in CONVERSIONS:
-        func, (args, kwargs) = _T.to, on_cpu(args, kwargs)
+        func, (args, kwargs) = _T.to, conversion_arguments(args, kwargs)
     meta = result_on_meta(func, args, kwargs)
     if DEPTH.get() == 0:
         context.session.agreement.note(context.party, spell(func), args, kwargs)
     if not shared:
         return owner_ops.call(context, func, args, kwargs, meta)
-    target = _in_place_target(func, args)
-    others = [] if target is None else _of_this_memory(func, target)
-    complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
-    handler = COMPLEX.get(func, HANDLER[func]) if complex_too else HANDLER[func]
+    return _compute(context, func, args, kwargs, meta, secrets, complex_operand)
+
+
+def _metadata(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A shape, a dtype, or strides as torch would give the tensor."""
+    layout = getattr(args[0], "layout_in_memory", None) if func in IN_MEMORY else None
+    with torch._C.DisableTorchFunctionSubclass():
+        twin = None if layout is None else layout.twin
+        return func(*(args if twin is None else (twin, *args[1:])), **kwargs)
+
+
+def _compute(
+    context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list, complex_operand: bool
+) -> Any:
+    """Steps 5 and 6: the handler's result, wrapped, and written to all that share the memory of what it wrote into."""
+    row, target = ROW_OF[func], _in_place_target(func, args)
+    views_of_target = [] if target is None else _overlapping(func, target)
+    in_complex = complex_operand or any(
+        isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta)
+    )
+    handler = COMPLEX.get(func, HANDLER[func]) if in_complex else HANDLER[func]
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = DEPTH.set(DEPTH.get() + 1)
     try:
-        plain = None if complex_too or target is not None else _known(func, args, kwargs, meta, secrets)
-        if plain is None:
-            result, raised = _handled(context, func, handler, args, kwargs)
+        public = None if in_complex or target is not None else _public_result(func, args, kwargs, meta, secrets)
+        if public is None:
+            result, raised = _run_handler(context, func, handler, args, kwargs)
         else:
-            result, raised = _embedded(context, plain), ()
+            result, raised = _share_public(context, public), ()
         written = [x for x, shares, _, _ in before if x.shares is not shares]  # by an `inplace=True`
-        through = [(x, _of_this_memory(func, x)) for x in written]
-        gives_argument = ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT
-        perhaps_copied = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None
-        perhaps_copied = perhaps_copied or (func is _T.to and bool(kwargs.get("copy")))
-        returned = secrets if gives_argument and not perhaps_copied else written
-        wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
+        views_of_written = [(x, _overlapping(func, x)) for x in written]
+        may_copy = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None
+        may_copy = may_copy or (func is _T.to and bool(kwargs.get("copy")))
+        returned = secrets if (row.view or row.name in _RETURNS_ARGUMENT) and not may_copy else written
+        result = _with_flags(_wrap(context, row, result, meta, secrets, returned), secrets, raised)
     except BaseException:
         for x, shares, scale_bits, bound in before:  # of an `inplace=True` that was refused afterwards
             x.shares, x.scale_bits, x.bound = shares, scale_bits, bound
         raise
     finally:
         DEPTH.reset(depth)
-    if ROW_OF[func].view:
-        _mark_views(func, args, kwargs, wrapped)
-    for x, sharing in through:
-        _write_through(x, sharing)
+    if row.view:
+        _mark_views(func, args, kwargs, result)
+    for x, views in views_of_written:
+        _write_through(x, views)
     if target is None:
-        return wrapped
-    _replace(target, wrapped)
-    _write_through(target, others)
+        return result
+    _assign(target, result)
+    _write_through(target, views_of_target)
     return target
 
 
-def _handled(
+def _run_handler(
     context: Context, func: Callable, handler: Callable, args: tuple, kwargs: dict
 ) -> tuple[Any, tuple[Value, ...]]:
-    """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
-    args, kwargs = positional(func, handler, args, torchs_names(kwargs))
+    """Run the handler as one call of the session: its result, and the range flags that it raised.
+
+    Raises:
+        UnsupportedOpError: the handler does not take these arguments.
+    """
+    args, kwargs = positional(func, handler, args, torch_names(kwargs))
     known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
         raise UnsupportedOpError(f"{spell(func)} with {len(args)} arguments is not supported on secret tensors")
     try:
-        with context.session.operation(context.party) as net, made_on(context.session.device):
+        with context.session.operation(context.party) as net, created_on(context.session.device):
             before = len(net.raised)
             kwargs = rename_keywords(func, handler, len(args), kwargs)
-            if ROW_OF[func].name in _OF_LINES and _without_dimensions((args, kwargs)):
+            if ROW_OF[func].name in _ALONG_A_DIMENSION and _is_scalar_call((args, kwargs)):
                 result = _as_line(context, handler, args, kwargs)
             else:
                 result = handler(context, *args, **kwargs)
@@ -414,15 +437,15 @@ def _handled(
         ) from None
 
 
-_OF_LINES = frozenset((
+_ALONG_A_DIMENSION = frozenset((
     "softmax", "softmin", "log_softmax", "logsumexp", "max", "min", "argmax", "argmin", "topk", "sort", "argsort",
     "norm", "std", "var", "std_mean", "var_mean", "cosine_similarity", "normalize", "pairwise_distance",
     "triplet_margin_loss", "kl_div",
 ))  # fmt: skip
-"""Rows that have a dimension to go along; of a number torch takes it for a line of one, and gives a number."""
+"""Rows that reduce along a dimension. torch takes a scalar for a vector of one entry, and gives a scalar."""
 
 
-def _without_dimensions(tree: Any) -> bool:
+def _is_scalar_call(tree: Any) -> bool:
     return not any(leaf.dim() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
@@ -434,16 +457,14 @@ def _as_line(context: Context, handler: Callable, args: tuple, kwargs: dict) -> 
     return pytree.tree_map(lambda x: number(x) if isinstance(x, SharedTensor) else x, found)
 
 
-def _known(func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list) -> Any:
-    """The result as plain tensors, where no secret has a part in it: it has no entries, or no operand has any.
-
-    None elsewhere.
+def _public_result(func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list) -> Any:
+    """The result as plain tensors if it is public: it has no entries, or no operand has any. None otherwise.
 
     Raises:
-        ArgumentError: it is not finite.
+        ArgumentError: the result is not finite.
     """
     outputs = [leaf for leaf in pytree.tree_leaves(meta) if isinstance(leaf, torch.Tensor)]
-    if not outputs or ROW_OF[func].view or ROW_OF[func].name in _GIVEN_BY_HANDLERS or any(map(_is_complex, outputs)):
+    if not outputs or ROW_OF[func].view or ROW_OF[func].name in _NEVER_PUBLIC or any(map(_is_complex, outputs)):
         return None
     if not any(leaf.numel() for leaf in outputs):
         return pytree.tree_map_only(torch.Tensor, lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), meta)
@@ -465,10 +486,10 @@ def _known(func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list) 
     return found
 
 
-def _embedded(context: Context, plain: Any) -> Any:
-    """Plain results as shares that hold what everybody knows."""
+def _share_public(context: Context, plain: Any) -> Any:
+    """Public results as shared tensors. No message."""
 
-    def made(x: Any) -> Any:
+    def share(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         bits = context.frac_bits if x.is_floating_point() else 0
@@ -477,15 +498,15 @@ def _embedded(context: Context, plain: Any) -> Any:
         return context.tensor(context.backend.embedded(content), bits, most * 2.0**bits + 1, x.dtype)
 
     with context.session.operation(context.party):
-        return pytree.tree_map(made, plain)
+        return pytree.tree_map(share, plain)
 
 
-def made_on(device: torch.device) -> AbstractContextManager[Any]:
-    """The indices, masks and numbers that a handler makes are made on the session's device."""
+def created_on(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which a handler's indices, masks and constants are created on the session's device."""
     return nullcontext() if device.type in ("cpu", "meta") else device
 
 
-def _context(secrets: list[SecretTensor]) -> Context:
+def _common_context(secrets: list[SecretTensor]) -> Context:
     first = secrets[0]
     for other in secrets[1:]:
         if other.session is not first.session:
@@ -500,21 +521,24 @@ def _context(secrets: list[SecretTensor]) -> Context:
     return Context(first.session, first.party, first.scheme)
 
 
-_GIVEN_BY_HANDLERS = ("isfinite", "constant_like", "dropout", "multi_margin_loss", "conv_transpose1d")
-"""Rows of which `_known` knows nothing: results that are plain, or the argument; of these torch checks less."""
+_NEVER_PUBLIC = ("isfinite", "constant_like", "dropout", "multi_margin_loss", "conv_transpose1d")
+"""Rows that `_public_result` leaves to their handlers, which give a plain tensor or the argument, or check more."""
 _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")
-"""Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
-
+"""Rows of which torch returns the argument itself if nothing changes. `x * 1` is another tensor with its own memory."""
 
 GIVEN = ("add", "clone", "neg", "sub", "to")
-"""Rows beside views whose results are as large as their operands, which stay `given`."""
+"""Rows beside views whose results count as a party's own input (`SharedTensor.given`) if all operands do."""
 
 
 def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, returned: list) -> Any:
-    """Give each result of a handler the dtype that torch gave, after checking that the shapes agree.
+    """Give each result of a handler torch's dtype, after a check of its shape.
 
-    A floating-point tensor carries at least f fraction bits and a whole-number one none. `returned` are those of the
-    arguments `given` that torch returns itself if nothing changed in them, or if they were written into.
+    A floating-point tensor carries at least f fraction bits, and one of whole numbers none.
+
+    Args:
+        meta: torch's own result, on meta tensors.
+        given: the secret operands.
+        returned: those of them that torch returns itself if nothing changed in them, or if they were written into.
     """
     if isinstance(result, SharedTensor):
         if not isinstance(meta, torch.Tensor) or result.shares.shape != meta.shape:
@@ -530,7 +554,7 @@ def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, ret
             )
         for x in returned:
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
-            if same and plain_dtype(x) == meta.dtype:
+            if same and dtype_of(x) == meta.dtype:
                 if x.bound is None:  # written by a handler with `inplace=True` that did not say
                     x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, DEPTH.get() == 1)
                 return x
@@ -562,20 +586,20 @@ def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, ret
     return result
 
 
-def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Value, ...]) -> Any:
-    """The result depends on the flags of its operands and on those that the operation raised."""
-    # Flags pile up over a program, and most operands have the same ones: the same tuple then, for thousands of tensors.
-    known = {id(x.flags): x.flags for x in given if isinstance(x, SharedTensor) and x.flags}
-    parts = [*known.values(), raised] if raised else [*known.values()]
+def _with_flags(wrapped: Any, given: list[SecretTensor], raised: tuple[Value, ...]) -> Any:
+    """The result with the range flags of its operands, and with those that the operation raised."""
+    # Flags add up over a program, and most operands have the same ones: thousands of tensors share one tuple.
+    distinct = {id(x.flags): x.flags for x in given if isinstance(x, SharedTensor) and x.flags}
+    parts = [*distinct.values(), raised] if raised else [*distinct.values()]
     if parts:
         flags = parts[0] if len(parts) == 1 else tuple(dict.fromkeys(itertools.chain(*parts)))
-        for leaf in _parts(wrapped):
+        for leaf in _shared_leaves(wrapped):
             leaf.flags = flags
     return wrapped
 
 
-def _parts(tree: Any) -> list[SharedTensor]:
-    """The shared tensors of a tree, and those that its complex ones consist of."""
+def _shared_leaves(tree: Any) -> list[SharedTensor]:
+    """The shared tensors of a tree, and both parts of its complex ones."""
     leaves = pytree.tree_leaves(tree)
     found = [part for leaf in leaves for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
     return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
@@ -613,7 +637,7 @@ def _in_place_target(func: Callable, args: tuple) -> Any:
     return target
 
 
-def _replace(target: Any, result: Any) -> Any:
+def _assign(target: Any, result: Any) -> Any:
     if isinstance(target, ComplexShared):
         target.parts = result.parts
         return target
@@ -628,11 +652,14 @@ def _replace(target: Any, result: Any) -> Any:
 
 
 _OF_SHAPES = {_T.view_as, _T.expand_as, _T.reshape_as}
-"""Views that take the shape of another tensor."""
+"""Views that take the shape of a second tensor."""
 
 
 def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-    """The results of a view share the memory of its argument; what a handler makes on its way, nobody else has."""
+    """Note that the results of a view share the memory of its argument.
+
+    Views inside a handler are not noted: no caller has them.
+    """
     if DEPTH.get():
         return
     source: Any = args[0] if args else None
@@ -645,7 +672,7 @@ def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     given = pytree.tree_leaves((args[1:], kwargs))
     known = all(isinstance(x, SharedTensor) for x in (source, *results))
     if not known or any(isinstance(x, SecretTensor) for x in given):
-        for leaf in _parts((args, result)):
+        for leaf in _shared_leaves((args, result)):
             members = [] if leaf.layout_in_memory is None else leaf.layout_in_memory.members
             for member in (leaf, *(one() for one in members)):
                 if member is not None:
@@ -657,14 +684,14 @@ def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
             several = isinstance(result, (list, tuple))
             made.layout_in_memory = layout.viewed(func, args[1:], kwargs, at if several else None)
             made.aliased = source.aliased
-            layout.members.append(ref(made))
+            layout.members.append(weakref.ref(made))
 
 
-def _of_this_memory(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
-    """The living tensors that a write into the target changes too, and which of its entries are which of theirs.
+def _overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
+    """The living tensors that a write into the target changes too: each with its flat indices, and the target's.
 
     Raises:
-        UnsupportedOpError: torch does not write there, or it is not known which entries.
+        UnsupportedOpError: torch does not write there, or the entries that overlap are not known.
     """
     if isinstance(target, ComplexShared):
         return []
@@ -697,8 +724,8 @@ def _write_through(target: SharedTensor, others: list[tuple[SharedTensor, torch.
     try:
         for other, theirs, mine in others:
             made = rewrite_views(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
-            _replace(other, made)
-            if other.infinite is not None:  # what stood for infinity at a place may be a number now
+            _assign(other, made)
+            if other.infinite is not None:  # an entry that stood for infinity may be a number now
                 other.infinite = other.infinite.but(certain=False)
     finally:
         DEPTH.reset(depth)

@@ -1,9 +1,9 @@
-"""Numbers that stand for infinity: what is known of a shared tensor that may hold some.
+"""Numbers that stand for infinity (stand-ins), and the public mark of a shared tensor that may hold some.
 
 Fixed point has no infinity, and no number from 2^(62 - 2 f) on. A public one that a program chooses (`masked_fill`,
-`where`, a mask that is added) is a number of `size` in shares, beyond every activation, and the tensor carries an
-`Infinite`: which signs may occur, and what they stand for. It is public, as a shape is. `ops/infinity.py` says what
-each operation makes of it.
+`where`, a mask that is added) becomes a number of magnitude `size_of` in shares, beyond every activation. The tensor is
+marked by an `Infinite`: the signs that may occur, and what they stand for. The mark is public, like a shape.
+`ops/infinity.py` has the rules of the operations.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..ring import HEADROOM_BITS, range_limit
 from .secret import SecretTensor
 
 UNKNOWN = math.nan
-"""What stand-ins stand for that do not all stand for one number, or for one that nobody worked out."""
+"""The meaning of stand-ins that stand for several numbers, or for one that was not computed."""
 
 
 @dataclass(frozen=True)
 class Infinite:
-    """What a shared tensor may hold beside numbers.
+    """The mark of a shared tensor that may hold stand-ins.
 
     Attributes:
-        low, high: what the negative and the positive stand-ins stand for: an infinity, a public number beyond the
-            range, or `UNKNOWN`; None where there are none.
-        size: what each is in magnitude: exactly, or where not `exact` at least.
-        threshold: what every stand-in is at least in magnitude, and what every number is below.
-        exact: whether none has been added to, or scaled.
-        at: public positions, boolean and of the tensor's shape, outside of which there are none; None where they may
-            be anywhere.
-        certain: whether there is one at each of these positions.
-        unchecked: shared summands of these stand-ins that nobody has held to the activation limit yet.
+        low, high: the meaning of the negative and of the positive stand-ins: an infinity, a public number beyond the
+            range, or `UNKNOWN`; None if there are none.
+        size: the magnitude of a stand-in if `exact`; otherwise a lower bound.
+        threshold: between numbers and stand-ins: a lower bound of these, and above the magnitude of every number.
+        exact: whether no stand-in was scaled or added to.
+        at: public positions, boolean and of the tensor's shape, outside of which there are none; None if they may be
+            anywhere.
+        certain: whether each of these positions holds one.
+        unchecked: shared summands of these stand-ins that have not been checked against the activation limit yet.
     """
 
     low: float | None = None
@@ -49,27 +49,29 @@ class Infinite:
     certain: bool = False
     unchecked: tuple[Any, ...] = ()
 
-    def but(self, **changed: Any) -> Infinite | None:
-        """The same with other attributes; None where no sign is left."""
-        made = replace(self, **changed)
-        return None if made.low is None and made.high is None else made
+    def with_changes(self, **changes: Any) -> Infinite | None:
+        """A copy with other attributes; None if no sign is left."""
+        changed = replace(self, **changes)
+        return None if changed.low is None and changed.high is None else changed
 
     @property
     def known(self) -> tuple[str, str, float, bool]:
-        """All that a program depends on."""
+        """The attributes that a program depends on."""
         return repr(self.low), repr(self.high), self.size, self.exact
 
 
 def size_of(scheme: Scheme, dtype: torch.dtype) -> float:
-    """What stands for infinity in a tensor of this type: four times the activation limit, or what every scale holds;
-    among whole numbers the largest that there is."""
+    """The magnitude of stand-ins in a tensor of this dtype.
+
+    Four times the activation limit, or less where a scale does not hold that; among whole numbers the largest one.
+    """
     if not dtype.is_floating_point:
         return range_limit(scheme.frac_bits) - 1
     return min(4 * scheme.activation_limit, 2.0 ** (HEADROOM_BITS - 8 - 2 * scheme.frac_bits))
 
 
 def mask_beyond_range(scheme: Scheme, value: Any) -> torch.Tensor | None:
-    """Where a public number or tensor is beyond the range of fixed point; None where it nowhere is."""
+    """A mask of the entries of a public operand that are beyond the range of fixed point; None if there are none."""
     limit = range_limit(scheme.frac_bits)
     if isinstance(value, (bool, complex, SecretTensor)):
         return None
@@ -85,21 +87,21 @@ def mask_beyond_range(scheme: Scheme, value: Any) -> torch.Tensor | None:
         return found if bool(found.any()) else None
 
 
-def one_of(values: torch.Tensor) -> float | None:
-    """What all of these are; `UNKNOWN` where they differ, None of none."""
+def common_value(values: torch.Tensor) -> float | None:
+    """The value that all entries have; `UNKNOWN` if they differ, None if there are none."""
     if not values.numel():
         return None
     first = float(values.flatten()[0])
     return first if bool((values == values.flatten()[0]).all()) else UNKNOWN
 
 
-def either_standin(x: float | None, y: float | None) -> float | None:
-    """What the stand-ins of two tensors stand for together."""
+def _either(x: float | None, y: float | None) -> float | None:
+    """The meaning of the stand-ins of two tensors together."""
     return y if x is None else x if y is None or x == y else UNKNOWN
 
 
 def join_infinite(*parts: Infinite | None, at: torch.Tensor | None = None, certain: bool = False) -> Infinite | None:
-    """What a tensor may hold that consists of elements of several."""
+    """The mark of a tensor that consists of elements of several tensors."""
     made: Infinite | None = None
     for part in parts:
         if part is None:
@@ -109,8 +111,8 @@ def join_infinite(*parts: Infinite | None, at: torch.Tensor | None = None, certa
             continue
         made = replace(
             made,
-            low=either_standin(made.low, part.low),
-            high=either_standin(made.high, part.high),
+            low=_either(made.low, part.low),
+            high=_either(made.high, part.high),
             size=min(made.size, part.size),
             threshold=min(made.threshold, part.threshold),
             exact=made.exact and part.exact and made.size == part.size,
@@ -120,15 +122,15 @@ def join_infinite(*parts: Infinite | None, at: torch.Tensor | None = None, certa
 
 
 def infinite_of(x: Any) -> Infinite | None:
-    """What is known of a tensor; None of a number, and of a tensor without stand-ins."""
+    """The mark of a tensor; None for a number, and for a tensor without stand-ins."""
     return getattr(x, "infinite", None) if isinstance(x, SecretTensor) else None
 
 
 def refuse_infinite(x: Any, what: str) -> None:
-    """For what takes shares as numbers.
+    """Refuse a tensor that may hold stand-ins, for operations without a rule.
 
     Raises:
-        FixedPointRangeError: some may stand for infinity.
+        FixedPointRangeError: x is marked.
     """
     if infinite_of(x) is not None:
         raise FixedPointRangeError(
@@ -138,18 +140,18 @@ def refuse_infinite(x: Any, what: str) -> None:
 
 
 def round_to_dtype(value: float, dtype: torch.dtype) -> float:
-    """A number as a tensor of this type has it: an infinity where it is too large."""
+    """A number as a tensor of this dtype holds it: an infinity if it is too large."""
     return float(torch.tensor(value, dtype=dtype)) if dtype.is_floating_point else value
 
 
-def standing_for(scheme: Scheme, dtype: torch.dtype, low: float | None, high: float | None) -> Infinite | None:
-    """Exact stand-ins in a tensor of this type; None without a sign."""
+def exact_infinite(scheme: Scheme, dtype: torch.dtype, low: float | None, high: float | None) -> Infinite | None:
+    """The mark of exact stand-ins in a tensor of this dtype; None without a sign."""
     size = size_of(scheme, dtype)
-    return Infinite(low, high, size, size / 2 if dtype.is_floating_point else size).but()
+    return Infinite(low, high, size, size / 2 if dtype.is_floating_point else size).with_changes()
 
 
 def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite | None, Any]:
-    """What a public number or tensor becomes in a shared tensor: what it may hold, and with the stand-ins in place."""
+    """The mark of a public operand, and the operand with stand-ins for what is beyond the range."""
     found = mask_beyond_range(scheme, value)
     if found is None:
         return None, value
@@ -158,13 +160,13 @@ def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite 
         number = (size if dtype.is_floating_point else int(size)) * (1 if value > 0 else -1)
         stands = round_to_dtype(float(value), dtype)
         low, high = (stands, None) if value < 0 else (None, stands)
-        return standing_for(scheme, dtype, low, high), number
+        return exact_infinite(scheme, dtype, low, high), number
     with torch._C.DisableTorchFunction():
         value = value.detach()
-        low, high = (one_of(value[found & side]) for side in (value < 0, value > 0))
+        low, high = (common_value(value[found & side]) for side in (value < 0, value > 0))
         low, high = (None if v is None else round_to_dtype(v, dtype) for v in (low, high))
         put = torch.where(found, value.sign() * size, value).to(value.dtype)
-    made = standing_for(scheme, dtype, low, high)
+    made = exact_infinite(scheme, dtype, low, high)
     return (None if made is None else replace(made, at=found, certain=True)), put
 
 
@@ -172,15 +174,15 @@ _RULES: dict[str, Callable[..., Any]] = {}
 
 
 def set_rules(called: Callable[..., Any], exactly: Callable[..., Any]) -> None:
-    """The rules plug themselves in here when they are imported (`ops/infinity.py`)."""
+    """Called by `ops/infinity.py` when it is imported; `tensor` may not import `ops`."""
     _RULES.update(called=called, exactly=exactly)
 
 
 def call_with_infinities(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-    """A call of a user's, where it meets stand-ins or numbers beyond the range; NotImplemented where it does not."""
+    """The result of a user's call that meets stand-ins or numbers beyond the range; NotImplemented for any other."""
     return _RULES["called"](context, func, name, args, kwargs)
 
 
 def with_exact_infinities(x: Any) -> Any:
-    """x with exact stand-ins, if any: as it may be revealed."""
+    """x with exact stand-ins, if any, so that it can be revealed."""
     return x if x.infinite is None or x.infinite.exact else _RULES["exactly"](x)

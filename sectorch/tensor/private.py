@@ -24,16 +24,20 @@ class PrivateTensor(SecretTensor):
     """A plain tensor that one answering party owns: a model's weight.
 
     Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
-    operation with a SharedTensor runs a protocol. A model's own tensors are not changed in place; a copy (`clone`) is.
+    operation with a SharedTensor runs a protocol. A model's own tensors cannot be changed in place; a `clone` can.
 
     Attributes:
-        origin: of a view, what it is a view of, and how.
-        streamed: whether it is too large to be kept encoded, and its mask to be kept (`mpc.star.streamed`).
-        copied: whether this is a copy of its own memory.
-        stands_for: the plain tensors in whose place a forward reads this one.
-        family: of a copy and of everything that shares its memory, one list of them all.
-        is_inverse: whether it was made by a quotient or a power, and may be small beside what it is multiplied with.
-        derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
+        value: the content, at its owner.
+        label: its name in errors.
+        derived: a cache of what was computed from the value: encodings, its masked form, checks, other weights. Copies
+            share it.
+        lasting: whether results that are derived from it are cached, too.
+        streamed: whether it is too large for its encoding and its mask to be kept (`mpc/star/linear.py`).
+        is_inverse: whether it was computed by a quotient or a power, and so may be small beside the other factor.
+        origin: for a view, the tensor that it is a view of, and the view as a function.
+        copied: whether it is a copy with memory of its own.
+        family: the list of all tensors that share the memory of a copy.
+        stands_for: the plain tensors of the model that this one replaces.
     """
 
     value: Located
@@ -78,7 +82,7 @@ class PrivateTensor(SecretTensor):
         """The tensor as ring elements, at its owner.
 
         Raises:
-            FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
+            FixedPointRangeError: at the owner: it does not fit the ring, or as a summand is not below the limit.
         """
         setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
         with setup.lock, run_in(setup):
@@ -93,20 +97,20 @@ class PrivateTensor(SecretTensor):
             return self.scheme.frac_bits if self.dtype.is_floating_point else 0
 
     def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
-        """Take another value of the same shape: an operation in place. What was derived from the old one is not its.
+        """Replace the value by another of the same shape, as an operation in place does, and forget what was derived.
 
         Args:
-            derived: what was made of the new value before, if it is one that lasts.
+            derived: the cache of the new value, if it is a lasting one.
         """
         self.value, self.derived, self.lasting = value, {} if derived is None else derived, derived is not None
 
     def weight(self) -> Any:
-        """The operand of linear maps at `weight_bits`: under its mask sent to S on first use, and kept.
+        """The operand of linear maps at `weight_bits`. Its masked form is sent to S on first use, and kept.
 
-        A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
+        The masked form of a view (a transpose, a slice) is a view of the weight's masked form; nothing is sent.
         """
         setup, how = self.session.setup(self.party), ("masked", self.weight_bits)
-        with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+        with setup.lock:  # of several threads one masks and sends it
             if how not in self.derived:
                 self.derived[how] = self._masked(setup)
         return self.derived[how]
@@ -123,7 +127,7 @@ class PrivateTensor(SecretTensor):
 
 @dataclass(frozen=True)
 class EncodedNumbers:
-    """Numbers that were checked as ring elements of these fraction bits."""
+    """Encodes numbers that were checked before, with these fraction bits."""
 
     scale_bits: int
 
@@ -138,9 +142,9 @@ def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit
 
 @leaf(shapes=_encoded_shapes)
 def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
-    noted = NEEDS.get()
-    if noted is not None:
-        noted.append(_need(value, label, limit is not None))
+    needs = NEEDS.get()
+    if needs is not None:
+        needs.append(_need(value, label, limit is not None))
         return torch.zeros_like(value, dtype=torch.int64)
     check_encodable(value, frac_bits, label)
     if limit is not None and value.numel() and float(value.abs().max()) >= limit:
@@ -166,8 +170,8 @@ def private_tensor(
     """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
 
     Args:
-        name: how errors call it.
-        dtype: what it passes for in type promotion; its own unless named.
+        name: its name in errors.
+        dtype: its dtype for torch; that of x by default.
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.

@@ -1,7 +1,7 @@
-"""What every tensor of secrets has in common: a shape, a dtype, no storage, and calls that the dispatch table takes.
+"""SecretTensor, the base class of tensors with secret content: a shape and a dtype, but no storage.
 
-`__torch_function__` hands every torch call to the dispatch table; `__torch_dispatch__` refuses whatever got past it. A
-plain subclass of `torch.Tensor` would run `relu` on raw shares without a word.
+`__torch_function__` hands every torch call to `dispatch.call`; `__torch_dispatch__` refuses what bypasses it. A plain
+subclass of `torch.Tensor` would run `relu` on raw shares without an error.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _dispatch: Callable[..., Any]
 
 
 def set_dispatch(call: Callable) -> None:
-    """The dispatch table plugs itself in here when it is imported."""
+    """Called by `dispatch.py` when it is imported: it needs the subclasses of SecretTensor."""
     global _dispatch
     _dispatch = call
 
 
 def _public(x: Any) -> Any:
-    """What meets a secret tensor in a function of numpy's: an array as a tensor, a scalar as Python's number."""
+    """An operand of a numpy function as torch takes it: an array as a tensor, a scalar as a Python number."""
     if isinstance(x, np.generic):
         return x.item()
     return torch.as_tensor(x) if isinstance(x, np.ndarray) else x
 
 
-def past_the_table(func: Any) -> str:
-    """What an error says of code that does not hand its calls to the table."""
+def bypassed_dispatch(func: Any) -> str:
+    """The text of an error for code whose calls do not reach the dispatch."""
     name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
     asked = "a Python number was asked for" if name == "local_scalar_dense" else f"'{name}' was called"
     return (
@@ -45,15 +45,15 @@ def past_the_table(func: Any) -> str:
 
 
 class SecretTensor(torch.Tensor):
-    """What SharedTensor and PrivateTensor have in common: no way to the content but the declared ones."""
+    """The base of SharedTensor and PrivateTensor. Its content can be reached by declared operations alone."""
 
     session: Session
     party: Party
     scheme: Scheme
     passes_as: type | None = None
-    """What `x.__class__` is inside `compiling.as_plain`."""
+    """The value of `x.__class__` inside `compile_mode.as_plain`."""
     differentiable = False
-    """Whether autograd follows it; then it takes the calls in which others of these meet it."""
+    """Whether autograd records it. Such a class takes the calls in which its tensors meet others."""
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -62,7 +62,7 @@ class SecretTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         called: Any = cls._called
-        if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is
+        if torch.compiler.is_dynamo_compiling():  # torch.compile does not follow the call
             called = torch.compiler.disable(called)
         return called(func, types, args, kwargs or {})
 
@@ -74,10 +74,10 @@ class SecretTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise UnsupportedOpError(past_the_table(func))
+        raise UnsupportedOpError(bypassed_dispatch(func))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """numpy's functions, as in `array + secret`: torch's of the same name, the arrays as public tensors."""
+        """Run torch's function of the same name, as in `array + secret`, with arrays as public tensors."""
         computed = getattr(torch, "pow" if ufunc is np.power else str(ufunc.__name__), None)
         if computed is None or method != "__call__" or kwargs:
             raise UnsupportedOpError(
@@ -86,11 +86,11 @@ class SecretTensor(torch.Tensor):
         return computed(*(_public(x) for x in inputs))
 
     def __format__(self, spec: str) -> str:
-        """As `repr` in an f-string; a format for numbers asks for the content."""
+        """`repr` in an f-string. A format for numbers would need the content and is refused."""
         return repr(self) if not spec else super().__format__(spec)
 
     def __dir__(self) -> list[str]:
-        """The names that a notebook completes: of the class and of this tensor, without a call of torch."""
+        """The names for completion in a notebook, without a call of torch."""
         return sorted({*dir(type(self)), *self.__dict__})
 
     def __reduce_ex__(self, protocol) -> NoReturn:

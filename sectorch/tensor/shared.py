@@ -1,4 +1,7 @@
-"""SharedTensor: a tensor in additive shares that computes like a torch tensor; sharing one, and revealing it."""
+"""SharedTensor, a tensor in additive shares that computes like a torch tensor, and how one is shared and revealed.
+
+`share_tensor` makes one, `SharedTensor.reveal` opens it. `ComplexShared` is a complex tensor of two of them.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +36,19 @@ class SharedTensor(SecretTensor):
     shares: Value
     scale_bits: int
     aliased: bool
-    """Whether others share its memory in a way that is not known."""
+    """Whether other tensors share its memory in an unknown way."""
     layout_in_memory: Any
-    """How it lies in memory that others share (`views.Layout`), or None."""
+    """The position of its entries in memory that other tensors share (`dispatch.Layout`), or None."""
     bound: float | None
-    """The largest magnitude that an element may have, as a whole number of the ring; None if vouched for."""
+    """An upper bound of the elements' magnitudes, as ring elements; None inside a handler that vouches for it."""
     whole_bits: int
-    """How many of the lowest bits are known to be zero: of a whole number with fraction bits, all of these."""
+    """The number of lowest bits that are known to be zero: all fraction bits of a whole number."""
     infinite: Infinite | None
-    """What stands for infinity in it, if anything may (`tensor/infinity.py`)."""
+    """The mark of a tensor that may hold numbers that stand for infinity (`tensor/infinity.py`), or None."""
     given: bool
-    """Whether it is a party's own tensor as it was shared, or a view, a sum or a difference of such ones."""
+    """Whether it is a party's own input as it was shared, or a view, a sum or a difference of such inputs."""
     constant: tuple[int, float] | None
-    """n and v: elements that are n in the ring stand for the public number v, of which n keeps too few digits."""
+    """(n, v): ring elements equal to n stand for the public number v, of which n has too few digits; or None."""
     flags: tuple[Value, ...]
     """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
 
@@ -110,7 +113,7 @@ class SharedTensor(SecretTensor):
 
     @property
     def backend(self) -> Backend:
-        """What computes with `shares` in the running call: `x.like(x.backend.square(x.shares), 2 * x.scale_bits)`."""
+        """The protocols of the running call, as in `x.like(x.backend.square(x.shares), 2 * x.scale_bits)`."""
         return self.session.backend(self.session.net(self.party), self.scheme)
 
     def like(
@@ -121,11 +124,11 @@ class SharedTensor(SecretTensor):
         *,
         dtype: torch.dtype | None = None,
     ) -> SharedTensor:
-        """These shares as a tensor beside this one: of its session, answering party, scheme and flags.
+        """These shares as a tensor of the same session, answering party, scheme and flags.
 
         Args:
-            scale_bits, dtype: this tensor's unless named; with fraction bits a whole-number type becomes float32.
-            bound: what every element's magnitude is at most, as a whole number of the ring; None vouches for that.
+            scale_bits, dtype: this tensor's unless given; with fraction bits a whole-number dtype becomes float32.
+            bound: an upper bound of the elements' magnitudes, as ring elements; None if the caller vouches for them.
         """
         with torch._C.DisableTorchFunctionSubclass():
             dtype = dtype or self.dtype
@@ -136,26 +139,26 @@ class SharedTensor(SecretTensor):
         return made
 
     @property
-    def whole(self) -> bool:
-        """Whether it is known to hold whole numbers: a comparison, a count, a mask, in whatever dtype."""
+    def is_integral(self) -> bool:
+        """Whether it is known to hold whole numbers, in any dtype: a comparison, a count, a mask."""
         return self.whole_bits >= self.scale_bits
 
     def bounded(self, bound: float | None) -> SharedTensor:
-        """The same with another bound."""
+        """The same shares with another bound."""
         return self.like(self.shares, bound=bound)
 
     def reveal(self, to: Any = None) -> torch.Tensor:
-        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`star/share.py`).
+        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/star/shares.py`).
 
-        More than `frac_bits` fraction bits are rounded away first (`star/truncate.py`, one round more): they would show
-        the exact sums of a last linear layer.
+        Fraction bits beyond `frac_bits` are rounded away first (`mpc/star/truncate.py`, one round more): they would
+        show the exact sums of a last linear layer.
 
         Args:
-            to: who learns it: Q unless named; a party of the session or its role ("Q", "A", "S"), or several. For A or
-                S one round and 8 bytes per element, after `check_range`; for another owner as for Q.
+            to: the party that learns it, or several: a party of the session or its role ("Q", "A", "S"); Q by default.
+                For A or S one round and 8 bytes per element, after `check_range`; for another owner as for Q.
 
-        Where the parties are apart, they first compare what they have computed (`Agreement.compare`); a process that
-        is none of those who learn it gets a tensor without content (on the device "meta").
+        Between processes, the parties first compare what they have computed (`Agreement.compare`). A process of a
+        party that does not learn the result gets a tensor without content (on the device "meta").
 
         Raises:
             RangeExceededError: a value on which this one depends left its range. Q learns that and nothing else.
@@ -169,14 +172,14 @@ class SharedTensor(SecretTensor):
             return unwrap_openings(self.open())
         self.check_range()
         self.session.agreement.note(self.party, "reveal", self, [party.name for party in parties])
-        self.session.agreement.compare(self.party)  # after Q has looked: nobody goes on where it does not
+        self.session.agreement.compare(self.party)  # after Q's check: if Q stops, nobody goes on
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
         x = with_exact_infinities(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
             shares, scale_bits = round_shares(backend, x.shares, x.scale_bits, self.scheme)
-            flags = x.flags if self.scheme.verified else ()  # else it is enough that Q has looked
+            flags = x.flags if self.scheme.verified else ()  # otherwise Q's check is enough
             opened = [
                 backend.reveal(shares, flags, party)
                 if party in (self.session.Q, *self.session.owners)
@@ -185,7 +188,7 @@ class SharedTensor(SecretTensor):
             ]
             plain = [
                 Opening(
-                    net.read(_plain(x, y, scale_bits, dtype), party),
+                    net.read(_decode_opened(x, y, scale_bits, dtype), party),
                     None if right is None else net.read(right, party),
                 )
                 for (y, right), party in zip(opened, parties, strict=True)
@@ -194,18 +197,18 @@ class SharedTensor(SecretTensor):
         return next((value for value in plain if not value.is_meta), plain[0])
 
     def check_range(self) -> None:
-        """Q learns now whether a value on which this tensor depends left its range, for shares that go elsewhere.
+        """Check now, at Q, whether a value on which this tensor depends left its range: before shares leave sectorch.
 
-        Rounds 2, bytes 48, if anything had to be checked. Who else takes part sees whether Q goes on.
+        Rounds 2, bytes 48, if anything had to be checked. The other parties see whether Q goes on.
 
         Raises:
-            RangeExceededError: one did.
+            RangeExceededError: a value left its range.
         """
         if self.flags:
             self.flatten()[:0].reveal()
 
     def open(self) -> Opening:
-        """What `reveal` gives, not yet looked at."""
+        """The opened tensor with its range check, which `unwrap_openings` evaluates. `reveal` does both."""
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
         Q, x = self.session.Q, with_exact_infinities(self)
@@ -213,27 +216,27 @@ class SharedTensor(SecretTensor):
             backend = self.session.backend(net, self.scheme)
             shares, scale_bits = round_shares(backend, x.shares, x.scale_bits, self.scheme)
             opened, right = backend.reveal(shares, x.flags)
-            plain = _plain(x, opened, scale_bits, dtype)
+            plain = _decode_opened(x, opened, scale_bits, dtype)
             return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
 
 
-def _plain(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch.dtype) -> Any:
-    """What was opened of x as numbers, at its reader."""
-    known = x.infinite
-    if known is None:
+def _decode_opened(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch.dtype) -> Any:
+    """The opened elements of x as plain numbers, at the party that reads them."""
+    mark = x.infinite
+    if mark is None:
         return compute(decode, opened, scale_bits, dtype)
-    if any(v is not None and math.isnan(v) for v in (known.low, known.high)):
+    if any(v is not None and math.isnan(v) for v in (mark.low, mark.high)):
         raise FixedPointRangeError(
             "a result may hold numbers beyond the range of fixed point that do not all stand for the same one, and "
             "which of them it is nobody knows; fill with one number, or with one that is in the range (-1e4, say)"
         )
-    return compute(decode_infinite, opened, scale_bits, dtype, repr(known.low), repr(known.high), known.size)
+    return compute(decode_infinite, opened, scale_bits, dtype, repr(mark.low), repr(mark.high), mark.size)
 
 
 def decode_infinite(
     elements: torch.Tensor, scale_bits: int, dtype: torch.dtype, low: str, high: str, size: float
 ) -> torch.Tensor:
-    """As `decode`, of elements of which those of one size stand for what fixed point does not hold."""
+    """As `decode`, for elements of which those of magnitude `size` stand for numbers beyond the range."""
     plain = decode(elements, scale_bits, dtype)
     for sign, text in ((-1, low), (1, high)):
         if text != "None":
@@ -248,7 +251,7 @@ def decode_infinite(
 
 
 class Opening(NamedTuple):
-    """A revealed tensor at Q, and whether it is right: [1], or None where nothing could be wrong."""
+    """A revealed tensor at its reader, and whether it is right: one bit, or None if there was nothing to check."""
 
     plain: torch.Tensor
     right: torch.Tensor | None
@@ -269,10 +272,10 @@ BY_ZERO = (
 
 
 def unwrap_openings(outputs: Any) -> Any:
-    """A tree of what was revealed, with plain tensors in the place of each `Opening`.
+    """Replace each `Opening` in a tree by its plain tensor.
 
     Raises:
-        RangeExceededError: one of them is not right.
+        RangeExceededError: a value on which one of them depends left its range.
     """
 
     def plain(y: Any) -> Any:
@@ -286,7 +289,7 @@ def unwrap_openings(outputs: Any) -> Any:
 
 
 def round_shares(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) -> tuple[Value, int]:
-    """At most the scheme's fraction bits."""
+    """Shares rounded to at most the scheme's fraction bits, and their fraction bits."""
     while scale_bits > scheme.frac_bits:
         shift = min(MAX_SHIFT, scale_bits - scheme.frac_bits)
         shares, scale_bits = backend.truncate(shares, shift), scale_bits - shift
@@ -295,15 +298,15 @@ def round_shares(backend: Backend, shares: Value, scale_bits: int, scheme: Schem
 
 @leaf(shapes=lambda value, *_: value.new_empty(value.shape, dtype=torch.int64))
 def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
-    """At Q: an input as ring elements, if it is what the program's bounds hold for."""
+    """At its owner: an input as ring elements, after a check against the program's bound."""
     check_encodable(value, frac_bits, "the input")
     if limit is not None and value.numel() and reaches(float(value.abs().max()), limit, scale_bits):
         raise FixedPointRangeError(f"the input reaches {float(value.abs().max()):.6g}; it has to be below {limit:g}")
     return encode(value, scale_bits)
 
 
-def _as_named(x: Any, shape: Any, dtype: torch.dtype | None) -> torch.Tensor:
-    """x, held to a public shape and dtype; where it is None, these without content."""
+def _check_declared(x: Any, shape: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """x, checked against a public shape and dtype; a tensor of these without content if x is None."""
     if x is None:
         if shape is None:
             raise ArgumentError("share() has neither a tensor nor its shape: name the shape, or announce it")
@@ -331,29 +334,29 @@ def share_tensor(
     shape: Any = None,
     dtype: torch.dtype | None = None,
 ) -> SharedTensor:
-    """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2), or another party's own.
+    """Secret-share a tensor of Q's, or another owner's, between an answering party and S (Pi_Share, PrivHFL Figure 2).
 
     Args:
-        owner: whose tensor it is, and stays: Q's unless named. The answering party's, or S's, takes no message: the
-            other's half is zero. An owner that holds no share (`Session(owners=)`) shares it as Q does.
-        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude. Where the
-            owner is elsewhere, a tensor without content, or None with a `shape`.
-        shape, dtype: what x has at its owner, where that is known to all: another one is refused. float32 unless named.
-        session: where; the process's default session on x's device if none is named.
-        party: which answering party of the session; the first if none is named.
-        scheme: the number representation, or the network, "lan" or "wan"; 20 fraction bits if none is named.
-        limit: what the caller has found x to be below in magnitude, for all x that may ever come here: it is public.
-        name: of x in a program that is traced.
+        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude. If the owner
+            is in another process, a tensor without content, or None with a `shape`.
+        session: the session; by default the process's own on x's device.
+        party: the answering party; by default the session's first.
+        scheme: the number representation, or the network, "lan" or "wan"; by default 20 fraction bits.
+        limit: a public upper bound of |x|, for all x that may ever be shared by this program.
+        name: of x in a traced program.
+        owner: the party whose tensor it is; Q by default. A tensor of the answering party's or of S's takes no message:
+            the other half is zero. An owner that holds no share (`Session(owners=)`) shares it as Q does.
+        shape, dtype: a declared shape and dtype of x, to which x is held; the dtype is float32 by default.
 
     Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1). With
-    `Scheme(verified=True)` A and S hold an x that is neither's to its bound by a comparison: `RangeExceededError` where
-    it is revealed.
+    `Scheme(verified=True)` A and S check by a comparison that an x of another party's is within its bound; if not, a
+    reveal raises `RangeExceededError`.
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
-        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it;
-            an owner that the session has not; no tensor where its owner is; one that requires a gradient.
-        ShapeError, DtypeError: x is not as was named.
+        ArgumentError: `party` is not an answering party of the session (it would learn x, or nobody could use it); the
+            owner is not of the session; no tensor at its owner; a tensor that requires a gradient.
+        ShapeError, DtypeError: x does not have the declared shape or dtype.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
@@ -362,7 +365,7 @@ def share_tensor(
             "share() takes a tensor that requires no gradient, since none would come to it: share(x.detach()), and for "
             "the gradient of an input DifferentiableTensor(share(x.detach()), requires_grad=True)"
         )
-    x = _as_named(plain(x) if isinstance(x, torch.Tensor) else x, shape, dtype)
+    x = _check_declared(plain(x) if isinstance(x, torch.Tensor) else x, shape, dtype)
     session = session or default_session("cpu" if x.is_meta else x.device)
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
@@ -386,20 +389,20 @@ def share_tensor(
         made = SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
         made.given = True
         looked_at = scheme.verified and holder in (session.Q, *session.owners)
-        return _held_to(made, bound) if looked_at and bound is not None else made
+        return _check_bound(made, bound) if looked_at and bound is not None else made
 
 
-def _held_to(x: SharedTensor, bound: float) -> SharedTensor:
-    """x, which nothing is revealed of where an element is beyond its bound, whatever its owner has shared."""
+def _check_bound(x: SharedTensor, bound: float) -> SharedTensor:
+    """Check that every element of x is within the bound: if not, nothing that depends on x is revealed."""
     raised, bits = x.session.net(x.party).raised, max(0, math.ceil(math.log2(bound)))
-    before, (middle, half) = len(raised), _range_of(x.dtype, bits)
+    before, (middle, half) = len(raised), _dtype_range(x.dtype, bits)
     x.backend.flag_outside(x.shares - middle if middle else x.shares, half, everywhere=True)
     x.bound, x.flags = 2.0**bits, tuple(raised[before:])
     return x
 
 
-def _range_of(dtype: torch.dtype, bits: int) -> tuple[int, int]:
-    """m and k: all numbers of a type, or those of them that so many bits have, are from m - 2^k to below m + 2^k."""
+def _dtype_range(dtype: torch.dtype, bits: int) -> tuple[int, int]:
+    """(m, k): every number of the dtype that has at most so many bits lies in [m - 2^k, m + 2^k)."""
     if dtype.is_floating_point:
         return 0, bits
     own = 1 if dtype == torch.bool else torch.iinfo(dtype).bits
@@ -409,13 +412,10 @@ def _range_of(dtype: torch.dtype, bits: int) -> tuple[int, int]:
     return 1 << half, half
 
 
-# ComplexShared: a complex tensor in shares, as two SharedTensors, its real and its imaginary part.
-
-
 class ComplexShared(SecretTensor):
-    """What Fourier transforms give, and what comes back from them; everything is computed on the two parts.
+    """A complex tensor in shares: two SharedTensors, the real and the imaginary part.
 
-    There is no ring element for a complex number, so it has no fraction bits and no bound: its parts have.
+    A complex number is no ring element, so the tensor itself has no fraction bits and no bound; its parts have.
     """
 
     parts: tuple[SharedTensor, SharedTensor]
@@ -438,5 +438,5 @@ class ComplexShared(SecretTensor):
             return f"ComplexShared(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def reveal(self) -> torch.Tensor:
-        """The plain tensor, learned by Q and by nobody else: both parts, each as `SharedTensor.reveal` does it."""
+        """The plain tensor, learned by Q and by nobody else: both parts, each by `SharedTensor.reveal`."""
         return torch.complex(*(part.reveal() for part in self.parts))

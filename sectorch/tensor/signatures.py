@@ -1,4 +1,9 @@
-"""torch's own result on shapes: shapes, type promotion, broadcasting and error texts are torch's."""
+"""The signature of a call, as torch has it: arguments under their names, and the result on meta tensors.
+
+A call on secret tensors first runs in torch itself, on tensors without content (`result_on_meta`): shapes, type
+promotion, broadcasting and the texts of errors are torch's own. Before that, arguments are brought to one form
+(`positional`, `rename_keywords`, `plain_arguments`, `as_sizes`), and what torch would pass over in silence is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,19 @@ from .private import PrivateTensor
 from .secret import SecretTensor
 from .table import ON_META, as_sectorch_error, spell
 
-# A call's arguments as its handler takes them: by torch's order, under the handler's names.
+# A call's arguments as its handler takes them: in torch's order, under the handler's names.
 
 
-_NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def torchs_names(kwargs: dict) -> dict:
-    """numpy's names of arguments, which torch takes too, under torch's own."""
-    return {_NUMPYS.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
+def torch_names(kwargs: dict) -> dict:
+    """Keyword arguments with numpy's names, which torch takes too, under torch's."""
+    return {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
 
 
 def positional(func: Callable, handler: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Keyword arguments that stand where the next positional one would become positional."""
+    """Turn keyword arguments into positional ones, as long as each is the next in torch's order."""
     names, known, kwargs = _torch_parameters(func) if kwargs else (), parameters(handler), dict(kwargs)
     while len(args) < len(names) and (name := names[len(args)]) in kwargs:
         if (known is None and args) or (known is not None and name in known):
@@ -43,7 +48,7 @@ def positional(func: Callable, handler: Callable, args: tuple, kwargs: dict) -> 
 
 
 def rename_keywords(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict:
-    """Keyword arguments under the names of the handler, which has torch's order but not always torch's names."""
+    """Keyword arguments under the handler's names; handlers have torch's order of arguments, not always its names."""
     known = parameters(handler)
     if not kwargs or known is None or all(name in known for name in kwargs):
         return kwargs
@@ -53,7 +58,7 @@ def rename_keywords(func: Callable, handler: Callable, given: int, kwargs: dict)
         if name in known:
             under[name] = value
             continue
-        name = {**_NUMPYS, "self": "input"}.get(name, name)
+        name = {**_NUMPY_NAMES, "self": "input"}.get(name, name)
         at = torch_names.index(name) if name in torch_names else -1
         new = name if name in known else known[at] if given <= at < len(known) else None
         if new is None:
@@ -64,7 +69,7 @@ def rename_keywords(func: Callable, handler: Callable, given: int, kwargs: dict)
 
 @functools.cache
 def parameters(handler: Callable) -> tuple[str, ...] | None:
-    """Names that a handler takes after its context; None where it takes any."""
+    """The names of a handler's parameters after its context; None if it takes any keyword."""
     parameters = inspect.signature(handler).parameters.values()
     if any(p.kind == p.VAR_KEYWORD for p in parameters):
         return None
@@ -83,18 +88,18 @@ SIZED = {
     torch.split, _T.split, torch.chunk, _T.chunk, torch.unflatten, _T.unflatten, torch.roll, _T.roll, F.interpolate,
     F.pad, F.adaptive_avg_pool2d, _T.new_zeros, _T.new_ones, _T.new_empty,
 }  # fmt: skip
-"""Operations that take sizes, for which torch takes a tensor of one whole number too."""
+"""Operations that take sizes. torch takes a tensor of one whole number for a size, too."""
 
 
 DROPPED: dict[Callable, tuple[str, str]] = {F.l1_loss: ("weight", "weight the losses with reduction='none'")}
-"""Arguments that torch's own function does not hand on to tensors of other types, and the way out."""
+"""Arguments that torch's own function does not pass on to subclasses of tensors, and the way out."""
 
 
 def refuse_dropped(func: Callable) -> None:
-    """Refuse an argument that torch drops before any tensor sees it: it is read off the running call of the function.
+    """Refuse an argument that torch drops before any tensor sees it. It is read from the frame of the running call.
 
     Raises:
-        UnsupportedOpError: it was given.
+        UnsupportedOpError: the argument was given.
     """
     if func not in DROPPED:
         return
@@ -109,9 +114,12 @@ def refuse_dropped(func: Callable) -> None:
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def of_python(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """numpy's scalars, which torch takes as sizes and numbers, as Python's; complex ones it takes apart. Of public
-    tensors and numbers of other classes their content: a class of the program's has no say in what is sent."""
+def plain_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments as torch's and Python's own types: numpy's scalars, and subclasses of tensors and numbers.
+
+    A subclass of the program's could override an operation, and so decide what is sent. Numpy's complex scalars stay:
+    torch takes these itself.
+    """
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
     if not any(_is_foreign(leaf) for leaf in leaves):
         return args, kwargs
@@ -122,7 +130,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex,
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """Whether its own class says what is computed with it."""
+    """Whether an argument's class may override operations, or is numpy's."""
     return type(leaf) not in _PLAIN and (
         (isinstance(leaf, (int, float, complex, np.generic)) and not isinstance(leaf, np.complexfloating))
         or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor))
@@ -141,7 +149,7 @@ def _as_python(leaf: Any) -> Any:
 
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A public tensor of one whole number is that number, where it stands for a size."""
+    """Replace public tensors of one whole number by the number, where they stand for a size."""
     named = {F.adaptive_avg_pool2d: "output_size", F.interpolate: "scale_factor"}.get(func, "")
     given = kwargs.get(named, args[1] if len(args) > 1 and func is F.adaptive_avg_pool2d else None)
     alone = isinstance(given, torch.Tensor)
@@ -156,11 +164,11 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return pytree.tree_map(number, (args, kwargs))
 
 
-def dense(leaves: list) -> None:
-    """Refuse a public tensor of another layout than torch's own, or of quantised numbers.
+def require_dense(leaves: list) -> None:
+    """Refuse sparse, nested and quantised public tensors.
 
     Raises:
-        DtypeError: naming the way to one that is computed with.
+        DtypeError: naming the conversion to a dense tensor.
     """
     for x in leaves:
         if not isinstance(x, torch.Tensor) or isinstance(x, SecretTensor):
@@ -174,11 +182,11 @@ def dense(leaves: list) -> None:
 
 
 LIKE = {_T.expand_as: _T.expand, _T.view_as: _T.view, _T.reshape_as: _T.reshape, _T.to: _T.to, _T.type_as: _T.to}
-"""Operations that read no more than the shape or the dtype of a second tensor, and those that take it itself."""
+"""Operations that read only the shape or the dtype of a second tensor, and those that take these themselves."""
 
 
 def without_like_tensor(func: Callable, args: tuple, kwargs: dict) -> tuple[Callable, tuple, dict]:
-    """One of `LIKE` without the tensor that says the shape or the dtype."""
+    """A call of one of `LIKE` with the second tensor's shape or dtype in its place."""
     x, *rest = args
     other = next((v for v in (*rest, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
     if other is None:
@@ -194,10 +202,10 @@ CONVERSIONS = {torch.Tensor.to, torch.Tensor.cpu}
 
 
 def check_same_device(x: Any, args: tuple, kwargs: dict) -> None:
-    """Refuse what `.to` and its like would move to another device.
+    """Refuse a move to another device, by `.to` and its like.
 
     Raises:
-        UnsupportedOpError: it is not the one that x is on.
+        UnsupportedOpError: a device other than that of x.
     """
     for value in (*args, *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
@@ -208,14 +216,14 @@ def check_same_device(x: Any, args: tuple, kwargs: dict) -> None:
 
 
 def refuse_move(fn: Callable, device: torch.device) -> None:
-    """Refuse what .to(), .cuda(), .half() and their like would do to the tensors of a secure module, which has none.
+    """Refuse .to(), .cuda(), .half() and their like on a secure module, which has no tensors of its own to convert.
 
     Args:
-        fn: what `nn.Module._apply` is given.
-        device: that it computes on.
+        fn: the conversion, as `nn.Module._apply` takes it.
+        device: the module's.
 
     Raises:
-        ArgumentError: of another device or dtype, here or not.
+        ArgumentError: a conversion to another device or dtype.
     """
     here = torch.zeros((), device=device)
     try:
@@ -232,8 +240,12 @@ def refuse_move(fn: Callable, device: torch.device) -> None:
         )
 
 
-def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """`.to` its own device changes nothing; another one is refused. The dtype is left, and whether it copies."""
+def conversion_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of `.to` without a device: x, the dtype, and whether to copy.
+
+    Raises:
+        UnsupportedOpError: a device other than that of x.
+    """
     check_same_device(args[0], args[1:], kwargs)
     given = (*args[1:], *kwargs.values())
     dtypes = [v if isinstance(v, torch.dtype) else v.dtype for v in given if isinstance(v, (torch.dtype, torch.Tensor))]
@@ -243,18 +255,18 @@ def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 LARGEST = 1 << 40
-"""Entries of a tensor, of which no machine holds the shares."""
+"""The number of entries from which on a tensor is refused: no machine holds its shares."""
 
 READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave,
                  torch.istft, _T.istft}  # fmt: skip
-"""Operations whose result shape depends on what a public index holds."""
+"""Operations whose result's shape depends on the content of a public index."""
 
 MASKED_SELECT = {torch.masked_select, _T.masked_select}
 MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 
 
 def to_meta(leaf: Any, public_too: bool) -> Any:
-    """The shape of a secret tensor, and of a public one if asked for; anything else as it is."""
+    """A secret tensor as a meta tensor, and with `public_too` a public one; anything else unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     with torch._C.DisableTorchFunctionSubclass():
@@ -264,9 +276,9 @@ def to_meta(leaf: Any, public_too: bool) -> Any:
 
 
 def first_positions(args: tuple) -> tuple:
-    """The arguments of x[index] with zeros for secret whole numbers: the shape is that of any other positions.
+    """The arguments of x[index] with zeros for secret whole numbers. Any positions give the same shape.
 
-    torch asks a single index for its content even where x has none.
+    torch reads the content of a single index even if x is a meta tensor.
     """
 
     def first(leaf: Any) -> Any:
@@ -280,13 +292,13 @@ def first_positions(args: tuple) -> tuple:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a public tensor is one number, and not a mask of one bit."""
+    """Whether a value is a public tensor of one number, and no mask."""
     plain = isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor)
     return plain and value.dim() == 0 and value.dtype != torch.bool
 
 
 def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
-    """The shape of a masked_select, which torch does not tell on meta tensors."""
+    """The shape of a masked_select, which does not run on meta tensors."""
     if isinstance(mask, SecretTensor) or isinstance(input, PrivateTensor):
         raise UnsupportedOpError("masked_select with a secret mask, or of a private tensor, is not supported")
     if mask.dtype != torch.bool:
@@ -297,7 +309,7 @@ def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def written_on_meta(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-    """The shape of x after x[index] = value, of which torch gives none."""
+    """The shape of x after x[index] = value, which returns nothing in torch."""
     result = to_meta(x, True)
     torch_on_meta(
         _T.__setitem__, (result, pytree.tree_map(lambda v: to_meta(v, False), index), to_meta(value, True)), {}
@@ -306,7 +318,12 @@ def written_on_meta(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 
 def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """torch's own result on shapes; its errors become ours, in its words."""
+    """torch's own result on meta tensors.
+
+    Raises:
+        SectorchError: torch refuses the call; with torch's text.
+        ShapeError: a result of `LARGEST` entries or more.
+    """
     func = _T.to if func in CONVERSIONS else func
     if func is _T.__setitem__:
         return written_on_meta(*args)
@@ -331,7 +348,7 @@ def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _istft_on_meta(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch looks at the window's content, which stands for ones where there is none."""
+    """torch reads the window's content; ones stand for one without content."""
     ones = lambda x: torch.ones(x.shape, dtype=x.dtype, device="cpu") if x.is_meta else x.cpu()
     args, kwargs = pytree.tree_map_only(torch.Tensor, ones, (args, kwargs))
     found = torch.istft(torch.zeros(input.shape, dtype=input.dtype, device="cpu"), *args, **kwargs)
@@ -342,7 +359,7 @@ ON_META[torch.istft] = ON_META[_T.istft] = _istft_on_meta
 
 
 def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """torch's own result on meta tensors; what it refuses is a typed error in its words."""
+    """func(*args, **kwargs) on meta tensors; an exception of torch's becomes a `SectorchError` with its text."""
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             return ON_META.get(func, func)(*args, **kwargs)
@@ -351,7 +368,7 @@ def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _refused(func: Callable, args: tuple, kwargs: dict, error: Exception) -> SectorchError:
-    """torch's words, and what they leave out: the shapes, or what there is in place of a result without one."""
+    """The error for a call that torch refuses: its text, and the shapes if the text names none."""
     if isinstance(error, NotImplementedError) and "Meta" in str(error):
         return UnsupportedOpError(
             f"{spell(func)} is not supported on secret tensors: how large its result is depends on their values. "
@@ -366,7 +383,7 @@ def _refused(func: Callable, args: tuple, kwargs: dict, error: Exception) -> Sec
 
 
 def _combinations_on_meta(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
-    """Of some of the versions of torch that there are, the meta kernel has none of the masks that it takes."""
+    """In some versions of torch the meta kernel of `combinations` fails."""
     found = torch.combinations(torch.zeros(input.shape, device="cpu"), r, with_replacement)
     return torch.empty(found.shape, dtype=input.dtype, device="meta")
 

@@ -39,7 +39,7 @@ from .shared import Scheme, SharedTensor
 
 @dataclass(frozen=True)
 class Context:
-    """Where a handler computes: the session, the answering party and the scheme of its operands."""
+    """What a handler computes in: the session, the answering party and the scheme of its operands."""
 
     session: Session
     party: Party
@@ -51,13 +51,13 @@ class Context:
 
     @property
     def backend(self) -> Backend:
-        """What computes in the running call."""
+        """The protocols of the running call."""
         return self.session.backend(self.net, self.scheme)
 
     def tensor(
         self, shares: Value, scale_bits: int, bound: float | None = None, dtype: torch.dtype = torch.float32
     ) -> SharedTensor:
-        """A value as a tensor that stands beside none; else as `x.like`."""
+        """Shares as a tensor, where no operand is at hand for `x.like(shares)`."""
         return SharedTensor(shares, scale_bits, self.session, self.party, self.scheme, dtype, bound)
 
     @property
@@ -118,28 +118,28 @@ _KINDS: tuple[tuple[type[Exception], type[SectorchError]], ...] = (
     (MemoryError, ShapeError),
     (RuntimeError, ShapeError),
 )
-"""What torch raises -> what sectorch raises in its place, the first that fits."""
+"""torch's kinds of exceptions and sectorch's in their place. The first that fits counts."""
 
 _DTYPES = re.compile(
     r"^Input type .* should be the same|to have the same dtype|must have the same dtype|^expected scalar type"
     r"|same data type"
 )
-"""How torch says, by a RuntimeError, that dtypes do not go together."""
+"""torch's texts, in a RuntimeError, for dtypes that do not match."""
 
 
 def as_sectorch_error(func: Callable, error: Exception) -> SectorchError:
-    """The error of sectorch's that an exception becomes: it names the function, and has a text in any case."""
+    """An exception as a `SectorchError` that names the function and has a text."""
     if isinstance(error, SectorchError):
         return error
-    said = str(error).strip() or f"{type(error).__name__} without a word"
-    if isinstance(error, RuntimeError) and said.startswith("Could not infer dtype of"):
-        return DtypeError(f"{spell(func)} takes no {said.removeprefix('Could not infer dtype of ')}")
-    if isinstance(error, RuntimeError) and _DTYPES.search(said):
-        return DtypeError(f"{spell(func)}: {said}; tensors that meet are of one dtype, as in plain: x.to(weight.dtype)")
+    text = str(error).strip() or f"{type(error).__name__} without a word"
+    if isinstance(error, RuntimeError) and text.startswith("Could not infer dtype of"):
+        return DtypeError(f"{spell(func)} takes no {text.removeprefix('Could not infer dtype of ')}")
+    if isinstance(error, RuntimeError) and _DTYPES.search(text):
+        return DtypeError(f"{spell(func)}: {text}; tensors that meet are of one dtype, as in plain: x.to(weight.dtype)")
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), None)
     if kind is None:
-        return UnsupportedOpError(f"{spell(func)} does not take this call: {type(error).__name__}: {said}")
-    return kind(f"{spell(func)}: {said}")
+        return UnsupportedOpError(f"{spell(func)} does not take this call: {type(error).__name__}: {text}")
+    return kind(f"{spell(func)}: {text}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class OpTable:
 
     Attributes:
         tensors: what the errors call the tensors.
-        remedy: what they say about operations that are missing.
+        remedy: the way out that they name for an operation that is missing.
     """
 
     tensors: str
@@ -213,18 +213,18 @@ class OpTable:
         return register
 
     def _release(self, key: Any) -> None:
-        """Take a function out of its row; a row that has none left goes too."""
+        """Remove a function from its row, and a row without functions from the table."""
         row = self.row_of.pop(key, None)
         if row is None:
             return
         del self.handler[key]
         self.in_place.discard(key)
-        row.keys, row.in_place = ([k for k in kept if k is not key] for kept in (row.keys, row.in_place))
+        row.keys, row.in_place = ([k for k in keys if k is not key] for keys in (row.keys, row.in_place))
         if not row.keys and not row.in_place:
             del self.rows[row.name]
 
     def nearest(self, func: Callable) -> list[str]:
-        """Rows whose names have words in common with an unsupported function's, begin it, or are nearly its own."""
+        """The rows whose names are closest to that of an unsupported function, three at most."""
         name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
         for kind in ("linalg_", "special_", "fft_"):
             name = name.removeprefix(kind)
@@ -237,7 +237,7 @@ class OpTable:
         return [row for row in sorted(self.rows, key=likeness, reverse=True)[:3] if likeness(row)]
 
     def unsupported(self, func: Callable, args: tuple, kwargs: dict) -> str:
-        """What an error says of an operation that is missing: function, arguments, the nearest that there is."""
+        """The text of an error for an operation that is missing: function, arguments, and the nearest rows."""
         described = []
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
@@ -262,10 +262,10 @@ DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
 
 
 def stepwise(handler: Callable) -> Callable:
-    """A handler of many operations, each of which is held to the ring as if it had been called by itself.
+    """Decorate a handler that is made of other operations, each of which is checked as a user's own call.
 
-    In other handlers what an operation gives without a bound counts as vouched for, and nothing checks what is made of
-    it: that is for handlers that know how large their values are.
+    In other handlers a part without a bound counts as vouched for, and what is computed from it is not checked: the
+    handler itself knows how large its values are.
     """
 
     @functools.wraps(handler)
@@ -280,7 +280,7 @@ def stepwise(handler: Callable) -> Callable:
 
 
 COMPLEX: dict[Any, Callable] = {}
-"""What computes a torch function of the table where an operand or the result is complex."""
+"""Handlers of functions in the table for complex operands or results."""
 
 
 def of_complex(*keys: Any) -> Callable:
@@ -294,14 +294,14 @@ def of_complex(*keys: Any) -> Callable:
 
 
 COMPOSED: dict[Any, Callable] = {}
-"""What is made of other torch functions where it is called, in a recording too, so that its public results are seen to
-be public; NotImplemented for a form that has a handler."""
+"""Functions that are computed by other torch functions, in a recording too, so that their public results are seen to be
+public. They return NotImplemented for a form that has a handler."""
 
 ON_META: dict[Any, Callable] = {}
-"""What gives the shapes of a result where torch's own function looks at contents on the way."""
+"""Shape functions, for functions of torch that look at contents and so do not run on meta tensors."""
 
 BEFORE: dict[Any, Callable] = {}
-"""Checks of a call's form that come before torch's own, where torch's words would not help."""
+"""Checks of a call's form that come before torch's own, whose error would not help."""
 
 
 def row_of(func: Any) -> OpRow | None:
