@@ -31,7 +31,7 @@ from ..errors import (
     SectorchError,
     ShapeError,
 )
-from ..ops.pooling import joins, relu_of_max_pool2d
+from ..ops.pooling import relu_of_max_pool2d, waits_for_relu
 from ..tensor.shared import BY_SIZE, BY_ZERO, LEFT_RANGE
 from ..tensor.table import HANDLER, row_of
 
@@ -297,7 +297,7 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
                 made[node] = values[node.target]
             elif node.op == "output":
                 return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
-            elif node in pooled and joins(*args):
+            elif node in pooled and waits_for_relu(*args):
                 made[node] = _DeferredPool(args, kwargs)
             else:
                 compute = node.target

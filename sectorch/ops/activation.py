@@ -29,6 +29,7 @@ from .common import (
     small_public_number,
     standing_for,
     with_fine_scale,
+    write_if_inplace,
 )
 from .linear import times_number
 
@@ -53,16 +54,7 @@ def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTens
     else:
         bits = context.scheme.activation_bits + x.scale_bits
         result = x.like(context.backend.leaky_relu(x.shares, shift, bits), x.scale_bits - shift, x.bound)
-    return _stored(x, result, inplace)
-
-
-def _stored(x: SharedTensor, result: SharedTensor, inplace: bool) -> SharedTensor:
-    """For functions with an `inplace` argument."""
-    if inplace:
-        if x.aliased:
-            refuse("an in-place activation on a view", "pass inplace=False")
-        x.shares, x.scale_bits, x.bound, x.whole_bits = result.shares, result.scale_bits, result.bound, 0
-    return result
+    return write_if_inplace(x, result, inplace)
 
 
 def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
@@ -82,7 +74,7 @@ def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, 
     result = add_values(
         context, times_number(context, whole, negative_slope), times_number(context, positive, 1 - negative_slope)
     )
-    return _stored(x, result, inplace)
+    return write_if_inplace(x, result, inplace)
 
 
 @implements("rrelu", F.rrelu, torch.rrelu, in_place=(F.rrelu_, torch.rrelu_), note="evaluation mode; as leaky_relu")
@@ -185,11 +177,11 @@ def clamp_max(context: Context, x: Any, max: Any) -> SharedTensor:
 
 @implements("relu6", F.relu6, note="exact")
 def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _stored(x, _clamped(context, x, 0.0, 6.0), inplace)
+    return write_if_inplace(x, _clamped(context, x, 0.0, 6.0), inplace)
 
 
 @implements("hardtanh", F.hardtanh, in_place=(F.hardtanh_,), note="exact")
 def hardtanh(
     context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> SharedTensor:
-    return _stored(x, _clamped(context, x, min_val, max_val), inplace)
+    return write_if_inplace(x, _clamped(context, x, min_val, max_val), inplace)

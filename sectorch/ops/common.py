@@ -417,6 +417,15 @@ def require(context: Context, x: SharedTensor, low: float | None = None, high: f
         forbid(context, bits[-1])
 
 
+def write_if_inplace(x: SharedTensor, result: SharedTensor, inplace: bool) -> SharedTensor:
+    """The result of an activation, which replaces the content of x if the argument `inplace` says so."""
+    if inplace:
+        if x.aliased:
+            refuse("an in-place activation on a view", "pass inplace=False")
+        x.shares, x.scale_bits, x.bound, x.whole_bits = result.shares, result.scale_bits, result.bound, 0
+    return result
+
+
 def refuse(what: str, instead: str) -> NoReturn:
     """Raise for an argument that a supported operation does not take."""
     raise UnsupportedOpError(f"{what} is not supported on secret tensors; {instead}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +15,9 @@ from ..tensor import ComplexShared, PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements, of_complex
 from . import indexing, structure
 from .common import as_floating, refuse, summand
+from .structure import property_getter
 
 T = torch.Tensor
-
-
-def _read(name: str) -> Callable:
-    return inspect.getattr_static(T, name).__get__
 
 
 def split(value: Any) -> tuple[Any, Any]:
@@ -79,7 +75,7 @@ LINEAR = (
     T.unflatten, T.__getitem__, T.contiguous, torch.neg, T.neg, T.__neg__, torch.negative, T.negative, torch.sum,
     T.sum, torch.mean, T.mean, torch.cumsum, T.cumsum, torch.fft.fftshift, torch.fft.ifftshift, torch.trace, T.trace,
 )  # fmt: skip
-_CONJUGATING = (T.adjoint, torch.adjoint, _read("mH"), _read("H"))
+_CONJUGATING = (T.adjoint, torch.adjoint, property_getter("mH"), property_getter("H"))
 for _function in LINEAR:
     if _function not in _CONJUGATING:
         of_complex(_function)(_linear(_function))
@@ -89,7 +85,7 @@ for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zero
 
 @of_complex(*_CONJUGATING)
 def adjoint(context: Context, x: ComplexShared) -> ComplexShared:
-    return conj(context, in_parts(context, _read("mT"), x))
+    return conj(context, in_parts(context, property_getter("mT"), x))
 
 
 @of_complex(torch.conj, T.conj, torch.conj_physical, T.conj_physical)
@@ -102,13 +98,13 @@ def itself(context: Context, x: ComplexShared) -> ComplexShared:
     return x
 
 
-@of_complex(torch.real, _read("real"))
+@of_complex(torch.real, property_getter("real"))
 def real_part(context: Context, x: ComplexShared) -> SharedTensor:
     return x.parts[0]
 
 
-@implements("imag", torch.imag, _read("imag"), view=True, note="local; of a complex tensor")
-@of_complex(torch.imag, _read("imag"))
+@implements("imag", torch.imag, property_getter("imag"), view=True, note="local; of a complex tensor")
+@of_complex(torch.imag, property_getter("imag"))
 def imag_part(context: Context, x: ComplexShared) -> SharedTensor:
     return x.parts[1]
 

@@ -1,8 +1,8 @@
-"""Look-ups by an index that stays secret: one-hot codes, embeddings, indexing, gather.
+"""Entries by position: look-ups by a secret index, and moves and writes by public positions.
 
-A secret index costs a comparison with every position, and a product with all that stands there: nobody learns which
-was taken. Of Q's own index, which Q knows, the comparison is Q's alone. Indices count from the front; a negative one is
-refused, as one that is too large.
+A secret index costs a comparison with every position and a product with all entries, so that no party learns which one
+was read. For Q's own index the comparison is local at Q. Negative secret indices are refused, like those that are too
+large. By public positions entries are moved and written without a message (`rearrange`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ from .reduction import summable
 T = torch.Tensor
 
 
-def _classes_named(x: Any, num_classes: int = -1) -> None:
+def _require_num_classes(x: Any, num_classes: int = -1) -> None:
     if num_classes < 0:
         refuse("one_hot without num_classes", "the number of classes would reveal the largest index: name it")
 
 
-BEFORE[F.one_hot] = _classes_named
+BEFORE[F.one_hot] = _require_num_classes
 
 
-def _look_up(context: Context, index: SharedTensor, count: int) -> None:
-    """Raise, or have the call's result withheld, unless 0 <= index < count everywhere. No message of its own.
+def _check_index(context: Context, index: SharedTensor, count: int) -> None:
+    """Check that 0 <= index < count everywhere. If not, raise at Q, or withhold the call's result.
 
-    Where the index is Q's own input, moved at most, Q looks: it knows the numbers, and tells nobody what it found. The
-    others see the call end. An index that was computed, or that a Q sent who has to prove what it deals, is compared in
-    secret (`require`); whoever switches that check
-    off gets a row of zeros for an index that is not there.
+    An index that is Q's own input, moved at most, is checked by Q, which knows it: the other parties only see the call
+    end. A computed index is compared in secret (`require`), and so is Q's own if Q has to prove what it deals. Without
+    range checks an index out of range gives a row of zeros. No message of its own.
 
     Raises:
         DimensionError: at Q, before anything of the look-up is sent.
@@ -52,12 +51,11 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
 
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
 def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedTensor:
-    """Q's own indices are looked at by Q, who then shares their codes; of others every position is compared in secret,
-    and so they are where Q has to prove what it deals: it could share any code.
+    """For its own indices Q shares the codes, 8 bytes per position. Others are compared with every position in secret.
 
-    Bytes 8 per position for Q's own.
+    If Q has to prove what it deals, its own indices are compared in secret, too: it could share any code.
     """
-    _look_up(context, x, num_classes)
+    _check_index(context, x, num_classes)
     own = None if context.scheme.verified else context.backend.own_code(x.shares, num_classes)
     if own is not None:
         return x.like(own, 0, 1.0)
@@ -80,8 +78,8 @@ def embedding(
     """Rows of `weight`, whose number is public, by an index that stays secret.
 
     Raises:
-        DimensionError: an index out of range, negative ones among them. Q raises it over its own input, as `_look_up`
-            says; a public index is everybody's to see.
+        DimensionError: an index out of range, also a negative one: at Q for its own input (see `_check_index`), at all
+            parties for a public index.
     """
     if max_norm is not None:
         refuse("embedding with max_norm", "normalise the table first")
@@ -93,10 +91,10 @@ def embedding(
         return weight[index]
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
         refuse("this embedding", "share the index with sectorch.share(), or give plain weights")
-    return _chosen(context, one_hot(context, index, weight.shape[0]), weight)
+    return _select_rows(context, one_hot(context, index, weight.shape[0]), weight)
 
 
-def _chosen(context: Context, code: SharedTensor, table: torch.Tensor) -> SharedTensor:
+def _select_rows(context: Context, code: SharedTensor, table: torch.Tensor) -> SharedTensor:
     """code @ table for one-hot codes [..., n]: no result is larger than an entry, however many rows there are."""
     return bilinear(context, products.matmul, code, table, 1, (torch.abs, torch.abs))
 
@@ -131,7 +129,7 @@ def take_along_secret_index(
 def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tensor:
     """x[index], where one part of the index is a secret tensor of whole numbers.
 
-    The public parts are taken first, for all positions that the secret one may name, and one of them is chosen.
+    The public parts are applied first, for all values of the secret one; a one-hot code then selects among the results.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is None or isinstance(part, bool) for part in parts):
@@ -139,8 +137,8 @@ def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tens
     if any(part is Ellipsis for part in parts):
         at = next(i for i, part in enumerate(parts) if part is Ellipsis)
         parts[at : at + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
-    for at in reversed(range(len(parts))):  # torch takes numbers first, in tensors too
-        number = parts[at].item() if _number(parts[at]) else parts[at]
+    for at in reversed(range(len(parts))):  # torch applies numbers first, in tensors too
+        number = parts[at].item() if _is_public_number(parts[at]) else parts[at]
         if isinstance(number, int):
             x, parts = x.select(at, number), [*parts[:at], *parts[at + 1 :]]
     dim = next(i for i, part in enumerate(parts) if is_secret(part))
@@ -151,7 +149,7 @@ def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tens
     code = one_hot(context, secret, count)
     if all(part == slice(None) for i, part in enumerate(parts) if i != dim):
         rest = [n for d, n in enumerate(x.shape) if d != dim]
-        found = _chosen(context, code, x.movedim(dim, 0).reshape(count, math.prod(rest)))
+        found = _select_rows(context, code, x.movedim(dim, 0).reshape(count, math.prod(rest)))
         found = found.reshape((*secret.shape, *rest))
         return found.movedim(list(range(len(secret.shape))), list(range(dim, dim + len(secret.shape))))
     taken = [i for i, part in enumerate(parts) if isinstance(part, torch.Tensor)]
@@ -165,20 +163,20 @@ def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tens
     choices = choices.movedim([before + d for d in front], front)
     rest = list(choices.shape[len(front) :])
     code = code.expand((*block, count)).unsqueeze(-2)
-    found = _chosen(context, code, choices.reshape((*block, count, math.prod(rest)))).reshape((*block, *rest))
+    found = _select_rows(context, code, choices.reshape((*block, count, math.prod(rest)))).reshape((*block, *rest))
     return found.movedim(front[:-1], [before + d for d in front[:-1]])
 
 
-def _number(part: Any) -> bool:
-    """Whether a part of an index is a public tensor of one whole number, and no mask."""
+def _is_public_number(part: Any) -> bool:
+    """Whether a part of an index is a public tensor of one number, and no mask."""
     return isinstance(part, torch.Tensor) and not is_secret(part) and part.dim() == 0 and part.dtype != torch.bool
 
 
-def _index_refused(x: Any, index: Any) -> None:
-    """Raise, where an index has secret parts, unless one of them is a tensor of whole numbers and all others public."""
+def _check_secret_index(x: Any, index: Any) -> None:
+    """Refuse an index with secret parts, unless it has one, which is a tensor of whole numbers."""
     parts = [part for part in pytree.tree_leaves(index) if is_secret(part)]
     if not parts or (isinstance(x, PrivateTensor) and not any(isinstance(part, SharedTensor) for part in parts)):
-        return  # public, or at its owner, who may know the index
+        return  # public, or computed at the owner, which knows the index
     if any(isinstance(part, PrivateTensor) for part in parts):
         refuse("indexing shares with a private index", "only its owner knows the positions")
     if len(parts) > 1:
@@ -191,18 +189,18 @@ def _index_refused(x: Any, index: Any) -> None:
         refuse("indexing with a secret number that is not whole", "compare it, or reveal it first")
 
 
-BEFORE[T.__getitem__] = _index_refused
+BEFORE[T.__getitem__] = _check_secret_index
 
 
-# Entries of several tensors moved or written by public positions: torch's own function says what goes where.
+# Entries of several tensors moved or written by public positions.
 #
-# Each entry of the operands gets a number, and torch's function runs on these numbers. What comes out says which entry
-# stands where, whatever the function is, and shares are taken in that order: no message, no error. The number 0 is that
-# of an entry that is zero, for what a function fills up itself.
+# Each entry of the operands gets a number, and torch's own function runs on these numbers. Its result tells where every
+# entry goes, and the shares are reordered likewise: no message, exact. The number 0 stands for a zero, with which a
+# function may pad.
 
 
 def rearrange(context: Context, func: Callable, *tensors: Any) -> Any:
-    """func(*tensors) for a func that moves entries, and fills up with zeros at most."""
+    """func(*tensors) for a func that moves entries, and pads with zeros at most."""
     parts = align_scales(context, *(summand(context, x) for x in tensors))
     first, numbers, count = parts[0], [], 1
     for x in parts:
@@ -210,25 +208,25 @@ def rearrange(context: Context, func: Callable, *tensors: Any) -> Any:
         numbers.append(torch.arange(count, count + size).reshape(x.shares.shape))
         count += size
     flat = [context.backend.each(torch.flatten, x.shares) for x in parts]
-    everything = context.backend.each(_after_a_zero, *flat)
+    everything = context.backend.each(_with_leading_zero, *flat)
     known = [x.bound for x in parts if x.bound is not None]
     bound = max(known) if len(known) == len(parts) else None
 
     def taken(places: torch.Tensor) -> SharedTensor:
-        return first.like(context.backend.each(partial(_taken, places=places), everything), bound=bound)
+        return first.like(context.backend.each(partial(_entries_at, places=places), everything), bound=bound)
 
     return pytree.tree_map(taken, func(*numbers))
 
 
-def _after_a_zero(*parts: torch.Tensor) -> torch.Tensor:
+def _with_leading_zero(*parts: torch.Tensor) -> torch.Tensor:
     return end_to_end(parts[0].new_zeros(1), *parts)
 
 
-def _taken(v: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _entries_at(v: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return v[places.to(v.device).reshape(-1)].reshape(places.shape)  # of one number torch would ask which it is
 
 
-def _of_all(func: Callable) -> Callable:
+def _mover_of_all(func: Callable) -> Callable:
     """A function of tensors alone, or of one list of them."""
 
     def handler(context: Context, *tensors: Any, **how: Any) -> Any:
@@ -239,7 +237,7 @@ def _of_all(func: Callable) -> Callable:
     return handler
 
 
-def _of_first(func: Callable) -> Callable:
+def _mover_of_first(func: Callable) -> Callable:
     """A function of one tensor and public arguments."""
 
     def handler(context: Context, x: SharedTensor, *args: Any, **how: Any) -> Any:
@@ -275,8 +273,8 @@ FIRST: dict[str, tuple] = {
     "ifftshift": (torch.fft.ifftshift,),
 }
 SHARING = ("atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "hsplit", "vsplit", "dsplit")
-"""What gives views of its operands."""
-for _table, _made in ((ALL, _of_all), (FIRST, _of_first)):
+"""Functions whose results are views of their operands."""
+for _table, _made in ((ALL, _mover_of_all), (FIRST, _mover_of_first)):
     for _name, _functions in _table.items():
         for _function in _functions:
             implements(_name, _function, view=_name in SHARING, note="local")(_made(_function))
@@ -290,13 +288,13 @@ def constant_pad_nd(context: Context, x: SharedTensor, pad: Any, value: Any = 0)
 def write_entries(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
     """func(x, source) for a func that writes entries of the source, which may be a number, over entries of x."""
     if not isinstance(source, torch.Tensor):
-        source = torch.tensor(bool(source)) if x.dtype == torch.bool else _index_number(x, source)
+        source = torch.tensor(bool(source)) if x.dtype == torch.bool else _fill_value(x, source)
     if x.dtype != source.dtype and not x.dtype.is_floating_point and source.dtype != torch.bool:
         raise DtypeError(f"entries of {source.dtype} cannot be written into a tensor of {x.dtype}; use .to({x.dtype})")
     return rearrange(context, func, x, source)
 
 
-def _index_number(x: torch.Tensor, value: float) -> torch.Tensor:
+def _fill_value(x: torch.Tensor, value: float) -> torch.Tensor:
     if x.dtype.is_floating_point:
         return torch.tensor(float(value))
     info = torch.iinfo(x.dtype)
@@ -324,7 +322,7 @@ def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, val
     _public_positions(index)
     source = value if src is None else src
     if reduce is not None:
-        source = source if isinstance(source, torch.Tensor) else _index_number(x, source).expand(index.shape)
+        source = source if isinstance(source, torch.Tensor) else _fill_value(x, source).expand(index.shape)
         return scatter_reduce(context, x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
     if isinstance(source, torch.Tensor):
         return write_entries(context, lambda v, s: torch.scatter(v, dim, index, s), x, source)
@@ -385,8 +383,8 @@ def setitem(context: Context, x: SharedTensor, index: Any, value: Any) -> Shared
     return write_entries(context, put, x, value)
 
 
-def _accumulated(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
-    """x plus a public sum of the source's entries: func(x, source) adds them up where they go."""
+def _accumulate(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
+    """func(x, source) for a func that adds entries of the source to x at public positions."""
     if x.dtype == torch.bool:
         refuse("adding up truth values in their own type", "use .to(torch.int64) first")
     if x.dtype != source.dtype:
@@ -405,22 +403,24 @@ def _accumulated(context: Context, func: Callable, x: Any, source: Any) -> Share
 def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> SharedTensor:
     _public_positions(index)
     source = source if alpha == 1 else source * alpha
-    return _accumulated(context, lambda v, s: torch.index_add(v, dim, index.to(v.device), s), x, source)
+    return _accumulate(context, lambda v, s: torch.index_add(v, dim, index.to(v.device), s), x, source)
 
 
 @implements("scatter_add", torch.scatter_add, T.scatter_add, in_place=(T.scatter_add_,),
             note="local; public index; as sum")  # fmt: skip
 def scatter_add(context: Context, x: Any, dim: int, index: Any, src: Any) -> SharedTensor:
     _public_positions(index)
-    return _accumulated(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
+    return _accumulate(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
 
 
 PAIRS = {"sum": torch.add, "mean": torch.add, "amax": torch.maximum, "amin": torch.minimum, "prod": torch.mul}
-"""What joins two entries of a place, by torch's names."""
+"""The operation that combines two entries of one position, by torch's name for the reduction."""
 
 
-def _joined(values: torch.Tensor, places: torch.Tensor, join: Callable) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries of each public place as one, by a tree, and the places, each once."""
+def _combine_by_position(
+    values: torch.Tensor, places: torch.Tensor, join: Callable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Combine the entries of each public position by a tree; also returns the positions, each once."""
     order = torch.argsort(places, stable=True)
     values, places = values[order], places[order]
     while True:
@@ -437,8 +437,8 @@ def _joined(values: torch.Tensor, places: torch.Tensor, join: Callable) -> tuple
         values, places = values[order], places[order]
 
 
-def _reduced(x: Any, places: torch.Tensor, src: Any, reduce: str, include_self: bool) -> torch.Tensor:
-    """x with what `reduce` makes of the entries of src at each public place, of its own too if they are included."""
+def _scatter_reduce(x: Any, places: torch.Tensor, src: Any, reduce: str, include_self: bool) -> torch.Tensor:
+    """x with the reduction of src's entries at each public position, including its own if `include_self`."""
     if reduce not in PAIRS:
         raise ArgumentError(f"reduce is one of {', '.join(PAIRS)}, got {reduce!r}")
     if x.dtype != src.dtype:
@@ -459,7 +459,8 @@ def _reduced(x: Any, places: torch.Tensor, src: Any, reduce: str, include_self: 
         return torch.index_copy(flat, 0, touched, means).reshape(x.shape)
     if not len(touched):
         return x.clone()
-    return torch.index_copy(flat, 0, touched, _joined(values, places, PAIRS[reduce])[0]).reshape(x.shape)
+    combined, _ = _combine_by_position(values, places, PAIRS[reduce])
+    return torch.index_copy(flat, 0, touched, combined).reshape(x.shape)
 
 
 @implements("scatter_reduce", torch.scatter_reduce, T.scatter_reduce, in_place=(T.scatter_reduce_,),
@@ -475,7 +476,7 @@ def scatter_reduce(
     for d, size in enumerate(index.shape):
         src = src.narrow(d, 0, size)
         numbers = numbers if d == dim % x.dim() else numbers.narrow(d, 0, size)
-    return _reduced(x, numbers.gather(dim, index), src, reduce, include_self)
+    return _scatter_reduce(x, numbers.gather(dim, index), src, reduce, include_self)
 
 
 @implements("index_reduce", torch.index_reduce, T.index_reduce, in_place=(T.index_reduce_,),
@@ -486,7 +487,7 @@ def index_reduce(
 ) -> Any:
     _public_positions(index)
     places = torch.arange(x.numel()).reshape(x.shape).index_select(dim, index)
-    return _reduced(x, places, source, reduce, include_self)
+    return _scatter_reduce(x, places, source, reduce, include_self)
 
 
 @implements("fill_diagonal", in_place=(T.fill_diagonal_,), note="local")
@@ -499,11 +500,11 @@ def fill_diagonal(context: Context, x: SharedTensor, fill_value: float, wrap: bo
 def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> SharedTensor:
     _public_positions(indices)
     run = lambda v, s: torch.index_put(v, [i if i is None else i.to(v.device) for i in indices], s, accumulate)
-    return _accumulated(context, run, x, values) if accumulate else write_entries(context, run, x, values)
+    return _accumulate(context, run, x, values) if accumulate else write_entries(context, run, x, values)
 
 
 @implements("put", torch.put, T.put, in_place=(T.put_,), note="local; public index; added up as sum")
 def put(context: Context, x: Any, index: Any, source: Any, accumulate: bool = False) -> SharedTensor:
     _public_positions(index)
     run = lambda v, s: torch.put(v, index.to(v.device), s, accumulate)
-    return _accumulated(context, run, x, source) if accumulate else write_entries(context, run, x, source)
+    return _accumulate(context, run, x, source) if accumulate else write_entries(context, run, x, source)

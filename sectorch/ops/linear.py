@@ -1,4 +1,7 @@
-"""Linear layers and matrix products."""
+"""Products, of shared values with shared, private and public ones, and the linear layers made of them.
+
+`bilinear` is the one product that all handlers use. It chooses the protocol by who holds the operands.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +46,19 @@ from .common import (
     sum_bound,
 )
 
-# Products: of two shared values, of a shared and a private one, and by public numbers.
-
-
-LONGEST = 2.0**39
-"""What factors of this magnitude have for a product shows with fewer bits of one whether it stays in the ring."""
+T = torch.Tensor
+COARSE_LIMIT = 2.0**39
+"""Factors below this, in ring elements: fewer bits of one show whether the product stays in the ring."""
 
 Sums = Callable[[torch.Tensor], torch.Tensor]
-"""Of the magnitudes of a product's second operand: what they sum to for each output, where the first is one
-everywhere."""
+"""A function of the magnitudes of a product's operand: what they sum to for each output if the other one is 1."""
 
 
-def _unprepared(product: Callable, x: torch.Tensor, w: torch.Tensor, _made: None) -> torch.Tensor:
+def _without_preparation(product: Callable, x: torch.Tensor, w: torch.Tensor, _made: None) -> torch.Tensor:
     return product(x, w)
 
 
-def _swapped(product: Callable, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _swap_operands(product: Callable, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return product(x, y)
 
 
@@ -73,23 +73,22 @@ def bilinear(
 ) -> SharedTensor:
     """product(x, y) for a map that is linear in both, where at least one operand is shared.
 
-    A shared and a private operand run Pi_Matmul, two shared ones the masked multiplication, a public one no message.
-    `product` is called as product(x, y); for a private x the roles are exchanged.
+    A shared and a private operand take Pi_Matmul, two shared ones the masked multiplication, and a public operand no
+    message.
 
     Args:
-        terms: products that one output sums up.
-        sums: for x and for y as the operand that is not shared: at least the largest sum of its magnitudes that enters
-            one output.
-        fine: multiply with 2 f fraction bits of a private operand, in two words of f. It takes another product with
-            the same opened operand, and a truncation.
+        terms: the number of products that one output sums up.
+        sums: for x and for y, where it is not shared: the sums of its magnitudes in one output, or upper bounds.
+        fine: whether a private operand has 2 f fraction bits, in two words of f. This costs another product with the
+            same opened operand, and a truncation.
     """
     if not isinstance(x, SharedTensor):
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
-        return bilinear(context, partial(_swapped, product), y, x, terms, (sums[1], sums[0]), fine)
+        return bilinear(context, partial(_swap_operands, product), y, x, terms, (sums[1], sums[0]), fine)
     backend = context.backend
     if isinstance(y, SharedTensor):
-        most = _shares_of_range(context, x, y, terms)
+        most = _factor_limits(context, x, y, terms)
         left, right = as_factor(context, x, most=most[0]), as_factor(context, y, most=most[1])
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = as_factor(context, left, 0), as_factor(context, right, 0)
@@ -107,7 +106,7 @@ def bilinear(
         left = check_fits(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
             context.net.rely(check_sums(y, sums[1]))
-        run = product if isinstance(product, PreparedProduct) else partial(_unprepared, product)
+        run = product if isinstance(product, PreparedProduct) else partial(_without_preparation, product)
         bits, below = y.weight_bits, None
         if fine and bits:
             high = torch.round(y * 2.0**bits) * 2.0**-bits
@@ -123,16 +122,16 @@ def bilinear(
     return _times_public(context, product, x, y, sums[1])
 
 
-def _shares_of_range(
-    context: Context, x: SharedTensor, y: SharedTensor, terms: int
-) -> tuple[float | None, float | None]:
-    """What two factors may be in magnitude so that the sum of so many products stays in the ring; None for one that
-    only needs to be below the activation limit. A single product is checked itself."""
+def _factor_limits(context: Context, x: SharedTensor, y: SharedTensor, terms: int) -> tuple[float | None, float | None]:
+    """The limits of two factors' magnitudes under which the sum of `terms` products stays in the ring.
+
+    None for a factor that only has to be below the activation limit. A single product is checked itself.
+    """
     if x.bound is None or y.bound is None or terms <= 1:
         return None, None
     f, limit = context.frac_bits, context.scheme.activation_limit
     scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]
-    # What is truncated may grow by an element, or two in two steps.
+    # A truncation may add a ring element, two truncations two.
     grown = [2.0 ** (1 - scale) if v.scale_bits != scale else 0.0 for v, scale in zip((x, y), scales, strict=True)]
     bounds = (x.bound / 2.0**x.scale_bits, y.bound / 2.0**y.scale_bits)
     sizes = [min(most + more, limit) for most, more in zip(bounds, grown, strict=True)]
@@ -158,28 +157,28 @@ def _factors(
 
 
 def _checked_product(context: Context, product: Callable, x: SharedTensor, y: SharedTensor) -> SharedTensor:
-    """The product of two factors that may be beyond the ring, though neither is beyond the activation limit.
+    """The product of two factors below the activation limit, whose product may be beyond the ring.
 
-    One factor with fewer bits, times the other, stays in the ring, and shows beside the product how large that is. No
-    step of the result waits for it.
+    A second product, with fewer bits of one factor, stays in the ring and shows how large the first one is. The check
+    runs beside the result, which does not wait for it.
     """
     backend, scale = context.backend, x.scale_bits + y.scale_bits
-    sizes = _known(x), _known(y)
+    sizes = _checked_bound(x), _checked_bound(y)
     if max(sizes) * math.sqrt(min(sizes)) > CAPACITY / 4:  # the fewer bits would be too few
-        x, y = (check_fits(context, v, LONGEST) for v in (x, y))
-    over = 1 + math.ceil(math.log2(_known(x) * _known(y) / CAPACITY))
+        x, y = (check_fits(context, v, COARSE_LIMIT) for v in (x, y))
+    over = 1 + math.ceil(math.log2(_checked_bound(x) * _checked_bound(y) / CAPACITY))
     shortens_x = x.shares.shape.numel() < y.shares.shape.numel()
     long, short = (y, x) if shortens_x else (x, y)
     coarse = round_scale(context, short, short.scale_bits - over)
     result = backend.multiply(product, x.shares, y.shares)
     left, right = (coarse, y) if shortens_x else (x, coarse)
     probe = backend.multiply(product, left.shares, right.shares)
-    size = _known(long)
-    probe = check_fits(context, x.like(probe, scale - over, size * _known(coarse)), CAPACITY / 2.0**over - size)
-    return x.like(result, scale, 2.0**over * (_known(probe) + size))
+    size = _checked_bound(long)
+    probe = check_fits(context, x.like(probe, scale - over, size * _checked_bound(coarse)), CAPACITY / 2.0**over - size)
+    return x.like(result, scale, 2.0**over * (_checked_bound(probe) + size))
 
 
-def _known(x: SharedTensor) -> float:
+def _checked_bound(x: SharedTensor) -> float:
     """The bound of a factor of `_checked_product`, which checks none that is vouched for."""
     if x.bound is None:
         raise ArgumentError("a product is checked for factors that have a bound")
@@ -187,21 +186,21 @@ def _known(x: SharedTensor) -> float:
 
 
 def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
-    """The owner's check, once a weight, that no sum of products with it leaves the ring; gives nothing to compute with.
+    """The owner's check, once a weight, that no sum of products with it leaves the ring. The result is a zero.
 
     Raises:
-        FixedPointRangeError: at the owner, naming the weight and what it may sum to.
+        FixedPointRangeError: at the owner, naming the weight and the largest sum that it may have.
     """
     setup, how = weight.session.setup(weight.party), ("sums", sums)
     with setup.lock:
         if how not in weight.derived:
-            checked = setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
+            checked = setup.check(weight.party, _check_sums_at_owner, weight.value, sums, weight.scheme, weight.label)
             weight.derived[how] = checked
     return weight.derived[how]
 
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))
-def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
+def _check_sums_at_owner(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
     largest = float(sums(value.abs().to(torch.float64)).max()) if value.numel() else 0.0
     need, noted = WeightNeed(label, total=largest), NEEDS.get()
     if noted is not None:
@@ -218,7 +217,7 @@ def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -
 
 
 def _exponent(value: Any) -> int | None:
-    """e of a number that is 2^e or -2^e; None of anything else."""
+    """e for the numbers 2^e and -2^e; None for any other operand."""
     if isinstance(value, numbers.Real) and value != 0:
         mantissa, exponent = math.frexp(abs(value))
         return exponent - 1 if mantissa == 0.5 else None
@@ -228,10 +227,10 @@ def _exponent(value: Any) -> int | None:
 def _times_public(
     context: Context, product: Callable, x: SharedTensor, value: Any, sums: Sums = torch.abs
 ) -> SharedTensor:
-    """Times a public operand: local. Powers of two and whole numbers cost no fraction bits.
+    """x times a public operand. No message. Powers of two and whole numbers cost no fraction bits.
 
-    A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with
-    what it scales, and its product with any activation stays in the ring.
+    A small fraction keeps f significant bits. A large one keeps fewer fraction bits, so that its product with any
+    activation stays in the ring; its error is relative to the factor.
     """
     f = context.frac_bits
     exponent = _exponent(value)
@@ -266,7 +265,7 @@ def _times_public(
 
 
 def _times_power_of_two(context: Context, x: SharedTensor, exponent: int, negative: bool) -> SharedTensor:
-    """x 2^exponent, or the negative of it: fraction bits move as far as they may, and a shift does the rest."""
+    """x 2^exponent or its negative: the scale changes as far as it may, and a shift of the shares does the rest."""
     shares = -x.shares if negative else x.shares
     moved = max(0, min(exponent, x.scale_bits - context.frac_bits)) if exponent > 0 else exponent
     x, rest = x.like(shares, x.scale_bits - moved, x.bound), exponent - moved
@@ -291,13 +290,13 @@ def times_encoded(
 
 
 def _largest(weight: torch.Tensor, sums: Sums) -> float:
-    """What the magnitudes of the factors of one output sum to at most; 1 of none, and where they are not known."""
+    """The largest sum of magnitudes in one output; 1 for no entries, and if they are not known."""
     known = not weight.is_meta and weight.numel()
     return (float(sums(weight.detach().to(torch.float64).abs()).max()) or 1.0) if known else 1.0
 
 
 def _magnitude(values: torch.Tensor) -> int:
-    """The least k with all |v| < 2^k; 0 of no values, and where they are not known."""
+    """The least k with all |v| < 2^k; 0 for no values, and if they are not known."""
     if values.is_meta or not values.numel():
         return 0
     return math.frexp(float(values.detach().to(torch.float64).abs().max()))[1]
@@ -308,7 +307,7 @@ def times_number(context: Context, x: SharedTensor, factor: float) -> SharedTens
     return _times_public(context, torch.mul, x, factor)
 
 
-T = torch.Tensor
+# Layers and matrix products.
 
 
 def _same_dtype(x: Any, y: Any) -> None:
@@ -326,22 +325,22 @@ def matmul(context: Context, x: Any, y: Any) -> SharedTensor:
 
 
 def rows_of(w: torch.Tensor) -> torch.Tensor:
-    """Of a left operand of matmul."""
+    """`Sums` of a left operand of matmul."""
     return w.sum(-1)
 
 
 def columns_of(w: torch.Tensor) -> torch.Tensor:
-    """Of a right one."""
+    """`Sums` of a right operand of matmul."""
     return w.sum(-2) if w.dim() > 1 else w.sum(-1)
 
 
-def _kernels(w: torch.Tensor) -> torch.Tensor:
-    """Of a convolution's weight: at most, since the padding is zero."""
+def _sum_per_kernel(w: torch.Tensor) -> torch.Tensor:
+    """`Sums` of a convolution's weight; an upper bound, since padding is zero."""
     return w.flatten(1).sum(1)
 
 
-def _all(w: torch.Tensor) -> torch.Tensor:
-    """Of any operand: no output has more than all of it."""
+def sum_of_all(w: torch.Tensor) -> torch.Tensor:
+    """`Sums` of any operand; an upper bound."""
     return w.sum()
 
 
@@ -371,17 +370,17 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> SharedTen
         y = bilinear(
             context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (rows_of, rows_of)
         )
-    return _with_bias(context, x, y, bias)
+    return add_bias(context, x, y, bias)
 
 
-def _with_bias(context: Context, x: Any, y: SharedTensor, bias: Any) -> SharedTensor:
+def add_bias(context: Context, x: Any, y: SharedTensor, bias: Any) -> SharedTensor:
     if bias is None:
         return y
     return signed_sum(context, y, bias)
 
 
 def _terms(equation: str, operands: tuple) -> int:
-    """How many products one output of an einsum sums up. A dimension of one may meet a longer one of its letter."""
+    """The number of products that one output of an einsum sums up. A dimension of one may broadcast."""
     letters, sizes = letters_of(equation, operands), {}
     for letter, n in zip(letters, (n for o in operands for n in o.shape), strict=True):
         sizes[letter] = max(n, sizes.get(letter, 1))
@@ -391,7 +390,7 @@ def _terms(equation: str, operands: tuple) -> int:
 
 @dataclass(frozen=True)
 class _Contracted:
-    """The magnitudes of an einsum's operand that one output sums up, each so many times, together."""
+    """`Sums` of an einsum's operand, of which one output takes every entry `times` times."""
 
     dims: tuple[int, ...]
     times: int
@@ -408,11 +407,11 @@ def _contracted(equation: str, operands: tuple, at: int) -> _Contracted:
 
 
 MOST_ENTRIES = 1 << 22
-"""Of a product of plain or private operands, which is made before a secret one takes it."""
+"""Entries of a product of plain or private operands that is computed before a product with a shared one, at most."""
 
 
-def _two_at_a_time(equation: str, operands: tuple) -> Any:
-    """An einsum of many operands: the pair first of which the fewest are secret, and whose result is the smallest."""
+def _einsum_pairwise(equation: str, operands: tuple) -> Any:
+    """An einsum of many operands, two at a time: first the pair with the fewest shared ones and the smallest result."""
     letters = letters_of(equation, operands)
     names = {token: chr(ord("A") + i) for i, token in enumerate(dict.fromkeys(letters))}
     names = {token: name if name <= "Z" else chr(ord(name) + 6) for token, name in names.items()}
@@ -450,26 +449,26 @@ def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
     if len(operands) == 1:
         return local_map(context, partial(torch.einsum, equation), operands[0], terms=_terms(equation, operands))
     if len(operands) != 2:
-        return _two_at_a_time(equation, operands)
+        return _einsum_pairwise(equation, operands)
     x, y = operands
     sums = _contracted(equation, operands, 0), _contracted(equation, operands, 1)
     return bilinear(context, partial(contracted, equation), x, y, _terms(equation, operands), sums)
 
 
-def _one_dimensional(*given: Any) -> None:
-    """Torch's rules for shapes let other biases and statistics pass, and its kernels do not."""
+def require_one_dimension(*given: Any) -> None:
+    """Refuse biases and statistics of several dimensions: torch's meta functions accept them, its kernels do not."""
     for of_channels in given:
         if of_channels is not None and of_channels.dim() != 1:
             raise ShapeError(f"expected one dimension, an entry for each channel, got {list(of_channels.shape)}")
 
 
 def not_negative(*paddings: Any) -> None:
-    """Nor do they refuse negative paddings."""
-    if any(min(_pair(padding)) < 0 for padding in paddings if not isinstance(padding, str)):
+    """Refuse negative paddings, which torch's meta functions accept."""
+    if any(min(as_pair(padding)) < 0 for padding in paddings if not isinstance(padding, str)):
         raise ShapeError(f"negative padding is not supported, got {', '.join(map(str, paddings))}")
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def as_pair(value: Any) -> tuple[int, int]:
     if isinstance(value, int):
         return int(value), int(value)
     if len(value) == 1:
@@ -477,7 +476,9 @@ def _pair(value: Any) -> tuple[int, int]:
     return int(value[0]), int(value[1])
 
 
-def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation: tuple[int, ...]) -> tuple[Any, tuple]:
+def _as_widths(
+    x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation: tuple[int, ...]
+) -> tuple[Any, tuple]:
     """Resolve padding="same" and "valid"; an uneven "same" is padded explicitly."""
     if not isinstance(padding, str):
         return x, padding
@@ -494,27 +495,27 @@ def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation
 def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
     _same_dtype(x, weight)
-    _one_dimensional(bias)
+    require_one_dimension(bias)
     not_negative(padding)
-    stride, dilation = _pair(stride), _pair(dilation)
-    x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
+    stride, dilation = as_pair(stride), as_pair(dilation)
+    x, padding = _as_widths(x, padding, tuple(weight.shape[2:]), stride, dilation)
     if x.dim() == 3:
         whole = torch.conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
         return whole.squeeze(0)
-    product = products.Conv2d(stride, _pair(padding), dilation, groups)
-    y = bilinear(context, product, x, weight, math.prod(weight.shape[1:]), (_all, _kernels))
-    return _with_bias(context, x, y, None if bias is None else bias.view(-1, 1, 1))
+    product = products.Conv2d(stride, as_pair(padding), dilation, groups)
+    y = bilinear(context, product, x, weight, math.prod(weight.shape[1:]), (sum_of_all, _sum_per_kernel))
+    return add_bias(context, x, y, None if bias is None else bias.view(-1, 1, 1))
 
 
 @implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
 def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
-    _one_dimensional(bias)
+    require_one_dimension(bias)
     if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in (stride, padding, dilation)):
         raise ShapeError(f"conv1d takes one number for stride, padding and dilation, got {(stride, padding, dilation)}")
-    stride, dilation = _pair(stride)[0], _pair(dilation)[0]
-    x, padding = _padded(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
-    padding = _pair(padding)[0]
+    stride, dilation = as_pair(stride)[0], as_pair(dilation)[0]
+    x, padding = _as_widths(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
+    padding = as_pair(padding)[0]
     if x.dim() == 2:
         return torch.conv1d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
     y = torch.conv2d(
@@ -534,7 +535,7 @@ def batch_norm(
 ) -> SharedTensor:  # fmt: skip
     if training or running_mean is None or running_var is None:
         refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")
-    _one_dimensional(running_mean, running_var, weight, bias)
+    require_one_dimension(running_mean, running_var, weight, bias)
     scale = torch.rsqrt(running_var + eps)
     if weight is not None:
         scale = scale * weight

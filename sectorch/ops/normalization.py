@@ -1,4 +1,4 @@
-"""Softmax, and layers that normalise by statistics of the input."""
+"""Softmax, norms and variances, and layers that normalise by statistics of the input."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ from .common import (
 from .series import RSQRT, SQRT
 from .smooth import add_constant, logarithm_bound, positive_reciprocal, quotient, quotient_bits, series
 
-# Sums of squares over the whole domain of the scheme: deviations with an exponent that the entries of a row share.
+# Sums of squares over the whole domain of the scheme: deviations with an exponent that all entries of a row share.
 #
-# A square has twice the bits of its root, and a sum of n of them log2 n more, so that squares of f-bit numbers leave
-# the ring from sums of 2^(62-2f) on. So the deviations d = x - mean are first brought to a size that fits:
+# A square has twice the bits of its root, and a sum of n squares log2 n more: squares of f-bit numbers leave the ring
+# when they sum to 2^(62-2f). So the deviations d = x - mean are first scaled to fit:
 #
-# 1. x rounded to so few bits that its squares fit in any case (it is opened once for this and for step 3) gives a
-# coarse sum of squares, whose size says in which of some regimes, each a factor of two wide, the row lies. 2. The mean
-# is that of the coarse numbers, corrected twice by the mean of what is left, until it is the nearest number at the
-# scale of the deviations: constant rows have deviations of zero. 3. d times the power of two of the regime, rounded: m.
-# The sum of the m^2 is below 2^62 and, but for rows that are all but constant, above 2^48. So it has its bits wherever
-# the row lies.
+# 1. x is rounded to so few bits that its squares fit in any case. (One opening serves this step and step 3.) The coarse
+#    sum of squares tells the row's regime; a regime is a factor of two wide.
+# 2. The mean is that of the coarse numbers, corrected twice by the mean of the residuals. It is then the nearest number
+#    at the scale of the deviations, so constant rows have deviations of zero.
+# 3. m is d times the power of two of the regime, rounded. The sum of the m^2 is below 2^62, and above 2^48 except for
+#    rows that are almost constant. So it has its significant bits in every regime.
 
 
-WHOLE = 61
+T = torch.Tensor
+SQUARES_BITS = 61
 """Sums of squares stay below 2^61, and with an eps below 2^62."""
-LONGEST = MAX_SHIFT - 1
-"""Bits that the scaled deviations lose at most: they fill 62 before."""
+MOST_SHIFT = MAX_SHIFT - 1
+"""Bits by which the scaled deviations are truncated at most: they fill 62 before."""
 
 
 @dataclass(frozen=True)
 class Regimes:
-    """Public: the sizes of rows that are told apart. `scales[j]`: fraction bits of m in regime j, falling."""
+    """The regimes of a row's size, which are public. `scales[j]`: the fraction bits of m in regime j, decreasing."""
 
     coarse: int
     thresholds: tuple[int, ...]
@@ -82,14 +83,14 @@ def regimes(context: Context, n: int, cap: float = math.inf) -> Regimes:
     within 3 units of the coarse one, from 4 units on within a factor of four.
     """
     limit = domain_bits(context)
-    coarse = math.floor((WHOLE - math.log2(n)) / 2 - limit)
+    coarse = math.floor((SQUARES_BITS - math.log2(n)) / 2 - limit)
     largest = n * 4.0**limit
     thresholds, scales, least, most = [], [], [], []
     while True:
         j = len(scales)
         low = max(0.0, 2.0 ** (j + 1) - 3) if j else 0.0
         most.append(min(largest, n * (4 * 2.0**j + 3) ** 2 * 4.0**-coarse))
-        scales.append(math.floor(min(cap, (WHOLE - math.log2(most[-1])) / 2)))
+        scales.append(math.floor(min(cap, (SQUARES_BITS - math.log2(most[-1])) / 2)))
         least.append(n * low * low * 4.0 ** (scales[-1] - coarse) / 2)
         if most[-1] == largest:
             return Regimes(coarse, tuple(thresholds), tuple(scales), tuple(least), tuple(most))
@@ -112,11 +113,11 @@ def deviations(
     bottom = found.scales[-1]
     x = within_domain(context, x).bounded(None)
     x = raise_scale(context, x, max(x.scale_bits, context.frac_bits, found.coarse))
-    x = round_scale(context, x, max(found.coarse, bottom + LONGEST))
-    more = min(cap, wanted, bottom + LONGEST) - found.scales[0]
-    more = max(0, min(math.floor(more), (WHOLE - 5 - math.ceil(math.log2(n))) // 2))
+    x = round_scale(context, x, max(found.coarse, bottom + MOST_SHIFT))
+    more = min(cap, wanted, bottom + MOST_SHIFT) - found.scales[0]
+    more = max(0, min(math.floor(more), (SQUARES_BITS - 5 - math.ceil(math.log2(n))) // 2))
     fine = max(x.scale_bits, found.scales[0] + more)
-    if fine - bottom > LONGEST:
+    if fine - bottom > MOST_SHIFT:
         refuse("an eps above the square of the largest activation", "use a smaller one")
     drop = x.scale_bits - found.coarse
     near = backend.truncate(x.shares, drop) if drop else x.shares
@@ -134,17 +135,17 @@ def deviations(
     if found.thresholds:
         bits = backend.at_least(sums, found.thresholds)
     if mean is not None:
-        mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
-    scaled = _scaled(context, x, mean, bits, found.scales, fine)
+        mean = _refine(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
+    scaled = _scale_to_regime(context, x, mean, bits, found.scales, fine)
     squares = total(backend.multiply(torch.mul, scaled, scaled))
     if more:
-        bits, found = _divided(context, squares, bits, found, more)
-        scaled = _scaled(context, x, mean, bits, found.scales, fine)
+        bits, found = _split_lowest(context, squares, bits, found, more)
+        scaled = _scale_to_regime(context, x, mean, bits, found.scales, fine)
         squares = total(backend.multiply(torch.mul, scaled, scaled))
     return Deviations(scaled, squares, bits, found)
 
 
-def _scaled(
+def _scale_to_regime(
     context: Context, x: SharedTensor, mean: Value | None, bits: Value | None, scales: tuple[int, ...], fine: int
 ) -> Value:
     """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded."""
@@ -161,17 +162,19 @@ def _scaled(
     return backend.truncate(product, shift) if shift else product
 
 
-def _divided(context: Context, squares: Value, bits: Value | None, found: Regimes, more: int) -> tuple[Value, Regimes]:
-    """The lowest regime in `more` + 1 parts, by a sum of squares that is right to a factor of two from 16 n on."""
+def _split_lowest(
+    context: Context, squares: Value, bits: Value | None, found: Regimes, more: int
+) -> tuple[Value, Regimes]:
+    """Split the lowest regime in `more` + 1, by a sum of squares that is right to a factor of two from 16 n on."""
     backend, scale = context.backend, found.scales[0]
-    sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
+    sizes = [SQUARES_BITS - 1 - 2 * k for k in range(more, 0, -1)]
     codes = backend.at_least(squares, tuple(1 << k for k in sizes))
     if bits is not None:  # a row of another regime is above all of these
         above = bits[:1]
         both = backend.multiply(torch.mul, codes, above)
         codes = codes + above - both
         bits = backend.each(end_to_end, codes, bits)
-    least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
+    least = (0.0, *(2.0 ** (SQUARES_BITS - 5) for _ in sizes))
     most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
     return codes if bits is None else bits, Regimes(
         found.coarse,
@@ -202,34 +205,34 @@ def moment_quotient(context: Context, x: Value, size: int, n: float, error: floa
     k = math.floor(math.log2(n))
     if n == 1 << k:
         return backend.truncate(x, k) if k else x
-    bits = min(WHOLE - size, MAX_SHIFT - k)
+    bits = min(SQUARES_BITS - size, MAX_SHIFT - k)
     if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
         factor = round(2.0 ** (k + bits) / n)
         return backend.truncate(x * factor, k + bits)
-    bits = min(LONGEST, WHOLE - size + k)
+    bits = min(MOST_SHIFT, SQUARES_BITS - size + k)
     factor = round(2.0 ** (k + bits) / n)
     x = backend.truncate(x, k) if k else x
     return backend.truncate(x * factor, bits)
 
 
-def _refined(context: Context, x: Value, mean: Value, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Value:
-    """The mean of x at `finer` more bits, from a coarse one within three units at `drop` bits less: to the nearest.
+def _refine(context: Context, x: Value, mean: Value, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Value:
+    """The mean of x at `finer` more bits, to the nearest, from a coarse mean within three units at `drop` bits less.
 
-    Sums of what is left are exact, whatever wraps around on the way. The second is within a few units times n, so that
-    its quotient is rounded once.
+    Sums of residuals are exact, even if terms wrap around. The second sum is within a few units times n, so that its
+    quotient is rounded once.
     """
     mean = mean << drop
     spare = math.ceil(math.log2(n))
     size = spare + 2 + drop
     for _ in range(2):
-        rest = context.backend.each(_left, x, mean, finer, dims)
+        rest = context.backend.each(_sum_of_residuals, x, mean, finer, dims)
         mean = mean + moment_quotient(context, rest, size, n)
         k = math.floor(math.log2(n))
-        size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
+        size = spare + 2 + max(0, size - k - min(SQUARES_BITS - size, MAX_SHIFT - k))
     return mean
 
 
-def _left(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tuple[int, ...]) -> torch.Tensor:
+def _sum_of_residuals(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tuple[int, ...]) -> torch.Tensor:
     return (x << finer).sub_(mean).sum(dims, keepdim=True)
 
 
@@ -239,7 +242,7 @@ def standardize(
     """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
 
     Args:
-        unit: by the root of the sum of squares, not of their mean; and then rows of zeros stay zeros without an eps.
+        unit: divide by the root of the sum of squares, not of their mean. Rows of zeros then stay zeros without an eps.
     """
     if eps < 0:
         refuse("a negative eps", "use a positive one")
@@ -247,7 +250,7 @@ def standardize(
     n = math.prod(x.shares.shape[d] for d in dims)
     gain = 1.0 if unit else math.sqrt(n)
     half = math.log2(gain)
-    cap = (WHOLE - 1 - math.log2(n * eps)) / 2 if eps else math.inf
+    cap = (SQUARES_BITS - 1 - math.log2(n * eps)) / 2 if eps else math.inf
     wanted = f + 10
     if eps:
         wanted = min(wanted, math.ceil(f - 4 - math.log2(eps) / 2))
@@ -298,12 +301,12 @@ def mean_of_squares(
     A result from 2^(59-2f) on ends in a range error.
     """
     backend, f = context.backend, context.frac_bits
-    bits, dropped = 2 * f + 3, LONGEST
+    bits, dropped = 2 * f + 3, MOST_SHIFT
     k = math.floor(math.log2(divisor))
     d = deviations(context, x, dims, centred, (dropped + bits - k) // 2)
     beyond = [most / divisor >= 2.0 ** (HEADROOM_BITS - bits) for most in d.regimes.most]
     if d.bits is None:
-        bits = min(bits, math.floor(WHOLE - math.log2(d.regimes.most[0] / divisor)))
+        bits = min(bits, math.floor(SQUARES_BITS - math.log2(d.regimes.most[0] / divisor)))
     elif any(beyond):
         forbid(context, by_regime(context, d.bits, [int(b) for b in beyond]))
     sums = backend.truncate(d.squares, dropped)
@@ -321,13 +324,13 @@ def _power(exponent: int) -> int:
 def root_mean_square(
     context: Context, x: SharedTensor, dims: tuple[int, ...], divisor: float, centred: bool
 ) -> SharedTensor:
-    """The square root of what `mean_of_squares` gives, wherever it lies; dimensions are kept."""
+    """The square root of `mean_of_squares`, in the whole domain; dimensions are kept."""
     backend, f = context.backend, context.frac_bits
     n = math.prod(x.shares.shape[d] for d in dims)
     k = math.floor(math.log2(divisor)) // 2
-    spare = min(f // 2, WHOLE - 32 - f)
+    spare = min(f // 2, SQUARES_BITS - 32 - f)
     largest = math.ceil(domain_bits(context) + math.log2(n / divisor) / 2) + 1
-    finer = WHOLE - largest - spare
+    finer = SQUARES_BITS - largest - spare
     d = deviations(context, x, dims, centred, finer - k)
     normal = backend.normalise(d.squares, 0, HEADROOM_BITS)
     root = series(context, x.like(normal.mantissa, normal.high), SQRT)
@@ -339,10 +342,10 @@ def root_mean_square(
     return x.like(_times_regime(context, product, d.bits, powers), spare + finer)
 
 
-T = torch.Tensor
+# Softmax and its kin, and the layers.
 
 
-def _sum_is_below(shape: torch.Size, dim: int) -> int:
+def _sum_bits(shape: torch.Size, dim: int) -> int:
     return math.ceil(math.log2(shape[dim] + 1)) + 1
 
 
@@ -359,7 +362,7 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
     (above,) = backend.ramps(half.shares, (threshold,), shift)
     root = series(context, add_constant(context, x.like(above, half.scale_bits - shift), floor), series_of.EXP)
     e = root.like(backend.square(root.shares), 2 * root.scale_bits)
-    spare = HEADROOM_BITS - _sum_is_below(x.shares.shape, dim)
+    spare = HEADROOM_BITS - _sum_bits(x.shares.shape, dim)
     return difference, round_scale(context, e, spare)
 
 
@@ -379,7 +382,7 @@ def softmax(
     dim = _default_dim(x, dim)
     _, e = _shifted_exp(context, x, dim)
     total = e.like(context.backend.each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
-    inverse = positive_reciprocal(context, total, -1, _sum_is_below(x.shares.shape, dim))
+    inverse = positive_reciprocal(context, total, -1, _sum_bits(x.shares.shape, dim))
     return e * inverse
 
 
@@ -411,7 +414,7 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
     backend = context.backend
     total = backend.each(torch.sum, e.shares, dim, keepdim=keepdim)
     s = e.scale_bits
-    normal = backend.normalise(total, s - 1, s + _sum_is_below(shape, dim))
+    normal = backend.normalise(total, s - 1, s + _sum_bits(shape, dim))
     m = series(context, e.like(normal.mantissa, normal.high), series_of.LOG)
     whole = exponent_map(context, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
     return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits))
@@ -434,10 +437,6 @@ def logsumexp(context: Context, x: Any, dim: Any, keepdim: bool = False) -> torc
     return largest + _log_of_sum(context, e, x.shares.shape, dim, keepdim)
 
 
-def _normal(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
-    return standardize(context, x, dims, eps, centred)
-
-
 def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
     if weight is not None:
         x = x * weight
@@ -450,7 +449,7 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    return _affine(_normal(context, x, dims, eps, True), weight, bias)
+    return _affine(standardize(context, x, dims, eps, True), weight, bias)
 
 
 @implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|", exact=False)
@@ -459,7 +458,7 @@ def rms_norm(
 ) -> SharedTensor:
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _affine(_normal(context, x, dims, eps, False), weight, None)
+    return _affine(standardize(context, x, dims, eps, False), weight, None)
 
 
 def _per_channel(parameter: Any, dims: int) -> Any:
@@ -470,7 +469,7 @@ def _per_channel(parameter: Any, dims: int) -> Any:
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
     shape = x.shape
-    y = _normal(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
+    y = standardize(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
 
@@ -482,7 +481,7 @@ def instance_norm(
 ) -> torch.Tensor:  # fmt: skip
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    y = _normal(context, x, tuple(range(2, x.dim())), eps, True)
+    y = standardize(context, x, tuple(range(2, x.dim())), eps, True)
     return _affine(y, _per_channel(weight, x.dim()), _per_channel(bias, x.dim()))
 
 
@@ -550,7 +549,7 @@ def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased
     n = math.prod(x.shares.shape[d] for d in dims)
     if n <= correction:
         refuse("the variance of too few elements", "it is not a number")
-    return _kept(context, which(context, x, dims, n - correction, True), dims, keepdim)
+    return _without_dims(context, which(context, x, dims, n - correction, True), dims, keepdim)
 
 
 def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
@@ -559,7 +558,7 @@ def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
     return tuple(d % max(1, count) for d in chosen)
 
 
-def _kept(context: Context, x: SharedTensor, dims: tuple[int, ...], keepdim: bool) -> SharedTensor:
+def _without_dims(context: Context, x: SharedTensor, dims: tuple[int, ...], keepdim: bool) -> SharedTensor:
     if keepdim:
         return x
     shape = [size for d, size in enumerate(x.shares.shape) if d not in dims]
@@ -598,7 +597,7 @@ def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim
     p = ord if ord is not None else (2 if p in (None, "fro") else p)
     dims = _dims(x, dim)
     if p == 2:
-        return _kept(context, root_mean_square(context, x, dims, 1, False), dims, keepdim)
+        return _without_dims(context, root_mean_square(context, x, dims, 1, False), dims, keepdim)
     if p == 1:
         return x.abs().sum(dims, keepdim=keepdim)
     if p == math.inf:

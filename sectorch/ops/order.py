@@ -1,4 +1,4 @@
-"""Positions and orders: argmax, max with indices, topk, sort."""
+"""Orders and positions: argmax, sort, topk, medians and quantiles, running maxima, searches in a sorted list."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ..tensor.table import Context, implements
 from .common import CAPACITY, check_fits, end_to_end, is_secret, planes, refuse
 
 T = torch.Tensor
-
-
 Pair = tuple[Value, Value]
 """Values and their positions."""
 
@@ -28,18 +26,18 @@ def _exchange(backend: Backend, x: Pair, y: Pair) -> tuple[Value, Value, Value, 
     return *first, *second
 
 
-def _places(v: torch.Tensor, step: int) -> torch.Tensor:
+def _positions(v: torch.Tensor, step: int) -> torch.Tensor:
     """0, 1, 2, ... times the step along the first dimension."""
     return (torch.arange(v.shape[0], device=v.device) * step).view(-1, *[1] * (v.dim() - 1)).expand(v.shape)
 
 
-def _filled_up(v: torch.Tensor, value: int, size: int) -> torch.Tensor:
-    """As many entries of one value behind as make it `size` along the first dimension."""
+def _pad_to(v: torch.Tensor, value: int, size: int) -> torch.Tensor:
+    """v, padded with one value behind to `size` entries along the first dimension."""
     return torch.cat((v, v.new_full((size - v.shape[0], *v.shape[1:]), value)))
 
 
-def _reordered(x: torch.Tensor, y: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The entries of both along the first dimension, in this order."""
+def _reorder(x: torch.Tensor, y: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """x and y, one after the other along the first dimension, in a new order."""
     return torch.cat((x, y))[order]
 
 
@@ -47,7 +45,7 @@ def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> Pair:
     """The largest value along dim and its position: a tree; among equals the first wins."""
     backend = context.backend
     values = backend.each(torch.movedim, x.shares, dim, 0) * sign
-    value, place = top_of(backend, values, backend.affine(_places, values, 1))
+    value, place = top_of(backend, values, backend.affine(_positions, values, 1))
     return value * sign, place
 
 
@@ -64,7 +62,7 @@ def top_of(backend: Backend, values: Value, places: Value) -> Pair:
     return pair[0][0], pair[1][0]
 
 
-def _arg(sign: int):
+def _arg_extreme(sign: int):
     def handler(context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False) -> SharedTensor:
         shape = x.shares.shape
         source = x.reshape(-1) if dim is None else x
@@ -77,8 +75,8 @@ def _arg(sign: int):
     return handler
 
 
-implements("argmax", torch.argmax, T.argmax, note="the position stays secret")(_arg(1))
-implements("argmin", torch.argmin, T.argmin, note="the position stays secret")(_arg(-1))
+implements("argmax", torch.argmax, T.argmax, note="the position stays secret")(_arg_extreme(1))
+implements("argmin", torch.argmin, T.argmin, note="the position stays secret")(_arg_extreme(-1))
 
 
 def with_indices(
@@ -91,16 +89,16 @@ def with_indices(
     return x.like(value, x.scale_bits), x.like(place, 0)
 
 
-def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
+def _sort(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
     """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
     backend = context.backend
     values = backend.each(torch.movedim, x.shares if descending else -x.shares, dim, 0)
     count = values.shape[0]
     size = 1 << max(0, count - 1).bit_length()
-    places = backend.affine(_places, values, 1)
+    places = backend.affine(_positions, values, 1)
     if size > count:
-        values = backend.affine(_filled_up, values, -(1 << 62), size)
-        places = backend.affine(_filled_up, places, 0, size)
+        values = backend.affine(_pad_to, values, -(1 << 62), size)
+        places = backend.affine(_pad_to, places, 0, size)
     block = 2
     while block <= size:
         step = block // 2
@@ -114,24 +112,26 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pa
             y_pair = tuple(v[second] for v in (values, places))
             big, big_at, small, small_at = _exchange(backend, x_pair, y_pair)
             order = torch.argsort(torch.cat((first, second)))
-            values = backend.each(_reordered, big, small, order)
-            places = backend.each(_reordered, big_at, small_at, order)
+            values = backend.each(_reorder, big, small, order)
+            places = backend.each(_reorder, big_at, small_at, order)
             step //= 2
         block *= 2
     values, places = (v[:count] for v in (values, places))
     return (values if descending else -values), places
 
 
-def _stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
-    """As `_sorted`, with equals in the order in which they stood: each entry is compared with every other."""
+def _sort_stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
+    """As `_sort`, but equal entries keep their order: each entry is compared with every other."""
     backend = context.backend
     x = check_fits(context, x, CAPACITY / 4)
     values = backend.each(torch.movedim, x.shares, dim, 0)
     keys, count = values if not descending else -values, values.shape[0]
     later = (torch.arange(count) > torch.arange(count).unsqueeze(-1)).to(torch.int64)
     shape = (count, count, *[1] * (x.dim() - 1))
-    apart = backend.each(torch.unsqueeze, keys, 1) - backend.each(torch.unsqueeze, keys, 0)
-    ranks = backend.each(torch.sum, backend.at_least(apart - later.view(shape), high=planes(x, 2, 1))[0], dim=1) - 1
+    differences = backend.each(torch.unsqueeze, keys, 1) - backend.each(torch.unsqueeze, keys, 0)
+    ranks = (
+        backend.each(torch.sum, backend.at_least(differences - later.view(shape), high=planes(x, 2, 1))[0], dim=1) - 1
+    )
     wanted = torch.arange(count).view(-1, 1, *[1] * (x.dim() - 1))
     code = backend.is_zero(backend.each(torch.unsqueeze, ranks, 0) - wanted)
     places = backend.each(torch.sum, code * torch.arange(count).view(1, -1, *[1] * (x.dim() - 1)), dim=1)
@@ -147,7 +147,7 @@ def sort(
 ) -> tuple[SharedTensor, SharedTensor]:
     if x.dim() == 0:
         return x, x * 0
-    values, places = (_stably if stable else _sorted)(context, x, dim, descending)
+    values, places = (_sort_stably if stable else _sort)(context, x, dim, descending)
     values, places = (context.backend.each(torch.movedim, v, 0, dim) for v in (values, places))
     return x.like(values, x.scale_bits), x.like(places, 0)
 
@@ -178,13 +178,13 @@ def topk(
     return x.like(values, x.scale_bits), x.like(places, 0)
 
 
-# What stands at a place of an order: medians, quantiles, running maxima, places in a sorted list.
+# Entries by rank: medians, quantiles; running maxima; positions in a sorted list.
 
 
-def _at_place(context: Context, x: SharedTensor, k: int, dim: int, keepdim: bool) -> tuple[SharedTensor, SharedTensor]:
-    """The k-th smallest along a dimension, counted from 0, and where it stood."""
+def _at_rank(context: Context, x: SharedTensor, k: int, dim: int, keepdim: bool) -> tuple[SharedTensor, SharedTensor]:
+    """The k-th smallest entry along a dimension, counted from 0, and its position."""
     if x.dtype == torch.bool:
-        refuse("where the k-th of yes and no stands", "sort x.long()")
+        refuse("the position of the k-th of truth values", "sort x.long()")
     if not x.dim():
         return x, x.like(context.backend.each(torch.zeros_like, x.shares), 0, dtype=torch.int64)
     found = sort(context, x, dim)
@@ -200,15 +200,15 @@ def median(context: Context, x: SharedTensor, dim: int | None = None, keepdim: b
     if not x.shares.shape.numel():
         raise ArgumentError("the median of no elements is not a number")
     if dim is None:
-        return _at_place(context, x.reshape(-1), (x.numel() - 1) // 2, 0, False)[0]
-    return _at_place(context, x, ((x.shape[dim] if x.dim() else 1) - 1) // 2, dim, keepdim)
+        return _at_rank(context, x.reshape(-1), (x.numel() - 1) // 2, 0, False)[0]
+    return _at_rank(context, x, ((x.shape[dim] if x.dim() else 1) - 1) // 2, dim, keepdim)
 
 
 @implements("kthvalue", torch.kthvalue, T.kthvalue, note="bitonic; positions stay secret")
 def kthvalue(context: Context, x: SharedTensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     if not 1 <= k <= (x.shape[dim] if x.dim() else 1):
         raise ArgumentError(f"kthvalue: selected number k out of range for dimension {dim}, got {k}")
-    return _at_place(context, x, k - 1, dim, keepdim)
+    return _at_rank(context, x, k - 1, dim, keepdim)
 
 
 @implements("quantile", torch.quantile, T.quantile, torch.nanquantile, T.nanquantile,
@@ -241,7 +241,7 @@ def quantile(
     return low
 
 
-def _running(sign: int):
+def _running_extreme(sign: int):
     def handler(context: Context, x: SharedTensor, dim: int) -> Any:
         """By doubling: log2 n rounds of comparisons. Of equals the last wins, as with torch."""
         if not x.dim():
@@ -249,14 +249,14 @@ def _running(sign: int):
             return x, x.like(context.backend.each(torch.zeros_like, x.shares), 0, dtype=torch.int64)
         backend = context.backend
         values = backend.each(torch.movedim, x.shares, dim, 0) * sign
-        places = backend.affine(_line, values, 1)
+        places = backend.affine(_positions, values, 1)
         step = 1
         while step < values.shape[0]:
             pair = values, places
             gains = [v[step:] - v[:-step] for v in pair]
             gains = backend.where_positive(gains[0], gains)
             values, places = (
-                backend.each(_joined, v[:step], v[:-step] + gain) for v, gain in zip(pair, gains, strict=True)
+                backend.each(end_to_end, v[:step], v[:-step] + gain) for v, gain in zip(pair, gains, strict=True)
             )
             step *= 2
         values, places = (backend.each(torch.movedim, v, 0, dim) for v in (values * sign, places))
@@ -265,19 +265,11 @@ def _running(sign: int):
     return handler
 
 
-def _line(v: torch.Tensor, step: int) -> torch.Tensor:
-    return (torch.arange(v.shape[0], device=v.device) * step).view(-1, *[1] * (v.dim() - 1)).expand(v.shape)
+implements("cummax", torch.cummax, T.cummax, note="positions stay secret")(_running_extreme(1))
+implements("cummin", torch.cummin, T.cummin, note="positions stay secret")(_running_extreme(-1))
 
 
-def _joined(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    return torch.cat((first, rest))
-
-
-implements("cummax", torch.cummax, T.cummax, note="positions stay secret")(_running(1))
-implements("cummin", torch.cummin, T.cummin, note="positions stay secret")(_running(-1))
-
-
-def _passed(x: Any, bounds: Any, right: bool) -> torch.Tensor:
+def _count_passed(x: Any, bounds: Any, right: bool) -> torch.Tensor:
     """How many of the bounds, along their last dimension, are below each x, or not above it."""
     passed = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
     return passed.sum(-1)
@@ -289,7 +281,7 @@ def bucketize(
 ) -> torch.Tensor:
     if boundaries.dim() != 1:
         raise ShapeError(f"bucketize: boundaries have one dimension, got shape {list(boundaries.shape)}")
-    return _passed(x if isinstance(x, torch.Tensor) else torch.tensor(x), boundaries, right)
+    return _count_passed(x if isinstance(x, torch.Tensor) else torch.tensor(x), boundaries, right)
 
 
 @implements("searchsorted", torch.searchsorted, note="exact; a comparison with each entry")
@@ -305,4 +297,4 @@ def searchsorted(
         raise ArgumentError("searchsorted: side and right are opposites")
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x)
     bounds = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
-    return _passed(x, bounds, right or side == "right")
+    return _count_passed(x, bounds, right or side == "right")

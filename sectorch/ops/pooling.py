@@ -1,4 +1,8 @@
-"""Pooling: averages are local, maxima a tree of comparisons."""
+"""Poolings and other maps with windows: averages are local, maxima are a tree of comparisons.
+
+Beside poolings of one to three dimensions: transposed and three-dimensional convolutions, interpolation, patches
+(`unfold`, `fold`), embedding bags, and samples at the points of a public grid.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +35,21 @@ from .common import (
     summand,
     with_dtype,
 )
-from .linear import _all, _one_dimensional, _pair, _with_bias, bilinear, not_negative, times_number
+from .linear import add_bias, as_pair, bilinear, not_negative, require_one_dimension, sum_of_all, times_number
 from .order import top_of
 
 T = torch.Tensor
 _HIDDEN = vars(F)
-"""Of functions that torch's stubs do not have."""
+"""Functions that torch's stubs do not declare."""
 _LOWEST = -(1 << 62)
-"""What stands for minus infinity in the padding of a maximum: no protocol takes a value below it."""
+"""Minus infinity in the padding of a maximum. No protocol takes a value below it."""
 
 
 def _window_pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
-def _out(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def _output_length(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     """Output length of a pooling, as torch has it: a window must start inside the input or its left padding."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (-(-span // stride) if ceil_mode else span // stride) + 1
@@ -54,9 +58,9 @@ def _out(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_
     return out
 
 
-def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil_mode: bool) -> torch.Tensor:
+def pooling_windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil_mode: bool) -> torch.Tensor:
     """[..., h, w] -> [kh * kw, ..., oh, ow]."""
-    out = [_out(v.shape[i - 2], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in (0, 1)]
+    out = [_output_length(v.shape[i - 2], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in (0, 1)]
     beyond = [
         max(0, (out[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - v.shape[i - 2] - padding[i])
         for i in (0, 1)
@@ -74,13 +78,13 @@ def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil
 @implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)", excess=0.0)
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
-    windows, high = _compared(context, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    windows, high = _windows_to_compare(context, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return x.like(context.backend.largest(windows, high), x.scale_bits)
 
 
-def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+def _windows_to_compare(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
               ceil_mode: bool, return_indices: bool) -> tuple[Any, int]:  # fmt: skip
-    """[window, ..., oh, ow], and the planes in which two values of a window differ."""
+    """The windows, [window, ..., oh, ow], and how many bit planes a comparison of two of their values looks at."""
     if return_indices:
         refuse("max_pool2d with indices", "call it without return_indices")
     kernel, padding, dilation = _window_pair(kernel_size), _window_pair(padding), _window_pair(dilation)
@@ -88,17 +92,17 @@ def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, 
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
     known = planes(x, 2)
     high, lowest = min(high, known), _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
-    return context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
+    return context.backend.affine(pooling_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
 
 
-def _places_of_windows(v: torch.Tensor, step: int, at: torch.Tensor) -> torch.Tensor:
-    """[window, oh, ow], times the step, beside each window of v."""
+def _window_positions(v: torch.Tensor, step: int, at: torch.Tensor) -> torch.Tensor:
+    """Positions [window, oh, ow], times the step, in the shape of the windows v."""
     return (at.to(v.device) * step).view(len(at), *[1] * (v.dim() - 3), *at.shape[1:]).expand(v.shape)
 
 
 def _largest_at(context: Context, x: SharedTensor, windows: Value, at: torch.Tensor) -> tuple[SharedTensor, ...]:
-    """The maxima of windows and where they stand, as secret whole numbers; among equals the first."""
-    value, place = top_of(context.backend, windows, context.backend.affine(_places_of_windows, windows, 1, at))
+    """The maxima of windows and their positions, as secret whole numbers; the first among equals."""
+    value, place = top_of(context.backend, windows, context.backend.affine(_window_positions, windows, 1, at))
     return x.like(value, x.scale_bits, x.bound), x.like(place, 0, float(max(1, int(at.max()))), dtype=torch.int64)
 
 
@@ -107,11 +111,11 @@ def max_pool2d_with_indices(
     context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> tuple[SharedTensor, ...]:  # fmt: skip
-    windows, _ = _compared(context, x, kernel_size, stride, padding, dilation, ceil_mode, False)
+    windows, _ = _windows_to_compare(context, x, kernel_size, stride, padding, dilation, ceil_mode, False)
     kernel, padding, dilation = _window_pair(kernel_size), _window_pair(padding), _window_pair(dilation)
     stride = kernel if stride is None or stride == [] else _window_pair(stride)
     at = torch.arange(x.shape[-2] * x.shape[-1]).reshape(x.shape[-2:])
-    return _largest_at(context, x, windows, _windows(at, 0, kernel, stride, padding, dilation, ceil_mode))
+    return _largest_at(context, x, windows, pooling_windows(at, 0, kernel, stride, padding, dilation, ceil_mode))
 
 
 @implements("max_pool1d_with_indices", F.max_pool1d_with_indices, note="as max_pool2d_with_indices")
@@ -158,7 +162,7 @@ def adaptive_max_pool1d_with_indices(
 @stepwise
 def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0,
                  output_size: Any = None) -> torch.Tensor:  # fmt: skip
-    """An index that is not in its window, as one of another pooling, ends in a range error."""
+    """An index outside its window, as of another pooling, ends in a range error."""
     kernel, padding = _window_pair(kernel_size), _window_pair(padding)
     stride = kernel if stride is None or stride == [] else _window_pair(stride)
     high, wide = _HIDDEN["_unpool_output_size"](
@@ -196,8 +200,8 @@ for _dims, _lp, _average_pool in (
     COMPOSED[_lp] = _lp_pool(_average_pool, _dims)
 
 
-def joins(x: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a max-pooling of x waits for its ReLU: where rounds are dear, and that truncates and shows nothing."""
+def waits_for_relu(x: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether a max-pooling of x is left to the ReLU after it: in networks of high latency, if the ReLU truncates."""
     if type(x) is not SharedTensor or not x.scheme.few_rounds:
         return False
     return x.scheme.relu == "exact" and x.scale_bits > x.scheme.frac_bits
@@ -207,7 +211,7 @@ def relu_of_max_pool2d(
     input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: Any = False,
 ) -> torch.Tensor:  # fmt: skip
-    """relu(max_pool2d(input, ...)): what a program computes in one step where rounds are dear (`nn/trace.py`)."""
+    """relu(max_pool2d(input, ...)) in one step, for networks of high latency (`nn/graph.py`)."""
     given = kernel_size, stride, padding, dilation, ceil_mode, return_indices
     if has_torch_function_unary(input):
         return handle_torch_function(relu_of_max_pool2d, (input,), input, *given)
@@ -216,7 +220,7 @@ def relu_of_max_pool2d(
 
 @SHARES.implements_unlisted("relu", relu_of_max_pool2d)
 def _relu_of_max_pool2d(context: Context, x: SharedTensor, *given: Any) -> SharedTensor:
-    windows, high = _compared(context, x, *given)
+    windows, high = _windows_to_compare(context, x, *given)
     shift = excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
     limit = limit_bits(context, x, scale)
@@ -243,7 +247,7 @@ def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
 
 
 def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Tensor | int, terms: int) -> SharedTensor:
-    """Sums of at most so many elements in windows, over public counts."""
+    """Sums of windows of at most `terms` elements, divided by public counts."""
     total = local_map(context, sums, x, terms=terms)
     if isinstance(counts, torch.Tensor) and bool((counts == counts.flatten()[0]).all()):
         counts = int(counts.flatten()[0])
@@ -269,7 +273,7 @@ def avg_pool2d(
         inside = torch.ones(x.shape[-2:], dtype=torch.int64)
         if count_include_pad:
             inside = F.pad(inside, (padding[1], padding[1], padding[0], padding[0]), value=1)
-            counts = _windows(inside, 0, kernel, stride, (0, 0), (1, 1), ceil_mode)
+            counts = pooling_windows(inside, 0, kernel, stride, (0, 0), (1, 1), ceil_mode)
             out = sums(torch.ones(x.shape[-2:], dtype=torch.int64)).shape
             counts = counts.sum(0)[: out[0], : out[1]]
         else:
@@ -278,7 +282,7 @@ def avg_pool2d(
 
 
 def _sums_of_windows(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, ceil_mode: bool) -> torch.Tensor:
-    return _windows(v, 0, kernel, stride, padding, (1, 1), ceil_mode).sum(0)
+    return pooling_windows(v, 0, kernel, stride, padding, (1, 1), ceil_mode).sum(0)
 
 
 @implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local", excess=0.0)
@@ -343,12 +347,12 @@ def adaptive_max_pool2d(
 # Transposed convolutions and interpolation: linear maps with a public shape.
 
 
-def _taps(w: torch.Tensor) -> torch.Tensor:
-    """Of a transposed convolution's weight: at most, since zeros stand between the elements."""
+def _sum_per_channel(w: torch.Tensor) -> torch.Tensor:
+    """`Sums` of a transposed convolution's weight; an upper bound, since zeros stand between the elements."""
     return w.sum((0, 2, 3))
 
 
-def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: tuple, groups: int):
+def _transposed_product(stride: tuple, padding: tuple, output_padding: tuple, dilation: tuple, groups: int):
     """x [b, c_in, h, w], weight [c_in, c_out/groups, kh, kw] -> the transposed convolution, mod 2^64.
 
     It is an ordinary convolution of the input with zeros put between its elements and the flipped, transposed kernel.
@@ -379,11 +383,13 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
             f"Given transposed=1, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
             f"{weight.shape[0]} channels, but got {x.shape[1]} channels instead"
         )
-    product = _transposed(_pair(stride), _pair(padding), _pair(output_padding), _pair(dilation), groups)
-    return _with_bias(
+    product = _transposed_product(as_pair(stride), as_pair(padding), as_pair(output_padding), as_pair(dilation), groups)
+    return add_bias(
         context,
         x,
-        bilinear(context, product, x, weight, weight.shape[0] * math.prod(weight.shape[2:]), (_all, _taps)),
+        bilinear(
+            context, product, x, weight, weight.shape[0] * math.prod(weight.shape[2:]), (sum_of_all, _sum_per_channel)
+        ),
         None if bias is None else bias.view(-1, 1, 1),
     )
 
@@ -394,7 +400,7 @@ def conv_transpose1d(context: Context, x: Any, weight: Any, bias: Any = None, st
     given = stride, padding, output_padding, dilation
     if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in given):
         raise ShapeError(f"stride, padding, output_padding and dilation are one number each, got {given}")
-    one = [_pair(v)[0] for v in given]
+    one = [as_pair(v)[0] for v in given]
     y = torch.conv_transpose2d(
         x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, one[0]), (0, one[1]), (0, one[2]), groups, (1, one[3])
     )
@@ -406,7 +412,7 @@ def interpolate(
     context: Context, x: SharedTensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
     align_corners: bool | None = None, recompute_scale_factor: Any = None, antialias: bool = False,
 ) -> SharedTensor:  # fmt: skip
-    """Every mode acts on one dimension after the other; each is a public matrix, read off torch itself."""
+    """Every mode acts on one dimension after the other, by a public matrix that torch itself gives."""
     if isinstance(scale_factor, torch.Tensor):
         refuse("interpolate by a tensor", "give scale_factor as a number")
     if mode == "area":
@@ -437,7 +443,7 @@ def interpolations(
     for d, n in enumerate(shape):
         eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
         wanted: dict[str, Any] = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
-        two = antialias or one in ("bicubic", "lanczos")  # which torch has of pictures only
+        two = antialias or one in ("bicubic", "lanczos")  # torch has these for images only
         if two:
             eye = eye.unsqueeze(2)
             wanted = dict(size=(1, sizes[d])) if sizes is not None else dict(scale_factor=(1.0, factors[d]))
@@ -451,7 +457,7 @@ def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> SharedTensor:
     not_negative(padding)
-    return local_map(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
+    return local_map(context, _patches, x, as_pair(kernel_size), as_pair(stride), as_pair(padding), as_pair(dilation))
 
 
 @implements("fold", F.fold, note="local; sums of at most kernel size entries")
@@ -459,12 +465,12 @@ def fold(
     context: Context, x: SharedTensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
     stride: Any = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Each entry of a patch is added where it stands in the image (Chellapilla et al. 2006, the other way)."""
+    """Each entry of a patch is added at its position in the image (Chellapilla et al. 2006, reversed)."""
     not_negative(padding)
-    kernel, (up, left), size = _pair(kernel_size), _pair(padding), _pair(output_size)
+    kernel, (up, left), size = as_pair(kernel_size), as_pair(padding), as_pair(output_size)
     whole = size[0] + 2 * up, size[1] + 2 * left
     numbers = torch.arange(whole[0] * whole[1], dtype=torch.float64).reshape(1, 1, *whole)
-    places = F.unfold(numbers, kernel, _pair(dilation), 0, _pair(stride)).long()[0]
+    places = F.unfold(numbers, kernel, as_pair(dilation), 0, as_pair(stride)).long()[0]
     batch = x if x.dim() == 3 else x.unsqueeze(0)
     channels, over = divmod(batch.shape[1], kernel[0] * kernel[1])
     if over or batch.shape[2] != places.shape[1]:
@@ -486,13 +492,10 @@ def _patches(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, dila
     return out if v.dim() == 4 else out.squeeze(0)
 
 
-# Convolutions and poolings of three dimensions, made of those of two; and samples at public places.
+# Convolutions and poolings of three dimensions, by those of two; embedding bags; samples at public points.
 
 
-"""Of functions that torch's stubs do not have."""
-
-
-def _three(value: Any) -> tuple[int, int, int]:
+def _as_triple(value: Any) -> tuple[int, int, int]:
     if isinstance(value, int):
         return value, value, value
     value = tuple(value)
@@ -502,17 +505,17 @@ def _three(value: Any) -> tuple[int, int, int]:
 @implements("conv3d", torch.conv3d, F.conv3d, note="as conv2d, with the depth of the kernel among the channels")
 def conv3d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
-    _one_dimensional(bias)
+    require_one_dimension(bias)
     if x.dim() == 4:
         return torch.conv3d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    stride, dilation, kernel = _three(stride), _three(dilation), weight.shape[2:]
+    stride, dilation, kernel = _as_triple(stride), _as_triple(dilation), weight.shape[2:]
     if min(*stride, *dilation) < 1:
         raise ShapeError(f"stride and dilation are 1 or more, got {stride} and {dilation}")
     if isinstance(padding, str):
         both = [0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         widths = [side for b in reversed(both) for side in (b // 2, b - b // 2)]
     else:
-        padding = _three(padding)
+        padding = _as_triple(padding)
         if min(padding) < 0:
             raise ShapeError(f"negative padding is not supported, got {padding}")
         widths = [p for p in reversed(padding) for _ in (0, 1)]
@@ -526,7 +529,7 @@ def conv3d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     return y.reshape(x.shape[0], deep, *y.shape[1:]).movedim(1, 2)
 
 
-def _apart(x: Any, stride: tuple[int, int, int]) -> Any:
+def _with_zeros_between(x: Any, stride: tuple[int, int, int]) -> Any:
     """Zeros between the elements of the last three dimensions."""
     for d, step in enumerate(stride, x.dim() - 3):
         if step > 1:
@@ -542,7 +545,7 @@ def conv_transpose3d(context: Context, x: Any, weight: Any, bias: Any = None, st
     if x.dim() == 4:
         given = bias, stride, padding, output_padding, groups, dilation
         return torch.conv_transpose3d(x.unsqueeze(0), weight, *given).squeeze(0)
-    stride, padding, more, dilation = (_three(v) for v in (stride, padding, output_padding, dilation))
+    stride, padding, more, dilation = (_as_triple(v) for v in (stride, padding, output_padding, dilation))
     if min(*padding, *more) < 0 or min(*stride, *dilation) < 1:
         raise ShapeError(f"negative padding, or a stride of 0: {padding}, {more}, {stride}, {dilation}")
     if x.shape[1] != weight.shape[0]:
@@ -552,11 +555,11 @@ def conv_transpose3d(context: Context, x: Any, weight: Any, bias: Any = None, st
     widths = [side for s, m in zip(reversed(sides), reversed(more), strict=True) for side in (s, s + m)]
     flipped = weight.flip(2, 3, 4).reshape(groups, weight.shape[0] // groups, weight.shape[1], *kernel)
     flipped = flipped.transpose(1, 2).reshape(-1, weight.shape[0] // groups, *kernel)
-    return torch.conv3d(F.pad(_apart(x, stride), widths), flipped, bias, 1, 0, dilation, groups)
+    return torch.conv3d(F.pad(_with_zeros_between(x, stride), widths), flipped, bias, 1, 0, dilation, groups)
 
 
-def _pooled(x: torch.Tensor, planes: Callable, depth: Callable) -> torch.Tensor:
-    """x [..., d, h, w], pooled over planes, and what that gives over the depth."""
+def _pool_planes_then_depth(x: torch.Tensor, planes: Callable, depth: Callable) -> torch.Tensor:
+    """x [..., d, h, w], pooled over its planes, and the result over the depth."""
     y = x.reshape(1, -1, *x.shape[-2:])
     y = planes(y)
     y = y.reshape(1, -1, x.shape[-3], math.prod(y.shape[-2:])), y.shape[-2:]
@@ -569,9 +572,9 @@ def max_pool3d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
     if return_indices:
         refuse("max_pool3d with indices", "call it without return_indices")
-    k, p, d = _three(kernel_size), _three(padding), _three(dilation)
-    s = k if stride is None or stride == [] else _three(stride)
-    return _pooled(
+    k, p, d = _as_triple(kernel_size), _as_triple(padding), _as_triple(dilation)
+    s = k if stride is None or stride == [] else _as_triple(stride)
+    return _pool_planes_then_depth(
         x,
         lambda v: F.max_pool2d(v, k[1:], s[1:], p[1:], d[1:], ceil_mode),
         lambda v: F.max_pool2d(v, (k[0], 1), (s[0], 1), (p[0], 0), (d[0], 1), ceil_mode),
@@ -583,29 +586,29 @@ def avg_pool3d(
     context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    k, p = _three(kernel_size), _three(padding)
-    s = k if stride is None or stride == [] else _three(stride)
+    k, p = _as_triple(kernel_size), _as_triple(padding)
+    s = k if stride is None or stride == [] else _as_triple(stride)
     one = 1 if divisor_override else None
-    return _pooled(
+    return _pool_planes_then_depth(
         x,
         lambda v: F.avg_pool2d(v, k[1:], s[1:], p[1:], ceil_mode, count_include_pad, one),
         lambda v: F.avg_pool2d(v, (k[0], 1), (s[0], 1), (p[0], 0), ceil_mode, count_include_pad, divisor_override),
     )
 
 
-def _sizes(x: torch.Tensor, output_size: Any) -> list[int]:
+def _output_sizes(x: torch.Tensor, output_size: Any) -> list[int]:
     given = [output_size] * 3 if output_size is None or isinstance(output_size, int) else list(output_size)
     return [x.shape[d - 3] if n is None else n for d, n in enumerate(given)]
 
 
 @implements("adaptive_avg_pool3d", F.adaptive_avg_pool3d, note="as adaptive_avg_pool2d, twice")
 def adaptive_avg_pool3d(context: Context, x: SharedTensor, output_size: Any) -> torch.Tensor:
-    d, h, w = _sizes(x, output_size)
+    d, h, w = _output_sizes(x, output_size)
     planes = lambda v: F.adaptive_avg_pool2d(v, (h, w))
-    return _pooled(x, planes, lambda v: F.adaptive_avg_pool2d(v, (d, v.shape[-1])))
+    return _pool_planes_then_depth(x, planes, lambda v: F.adaptive_avg_pool2d(v, (d, v.shape[-1])))
 
 
-def _without_indices(name: str, return_indices: bool) -> None:
+def _refuse_indices(name: str, return_indices: bool) -> None:
     if return_indices:
         refuse(f"{name} with indices", "call it without return_indices")
 
@@ -615,10 +618,10 @@ def _without_indices(name: str, return_indices: bool) -> None:
 def adaptive_max_pool3d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:
-    _without_indices("adaptive_max_pool3d", return_indices)
-    d, h, w = _sizes(x, output_size)
+    _refuse_indices("adaptive_max_pool3d", return_indices)
+    d, h, w = _output_sizes(x, output_size)
     planes = lambda v: F.adaptive_max_pool2d(v, (h, w))
-    return _pooled(x, planes, lambda v: F.adaptive_max_pool2d(v, (d, v.shape[-1])))
+    return _pool_planes_then_depth(x, planes, lambda v: F.adaptive_max_pool2d(v, (d, v.shape[-1])))
 
 
 @implements("adaptive_max_pool1d", F.adaptive_max_pool1d, _HIDDEN["_adaptive_max_pool1d"],
@@ -626,7 +629,7 @@ def adaptive_max_pool3d(
 def adaptive_max_pool1d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:
-    _without_indices("adaptive_max_pool1d", return_indices)
+    _refuse_indices("adaptive_max_pool1d", return_indices)
     size = output_size if isinstance(output_size, int) else x.shape[-1] if output_size is None else output_size[0]
     return F.adaptive_max_pool2d(x.unsqueeze(-2), (1, int(size))).squeeze(-2)
 
@@ -646,21 +649,21 @@ def embedding_bag(
     if index.dim() == 2:
         if not index.shape[1]:
             refuse("empty bags", "leave them out")
-        return _bag(rows, mode)
+        return _reduce_bag(rows, mode)
     starts = offsets.tolist() if include_last_offset else [*offsets.tolist(), index.shape[0]]
     if any(a >= b for a, b in itertools.pairwise(starts)) or starts[-1] != index.shape[0]:
         refuse("empty bags, or indices in no bag", "leave them out")
-    return torch.stack([_bag(rows[a:b], mode) for a, b in itertools.pairwise(starts)])
+    return torch.stack([_reduce_bag(rows[a:b], mode) for a, b in itertools.pairwise(starts)])
 
 
-def _bag(rows: torch.Tensor, mode: str) -> torch.Tensor:
+def _reduce_bag(rows: torch.Tensor, mode: str) -> torch.Tensor:
     return rows.sum(-2) if mode == "sum" else rows.mean(-2) if mode == "mean" else rows.amax(-2)
 
 
-def _sampled(x: torch.Tensor, grid: Any, sample: Callable) -> torch.Tensor:
-    """x [b, c, ...] at the places of a public grid: each result is a public sum of entries, read off torch itself."""
+def _sample(x: torch.Tensor, grid: Any, sample: Callable) -> torch.Tensor:
+    """x [b, c, ...] at the points of a public grid. Each result is a weighted sum; torch itself gives the weights."""
     if is_secret(grid):
-        refuse("grid_sample at secret places", "give a public grid")
+        refuse("grid_sample at secret points", "give a public grid")
     if not x.is_floating_point():
         refuse("grid_sample of whole numbers", "sample x.float()")
     count = math.prod(x.shape[2:])
@@ -675,11 +678,11 @@ def grid_sample(
     context: Context, x: SharedTensor, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    return _sampled(x, grid, lambda v, g: F.grid_sample(v, g, mode, padding_mode, align_corners))
+    return _sample(x, grid, lambda v, g: F.grid_sample(v, g, mode, padding_mode, align_corners))
 
 
 @implements("grid_sample", torch.grid_sampler, torch.grid_sampler_2d)
 def grid_sampler(
     context: Context, x: SharedTensor, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    return _sampled(x, grid, lambda v, g: torch.grid_sampler(v, g, interpolation_mode, padding_mode, align_corners))
+    return _sample(x, grid, lambda v, g: torch.grid_sampler(v, g, interpolation_mode, padding_mode, align_corners))

@@ -41,6 +41,7 @@ from .common import (
     summand,
     unary_map,
     within_domain,
+    write_if_inplace,
 )
 from .linear import times_number
 
@@ -200,21 +201,12 @@ def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
 
 @implements("silu", F.silu, note="everywhere; error 3e-5", exact=False, excess=0.0)
 def silu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, _gated(context, x, series_of.SIGMOID), inplace)
+    return write_if_inplace(x, _gated(context, x, series_of.SIGMOID), inplace)
 
 
 @implements("mish", F.mish, note="everywhere; error 3e-5", exact=False, excess=2.0)
 def mish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
-
-
-def _in_place(context: Context, x: SharedTensor, y: torch.Tensor, inplace: bool) -> torch.Tensor:
-    if inplace:
-        if x.aliased:
-            refuse("an in-place activation on a view", "pass inplace=False")
-        made = summand(context, y)
-        x.shares, x.scale_bits, x.bound, x.whole_bits = made.shares, made.scale_bits, made.bound, 0
-    return y
+    return write_if_inplace(x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
 
 
 def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
@@ -226,7 +218,7 @@ def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, Sh
 @implements("elu", F.elu, in_place=(F.elu_,), note="everywhere; error 4e-6 alpha", exact=False)
 def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
     below, positive = _exp_below_zero(context, x)
-    return _in_place(context, x, (below - 1) * alpha + positive, inplace)
+    return write_if_inplace(x, (below - 1) * alpha + positive, inplace)
 
 
 @implements("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha", exact=False)
@@ -235,7 +227,7 @@ def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = 
         refuse(f"celu with alpha={alpha}", "use a positive one")
     positive = torch.relu(x)
     below = ((x - positive).clamp_min(series_of.EXP.low * alpha) / alpha).exp()
-    return _in_place(context, x, positive + (below - 1) * alpha, inplace)
+    return write_if_inplace(x, positive + (below - 1) * alpha, inplace)
 
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
@@ -243,17 +235,17 @@ SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.673263242354377284
 
 @implements("selu", F.selu, torch.selu, note="everywhere; error 8e-6", exact=False)
 def selu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
+    return write_if_inplace(x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
 
 
 @implements("hardsigmoid", F.hardsigmoid, note="everywhere", at_most=4.0)
 def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, torch.clamp(x + 3, 0, 6) / 6, inplace)
+    return write_if_inplace(x, torch.clamp(x + 3, 0, 6) / 6, inplace)
 
 
 @implements("hardswish", F.hardswish, note="everywhere", excess=0.0)
 def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
+    return write_if_inplace(x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
 
 
 @implements("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6", exact=False, excess=0.0)
@@ -273,7 +265,7 @@ def hardshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedT
 
 @implements("threshold", F.threshold, torch.threshold, note="exact")
 def threshold(context: Context, x: SharedTensor, threshold: float, value: float, inplace: bool = False) -> torch.Tensor:
-    return _in_place(context, x, value + (x - value) * (x > threshold), inplace)
+    return write_if_inplace(x, value + (x - value) * (x > threshold), inplace)
 
 
 @implements("glu", F.glu, note="error 4e-6 |x|", exact=False)
@@ -407,8 +399,7 @@ def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
 @implements("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
        note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3", exact=False)  # fmt: skip
 def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
-    x, limit = x, result_bits(context)
-    s = x.scale_bits
+    s, limit = x.scale_bits, result_bits(context)
     normal = exponent(context, x, -min(s, 2 * limit), high_bits(context))
     forbid_below(context, normal)
     bits = _factor_bits(context, (s - normal.low) / 2)

@@ -1,4 +1,4 @@
-"""Operations that move elements; by public positions without message and error."""
+"""Operations that move, join, convert and create tensors. By public positions they take no message and are exact."""
 
 from __future__ import annotations
 
@@ -39,23 +39,26 @@ BY_INDEX = {
     torch.take_along_dim: take_along_secret_index, T.take_along_dim: take_along_secret_index,
     torch.index_select: select_by_secret_index, T.index_select: select_by_secret_index,
 }  # fmt: skip
-"""What moves elements by a secret index too."""
+"""Functions that take a secret index, too."""
 
 
-def _moved(func):
+def _entry_mover(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
         if any(is_secret(a) for a in (*args, *kwargs.values())):
             if func not in BY_INDEX or any(isinstance(a, PrivateTensor) for a in (*args, *kwargs.values())):
                 refuse("moving elements by private or secret numbers", "only public positions can be taken")
             return BY_INDEX[func](context, x, *args, **kwargs)
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
-        return local_map(context, *_on(partial(_picked, func) if moves else func, x, *args, **kwargs))
+        return local_map(
+            context,
+            *_with_public_arguments(partial(_with_index_on_device, func) if moves else func, x, *args, **kwargs),
+        )
 
     return handler
 
 
-def _on(func: Callable, x: Any, *args: Any, **kwargs: Any) -> tuple:
-    """func, x and public arguments; tensors among these keep their content where x has a shape only."""
+def _with_public_arguments(func: Callable, x: Any, *args: Any, **kwargs: Any) -> tuple:
+    """func, x and public arguments, as `local_map` takes them. Public tensors keep their content in a dry run."""
     if not kwargs and not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(args)):
         return func, x, *args
     return partial(_called, func=func, args=args, kwargs=kwargs), x
@@ -65,8 +68,8 @@ def _called(v: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> torc
     return func(v, *args, **kwargs)
 
 
-def _picked(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """func with its index tensors where v is."""
+def _with_index_on_device(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """func with its index tensors on the device of v."""
     placed = lambda a: a.to(v.device) if isinstance(a, torch.Tensor) else a
     return func(v.contiguous(), *map(placed, args), **{name: placed(a) for name, a in kwargs.items()})
 
@@ -75,16 +78,16 @@ def _parts(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[
     return tuple(func(v, *args, **kwargs))
 
 
-def _moved_many(func):
+def _many_mover(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        f, _, *public = _on(partial(_parts, func), x, *args, **kwargs)
+        f, _, *public = _with_public_arguments(partial(_parts, func), x, *args, **kwargs)
         return [x.like(part, x.scale_bits) for part in context.backend.moved(f, x.shares, *public)]
 
     return handler
 
 
-def _read(name: str) -> Callable:
-    """What reads a property of tensors, which torch's stubs declare as a value."""
+def property_getter(name: str) -> Callable:
+    """The function of a tensor's property, as `__torch_function__` is called with; torch's stubs declare a value."""
     return inspect.getattr_static(T, name).__get__
 
 
@@ -99,8 +102,8 @@ VIEWS = {
         T.swapdims,
         torch.transpose_copy,
     ),
-    "t": (torch.t, T.t, _read("T"), torch.t_copy),
-    "mT": (_read("mT"), T.adjoint, torch.adjoint, _read("mH"), _read("H")),
+    "t": (torch.t, T.t, property_getter("T"), torch.t_copy),
+    "mT": (property_getter("mT"), T.adjoint, torch.adjoint, property_getter("mH"), property_getter("H")),
     "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
     "squeeze": (torch.squeeze, T.squeeze, torch.squeeze_copy),
     "unsqueeze": (torch.unsqueeze, T.unsqueeze, torch.unsqueeze_copy),
@@ -150,11 +153,11 @@ MANY = {
 for _table, _view in ((VIEWS, True), (COPIES, False)):
     for _name, _functions in _table.items():
         for _function in dict.fromkeys(_functions):
-            implements(_name, _function, view=_view, note="local", excess=0.0)(_moved(_function))
+            implements(_name, _function, view=_view, note="local", excess=0.0)(_entry_mover(_function))
 for _name, _functions in MANY.items():
     for _function in _functions:
-        implements(_name, _function, view=True, note="local")(_moved_many(_function))
-implements("unbind", T.__iter__, view=True)(_moved_many(torch.unbind))
+        implements(_name, _function, view=True, note="local")(_many_mover(_function))
+implements("unbind", T.__iter__, view=True)(_many_mover(torch.unbind))
 
 
 @implements("reshape", torch.reshape, T.reshape, T.view, torch.view_copy, view=True, note="local")
@@ -192,11 +195,11 @@ def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.T
 def getitem(context: Context, x: Any, index: Any) -> torch.Tensor:
     if any(is_secret(part) for part in pytree.tree_leaves(index)):
         return index_by_secret(context, x, index)
-    return local_map(context, *_on(operator.getitem, x, index))
+    return local_map(context, *_with_public_arguments(operator.getitem, x, index))
 
 
 @implements("conj", torch.conj, T.conj, torch.conj_physical, T.conj_physical, torch.resolve_conj, T.resolve_conj,
-            torch.resolve_neg, T.resolve_neg, torch.real, _read("real"), view=True,
+            torch.resolve_neg, T.resolve_neg, torch.real, property_getter("real"), view=True,
             note="the tensor itself: there are no secret complex numbers")  # fmt: skip
 def conj(context: Context, x: SharedTensor) -> SharedTensor:
     return x
@@ -225,11 +228,11 @@ def pad(
         index = _pad_index(x.shape, pad, mode)
         return local_map(context, operator.getitem, x, index)
     fill = int(encoded_public(context, float(value or 0), x.scale_bits))
-    shares = context.backend.affine(_padded, x.shares, fill, tuple(pad))
+    shares = context.backend.affine(_pad_with, x.shares, fill, tuple(pad))
     return x.like(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
 
 
-def _padded(v: torch.Tensor, fill: int, widths: tuple[int, ...]) -> torch.Tensor:
+def _pad_with(v: torch.Tensor, fill: int, widths: tuple[int, ...]) -> torch.Tensor:
     return F.pad(v, widths, value=fill)
 
 
@@ -280,7 +283,7 @@ def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Te
     return x
 
 
-def _converted(dtype: torch.dtype) -> Callable:
+def _converter(dtype: torch.dtype) -> Callable:
     return lambda context, x: of_dtype(context, x, dtype)
 
 
@@ -288,7 +291,7 @@ for _function, _dtype in (
     (T.bool, torch.bool), (T.long, torch.int64), (T.int, torch.int32), (T.short, torch.int16), (T.char, torch.int8),
     (T.byte, torch.uint8),
 ):  # fmt: skip
-    implements("to", _function)(_converted(_dtype))
+    implements("to", _function)(_converter(_dtype))
 
 
 def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
@@ -297,14 +300,14 @@ def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
     return x
 
 
-_TRAINED = (
+_FOR_TRAINING = (
     "a secure model is for inference; sectorch.shared(model) trains on shares, and DifferentiableTensor(x, "
     "requires_grad=True) is an input to which a gradient comes"
 )
 COMPOSED[T.cuda] = _to_cuda
 
 
-def _asserted(condition: Any, message: Any = None) -> None:
+def _refuse_assert(condition: Any, message: Any = None) -> None:
     if isinstance(condition, SharedTensor):
         refuse("a check of a secret", "it would reveal whether it holds: leave it out where the model runs on secrets")
 
@@ -315,23 +318,25 @@ def _branch(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()
     return (true_fn if pred else false_fn)(*operands)
 
 
-COMPOSED[torch._assert] = _asserted
-COMPOSED[vars(torch)["_make_dual"]] = lambda *_args, **_how: refuse("a derivative along a direction (jvp)", _TRAINED)
+COMPOSED[torch._assert] = _refuse_assert
+COMPOSED[vars(torch)["_make_dual"]] = lambda *_args, **_how: refuse(
+    "a derivative along a direction (jvp)", _FOR_TRAINING
+)
 COMPOSED[torch.cond] = COMPOSED[torch.ops.higher_order.cond] = _branch
 
 
-def _as_other(change: Callable) -> Callable:
-    """What takes only the shape or the dtype of another tensor, which are public: x stays what it is."""
+def _from_public_attributes(change: Callable) -> Callable:
+    """A function that reads only the shape or the dtype of a second tensor. A plain x stays plain."""
     return lambda x, other: NotImplemented if isinstance(x, SharedTensor) else change(x, other)
 
 
-COMPOSED[T.expand_as] = _as_other(lambda x, other: x.expand(other.shape))
-COMPOSED[T.view_as] = COMPOSED[T.reshape_as] = _as_other(lambda x, other: x.reshape(other.shape))
-COMPOSED[T.type_as] = _as_other(lambda x, other: x.to(other.dtype))
+COMPOSED[T.expand_as] = _from_public_attributes(lambda x, other: x.expand(other.shape))
+COMPOSED[T.view_as] = COMPOSED[T.reshape_as] = _from_public_attributes(lambda x, other: x.reshape(other.shape))
+COMPOSED[T.type_as] = _from_public_attributes(lambda x, other: x.to(other.dtype))
 
 
 def _to(x: Any, *args: Any, **how: Any) -> Any:
-    """x.to(other) of a plain or private x and a secret other."""
+    """x.to(other) for a plain or private x and a secret other."""
     if isinstance(x, SharedTensor) or not (is_secret(args[0] if args else how.get("other"))):
         return NotImplemented
     return x.to(args[0].dtype if args else how["other"].dtype)
@@ -358,12 +363,12 @@ COMPOSED[T.data.__get__] = lambda x: x.detach()  # pyright: ignore[reportAttribu
 
 
 def _broadcast(*tensors: Any) -> list[torch.Tensor]:
-    """Each by itself: what is public stays so, and types do not meet."""
+    """Each tensor by itself: public ones stay public, and dtypes are not promoted."""
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
     return [x.expand(shape) for x in tensors]
 
 
-def _each_at_least(func: Callable) -> Callable:
+def _each_expanded(func: Callable) -> Callable:
     def composed(*tensors: Any) -> Any:
         tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
         return NotImplemented if len(tensors) == 1 else tuple(func(x) for x in tensors)
@@ -373,8 +378,8 @@ def _each_at_least(func: Callable) -> Callable:
 
 COMPOSED[torch.broadcast_tensors] = _broadcast
 for _function in (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d):
-    COMPOSED[_function] = _each_at_least(_function)
-COMPOSED[T.backward] = lambda *_args, **_how: refuse("a gradient through a secret tensor", _TRAINED)
+    COMPOSED[_function] = _each_expanded(_function)
+COMPOSED[T.backward] = lambda *_args, **_how: refuse("a gradient through a secret tensor", _FOR_TRAINING)
 
 
 @implements("requires_grad_", T.requires_grad_, note="only False", excess=0.0)
@@ -412,7 +417,7 @@ def constant(make):
     return handler
 
 
-def _of_finite(func):
+def _finite_test(func):
     def handler(context: Context, x: SharedTensor) -> torch.Tensor:
         return func(torch.zeros(x.shape, dtype=x.dtype))
 
@@ -421,45 +426,45 @@ def _of_finite(func):
 
 for _function in (torch.isfinite, T.isfinite, torch.isinf, T.isinf, torch.isnan, T.isnan, torch.isposinf, T.isposinf,
                   torch.isneginf, T.isneginf, torch.isreal, T.isreal):  # fmt: skip
-    implements("isfinite", _function, note="a plain tensor, where nothing stands for infinity")(_of_finite(_function))
+    implements("isfinite", _function, note="a plain tensor, where nothing stands for infinity")(_finite_test(_function))
 for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
     implements("constant_like", _function, note="gives a plain tensor")(constant(_function))
 
 
-def _stacked(data: Any) -> torch.Tensor:
+def _nested_stack(data: Any) -> torch.Tensor:
     """A tensor of tensors and numbers in nested lists."""
     if isinstance(data, (list, tuple)):
-        return torch.stack([_stacked(part) for part in data])
+        return torch.stack([_nested_stack(part) for part in data])
     return data.detach().clone() if isinstance(data, torch.Tensor) else torch.as_tensor(data)
 
 
 def _tensor(data: Any, *, dtype: Any = None, **_how: Any) -> torch.Tensor:
-    """torch.tensor of a secret, or of lists with secrets in them."""
-    made = _stacked(data)
+    """torch.tensor of a secret tensor, or of nested lists that contain some."""
+    made = _nested_stack(data)
     return made if dtype is None else made.to(dtype)
 
 
 def _as_tensor(data: Any, dtype: Any = None, **_how: Any) -> torch.Tensor:
-    made = data if isinstance(data, torch.Tensor) else _stacked(data)
+    made = data if isinstance(data, torch.Tensor) else _nested_stack(data)
     return made if dtype is None else made.to(dtype)
 
 
 def _new_tensor(x: Any, data: Any, *, dtype: Any = None, **_how: Any) -> torch.Tensor:
     if any(map(is_secret, pytree.tree_leaves(data))):
-        return _stacked(data).to(dtype or x.dtype)
+        return _nested_stack(data).to(dtype or x.dtype)
     data = data.detach() if isinstance(data, torch.Tensor) else data
     return torch.empty(0, dtype=x.dtype).new_tensor(data, dtype=dtype)
 
 
 def _new(x: Any, *given: Any, **_how: Any) -> torch.Tensor:
-    """Of sizes: zeros, since what is in such memory is anybody's guess. Of data: a tensor of it."""
+    """Zeros for sizes, in the place of uninitialised memory; a tensor of the data otherwise."""
     if len(given) == 1 and not isinstance(given[0], (int, torch.Size)):
         return _new_tensor(x, given[0])
     return torch.zeros(given or 0, dtype=x.dtype) if not given or isinstance(given[0], int) else x.new_zeros(given[0])
 
 
-def _filled(make: Callable, at: int) -> Callable:
-    """A tensor full of one number, which may be public and in a tensor, or a secret one: then that, expanded."""
+def _full(make: Callable, at: int) -> Callable:
+    """torch.full and its kin, for a fill value in a public tensor, or a secret one, which is expanded."""
 
     def composed(*args: Any, **how: Any) -> Any:
         value = args[at] if len(args) > at else how["fill_value"]
@@ -479,57 +484,54 @@ def _filled(make: Callable, at: int) -> Callable:
 
 COMPOSED[torch.tensor], COMPOSED[torch.as_tensor], COMPOSED[torch.asarray] = _tensor, _as_tensor, _as_tensor
 COMPOSED[T.new_tensor], COMPOSED[T.new] = _new_tensor, _new
-COMPOSED[torch.full], COMPOSED[torch.full_like] = _filled(torch.full, 1), _filled(torch.full_like, 1)
-COMPOSED[T.new_full] = _filled(T.new_full, 2)
+COMPOSED[torch.full], COMPOSED[torch.full_like] = _full(torch.full, 1), _full(torch.full_like, 1)
+COMPOSED[T.new_full] = _full(T.new_full, 2)
 
 
-# Tensors put together into one: cat, stack and their kin. No message, unless fraction bits have to agree.
+# Tensors joined into one: cat, stack and their kin. No message, unless scales have to be aligned by a truncation.
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
 def cat(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
-    return _joined(context, tensors, torch.cat, dim)
+    return _join(context, tensors, torch.cat, dim)
 
 
 @implements("stack", torch.stack, note="local")
 def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
-    return _joined(context, tensors, torch.stack, dim)
+    return _join(context, tensors, torch.stack, dim)
 
 
-implements("hstack", torch.hstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.hstack))
-implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.vstack))
+implements("hstack", torch.hstack, note="local")(lambda context, tensors: _join(context, tensors, torch.hstack))
+implements("vstack", torch.vstack, note="local")(lambda context, tensors: _join(context, tensors, torch.vstack))
 
 
-def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
+def _join_all(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
     return join(values, *public)
 
 
-def _rounded(context: Context, operands: list[SharedTensor], given: Any) -> list[SharedTensor]:
-    """Products beside shares that are factors already, a cache and its new row, say, become factors themselves.
-
-    Else the shares that are would have to be rounded again.
-    """
+def _as_factors_beside(context: Context, operands: list[SharedTensor], given: Any) -> list[SharedTensor]:
+    """Round products that are joined with factors, as a new row with a cache: the cache is not to lose bits again."""
     ready = lambda x: 0 < x.scale_bits <= context.frac_bits + SLACK_BITS
     if any(isinstance(x, SharedTensor) and ready(x) for x in given):
         return [as_factor(context, x) for x in operands]
     return operands
 
 
-def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
-    parts = align_scales(context, *_rounded(context, [summand(context, x) for x in tensors], tensors))
+def _join(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
+    parts = align_scales(context, *_as_factors_beside(context, [summand(context, x) for x in tensors], tensors))
     bounds = [x.bound for x in parts if x.bound is not None]
     bound = max(bounds) if len(bounds) == len(parts) else None
-    shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
+    shares = context.backend.each(_join_all, join, public, *(x.shares for x in parts))
     return parts[0].like(shares, bound=bound)
 
 
-# Random numbers in the shape of a secret tensor: refused, for torch's name does not say who may know them.
+# Random numbers in the shape of a secret tensor are refused: the function does not say who may know them.
 #
-# Noise that everybody knows hides nothing, noise that S knows does not protect from S, and noise of a party's choice is
-# that party's word. A forward takes it as an input instead: Q draws it and shares it, as it does with its data.
+# Noise that everybody knows hides nothing, noise that S knows does not protect from S, and a party that chooses noise
+# has to be trusted with it. A forward takes noise as an input instead, which Q draws and shares as its data.
 
 
-def _drawing(func: Callable) -> Callable:
+def _refuse_drawing(func: Callable) -> Callable:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedOpError(
             f"{spell(func)} of a secret tensor is not supported, since it does not say who may know the numbers; "
@@ -544,11 +546,11 @@ for _random_function in (
     torch.multinomial, T.multinomial, torch.poisson, T.uniform_, T.exponential_, T.random_, T.cauchy_, T.geometric_,
     T.log_normal_, torch.randint_like,
 ):  # fmt: skip
-    COMPOSED[_random_function] = _drawing(_random_function)
+    COMPOSED[_random_function] = _refuse_drawing(_random_function)
 
 
 def _empty_like(x: Any, **how: Any) -> Any:
-    """What is in such memory is anybody's guess: zeros."""
+    """Zeros, in the place of uninitialised memory."""
     return torch.zeros_like(x, **how)
 
 
@@ -559,25 +561,21 @@ def _new_empty(x: Any, *size: Any, **how: Any) -> Any:
 COMPOSED[torch.empty_like], COMPOSED[T.new_empty] = _empty_like, _new_empty
 
 
-# `sectorch.shuffle`: rows in an order that nobody knows, the same for several tensors.
-
-
 def shuffle(x: Any, *others: Any) -> Any:
-    """The rows of x, and those of the others in the same order: a uniform one that nobody knows and nobody learns.
+    """Shuffle the rows of x, and those of the others in the same order. The order is uniform, and no party learns it.
 
     Args:
-        x, others: SharedTensors of one session with as many rows; of any shapes, dtypes and owners.
+        x, others: SharedTensors of one session with equal numbers of rows; of any shapes, dtypes and owners.
 
     Returns:
-        x in its new order, or a tuple where there are several. Rows that are revealed tell what they are, and not where
-        they stood.
+        x in its new order, or a tuple of all tensors. A revealed row shows its content, but not its former position.
 
-    Rounds 2, online 16 bytes per element, dealt 8 (`mpc/star/shuffle.py`). Exact. In a reference session the order is
-    another in each call too.
+    Rounds 2, online 16 bytes per element, dealt 8 (`mpc/star/shuffle.py`). Exact. In a reference session the order
+    differs from call to call, too.
 
     Raises:
-        ArgumentError: not in shares, or of two sessions.
-        ShapeError: no rows, or not as many in each.
+        ArgumentError: a tensor that is not shared, or tensors of two sessions.
+        ShapeError: no rows, or different numbers of rows.
     """
     given = [v.as_shared() if hasattr(v, "as_shared") else v for v in (x, *others)]
     for value in given:
@@ -591,7 +589,7 @@ def shuffle(x: Any, *others: Any) -> Any:
     context = Context(given[0].session, given[0].party, given[0].scheme)
     with context.session.operation(context.party):
         backend = context.backend
-        rows = backend.each(_beside, *(value.shares for value in given))
+        rows = backend.each(_rows_side_by_side, *(value.shares for value in given))
         rows = backend.shuffled(rows) if rows.shape[0] > 1 else rows
         made, at = [], 0
         for value, shape in zip(given, shapes, strict=True):
@@ -604,7 +602,7 @@ def shuffle(x: Any, *others: Any) -> Any:
     return made[0] if not others else tuple(made)
 
 
-def _beside(*values: Tensor) -> Tensor:
+def _rows_side_by_side(*values: Tensor) -> Tensor:
     return torch.cat([v.reshape(len(v), math.prod(v.shape[1:])) for v in values], 1)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..ops.common import CAPACITY, as_factor, check_fits, limit_at
 from ..ops.linear import bilinear
-from ..ops.pooling import _windows as cut
+from ..ops.pooling import pooling_windows as cut
 from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context
