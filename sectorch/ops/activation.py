@@ -1,4 +1,4 @@
-"""ReLU and what is built from it: every one from a single masked opening."""
+"""ReLU and other piecewise linear activations, each from a single masked opening."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .linear import times_number
 
 T = torch.Tensor
 LEAST_FACTOR_BITS = 8
-"""Of the random factor of the paper's ReLU, whose product with x must not wrap: x is rounded to leave it so many."""
+"""Bits of the random factor of the paper's ReLU, at least. x is rounded, so that their product does not wrap."""
 
 
 @implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
@@ -57,7 +57,7 @@ def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTens
     return write_if_inplace(x, result, inplace)
 
 
-def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
+def _relu_and_value(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
     shift = excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
@@ -70,7 +70,7 @@ def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTens
 
 @implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact", excess=0.0)
 def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> SharedTensor:
-    positive, whole = _pieces(context, x)
+    positive, whole = _relu_and_value(context, x)
     result = add_values(
         context, times_number(context, whole, negative_slope), times_number(context, positive, 1 - negative_slope)
     )
@@ -96,15 +96,14 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> SharedTensor:
     return positive + (x - positive) * weight
 
 
-@implements(
-    "abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact", excess=0.0
-)
+@implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,),
+            note="exact", excess=0.0)  # fmt: skip
 def absolute(context: Context, x: SharedTensor) -> SharedTensor:
-    positive, whole = _pieces(context, x)
+    positive, whole = _relu_and_value(context, x)
     return positive.like(positive.shares * 2 - whole.shares, positive.scale_bits, positive.bound)
 
 
-def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> SharedTensor:
+def _clamp(context: Context, x: SharedTensor, low: float | None, high: float | None) -> SharedTensor:
     """low + ReLU(x - low) - ReLU(x - high), both comparisons from one opening."""
     low, high = (None if b is not None and b == inf else b for b, inf in ((low, -math.inf), (high, math.inf)))
     if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
@@ -115,20 +114,20 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     fine = any(small_public_number(context, b) is not None and b * 2.0**context.frac_bits % 1 for b in bounds)
     if fine:  # a guard against zero, as in log(x.clamp(min=1e-8)), would be lost among f fraction bits
         if high is not None and abs(high) >= 2.0 ** (HEADROOM_BITS - 2 - 2 * context.frac_bits):
-            return _clamped(context, _clamped(context, x, None, high), low, None)
+            return _clamp(context, _clamp(context, x, None, high), low, None)
         x = with_fine_scale(context, x)
     elif any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
         x = raise_scale(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
         constant = context.backend.each(torch.zeros_like, x.shares)
         ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
-        return _lifted(context, x.like(constant, x.scale_bits), high, ends)
+        return _add_constant(context, x.like(constant, x.scale_bits), high, ends)
     x = fit_beside_bounds(context, x, *bounds)
     backend, shift = context.backend, 0 if fine else excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale, fine)) for b in bounds)
     smaller = dropped_bits_bound(context, x, shift)
-    # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
+    # The difference of two ramps is bounded for any x; a single ramp is as large as x.
     limit = None if low is not None and high is not None else limit_bits(context, x, scale)
     if high is None and limit is not None:
         limit = limit_of_difference(limit, thresholds[0])
@@ -139,14 +138,14 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
     parts = backend.ramps(x.shares, thresholds, shift, limit_bits=limit if high is None else None)
     if high is None and low is not None:
-        return _lifted(context, x.like(parts[0], scale), low, bound, fine)
+        return _add_constant(context, x.like(parts[0], scale), low, bound, fine)
     if low is None:
         whole = backend.truncate(x.shares, shift, limit) if shift else x.shares
         return x.like(whole - parts[0], scale, bound)
-    return _lifted(context, x.like(parts[0] - parts[1], scale), low, bound, fine)
+    return _add_constant(context, x.like(parts[0] - parts[1], scale), low, bound, fine)
 
 
-def _lifted(
+def _add_constant(
     context: Context, x: SharedTensor, constant: float, bound: float | None, fine: bool = False
 ) -> SharedTensor:
     offset = int(encoded_public(context, float(constant), x.scale_bits, fine))
@@ -160,7 +159,7 @@ def _lifted(
             note="exact; between tensors the maximum, then the minimum")  # fmt: skip
 def clamp(context: Context, x: Any, min: Any = None, max: Any = None) -> Any:
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
-        return _clamped(context, x, min, max)
+        return _clamp(context, x, min, max)
     x = x if min is None else torch.maximum(x, min)
     return x if max is None else torch.minimum(x, max)
 
@@ -177,11 +176,11 @@ def clamp_max(context: Context, x: Any, max: Any) -> SharedTensor:
 
 @implements("relu6", F.relu6, note="exact")
 def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return write_if_inplace(x, _clamped(context, x, 0.0, 6.0), inplace)
+    return write_if_inplace(x, _clamp(context, x, 0.0, 6.0), inplace)
 
 
 @implements("hardtanh", F.hardtanh, in_place=(F.hardtanh_,), note="exact")
 def hardtanh(
     context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> SharedTensor:
-    return write_if_inplace(x, _clamped(context, x, min_val, max_val), inplace)
+    return write_if_inplace(x, _clamp(context, x, min_val, max_val), inplace)

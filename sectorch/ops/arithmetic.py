@@ -68,9 +68,8 @@ def _times(value: Any, alpha: float) -> Any:
     return value if alpha == 1 else value * alpha
 
 
-@implements(
-    "neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local", excess=0.0
-)
+@implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,),
+            note="local", excess=0.0)  # fmt: skip
 def neg(context: Context, x: SharedTensor) -> SharedTensor:
     return local_map(context, torch.neg, x)
 
@@ -87,21 +86,24 @@ def mul(context: Context, x: Any, y: Any) -> SharedTensor:
         return square(context, x)
     for value, factor in ((x, y), (y, x)):
         if isinstance(value, SharedTensor) and value.given and _small(factor):
-            return _by_sizes(context, value, factor)
-    return bilinear(context, torch.mul, x, y, fine=_fine(x, y) or _fine(y, x))
+            return _by_magnitude(context, value, factor)
+    return bilinear(context, torch.mul, x, y, fine=_is_fine(x, y) or _is_fine(y, x))
 
 
 def _small(factor: Any) -> bool:
-    """Whether a public tensor has entries that f fraction bits hold a part of the digits of."""
+    """Whether a public tensor has entries so small that f fraction bits lose a part of their digits."""
     if not isinstance(factor, torch.Tensor) or isinstance(factor, SecretTensor) or factor.is_meta:
         return False
     sizes = factor.abs() if factor.is_floating_point() else factor.new_ones(0)
     return bool(((sizes != 0) & (sizes < 2.0**-SIZE_BITS)).any()) and bool((sizes < 2.0**SIZE_BITS).all())
 
 
-def _fine(weight: Any, x: Any) -> bool:
-    """Whether a private factor of x is taken with 2 f fraction bits: an inverse, which may be small beside a large x,
-    and any factor of an input as it was given. Neither depends on what the factor holds."""
+def _is_fine(weight: Any, x: Any) -> bool:
+    """Whether a private factor of x gets 2 f fraction bits.
+
+    An inverse does, which may be small beside a large x, and so does a factor of an input as it was given. Neither
+    depends on the factor's content.
+    """
     return isinstance(weight, PrivateTensor) and isinstance(x, SharedTensor) and (weight.is_inverse or x.given)
 
 
@@ -129,15 +131,15 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
         if isinstance(x, SharedTensor):
             inverse = 1.0 / y
             check_encodable(inverse, context.frac_bits, "a public operand")
-            return _by_sizes(context, x, inverse)
+            return _by_magnitude(context, x, inverse)
     return bilinear(context, torch.mul, x, 1.0 / y, fine=True)
 
 
-def _by_sizes(context: Context, x: SharedTensor, factors: torch.Tensor) -> SharedTensor:
-    """x times a public tensor, by factors that keep their significant bits: those of one size at a time.
+def _by_magnitude(context: Context, x: SharedTensor, factors: torch.Tensor) -> SharedTensor:
+    """x times a public tensor of factors that keep their significant bits: one product for each order of magnitude.
 
-    A size spans eight powers of two: where the range leaves room for eight bits more, each factor has f significant
-    bits at least.
+    An order spans eight powers of two. If the range leaves room for eight more bits, each factor has at least f
+    significant bits.
     """
     if factors.is_meta or not factors.numel():
         return bilinear(context, torch.mul, x, factors)
@@ -180,9 +182,8 @@ def rpow(context: Context, x: Any, base: Any) -> torch.Tensor:
     return power(context, base, x)
 
 
-@implements(
-    "square", torch.square, T.square, in_place=(T.square_,), note="|x| < 2^11; exact after rounding to f bits; 1 round"
-)
+@implements("square", torch.square, T.square, in_place=(T.square_,),
+            note="|x| < 2^11; exact after rounding to f bits; 1 round")  # fmt: skip
 def square(context: Context, x: SharedTensor) -> SharedTensor:
     value = as_factor(context, x, 0)
     require(context, value, *_roots(context, 2))
@@ -191,7 +192,7 @@ def square(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 def _roots(context: Context, n: int) -> tuple[float, float]:
-    """Between which numbers the n-th power stays in the ring, with 2 f fraction bits."""
+    """The interval in which the n-th power stays in the ring, with 2 f fraction bits."""
     root = 2.0 ** ((HEADROOM_BITS - 2 * context.frac_bits) / n)
     return -root, root
 
@@ -236,8 +237,10 @@ def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
 
 
 def _powers_of(context: Context, base: int, exponent: SharedTensor) -> torch.Tensor:
-    """A public whole number to secret whole powers: each that the number range has is compared with; a negative power
-    is zero, as torch has it."""
+    """A public whole number to secret whole powers, by a comparison with each exponent that the range has.
+
+    A negative power is zero, as in torch.
+    """
     if abs(base) < 2:
         return {0: exponent == 0, 1: exponent * 0 + 1, -1: 1 - 2 * (exponent % 2)}[base].to(exponent.dtype)
     powers = [1]
@@ -275,30 +278,26 @@ def right_shift(context: Context, x: Any, bits: Any) -> torch.Tensor:
 
 
 def _exponent(context: Context, x: SharedTensor, factor: float) -> SharedTensor:
-    """x times a public factor, for exp: what is far below zero may be beyond the limit of activations."""
+    """x times a public factor, for exp. Values far below zero may be beyond the activation limit."""
     value = within_domain(context, as_factor(context, x))
     return as_floating(times_number(context, value.bounded(None) if abs(factor) < 32 else value, factor))
 
 
 def _whole_power(context: Context, x: SharedTensor, n: int) -> SharedTensor:
-    """x^n by squaring; the power of the last place stays in the ring if x^n does."""
+    """x^n by squaring. Every intermediate power stays in the ring if x^n does."""
     if n > 1:
         x = as_factor(context, x, 0)
         require(context, x, *_roots(context, n))
     result, factor = None, x
     while True:
         if n & 1:
-            result = factor if result is None else _product(context, result, factor)
+            result = factor if result is None else bilinear(context, torch.mul, result, factor)
         n >>= 1
         if not n and result is not None:
             most = None if x.bound is None else 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits + result.scale_bits)
             return result if result is x else result.bounded(most)
         value = as_factor(context, factor, 0)
         factor = value.like(context.backend.square(value.shares), 2 * value.scale_bits)
-
-
-def _product(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
-    return bilinear(context, torch.mul, x, y)
 
 
 @implements("addcmul", torch.addcmul, T.addcmul, note="1 round for two secrets")

@@ -1,4 +1,4 @@
-"""What handlers share: operands of four kinds, fraction bits, and sums.
+"""Functions that all handlers use: operands, fraction bits, sums, bounds and range checks.
 
 An operand is a SharedTensor, a PrivateTensor of the answering party, a plain tensor, or a Python number.
 """
@@ -20,38 +20,37 @@ from ..ring.fixed_point import weighted_bit_sum
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.table import Context
 
-# What values are below, and the checks of what nothing proves.
+# Bounds and range checks.
 #
-# Every shared value has a public bound. A protocol is exact for ring elements below 2^62; an operation whose result
-# could be beyond that, or a factor beyond the activation limit, is checked, securely and beside the computation
-# (`mpc/star/guard.py`). A value that is sure to fit is not.
+# Every shared value has a public bound. A protocol is exact for ring elements below 2^62. A result that could be beyond
+# that, and a factor that could be beyond the activation limit, is checked, securely and beside the computation
+# (`mpc/star/guard.py`). A value whose bound proves that it fits is not checked.
 
 
 CAPACITY = 2.0**HEADROOM_BITS
-"""What every element is below in magnitude: protocols are exact for such."""
-
+"""The range in which protocols are exact: every element is below this in magnitude."""
 
 ROOM = 129 / 128
-"""What a value that was checked may have grown by before it is checked again; `Scheme.gain` leaves room for it."""
+"""The factor by which a checked value may grow before it is checked again; `Scheme.gain` leaves room for it."""
 
 
 def domain_bits(context: Context) -> int:
-    """Functions and norms are right for arguments below 2^this in magnitude: 56 - 2 f, above the activation limit."""
+    """k: functions and norms are right for arguments below 2^k in magnitude. 56 - 2 f, above the activation limit."""
     return 56 - 2 * context.frac_bits
 
 
 def limit_at(context: Context, scale_bits: int) -> float:
-    """The activation limit as a whole number of the ring, at so many fraction bits."""
+    """The activation limit as a ring element with so many fraction bits."""
     return 2.0 ** (context.scheme.activation_bits + scale_bits)
 
 
 def limit_bits(context: Context, x: SharedTensor, scale_bits: int, most: float | None = None) -> int | None:
-    """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
+    """The number of bits to which a protocol has to hold x, at so many fraction bits; None if no check is needed.
 
     Without range checks, and for values that their handler vouches for, nothing is checked.
 
     Args:
-        most: what x must be below in magnitude; None for the activation limit.
+        most: the limit of x's magnitude; by default the activation limit.
     """
     if x.bound is None or not context.scheme.range_check:
         return None
@@ -64,7 +63,7 @@ def _bits(context: Context, most: float | None) -> int:
 
 
 def dropped_bits_bound(context: Context, x: SharedTensor, shift: int, most: float | None = None) -> float | None:
-    """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
+    """The bound of x after it was truncated by `shift` bits and checked as `limit_bits` says."""
     if x.bound is None:
         return None
     smaller = x.bound / 2.0**shift + 1
@@ -72,26 +71,28 @@ def dropped_bits_bound(context: Context, x: SharedTensor, shift: int, most: floa
 
 
 def limit_of_difference(limit: int, low: int) -> int:
-    """The limit of x - low in bits, for x below 2^limit: more where `low` is no small part of that."""
+    """The limit of x - low in bits, for x below 2^limit."""
     if -low <= 2.0 ** (limit - 2):
         return limit
     return math.ceil(math.log2(2.0**limit - low))
 
 
 def planes(x: SharedTensor, factor: float = 1.0, more: float = 0.0) -> int:
-    """Planes that a comparison has to look at of `factor` x and a number of magnitude `more`: as many as the bound has
-    bits, and all 63 of what nothing is known of, or is taken for granted without a check: a result would else depend on
-    the dealer's mask where a value is beyond."""
+    """The number of bit planes that a comparison of `factor` x with numbers up to `more` looks at.
+
+    As many as the bound has bits; all 63 if there is no bound, or none that is checked: for a value beyond it the
+    result would depend on the dealer's mask.
+    """
     if x.bound is None or not x.scheme.range_check:
         return 63
     return max(1, min(63, math.frexp(factor * x.bound + more)[1]))
 
 
 def check_fits(context: Context, x: SharedTensor, allowed: float) -> SharedTensor:
-    """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
+    """x, held to ring elements below `allowed` in magnitude: by its bound, or by a check.
 
     Raises:
-        FixedPointRangeError: hardly any value would be: the product or sum is too large for the number representation.
+        FixedPointRangeError: hardly any value would pass: the scheme has no room for this product or sum.
     """
     if x.bound is None or x.bound <= allowed or not context.scheme.range_check:
         return x
@@ -106,7 +107,7 @@ def check_fits(context: Context, x: SharedTensor, allowed: float) -> SharedTenso
 
 
 def forbid(context: Context, bad: Value) -> None:
-    """The call's result is withheld, with `RangeExceededError` at Q, if one of these is 1.
+    """Withhold the call's result, with `RangeExceededError` at Q, if one of these bits is 1.
 
     Args:
         bad: shared 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/star/guard.py`.
@@ -126,10 +127,10 @@ def within_domain(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 SLACK_BITS = 6
-"""Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
+"""Fraction bits above f that a factor may have. Averages leave them at no cost; each halves the range of a product."""
 
 KEPT = 2.0**-13
-"""The relative error of a constant that logarithms and inverse roots need not mend."""
+"""The relative error of a small constant's encoding up to which logarithms and inverse roots do not correct it."""
 
 
 def with_dtype(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
@@ -143,7 +144,7 @@ def as_floating(x: SharedTensor) -> SharedTensor:
 
 
 def summand(context: Context, value: Any) -> SharedTensor:
-    """Any operand as shares at its own scale: whole numbers carry no fraction bits."""
+    """Any operand as shares, whole numbers without fraction bits. No message."""
     return shared_operand(context, value, context.frac_bits if fractional(value) else 0)
 
 
@@ -172,9 +173,9 @@ def round_scale(context: Context, x: SharedTensor, scale_bits: int) -> SharedTen
 
 
 def as_factor(context: Context, x: SharedTensor, slack: int = SLACK_BITS, most: float | None = None) -> SharedTensor:
-    """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
+    """x as a factor of a product: truncated to f fraction bits, unless it has at most `slack` more.
 
-    What is truncated is checked beside that to be below `most`, which is the activation limit where it is not given.
+    A truncation also checks that x is below `most`, by default the activation limit.
     """
     while x.scale_bits - context.frac_bits > slack:
         shift = excess_bits(context, x.scale_bits)
@@ -185,22 +186,22 @@ def as_factor(context: Context, x: SharedTensor, slack: int = SLACK_BITS, most: 
 
 
 def factor_bits(context: Context, scale_bits: int) -> int:
-    """The fraction bits that `settled` leaves of so many."""
+    """The fraction bits of `as_factor(x)` for an x of so many."""
     while scale_bits - context.frac_bits > SLACK_BITS:
         scale_bits -= excess_bits(context, scale_bits)
     return scale_bits
 
 
 def fit_beside_bounds(context: Context, x: SharedTensor, *bounds: float) -> SharedTensor:
-    """The value with few enough fraction bits that its difference from public bounds stays in the range."""
+    """x with so few fraction bits that its difference from public bounds stays in the range."""
     fits = max(map(abs, bounds), default=0.0) < 2.0 ** (HEADROOM_BITS - 2 - x.scale_bits)
     return x if fits else as_factor(context, x, 0)
 
 
 def align_scales(context: Context, *values: SharedTensor) -> list[SharedTensor]:
-    """The values at one scale, the finest; but one with more than 2 f bits is truncated before others are raised to it.
+    """The values at one scale, the finest. A value with more than 2 f fraction bits is truncated first.
 
-    Raising to more than 2 f bits would take the range that the project promises away from them.
+    A raise to more than 2 f fraction bits would leave less range than sectorch promises.
     """
     if len({x.scale_bits for x in values}) > 1:
         values = tuple(as_factor(context, x, 0) if x.scale_bits > 2 * context.frac_bits else x for x in values)
@@ -219,7 +220,7 @@ def encoded_public(context: Context, value: Any, scale_bits: int, kept: bool = F
     """A public number or tensor as ring elements.
 
     Args:
-        kept: whether its digits are kept beside, where it has none among these fraction bits.
+        kept: whether the caller keeps the number itself, so that one that is encoded as zero is not noted.
 
     Raises:
         FixedPointRangeError: a value that does not fit, in general or at this scale.
@@ -238,7 +239,7 @@ def encoded_public(context: Context, value: Any, scale_bits: int, kept: bool = F
 
 
 def note_vanished(value: Any, scale_bits: int) -> None:
-    """Note a public operand that is not zero, and has no entry that is after its encoding."""
+    """Note a public operand that is not zero, but is encoded as zero in every entry."""
     noted = VANISHED.get()
     if noted is None or is_secret(value) or not fractional(value):
         return
@@ -248,8 +249,10 @@ def note_vanished(value: Any, scale_bits: int) -> None:
 
 
 def small_public_number(context: Context, value: Any) -> float | None:
-    """A public number, or that of a tensor of one number, of which f fraction bits keep at most eight digits; else
-    None. The guards of logarithms and quotients against zero are such."""
+    """A public number of which f fraction bits keep at most eight digits, also from a constant tensor; None otherwise.
+
+    Such numbers guard logarithms and quotients against zero.
+    """
     if isinstance(value, torch.Tensor):
         if is_secret(value) or value.is_meta or not value.is_floating_point() or not value.numel():
             return None
@@ -260,16 +263,16 @@ def small_public_number(context: Context, value: Any) -> float | None:
 
 
 def with_fine_scale(context: Context, x: SharedTensor) -> SharedTensor:
-    """x with at least 2 f fraction bits, among which a small public number keeps its digits."""
+    """x with at least 2 f fraction bits, so that a small public number beside it keeps its digits."""
     scale = max(x.scale_bits, 2 * context.frac_bits)
     return raise_scale(context, check_fits(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
 
 
 def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
-    """The ring element of a small positive number at the scale of x, which x keeps in mind where it lacks digits.
+    """The ring element of a small positive number at the scale of x; x notes the number if the element lacks digits.
 
     Args:
-        least: what it is at least.
+        least: a lower bound of the element.
     """
     element = max(least, round(value * 2.0**x.scale_bits))
     if value > 0 and abs(element * 2.0**-x.scale_bits - value) > value * KEPT:
@@ -278,7 +281,7 @@ def standing_for(x: SharedTensor, value: float, least: int = 0) -> int:
 
 
 def public_summand(context: Context, value: Any, scale_bits: int, kept: bool = False) -> Any:
-    """A summand that is not shared, as ring elements: public, or held by its owner."""
+    """The ring elements of a summand that is not shared: public, or located at its owner."""
     if isinstance(value, PrivateTensor):
         limit = context.scheme.activation_limit if context.scheme.range_check else None
         return context.backend.owner_summand(value.encoded(scale_bits, limit))
@@ -296,7 +299,7 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> SharedTenso
 
 
 def _largest(context: Context, value: Any, scale_bits: int) -> float:
-    """The bound of a summand that is not shared: of a private one what `encoded` holds it to."""
+    """The bound of a summand that is not shared; `PrivateTensor.encoded` holds a private one to the limit."""
     if isinstance(value, PrivateTensor):
         return limit_at(context, scale_bits)
     value = torch.as_tensor(value)
@@ -307,7 +310,7 @@ def _largest(context: Context, value: Any, scale_bits: int) -> float:
 
 
 def end_to_end(*parts: torch.Tensor) -> torch.Tensor:
-    """The parts one after the other along the first dimension."""
+    """The parts, concatenated along the first dimension."""
     return torch.cat(parts)
 
 
@@ -332,7 +335,7 @@ def sum_bound(x: float | None, y: float | None) -> float | None:
 def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> SharedTensor:
     """x + sign * value for a value that is not shared.
 
-    A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
+    A small number, such as the 1e-8 under a logarithm, would vanish at f fraction bits: x then gets 2 f.
     """
     little = small_public_number(context, value)
     known, bits = x.constant or (0, 0.0), x.scale_bits
@@ -376,10 +379,10 @@ def local_map(context: Context, f: Callable, x: SharedTensor, *public: Any, term
     """A public linear map of a shared tensor. No message.
 
     Args:
-        terms: how many elements one result sums up, with weights of one.
+        terms: the number of elements that one result sums up, with weights of one.
     """
     if terms > 1 and x.bound is not None and beyond(x, terms):
-        if terms > 8:  # of products, which may be large, with fewer bits, as in `summable`; a few are checked
+        if terms > 8:  # sums of many products lose bits, as in `summable`; sums of a few are checked
             over = math.ceil(math.log2(x.bound * terms / CAPACITY))
             x = round_scale(context, x, max(min(context.frac_bits, x.scale_bits), x.scale_bits - over))
         x = check_fits(context, x, CAPACITY / terms)
@@ -395,16 +398,16 @@ def excess_bits(context: Context, scale_bits: int) -> int:
 
 
 def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
-    """Planes that a comparison of an activation has to look at: 63, or fewer where the limit is taken for granted."""
+    """The bit planes of an activation that a comparison looks at: 63, or fewer if the limit holds without a check."""
     if context.scheme.limit_bits is None or context.scheme.range_check:
         return 63  # a range check needs them all
     return min(63, scale_bits + context.scheme.limit_bits + extra)
 
 
 def require(context: Context, x: SharedTensor, low: float | None = None, high: float | None = None) -> None:
-    """The call's result is withheld, with `RangeExceededError` at Q, unless low <= x < high holds everywhere.
+    """Withhold the call's result, with `RangeExceededError` at Q, unless low <= x < high everywhere.
 
-    A comparison for each bound: rounds beside those of the result, not before them.
+    One comparison for each bound. The result does not wait for them.
     """
     if not context.scheme.range_check:
         return
@@ -426,12 +429,19 @@ def write_if_inplace(x: SharedTensor, result: SharedTensor, inplace: bool) -> Sh
     return result
 
 
+def dims_of(x: SharedTensor, dim: Any) -> tuple[int, ...]:
+    """The dimensions that a reduction names, counted from the front; all of them for None and for none."""
+    count = len(x.shares.shape)
+    chosen = range(count) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
+    return tuple(d % max(1, count) for d in chosen)
+
+
 def refuse(what: str, instead: str) -> NoReturn:
     """Raise for an argument that a supported operation does not take."""
     raise UnsupportedOpError(f"{what} is not supported on secret tensors; {instead}")
 
 
-# Public functions of a unary code: of the bits [x >= t], one for each of some thresholds. No message.
+# Public functions of a unary code, which is a bit [x >= t] for each of some thresholds t. No message.
 
 
 def exponent_map(context: Context, x: Normal, g: Callable[[int], int], below: int | None = None) -> Value:

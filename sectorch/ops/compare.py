@@ -1,4 +1,4 @@
-"""Comparisons, and choices by a secret condition. A comparison is exact on the fixed-point values it is given."""
+"""Comparisons, logic, and choices by a secret condition. Comparisons are exact on the encoded values."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
 @implements("logical_or", torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__, note="of comparisons")
 def logical_or(context: Context, x: Any, y: Any) -> SharedTensor:
     x, y = _require_bool(x), _require_bool(y)
-    return signed_sum(context, total_tensor(context, x, y), x * y, -1)
+    return signed_sum(context, _count_true(context, x, y), x * y, -1)
 
 
-def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
+def _count_true(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
     return with_dtype(signed_sum(context, x, y), torch.int64)
 
@@ -126,23 +126,23 @@ def sign(context: Context, x: SharedTensor) -> SharedTensor:
     return x.like(bits[0] + bits[1] - 1, 0)
 
 
-def _comparable(x: Any, y: Any) -> Any:
-    """Of anything else Python is told so, and finds that it is not equal: `x == None`."""
+def _refuse_other_types(x: Any, y: Any) -> Any:
+    """Refuse `==` with anything but tensors and numbers; Python then finds them unequal, as in `x == None`."""
     if not isinstance(y, (torch.Tensor, numbers.Number, np.generic, np.ndarray)):
         raise DtypeError(f"a tensor is not compared with a {type(y).__name__}")
     return NotImplemented
 
 
 for _function in (T.__eq__, T.__ne__):
-    COMPOSED[_function] = _comparable
+    COMPOSED[_function] = _refuse_other_types
 
 
-def _two_choices(condition: Any, *choices: Any, **named: Any) -> None:
+def _require_two_choices(condition: Any, *choices: Any, **named: Any) -> None:
     if len(choices) + len(named) < 2:
         refuse("where without two choices", "it would reveal positions; give both tensors")
 
 
-BEFORE[torch.where] = _two_choices
+BEFORE[torch.where] = _require_two_choices
 
 
 @implements("where", torch.where, note="1 round for a secret condition")
@@ -151,22 +151,22 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
         _require_bool(condition)
     if not (is_secret(x) and is_secret(y)):
         if small_public_number(context, y) is not None and small_public_number(context, x) is None:
-            return _or_small(context, condition, x, y)
+            return _choose_or_small(context, condition, x, y)
         if small_public_number(context, x) is not None and small_public_number(context, y) is None:
-            return _or_small(context, ~condition, y, x)
+            return _choose_or_small(context, ~condition, y, x)
     if isinstance(condition, SharedTensor):
         if is_secret(x) and is_secret(y):
             if not (isinstance(x, SharedTensor) or isinstance(y, SharedTensor)):
                 return y + condition * (x - y)
-            return _chosen(context, condition, x, y)
-        return _kept(context, condition, x) + _kept(context, complement(context, condition), y)
+            return _choose(context, condition, x, y)
+        return _masked(context, condition, x) + _masked(context, complement(context, condition), y)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
     difference = signed_sum(context, x, y, -1)
     return y + with_dtype(difference, dtype) * condition.to(torch.int64)
 
 
-def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
-    """x where the condition is 1, and 0 elsewhere. That is no larger than x, and so x may be beyond activations."""
+def _masked(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
+    """x where the condition is 1, and 0 elsewhere. The result is no larger than x, which so may exceed activations."""
     if not isinstance(x, SharedTensor):
         note_vanished(x, context.frac_bits)
         return condition * x
@@ -174,21 +174,21 @@ def _kept(context: Context, condition: SharedTensor, x: Any) -> SharedTensor:
     return x.like(context.backend.multiply(torch.mul, condition.shares, x.shares), bound=x.bound)
 
 
-def _chosen(context: Context, condition: SharedTensor, x: Any, y: Any) -> SharedTensor:
-    """y + condition * (x - y), which is one of both, and no larger than they are."""
-    made = signed_sum(context, y, _kept(context, condition, signed_sum(context, x, y, -1)))
+def _choose(context: Context, condition: SharedTensor, x: Any, y: Any) -> SharedTensor:
+    """y + condition * (x - y): one of both, and so no larger than they are."""
+    made = signed_sum(context, y, _masked(context, condition, signed_sum(context, x, y, -1)))
     bounds = [v.bound * 2.0 ** (made.scale_bits - v.scale_bits) + 1 for v in (x, y) if getattr(v, "bound", None)]
     most = max(bounds) if len(bounds) == 2 else made.bound
     return made.bounded(most if made.bound is None or most is None else min(most, made.bound))
 
 
-def _or_small(context: Context, condition: Any, x: Any, number: Any) -> SharedTensor:
+def _choose_or_small(context: Context, condition: Any, x: Any, number: Any) -> SharedTensor:
     """x where the condition holds, and a small public number elsewhere, which keeps its digits."""
     value = small_public_number(context, number) or 0.0
     if isinstance(number, torch.Tensor):
         condition = condition.expand(torch.broadcast_shapes(condition.shape, number.shape))
     chosen = condition if isinstance(condition, SharedTensor) else condition.to(torch.int64)
-    kept = _kept(context, condition, x) if isinstance(condition, SharedTensor) else x * chosen
+    kept = _masked(context, condition, x) if isinstance(condition, SharedTensor) else x * chosen
     kept = with_fine_scale(context, summand(context, as_floating(kept)))
     rest = complement(context, condition).shares if isinstance(condition, SharedTensor) else 1 - chosen
     made = kept.bounded(None if kept.bound is None else kept.bound + abs(value) * 2.0**kept.scale_bits + 1)
@@ -238,7 +238,7 @@ def isin(
 
 def _xor(context: Context, x: Any, y: Any) -> SharedTensor:
     both = with_dtype(x * y, torch.int64)
-    return signed_sum(context, total_tensor(context, x, y), both * 2, -1)
+    return signed_sum(context, _count_true(context, x, y), both * 2, -1)
 
 
 @implements("logical_xor", torch.logical_xor, T.logical_xor, note="of numbers: whether one alone is zero")

@@ -1,4 +1,4 @@
-"""Complex secret tensors: every function of theirs is computed on their real and imaginary parts."""
+"""Complex secret tensors: each function is computed on their real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def join_parts(context: Context, re: Any, im: Any) -> ComplexShared:
-    """The complex tensor of two parts, of which one is shared and another may be missing."""
+    """The complex tensor of two parts. At least one is shared; one may be None."""
     types = [v.dtype for v in (re, im) if isinstance(v, torch.Tensor)]
     if torch.bfloat16 in types:
         raise DtypeError("complex numbers have parts of torch.float16, float32 or float64, not of bfloat16")
@@ -49,7 +49,7 @@ def join_parts(context: Context, re: Any, im: Any) -> ComplexShared:
 
 
 def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """func on the real parts of everything and on the imaginary ones: for what is linear, without another summand."""
+    """func on the real and on the imaginary parts of all operands, for a linear func without other summands."""
 
     def part(at: int) -> Any:
         take: Any = lambda leaf: leaf.parts[at] if isinstance(leaf, ComplexShared) else leaf
@@ -133,9 +133,8 @@ def polar(context: Context, abs: Any, angle: Any) -> ComplexShared:
     return join_parts(context, abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-@implements(
-    "angle", torch.angle, T.angle, note="pi where a real number is below zero; of a complex one as atan2", exact=False
-)
+@implements("angle", torch.angle, T.angle,
+            note="pi where a real number is below zero; of a complex one as atan2", exact=False)  # fmt: skip
 def angle_of_real(context: Context, x: SharedTensor) -> torch.Tensor:
     return (x < 0).to(x.dtype if x.dtype.is_floating_point else torch.float32) * torch.pi
 

@@ -1,4 +1,7 @@
-"""Sums of products and differences, made of other operations: their bounds and refusals are those of their parts."""
+"""Operations made of other operations: products of several tensors, distances, counts, covariances, gradients.
+
+Their bounds and refusals are those of their parts.
+"""
 
 from __future__ import annotations
 
@@ -119,8 +122,8 @@ def diff(context: Context, x: Any, n: int = 1, dim: int = -1, prepend: Any = Non
     return x
 
 
-def _areas(y: torch.Tensor, x: Any, dx: Any, dim: int) -> torch.Tensor:
-    """The trapezoids under y between neighbours, whose distances are public or dx."""
+def _trapezoids(y: torch.Tensor, x: Any, dx: Any, dim: int) -> torch.Tensor:
+    """The areas of the trapezoids between neighbours, at public points x or at the distance dx."""
     size = y.shape[dim]
     sums = y.narrow(dim, 1, size - 1) + y.narrow(dim, 0, size - 1)
     if x is None:
@@ -135,12 +138,12 @@ def _areas(y: torch.Tensor, x: Any, dx: Any, dim: int) -> torch.Tensor:
 def trapezoid(context: Context, y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> torch.Tensor:
     if not y.shape[dim]:
         refuse("the trapezoid rule for no points", "it is zero")
-    return _areas(y, x, 1 if dx is None else dx, dim).sum(dim)
+    return _trapezoids(y, x, 1 if dx is None else dx, dim).sum(dim)
 
 
 @implements("cumulative_trapezoid", torch.cumulative_trapezoid, note="local by public places; as cumsum")
 def cumulative_trapezoid(context: Context, y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> torch.Tensor:
-    return _areas(y, x, 1 if dx is None else dx, dim).cumsum(dim)
+    return _trapezoids(y, x, 1 if dx is None else dx, dim).cumsum(dim)
 
 
 @implements("var_mean", torch.var_mean, note="as var, and mean")
@@ -234,9 +237,8 @@ def prod(
     return line[0].unsqueeze(dim) if keepdim and x.dim() and dim is not None else line[0]
 
 
-@implements(
-    "cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16"
-)
+@implements("cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,),
+            note="log2 n rounds of products; result < 2^16")  # fmt: skip
 def cumprod(context: Context, x: Any, dim: int, *, dtype: Any = None) -> torch.Tensor:
     x = x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
     if not x.dim():
@@ -248,12 +250,11 @@ def cumprod(context: Context, x: Any, dim: int, *, dtype: Any = None) -> torch.T
     return line.movedim(0, dim)
 
 
-# Statistics of several variables, and derivatives along a dimension.
+# Counts, covariances, and derivatives along a dimension.
 
 
-def _counts(input: Any, weights: Any = None, minlength: int = 0) -> torch.Tensor:
-    """torch.bincount. The length that the largest secret number would give stays secret: one from `minlength` on ends
-    in an error, as an index out of range."""
+def _bincount(input: Any, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+    """torch.bincount with a public length. A number from `minlength` on ends in an error, as an index out of range."""
     if not is_secret(input):
         size = max(minlength, int(input.max()) + 1 if input.numel() else 0)
         return torch.zeros(size, dtype=weights.dtype).index_add(0, input.long(), weights)
@@ -263,7 +264,7 @@ def _counts(input: Any, weights: Any = None, minlength: int = 0) -> torch.Tensor
     return codes.sum(0) if weights is None else torch.matmul(weights, codes.to(weights.dtype))
 
 
-def _histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+def _histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
     """torch.histc."""
     if min == max:
         refuse("histc without min and max", "its bins would be found from the smallest and largest number: name both")
@@ -272,17 +273,17 @@ def _histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> t
     return (from_on[:-1] - from_on[1:]).to(input.dtype)
 
 
-COMPOSED[torch.bincount] = COMPOSED[T.bincount] = _counts
-COMPOSED[torch.histc] = COMPOSED[T.histc] = _histogram
+COMPOSED[torch.bincount] = COMPOSED[T.bincount] = _bincount
+COMPOSED[torch.histc] = COMPOSED[T.histc] = _histc
 
 
-def _variables(x: Any) -> Any:
+def _as_rows(x: Any) -> Any:
     """A row for each variable, a column for each observation."""
     return x.reshape(1, -1) if x.dim() < 2 else x
 
 
 def _square_on_meta(input: torch.Tensor, **how: Any) -> torch.Tensor:
-    """torch looks at weights, and at whether the result is its own transpose."""
+    """The shape of a covariance; torch itself reads the weights, and compares contents."""
     x = input
     if x.dim() > 2:
         raise RuntimeError(f"expected input to have two or fewer dimensions but got an input with {x.dim()} dimensions")
@@ -301,7 +302,7 @@ for _function in (torch.cov, T.cov, torch.corrcoef, T.corrcoef):
 def cov(context: Context, x: SharedTensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     if is_secret(fweights) or is_secret(aweights):
         refuse("cov with secret weights", "weights are public")
-    rows = _variables(x)
+    rows = _as_rows(x)
     weights = torch.ones(rows.shape[1], dtype=torch.float64)
     for given in (fweights, aweights):
         weights = weights if given is None else weights * given.double()
@@ -319,12 +320,11 @@ def cov(context: Context, x: SharedTensor, *, correction: int = 1, fweights: Any
     return product if x.dim() == 2 and x.shape[0] != 1 else product.reshape(())
 
 
-@implements(
-    "corrcoef", torch.corrcoef, T.corrcoef, note="error 1e-5 for deviations from 2^-6 on; 0 for a constant", exact=False
-)
+@implements("corrcoef", torch.corrcoef, T.corrcoef,
+            note="error 1e-5 for deviations from 2^-6 on; 0 for a constant", exact=False)  # fmt: skip
 @stepwise
 def corrcoef(context: Context, x: SharedTensor) -> Any:
-    rows = _variables(x)
+    rows = _as_rows(x)
     if rows.shape[1] < 2:
         refuse("the correlation of fewer than two observations", "it is not a number")
     units = F.normalize(rows - rows.mean(1, keepdim=True), dim=1)
@@ -332,18 +332,18 @@ def corrcoef(context: Context, x: SharedTensor) -> Any:
     return product if x.dim() == 2 and x.shape[0] != 1 else product.reshape(())
 
 
-def _public_places(input: Any, *, spacing: Any = None, **_how: Any) -> None:
+def _require_public_points(input: Any, *, spacing: Any = None, **_how: Any) -> None:
     if any(is_secret(leaf) for leaf in (spacing if isinstance(spacing, (list, tuple)) else (spacing,))):
         refuse("gradient at secret places", "spacing is public")
 
 
-BEFORE[torch.gradient] = _public_places
+BEFORE[torch.gradient] = _require_public_points
 
 
 @implements("gradient", torch.gradient, note="local; public places; error 2e-6 of the largest over a step")
 @stepwise
 def gradient(context: Context, x: SharedTensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
-    """Differences between neighbours over their distance are sums with public factors, which are read off torch."""
+    """Difference quotients are sums with public factors, which torch itself gives."""
     if not x.is_floating_point():
         refuse("gradient of whole numbers", "take that of x.float()")
     dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)

@@ -1,8 +1,8 @@
-"""Fourier transforms: products with public matrices of cosines and sines, which take no message.
+"""Fourier transforms, also of short frames: products with public matrices of cosines and sines. No message.
 
-A transform of n numbers is one product with a matrix of 2^-20 fractions, so that its error is that of their rounding:
-at most 2^-21 sum |x| and the inputs' own. Its factor (1/n, 1/sqrt(n)) is a power of two, which is exact, times what the
-matrix takes in.
+A transform of n numbers is one product with a matrix of 20 fraction bits, whose rounding gives an error of at most
+2^-21 sum |x|, beside the inputs' own. The factor 1/n or 1/sqrt(n) is an exact power of two times a number that the
+matrix includes.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ T = torch.Tensor
 LONGEST = 4096
 """Numbers of one transform: a matrix of twice their square is 256 MiB."""
 EXPONENTS = {"backward": (0.0, -1.0), "ortho": (-0.5, -0.5), "forward": (-1.0, 0.0)}
-"""By norm the power of n that a transform forward and one backward is multiplied by."""
+"""For each norm the powers of n by which a forward and a backward transform are multiplied."""
 
 
-def circle(n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+def cosines_and_sines(n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of 2 pi j k / n; the angle is reduced in whole numbers."""
-    return _circle_on(torch.get_default_device(), n, rows, columns)
+    return _cosines_on(torch.get_default_device(), n, rows, columns)
 
 
 @functools.lru_cache(maxsize=8)
-def _circle_on(device: torch.device, n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _cosines_on(device: torch.device, n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     steps = torch.outer(torch.arange(rows, device=device), torch.arange(columns, device=device)) % n
     angles = steps.to(torch.float64) * (2 * math.pi / n)
     return torch.cos(angles), torch.sin(angles)
 
 
-def transform(n: int, sign: int, complex_in: bool, columns: int) -> torch.Tensor:
-    """The matrix from the real (and imaginary) parts of n numbers to both parts of so many of their transform's."""
-    c, s = circle(n, n, columns)
+def transform_matrix(n: int, sign: int, complex_in: bool, columns: int) -> torch.Tensor:
+    """The matrix from the real (and imaginary) parts of n numbers to both parts of `columns` of their transform."""
+    c, s = cosines_and_sines(n, n, columns)
     matrix = torch.cat((c, sign * s), 1)
     return torch.cat((matrix, torch.cat((-sign * s, c), 1))) if complex_in else matrix
 
 
-def to_real(n: int) -> torch.Tensor:
-    """The matrix from both parts of n // 2 + 1 numbers to the n real ones of which they are the transform, times n."""
+def inverse_matrix(n: int) -> torch.Tensor:
+    """The matrix from both parts of the n // 2 + 1 numbers of a real transform to n times the n real numbers."""
     half = n // 2 + 1
-    c, s = circle(n, half, n)
+    c, s = cosines_and_sines(n, half, n)
     times = torch.full((half, 1), 2.0, dtype=torch.float64)
     times[0] = 1
     if n % 2 == 0:
@@ -60,9 +60,12 @@ def to_real(n: int) -> torch.Tensor:
     return torch.cat((c * times, -s * times))
 
 
-def product(context: Context, x: Any, matrix: torch.Tensor, n: int, exponent: float) -> SharedTensor:
-    """x times the matrix and n^exponent: of the factor the matrix takes what is no power of two, and more where n is so
-    large that the sum would leave little range."""
+def times_matrix(context: Context, x: Any, matrix: torch.Tensor, n: int, exponent: float) -> SharedTensor:
+    """x times the matrix and n^exponent.
+
+    The matrix includes the part of the factor that is no power of two, and more if n is so large that the sum would
+    leave little range.
+    """
     whole = round(exponent * math.log2(n))
     spared = max(0, math.ceil(math.log2(n)) - 10)
     matrix = matrix * (float(n) ** exponent * 2.0 ** -(whole + spared))
@@ -70,15 +73,15 @@ def product(context: Context, x: Any, matrix: torch.Tensor, n: int, exponent: fl
     return y * 2.0 ** (whole + spared) if whole + spared else y
 
 
-def length(n: Any, known: int) -> int:
+def checked_length(n: Any, known: int) -> int:
     n = known if n is None or n == -1 else n
     if n > LONGEST:
         refuse(f"a Fourier transform of {n} numbers", f"at most {LONGEST} at once: cut the signal, as torch.stft does")
     return n
 
 
-def _sized(x: Any, n: int) -> Any:
-    """x with n entries along its last dimension: cut, or zeros at the end."""
+def _fit(x: Any, n: int) -> Any:
+    """x with n entries along its last dimension: cut, or padded with zeros."""
     size = x.shape[-1]
     return x if n == size else x[..., :n] if n < size else F.pad(x, (0, n - size))
 
@@ -94,27 +97,27 @@ def transform_dimension(
 ) -> Any:
     """The complex transform along one dimension, or the first half of it."""
     x = x.movedim(dim, -1)
-    n = length(n, x.shape[-1])
-    x = _sized(x, n)
+    n = checked_length(n, x.shape[-1])
+    x = _fit(x, n)
     re, im = split(x)
     columns = n // 2 + 1 if half else n
-    matrix = transform(n, 1 if inverse else -1, im is not None, columns)
+    matrix = transform_matrix(n, 1 if inverse else -1, im is not None, columns)
     both = re if im is None else torch.cat((re, im), -1)
-    y = product(context, both, matrix, n, _exponent(norm, inverse))
+    y = times_matrix(context, both, matrix, n, _exponent(norm, inverse))
     return ComplexShared(*(y[..., at : at + columns].movedim(-1, dim) for at in (0, columns)))
 
 
-def back(context: Context, x: Any, n: Any, dim: int, norm: Any, inverse: bool = True) -> torch.Tensor:
-    """The real numbers of which x is the first half of the transform."""
+def inverse_to_real(context: Context, x: Any, n: Any, dim: int, norm: Any, inverse: bool = True) -> torch.Tensor:
+    """The real numbers whose transform has x as its first half."""
     x = x.movedim(dim, -1)
-    n = length(n, 2 * (x.shape[-1] - 1))
-    re, im = split(_sized(x, n // 2 + 1))
+    n = checked_length(n, 2 * (x.shape[-1] - 1))
+    re, im = split(_fit(x, n // 2 + 1))
     im = im if im is not None else torch.zeros(re.shape, dtype=re.dtype)
-    y = product(context, torch.cat((re, im), -1), to_real(n), n, _exponent(norm, inverse))
+    y = times_matrix(context, torch.cat((re, im), -1), inverse_matrix(n), n, _exponent(norm, inverse))
     return y.movedim(-1, dim)
 
 
-def _sides(x: Any, s: Any, dim: Any, dims: Sequence[int] | None = None) -> list[tuple[int, Any]]:
+def _dimensions(x: Any, s: Any, dim: Any, dims: Sequence[int] | None = None) -> list[tuple[int, Any]]:
     """The dimensions of a transform along several, and their lengths."""
     dim = dims if dim is None else [dim] if isinstance(dim, int) else dim
     if dim is None:
@@ -122,7 +125,7 @@ def _sides(x: Any, s: Any, dim: Any, dims: Sequence[int] | None = None) -> list[
     return list(zip([d % x.dim() for d in dim], [None] * len(dim) if s is None else s, strict=True))
 
 
-def _every(context: Context, x: Any, sides: list, norm: Any, inverse: bool) -> Any:
+def _transform_all(context: Context, x: Any, sides: list, norm: Any, inverse: bool) -> Any:
     for dim, n in sides:
         x = transform_dimension(context, x, n, dim, norm, inverse)
     return x if sides else join_parts(context, *split(x))
@@ -137,44 +140,44 @@ def _register(name: str, handler: Any) -> None:
     implements(name, function, note=NOTE)(of_complex(function)(handler))
 
 
-def _one(name: str, inverse: bool, half: bool = False) -> None:
+def _register_single(name: str, inverse: bool, half: bool = False) -> None:
     def handler(context: Context, input: Any, n: Any = None, dim: int = -1, norm: Any = None) -> Any:
         return transform_dimension(context, input, n, dim, norm, inverse, half)
 
     _register(name, handler)
 
 
-def _several(name: str, inverse: bool, dims: tuple[int, ...] | None, kind: str) -> None:
+def _register_many(name: str, inverse: bool, dims: tuple[int, ...] | None, kind: str) -> None:
     def handler(context: Context, input: Any, s: Any = None, dim: Any = None, norm: Any = None) -> Any:
-        sides = _sides(input, s, dim, dims)
+        sides = _dimensions(input, s, dim, dims)
         if kind == "complex":
-            return _every(context, input, sides, norm, inverse)
+            return _transform_all(context, input, sides, norm, inverse)
         *rest, (last, n) = sides
         if kind == "half":
             first = transform_dimension(context, input, n, last, norm, inverse, half=True)
-            return _every(context, first, rest, norm, inverse)
-        x = _every(context, input, rest, norm, inverse) if rest else input
-        return back(context, x, n, last, norm, inverse)
+            return _transform_all(context, first, rest, norm, inverse)
+        x = _transform_all(context, input, rest, norm, inverse) if rest else input
+        return inverse_to_real(context, x, n, last, norm, inverse)
 
     _register(name, handler)
 
 
-_one("fft", False)
-_one("ifft", True)
-_one("rfft", False, half=True)
+_register_single("fft", False)
+_register_single("ifft", True)
+_register_single("rfft", False, half=True)
 for _suffix, _dims in (("2", (-2, -1)), ("n", None)):
-    _several(f"fft{_suffix}", False, _dims, "complex")
-    _several(f"ifft{_suffix}", True, _dims, "complex")
-    _several(f"rfft{_suffix}", False, _dims, "half")
-    _several(f"irfft{_suffix}", True, _dims, "real")
+    _register_many(f"fft{_suffix}", False, _dims, "complex")
+    _register_many(f"ifft{_suffix}", True, _dims, "complex")
+    _register_many(f"rfft{_suffix}", False, _dims, "half")
+    _register_many(f"irfft{_suffix}", True, _dims, "real")
 
 
 def _irfft(context: Context, input: Any, n: Any = None, dim: int = -1, norm: Any = None) -> torch.Tensor:
-    return back(context, input, n, dim, norm)
+    return inverse_to_real(context, input, n, dim, norm)
 
 
 def _hfft(context: Context, input: Any, n: Any = None, dim: int = -1, norm: Any = None) -> torch.Tensor:
-    return back(context, torch.conj(input), n, dim, norm, inverse=False)
+    return inverse_to_real(context, torch.conj(input), n, dim, norm, inverse=False)
 
 
 def _ihfft(context: Context, input: Any, n: Any = None, dim: int = -1, norm: Any = None) -> Any:
@@ -186,7 +189,7 @@ _register("hfft", _hfft)
 _register("ihfft", _ihfft)
 
 
-# Short-time Fourier transforms: every frame under its window, in one product with a public matrix.
+# Short-time Fourier transforms: all frames, under their windows, in one product with a public matrix.
 
 
 def _window(window: Any, n_fft: int, size: int | None, dtype: torch.dtype) -> Any:
@@ -209,10 +212,10 @@ def stft(
     if window is not None and window.is_complex():
         raise ArgumentError("a window of complex numbers is not supported; use a real one")
     hop = n_fft // 4 if hop_length is None else hop_length
-    n, half = length(n_fft, n_fft), onesided is not False and not input.is_complex()
+    n, half = checked_length(n_fft, n_fft), onesided is not False and not input.is_complex()
     columns = n // 2 + 1 if half else n
     window = _window(window, n_fft, win_length, torch.float64)
-    matrix, parts = transform(n, -1, input.is_complex(), columns), []
+    matrix, parts = transform_matrix(n, -1, input.is_complex(), columns), []
     for part in (v for v in split(input) if v is not None):
         v = part.unsqueeze(0) if part.dim() == 1 else part
         if center:
@@ -221,7 +224,8 @@ def stft(
         parts.append(frames * window if is_secret(window) else frames)
     if not is_secret(window):
         matrix = matrix * window.to(torch.float64).repeat(len(parts)).unsqueeze(1)
-    y = product(context, parts[0] if len(parts) == 1 else torch.cat(parts, -1), matrix, n, -0.5 if normalized else 0.0)
+    frames = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    y = times_matrix(context, frames, matrix, n, -0.5 if normalized else 0.0)
     y = y.transpose(-1, -2)
     y = y.squeeze(0) if input.dim() == 1 else y
     found = ComplexShared(y.narrow(-2, 0, columns), y.narrow(-2, columns, columns))
@@ -247,7 +251,7 @@ def istft(
     if return_complex:
         frames = transform_dimension(context, x, None, -1, norm, inverse=True)
     else:  # as torch, which looks at no more than half of what both sides have
-        frames = back(context, x if half else x[..., : n_fft // 2 + 1], n_fft, -1, norm)
+        frames = inverse_to_real(context, x if half else x[..., : n_fft // 2 + 1], n_fft, -1, norm)
     count = frames.shape[-2]
     size = n_fft + hop * (count - 1)
     places = (torch.arange(count).unsqueeze(1) * hop + torch.arange(n_fft)).flatten()

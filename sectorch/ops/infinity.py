@@ -1,8 +1,9 @@
-"""What each operation makes of numbers that stand for infinity, and of public numbers beyond the range.
+"""The rules of operations for stand-ins, which are numbers that stand for infinity or for one beyond the range.
 
-The rules run before the handlers, at a user's call: a handler sees tensors without stand-ins, or with stand-ins that
-are numbers to it. An operation that has no rule takes its operands only where they hold none, which is checked,
-securely and beside the computation, like the range of an activation: else the result is withheld.
+`tensor/infinity.py` says what a stand-in is, and how a tensor is marked. The rules here run before the handlers, at a
+user's call: a handler gets tensors without stand-ins, or with stand-ins that are numbers to it. A new operation needs
+no rule. Without one, its operands are checked to hold no stand-in, securely and beside the computation, like the range
+of an activation; if they do, the result is withheld.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from torch.utils import _pytree as pytree
 from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
-from ..tensor.dispatch import spell
 from ..tensor.infinity import (  # fmt: skip
     Infinite,
     common_value,
@@ -33,18 +33,18 @@ from ..tensor.infinity import (  # fmt: skip
     set_rules,
     size_of,
 )
-from ..tensor.table import HANDLER, IN_PLACE, Context
+from ..tensor.table import HANDLER, IN_PLACE, Context, spell
 from .common import check_fits, limit_at
 
 T = torch.Tensor
-KEPT = 2.0**29
-"""A public number from here on is what a sum with it is, but for what float32 rounds away."""
+ABSORBS = 2.0**29
+"""Public numbers from here on absorb a summand: the sum is the number, up to float32's rounding."""
 
-KEPT_WIDE = 2.0**58
+ABSORBS_WIDE = 2.0**58
 """The same of float64."""
 
 LEAST = 64.0
-"""What a stand-in is at least that was scaled: e^-64 is zero."""
+"""The least magnitude of a stand-in that was scaled: e^-64 is zero."""
 
 MOVES = frozenset((
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "aminmax", "atleast_1d",
@@ -63,13 +63,13 @@ MOVES = frozenset((
 ))  # fmt: skip
 """Operations whose results consist of elements of their operands: they may hold what these hold."""
 
-PLACED = frozenset((
+PLACES_PUBLIC = frozenset((
     "cat", "column_stack", "constant_pad_nd", "copy", "diagonal_scatter", "dstack", "fill", "fill_diagonal",
     "hstack", "index_copy",
     "index_fill", "index_put", "masked_scatter", "max", "maximum", "min", "minimum", "pad", "put", "scatter",
     "select_scatter", "setitem", "slice_scatter", "stack", "vstack",
 ))  # fmt: skip
-"""Those that place public numbers beside shared ones."""
+"""Those of them that place public numbers beside shared ones."""
 
 ORDERED = frozenset((
     "amax", "amin", "aminmax", "cummax", "cummin", "kthvalue", "max", "median", "min", "msort", "sort", "topk",
@@ -80,24 +80,24 @@ BOUNDED = frozenset((
     "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "erf", "erfc", "heaviside", "logical_and",
     "logical_not", "logical_or", "logical_xor", "sigmoid", "sign", "signbit", "tanh", "constant_like",
 ))  # fmt: skip
-"""Operations that are right of stand-ins as of large numbers, and whose results hold none."""
+"""Operations that are right if stand-ins are taken for large numbers, and whose results hold none."""
 
-FROM_BELOW = frozenset(("elu", "exp", "expm1"))
-"""The same, of negative ones."""
+BOUNDED_BELOW = frozenset(("elu", "exp", "expm1"))
+"""The same, for negative stand-ins."""
 
 COMPARED = {"eq": "eq", "ne": "eq", "ge": "ge", "lt": "ge", "le": "le", "gt": "le"}
-"""Each comparison, and the one that it is or negates."""
+"""Each comparison, and the one that it is or that it negates."""
 
 CARRIES = MOVES | {
     "abs", "add", "clamp", "clamp_max", "clamp_min", "div", "hardtanh", "index_reduce", "log_softmax", "logsumexp",
     "masked_fill", "mul", "nan_to_num", "neg", "relu", "relu6", "rsub", "scatter_reduce", "sub", "where",
 }  # fmt: skip
-"""Operations whose results may hold stand-ins: a recording asks (`nn/capture.py`)."""
+"""Operations whose results may hold stand-ins, for recordings (`nn/capture.py`)."""
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """A user's call: where it computes, the torch function, and the row that it is of."""
+    """A user's call: its context, the torch function, and the name of its row."""
 
     context: Context
     func: Callable
@@ -108,18 +108,18 @@ class OperatorCall:
         return self.context.scheme
 
     def without(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result, of operands whose stand-ins are numbers."""
+        """The function's result, with stand-ins taken for numbers."""
         return _without(self.func, *args, **kwargs)
 
     def put(self, value: Any, dtype: torch.dtype) -> tuple[Infinite | None, Any]:
-        """What a public operand may hold and what it becomes; of a shared one what it may hold, and the tensor."""
+        """The mark of an operand, and the operand with stand-ins in the place of public numbers beyond the range."""
         if isinstance(value, SharedTensor):
             return value.infinite, value
         return of_public(self.scheme, value, dtype)
 
 
 @contextmanager
-def _hidden(tree: Any) -> Iterator[None]:
+def _unmarked(tree: Any) -> Iterator[None]:
     known = [(x, x.infinite) for x in pytree.tree_leaves(tree) if infinite_of(x) is not None]
     for x, _ in known:
         x.infinite = None
@@ -131,18 +131,18 @@ def _hidden(tree: Any) -> Iterator[None]:
 
 
 def _without(func: Callable, *args: Any, **kwargs: Any) -> Any:
-    with _hidden((args, kwargs)):
+    with _unmarked((args, kwargs)):
         return func(*args, **kwargs)
 
 
-def _plain(func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A function of public tensors, whatever records what is computed."""
+def _public_call(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function of public tensors, outside of any recording."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         return func(*args, **kwargs)
 
 
-def _stored(call: OperatorCall, target: Any, result: Any, inplace: bool = False) -> SharedTensor:
-    """The result, written to the first operand by a function that does so."""
+def _write_back(call: OperatorCall, target: Any, result: Any, inplace: bool = False) -> SharedTensor:
+    """The result, which an in-place function writes to its first operand."""
     if call.func not in IN_PLACE and not inplace:
         return result
     infinite = result.infinite
@@ -152,16 +152,16 @@ def _stored(call: OperatorCall, target: Any, result: Any, inplace: bool = False)
     return target
 
 
-def _labelled(result: Any, infinite: Infinite | None) -> Any:
+def _mark(result: Any, infinite: Infinite | None) -> Any:
     result.infinite = infinite
     return result
 
 
-def held_to_numbers(context: Context, x: Any, what: str) -> Any:
-    """x, which is checked to hold no stand-in: else a result that depends on it is withheld.
+def hold_to_numbers(context: Context, x: Any, what: str) -> Any:
+    """Check that x holds no stand-in: if it does, results that depend on it are withheld.
 
     Raises:
-        FixedPointRangeError: nothing is checked (`Scheme(range_check=False)`), or every x would fail.
+        FixedPointRangeError: there are no checks (`Scheme(range_check=False)`), or x is sure to fail.
     """
     infinite = infinite_of(x)
     if infinite is None:
@@ -176,7 +176,7 @@ def held_to_numbers(context: Context, x: Any, what: str) -> Any:
 
 
 def _with_flags(context: Context, x: SharedTensor, infinite: Infinite, allowed: float | None) -> SharedTensor:
-    """x without its mark, held to what is allowed, and the summands of its stand-ins to the activation limit."""
+    """x without its mark, held to `allowed`, and the summands of its stand-ins held to the activation limit."""
     with context.session.operation(context.party) as net:
         before = len(net.raised)
         for y in infinite.unchecked:
@@ -198,8 +198,8 @@ def _refuse(what: str, infinite: Infinite) -> NoReturn:
     )
 
 
-def _signs(x: SharedTensor, low: bool = True, high: bool = True) -> Any:
-    """Where x stands for a number beyond the range: shared, or public where that is known."""
+def _standin_mask(x: SharedTensor, low: bool = True, high: bool = True) -> Any:
+    """A mask of the stand-ins of x: shared, or public if their positions are known."""
     infinite: Any = x.infinite
     low, high = low and infinite.low is not None, high and infinite.high is not None
     if infinite.certain and infinite.at is not None and (low, high) == (
@@ -223,16 +223,16 @@ def _fractional(x: Any) -> bool:
     return x.dtype.is_floating_point
 
 
-def _exactly(x: SharedTensor) -> SharedTensor:
-    """x with stand-ins of the one size that they have where they are placed."""
+def _with_exact(x: SharedTensor) -> SharedTensor:
+    """x with exact stand-ins: of the magnitude with which they are placed."""
     infinite: Any = x.infinite
     size, made = size_of(x.scheme, x.dtype), x
     for sign, value in ((-1, infinite.low), (1, infinite.high)):
         if value is not None:
-            there = _signs(x, sign < 0, sign > 0)
+            there = _standin_mask(x, sign < 0, sign > 0)
             made = _without(torch.masked_fill, made, there, sign * size)
     known = exact_infinite(x.scheme, x.dtype, infinite.low, infinite.high)
-    return _labelled(made, known and replace(known, at=infinite.at, certain=infinite.certain))
+    return _mark(made, known and replace(known, at=infinite.at, certain=infinite.certain))
 
 
 RULES: dict[str, Callable] = {}
@@ -249,11 +249,11 @@ def _rule(*names: str) -> Callable:
 _NAMES: dict[Any, str] = {"self": "input", "x": "input", "y": "other"}
 
 
-def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+def _apply_rule(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     leaves = pytree.tree_leaves((args, kwargs))
     marks = [mark for leaf in leaves if (mark := infinite_of(leaf)) is not None]
     has = bool(marks)
-    takes = name in PLACED or name in RULES
+    takes = name in PLACES_PUBLIC or name in RULES
     if not has and not (takes and any(mask_beyond_range(context.scheme, leaf) is not None for leaf in leaves)):
         return NotImplemented
     call = OperatorCall(context, func, name)
@@ -263,40 +263,40 @@ def _called(context: Context, func: Callable, name: str, args: tuple, kwargs: di
         result = RULES[name](call, *args, **named)
         if result is NotImplemented:
             return result
-    elif name in MOVES and not _rounds(call, args, kwargs) and not _adds(call, args, kwargs):
-        result = _moved(call, args, kwargs)
+    elif name in MOVES and not _to_integers(call, args, kwargs) and not _accumulates(call, args, kwargs):
+        result = _move(call, args, kwargs)
     if result is not NotImplemented:
-        _tell_views(args[0] if func in IN_PLACE and args else None)
+        _mark_views(args[0] if func in IN_PLACE and args else None)
         return result
     if not has:
         return NotImplemented
-    natural = name in BOUNDED or (name == "to" and _converted(call, args, kwargs) == torch.bool)
-    natural = natural or (name in FROM_BELOW and all(mark.high is None for mark in marks))
+    natural = name in BOUNDED or (name == "to" and _target_dtype(call, args, kwargs) == torch.bool)
+    natural = natural or (name in BOUNDED_BELOW and all(mark.high is None for mark in marks))
     if natural:
         return call.without(*args, **kwargs)
-    return func(*_numbers(call, args), **_numbers(call, kwargs))
+    return func(*_as_numbers(call, args), **_as_numbers(call, kwargs))
 
 
-def _rounds(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
+def _to_integers(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
     """Whether this is a conversion to whole numbers or bits."""
-    if call.name != "to" or not _is(args[0]) or not _fractional(args[0]):
+    if call.name != "to" or not _shared(args[0]) or not _fractional(args[0]):
         return False
-    return not _converted(call, args, kwargs).is_floating_point
+    return not _target_dtype(call, args, kwargs).is_floating_point
 
 
-def _adds(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
-    """Whether this is a write that adds up."""
+def _accumulates(call: OperatorCall, args: tuple, kwargs: dict) -> bool:
+    """Whether this is a write with accumulate=True."""
     return call.name in ("index_put", "put") and bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
 
 
-def _converted(call: OperatorCall, args: tuple, kwargs: dict) -> torch.dtype:
-    """The type that a conversion gives."""
+def _target_dtype(call: OperatorCall, args: tuple, kwargs: dict) -> torch.dtype:
+    """The dtype of a conversion's result."""
     like = lambda x: torch.empty(0, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
-    return _plain(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs)).dtype
+    return _public_call(call.func, *pytree.tree_map(like, args), **pytree.tree_map(like, kwargs)).dtype
 
 
-def _tell_views(target: Any) -> None:
-    """What was written into one tensor may stand in all that share its memory."""
+def _mark_views(target: Any) -> None:
+    """After a write into one tensor, mark all that share its memory."""
     mark = infinite_of(target)
     if mark is None or target.layout_in_memory is None:
         return
@@ -305,43 +305,43 @@ def _tell_views(target: Any) -> None:
             other.infinite = join_infinite(other.infinite, mark)
 
 
-def _numbers(call: OperatorCall, tree: Any) -> Any:
-    held = lambda x: held_to_numbers(call.context, x, spell(call.func)) if infinite_of(x) is not None else x
+def _as_numbers(call: OperatorCall, tree: Any) -> Any:
+    held = lambda x: hold_to_numbers(call.context, x, spell(call.func)) if infinite_of(x) is not None else x
     return pytree.tree_map(held, tree)
 
 
-def _model(call: OperatorCall, leaf: Any, dtype: torch.dtype) -> Any:
-    """A public operand of 0 where a number is, and -1 and 1 where a stand-in is or may be; others as they are."""
+def _sign_model(call: OperatorCall, leaf: Any, dtype: torch.dtype) -> Any:
+    """A public model of an operand: 0 for numbers, -1 or 1 where there may be a stand-in; other operands unchanged."""
     if isinstance(leaf, SharedTensor):
         infinite = leaf.infinite
         if infinite is None:
             return torch.zeros(leaf.shape, dtype=torch.float32)
         sign = -1.0 if infinite.high is None else 1.0
         at = torch.ones(leaf.shape, dtype=torch.bool) if infinite.at is None else infinite.at
-        return _plain(torch.where, at, sign, 0.0).expand(leaf.shape).clone()
-    if call.name not in PLACED or isinstance(leaf, (bool, str)) or leaf is None:
+        return _public_call(torch.where, at, sign, 0.0).expand(leaf.shape).clone()
+    if call.name not in PLACES_PUBLIC or isinstance(leaf, (bool, str)) or leaf is None:
         return leaf
     if isinstance(leaf, torch.Tensor):
         if not leaf.is_floating_point():
             return leaf
         found = mask_beyond_range(call.scheme, leaf)
-        return torch.zeros(leaf.shape) if found is None else _plain(torch.where, found, leaf.sign().float(), 0.0)
+        return torch.zeros(leaf.shape) if found is None else _public_call(torch.where, found, leaf.sign().float(), 0.0)
     if isinstance(leaf, float):
         return 0.0 if mask_beyond_range(call.scheme, leaf) is None else math.copysign(1.0, leaf)
     return leaf
 
 
-def _moved(call: OperatorCall, args: tuple, kwargs: dict) -> Any:
-    """A function whose results consist of elements of its operands."""
+def _move(call: OperatorCall, args: tuple, kwargs: dict) -> Any:
+    """The result of a function that moves elements, with its mark."""
     dtypes = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SharedTensor)]
     public = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     own = call.name in ("setitem", "fill", "copy", "masked_fill") or call.func in IN_PLACE
-    dtype = dtypes[0] if own or not public else _widest(public if call.name in PLACED else dtypes)
+    dtype = dtypes[0] if own or not public else _widest(public if call.name in PLACES_PUBLIC else dtypes)
     top = [x for x in (*args, *kwargs.values()) if isinstance(x, (int, float))]  # further in there are sizes
 
     def placed(x: Any) -> bool:
         number = isinstance(x, torch.Tensor) or any(x is value for value in top)
-        return _is(x) or (number and call.name in PLACED)
+        return _shared(x) or (number and call.name in PLACES_PUBLIC)
 
     put = lambda x: call.put(x, dtype)[1] if placed(x) else x
     known = [call.put(x, dtype)[0] for x in pytree.tree_leaves((args, kwargs)) if placed(x)]
@@ -364,16 +364,16 @@ def _moved(call: OperatorCall, args: tuple, kwargs: dict) -> Any:
         mark = whole if where is None or bool(where.any()) else None
         out.infinite = mark and replace(mark, at=where, certain=sure)
     if call.name in ("maximum", "minimum", "max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor):
-        _cut_off(call, args, outs[0])
+        _drop_bounded_sign(call, args, outs[0])
     return result
 
 
-def _is(x: Any) -> bool:
+def _shared(x: Any) -> bool:
     return isinstance(x, SharedTensor)
 
 
-def _together(*values: Any) -> torch.dtype:
-    """The type of a result of two operands, as torch finds it."""
+def _result_dtype(*values: Any) -> torch.dtype:
+    """The dtype of a result of two operands, by torch's promotion."""
     return torch.result_type(*(
         torch.empty([1] * min(1, v.dim()), dtype=v.dtype) if isinstance(v, torch.Tensor) else v for v in values
     ))  # fmt: skip
@@ -387,16 +387,16 @@ def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def _positions(call: OperatorCall, args: tuple, kwargs: dict, dtype: torch.dtype) -> list[torch.Tensor] | None:
-    """Where the results of a function that moves elements may hold stand-ins; None where that takes secrets."""
+    """The positions where results of a function that moves elements may hold stand-ins; None if they are secret."""
     flat = pytree.tree_leaves((args, kwargs))
-    if any(_is(x) and (not _fractional(x) or x.dtype == torch.bool) for x in flat):
+    if any(_shared(x) and (not _fractional(x) or x.dtype == torch.bool) for x in flat):
         return None
-    if any(_is(x) and x.infinite is not None and x.infinite.at is None for x in flat):
+    if any(_shared(x) and x.infinite is not None and x.infinite.at is None for x in flat):
         return None
     try:
-        model = lambda x: _model(call, x, dtype)
+        model = lambda x: _sign_model(call, x, dtype)
         a, k = pytree.tree_map(model, args), pytree.tree_map(model, kwargs)
-        found = _plain(call.func, *a, **k)
+        found = _public_call(call.func, *a, **k)
     except Exception:
         return None
     found = a[0] if found is None else found
@@ -404,10 +404,10 @@ def _positions(call: OperatorCall, args: tuple, kwargs: dict, dtype: torch.dtype
     return [x != 0 for x in leaves if x.is_floating_point()] or None
 
 
-def _cut_off(call: OperatorCall, args: tuple, out: SharedTensor) -> None:
-    """A maximum has negative stand-ins where both operands have, a minimum positive ones."""
-    public = next((x for x in args[:2] if isinstance(x, torch.Tensor) and not _is(x)), None)
-    shared = next(x for x in args[:2] if _is(x))
+def _drop_bounded_sign(call: OperatorCall, args: tuple, out: SharedTensor) -> None:
+    """Drop a sign: a maximum has negative stand-ins only if both operands have some, a minimum positive ones."""
+    public = next((x for x in args[:2] if isinstance(x, torch.Tensor) and not _shared(x)), None)
+    shared = next(x for x in args[:2] if _shared(x))
     if public is None or out.infinite is None:
         return
     sign = "low" if call.name in ("maximum", "max") else "high"
@@ -419,25 +419,25 @@ def _cut_off(call: OperatorCall, args: tuple, out: SharedTensor) -> None:
 def _where(call: OperatorCall, condition: Any, input: Any = None, other: Any = None) -> Any:
     if call.func is T.where:  # x.where(condition, y)
         condition, input = input, condition
-    dtype = _together(input, other)
+    dtype = _result_dtype(input, other)
     (one, x), (two, y) = call.put(input, dtype), call.put(other, dtype)
     made = _without(torch.where, condition, x, y)
     shape = made.shape
-    first, second = (_at(mark, v, shape) for mark, v in ((one, input), (two, other)))
+    first, second = (_positions_in(mark, v, shape) for mark, v in ((one, input), (two, other)))
     if isinstance(condition, SharedTensor):
-        return _labelled(made, join_infinite(one, two, at=_plain(torch.logical_or, first, second)))
-    at = _plain(torch.where, condition.detach().cpu(), first, second)
+        return _mark(made, join_infinite(one, two, at=_public_call(torch.logical_or, first, second)))
+    at = _public_call(torch.where, condition.detach().cpu(), first, second)
     mark = join_infinite(one, two, at=at, certain=all(m is None or m.certain for m in (one, two)))
-    return _labelled(made, mark if bool(at.any()) else None)
+    return _mark(made, mark if bool(at.any()) else None)
 
 
-def _at(infinite: Infinite | None, value: Any, shape: torch.Size) -> torch.Tensor:
-    """Where a tensor, brought to a shape, may hold stand-ins."""
+def _positions_in(infinite: Infinite | None, value: Any, shape: torch.Size) -> torch.Tensor:
+    """The positions where a tensor, broadcast to a shape, may hold stand-ins."""
     if infinite is None:
         return torch.zeros(shape, dtype=torch.bool)
     if infinite.at is None:
         return torch.ones(shape, dtype=torch.bool)
-    return _plain(torch.broadcast_to, infinite.at.cpu(), shape)
+    return _public_call(torch.broadcast_to, infinite.at.cpu(), shape)
 
 
 @_rule("masked_fill")
@@ -445,20 +445,20 @@ def _masked_fill(call: OperatorCall, input: Any, mask: Any, value: Any) -> Any:
     dtype = input.dtype
     known = infinite_of(input)
     fill, number = call.put(value, dtype)
-    before = _at(known, input, input.shape)
+    before = _positions_in(known, input, input.shape)
     made = call.without(input, mask, number)
-    before = _plain(torch.broadcast_to, before, made.shape)
+    before = _public_call(torch.broadcast_to, before, made.shape)
     if isinstance(mask, SharedTensor):
         at = torch.ones(made.shape, dtype=torch.bool) if fill is not None else before
-        return _labelled(made, join_infinite(known, fill, at=at))
-    there = _plain(torch.broadcast_to, mask.detach().cpu(), made.shape)
-    at = _plain(torch.where, there, torch.tensor(fill is not None), before)
+        return _mark(made, join_infinite(known, fill, at=at))
+    there = _public_call(torch.broadcast_to, mask.detach().cpu(), made.shape)
+    at = _public_call(torch.where, there, torch.tensor(fill is not None), before)
     mark = join_infinite(known, fill, at=at, certain=known is None or known.certain)
-    return _labelled(made, mark if bool(at.any()) else None)
+    return _mark(made, mark if bool(at.any()) else None)
 
 
 def negated_infinite(infinite: Infinite) -> Infinite:
-    """What the negative of a tensor may hold."""
+    """The mark of the negative of a tensor."""
     low, high = (None if v is None else -v for v in (infinite.high, infinite.low))
     return replace(infinite, low=low, high=high)
 
@@ -466,7 +466,7 @@ def negated_infinite(infinite: Infinite) -> Infinite:
 @_rule("neg")
 def _neg(call: OperatorCall, input: SharedTensor) -> Any:
     mark = negated_infinite(input.infinite) if input.infinite else None
-    return _labelled(call.without(input), mark)
+    return _mark(call.without(input), mark)
 
 
 @_rule("abs")
@@ -474,12 +474,14 @@ def _abs(call: OperatorCall, input: SharedTensor) -> Any:
     mark: Any = input.infinite
     high = [abs(v) for v in (mark.low, mark.high) if v is not None]
     value = high[0] if len(set(high)) == 1 else math.nan
-    made = _without(torch.clamp, input, 0.0, mark.size * 4) + _without(torch.clamp, -_bare(input), 0.0, mark.size * 4)
-    return _stored(call, input, _labelled(made, replace(mark, low=None, high=value)))
+    made = _without(torch.clamp, input, 0.0, mark.size * 4) + _without(
+        torch.clamp, -_without_mark(input), 0.0, mark.size * 4
+    )
+    return _write_back(call, input, _mark(made, replace(mark, low=None, high=value)))
 
 
-def _bare(x: SharedTensor) -> SharedTensor:
-    """x as if its stand-ins were numbers."""
+def _without_mark(x: SharedTensor) -> SharedTensor:
+    """x with stand-ins taken for numbers."""
     made = x.like(x.shares, bound=x.bound)
     made.whole_bits = x.whole_bits
     return made
@@ -494,23 +496,24 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[call.name]
     terms = [input, other]
     marks: list[Infinite | None] = []
-    dtype = _together(input, other)
-    least = KEPT_WIDE if dtype == torch.float64 else KEPT
+    dtype = _result_dtype(input, other)
+    least = ABSORBS_WIDE if dtype == torch.float64 else ABSORBS
     for term in terms:
         mark = call.put(term, dtype if dtype.is_floating_point else torch.float32)[0]
         marks.append(mark if mark is None or signs[len(marks)] > 0 else negated_infinite(mark))
     low, high = ([m is not None and getattr(m, sign) is not None for m in marks] for sign in ("low", "high"))
     opposite = (low[0] and high[1]) or (high[0] and low[1])
-    tight = any(m is not None and _is(t) and m.size <= 2 * call.scheme.activation_limit and _moves(call, terms[1 - k])
+    limit = 2 * call.scheme.activation_limit
+    tight = any(m is not None and _shared(t) and m.size <= limit and _is_nonzero(call, terms[1 - k])
                 for k, (m, t) in enumerate(zip(marks, terms, strict=True)))  # fmt: skip
     if opposite or tight:
-        if not any(_is(t) and t.infinite is not None for t in terms):
+        if not any(_shared(t) and t.infinite is not None for t in terms):
             return NotImplemented
         if opposite:
-            return call.func(*_numbers(call, tuple(terms)))
-        exact = [_exactly(t) if infinite_of(t) is not None else t for t in terms]
-        return _stored(call, input, {"add": torch.add, "sub": torch.sub, "rsub": torch.rsub}[call.name](*exact))
-    finite = [_cleared_public(call, t) for t in terms]
+            return call.func(*_as_numbers(call, tuple(terms)))
+        exact = [_with_exact(t) if infinite_of(t) is not None else t for t in terms]
+        return _write_back(call, input, {"add": torch.add, "sub": torch.sub, "rsub": torch.rsub}[call.name](*exact))
+    finite = [_zero_beyond_range(call, t) for t in terms]
     in_place = call.func in IN_PLACE
     made = call.without(*finite)
     parts, exact_at = [], {-1: torch.zeros(made.shape, dtype=torch.bool), 1: torch.zeros(made.shape, dtype=torch.bool)}
@@ -518,8 +521,8 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     for k, (mark, term) in enumerate(zip(marks, terms, strict=True)):
         if mark is None:
             continue
-        partner, moves = terms[1 - k], _moves(call, finite[1 - k])
-        at = _at(mark, term, made.shape)
+        partner, moves = terms[1 - k], _is_nonzero(call, finite[1 - k])
+        at = _positions_in(mark, term, made.shape)
         every = every | at
         moved = moves or marks[1 - k] is not None
         kept = lambda v, moved=moved, double=marks[1 - k] is not None: (
@@ -527,9 +530,9 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
         )
         values = [kept(v) for v in (mark.low, mark.high)]
         one_sign = mark.low is None or mark.high is None
-        if not _is(term):
-            exact_at[-1] = exact_at[-1] | _broadcast(_beyond_sign(call, term, -signs[k]), made.shape)
-            exact_at[1] = exact_at[1] | _broadcast(_beyond_sign(call, term, signs[k]), made.shape)
+        if not _shared(term):
+            exact_at[-1] = exact_at[-1] | _broadcast(_beyond_range_of_sign(call, term, -signs[k]), made.shape)
+            exact_at[1] = exact_at[1] | _broadcast(_beyond_range_of_sign(call, term, signs[k]), made.shape)
             parts.append(exact_infinite(call.scheme, made.dtype, *values))
         elif not moves:
             parts.append(replace(mark, low=values[0], high=values[1]))
@@ -538,60 +541,60 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
             exact_at[sign] = exact_at[sign] | at
             parts.append(exact_infinite(call.scheme, made.dtype, *values))
         else:
-            most, unchecked = _most(call, partner)
+            most, unchecked = _summand_limit(call, partner)
             size = mark.size - most
             parts.append(replace(mark, low=values[0], high=values[1], size=size, threshold=size / 2, exact=False,
                                  unchecked=mark.unchecked + unchecked))  # fmt: skip
     size = size_of(call.scheme, made.dtype)
     for sign, at in exact_at.items():
         if bool(at.any()):
-            made = _refilled(call, made, at, sign * size, in_place)
+            made = _refill(call, made, at, sign * size, in_place)
     certain = all(m is None or m.certain for m in marks)
-    return _labelled(made, join_infinite(*parts, at=every, certain=certain))
+    return _mark(made, join_infinite(*parts, at=every, certain=certain))
 
 
 def _broadcast(at: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return _plain(torch.broadcast_to, at, shape)
+    return _public_call(torch.broadcast_to, at, shape)
 
 
-def _beyond_sign(call: OperatorCall, value: Any, sign: int) -> torch.Tensor:
+def _beyond_range_of_sign(call: OperatorCall, value: Any, sign: int) -> torch.Tensor:
     found = mask_beyond_range(call.scheme, value)
     if found is None:
         return torch.tensor(False)
-    return _plain(lambda v: found.cpu() & (v.detach().cpu().sign() == sign), torch.as_tensor(value))
+    return _public_call(lambda v: found.cpu() & (v.detach().cpu().sign() == sign), torch.as_tensor(value))
 
 
-def _cleared_public(call: OperatorCall, value: Any) -> Any:
-    """A public operand with zeros where it is beyond the range."""
-    found = None if _is(value) else mask_beyond_range(call.scheme, value)
+def _zero_beyond_range(call: OperatorCall, value: Any) -> Any:
+    """A public operand with zeros in the place of numbers beyond the range."""
+    found = None if _shared(value) else mask_beyond_range(call.scheme, value)
     if found is None:
         return value
     if not isinstance(value, torch.Tensor):
         return type(value)(0)
-    return _plain(torch.where, found, torch.zeros((), dtype=value.dtype, device=value.device), value)
+    return _public_call(torch.where, found, torch.zeros((), dtype=value.dtype, device=value.device), value)
 
 
-def _moves(call: OperatorCall, value: Any) -> bool:
-    """Whether a summand is not zero everywhere, beside what is beyond the range."""
-    if isinstance(value, torch.Tensor) and not _is(value) and not value.is_meta and type(value) is torch.Tensor:
-        return bool(_plain(torch.any, _cleared_public(call, value).detach() != 0))
-    return _cleared_public(call, value) != 0 if isinstance(value, (int, float)) else True
+def _is_nonzero(call: OperatorCall, value: Any) -> bool:
+    """Whether a summand has entries other than zero, apart from those beyond the range."""
+    if isinstance(value, torch.Tensor) and not _shared(value) and not value.is_meta and type(value) is torch.Tensor:
+        return bool(_public_call(torch.any, _zero_beyond_range(call, value).detach() != 0))
+    return _zero_beyond_range(call, value) != 0 if isinstance(value, (int, float)) else True
 
 
-def _most(call: OperatorCall, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
-    """What a summand is below in magnitude, and itself if nobody has held it to that."""
+def _summand_limit(call: OperatorCall, value: Any) -> tuple[float, tuple[SharedTensor, ...]]:
+    """The limit of a summand's magnitude, and the summand itself if it has not been checked against it."""
     limit = call.scheme.activation_limit
-    if _is(value):
+    if _shared(value):
         most = limit * 2.0 if value.bound is None else value.bound * 2.0**-value.scale_bits
-        return (most, ()) if most <= limit else (limit, (_bare(value),) if value.infinite is None else ())
+        return (most, ()) if most <= limit else (limit, (_without_mark(value),) if value.infinite is None else ())
     if isinstance(value, torch.Tensor):
         if type(value) is not torch.Tensor or value.is_meta:
             return limit, ()
-        return float(_plain(torch.amax, _cleared_public(call, value).detach().abs().double())), ()
-    return abs(float(_cleared_public(call, value))), ()
+        return float(_public_call(torch.amax, _zero_beyond_range(call, value).detach().abs().double())), ()
+    return abs(float(_zero_beyond_range(call, value))), ()
 
 
-def _refilled(
+def _refill(
     call: OperatorCall, y: SharedTensor, at: torch.Tensor, number: float, in_place: bool = False
 ) -> SharedTensor:
     made = _without(torch.masked_fill, y, at, number if _fractional(y) else int(number))
@@ -601,24 +604,24 @@ def _refilled(
 
 
 @_rule("mul", "div")
-def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
+def _multiply(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
     if call.func in (T.__rdiv__, T.__rtruediv__):
-        return call.func(*_numbers(call, (input, other))) if _marked(input, other) else NotImplemented
-    x, factor = (input, other) if _is(input) else (other, input)
+        return call.func(*_as_numbers(call, (input, other))) if _has_marks(input, other) else NotImplemented
+    x, factor = (input, other) if _shared(input) else (other, input)
     known = infinite_of(x)
     if call.name == "mul" and known is None and not isinstance(factor, SharedTensor):
-        return _times_endless(call, x, factor)
+        return _multiply_mask(call, x, factor)
     public = isinstance(factor, (int, float)) or type(factor) is torch.Tensor
-    if known is None or not public or not _is(input) or rounding_mode is not None or _is(factor):
+    if known is None or not public or not _shared(input) or rounding_mode is not None or _shared(factor):
         if known is None and not any(infinite_of(v) is not None for v in (input, other)):
             return NotImplemented
         named = {} if rounding_mode is None else {"rounding_mode": rounding_mode}
-        return call.func(*_numbers(call, (input, other)), **named)
-    factors = _plain(lambda v: v.detach().cpu().double().reshape(-1), torch.as_tensor(factor))
+        return call.func(*_as_numbers(call, (input, other)), **named)
+    factors = _public_call(lambda v: v.detach().cpu().double().reshape(-1), torch.as_tensor(factor))
     factors = factors if call.name == "mul" else 1 / factors
     least, most = (float(f(factors.abs())) if factors.numel() else 1.0 for f in (torch.min, torch.max))
     one: Any = common_value(factors)
-    dtype = _together(input, other)
+    dtype = _result_dtype(input, other)
     values = [None if v is None else round_to_dtype(v * one, dtype) if one == one or math.isinf(v)
               else math.nan for v in (known.low, known.high)]  # fmt: skip
     sizes = [abs(v) for v in values if v is not None and not math.isnan(v)]
@@ -627,12 +630,12 @@ def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = 
     if known.certain and len(values) - values.count(None) == 1 and len(sizes) == 1 and sizes[0] < range_:
         made = call.without(input, other)  # what they stand for is in the range now
         value = next(v for v in values if v is not None)
-        return _labelled(_refilled(call, made, _at(known, input, made.shape), value, call.func in IN_PLACE), None)
+        return _mark(_refill(call, made, _positions_in(known, input, made.shape), value, call.func in IN_PLACE), None)
     if (
         least == 0 or mixed or not math.isfinite(most) or any(v < 16 * call.scheme.activation_limit for v in sizes)
         or known.size * least < LEAST or known.threshold * least < call.scheme.activation_limit * most / 2
     ):  # fmt: skip
-        return call.func(*_numbers(call, (input,)), other)
+        return call.func(*_as_numbers(call, (input,)), other)
     kept = [new if new is None or abs(new) >= range_ else math.nan for new in values]
     values = [math.copysign(math.inf, v * float(factors[0])) if v is not None and math.isinf(v) else new
               for v, new in zip((known.low, known.high), kept, strict=True)]  # fmt: skip
@@ -640,17 +643,17 @@ def _scaled(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any = 
     made = call.without(input, other)
     if known.certain and (values[0] is None or values[1] is None):
         mark = exact_infinite(call.scheme, made.dtype, *values)
-        at, size = _at(known, input, made.shape), size_of(call.scheme, made.dtype)
-        made = _refilled(call, made, at, -size if values[1] is None else size, call.func in IN_PLACE)
-        return _labelled(made, mark and replace(mark, at=at, certain=True))
-    at = None if known.at is None else _at(known, input, made.shape)
+        at, size = _positions_in(known, input, made.shape), size_of(call.scheme, made.dtype)
+        made = _refill(call, made, at, -size if values[1] is None else size, call.func in IN_PLACE)
+        return _mark(made, mark and replace(mark, at=at, certain=True))
+    at = None if known.at is None else _positions_in(known, input, made.shape)
     exact = known.exact and least == most == 1
-    return _labelled(made, replace(known, low=values[0], high=values[1], size=known.size * least, at=at,
+    return _mark(made, replace(known, low=values[0], high=values[1], size=known.size * least, at=at,
                                    threshold=known.threshold * least, exact=exact))  # fmt: skip
 
 
-def _times_endless(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
-    """Zeros and ones, times a public number beyond the range: a mask."""
+def _multiply_mask(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
+    """The product of a mask of zeros and ones with a public number beyond the range."""
     found = mask_beyond_range(call.scheme, factor)
     if found is None or not (x.is_integral or x.dtype == torch.bool):
         return NotImplemented
@@ -664,37 +667,37 @@ def _times_endless(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
         value = abs(both[0]) if len({abs(v) for v in both}) == 1 else math.nan
         mark = replace(mark, low=-value, high=value)
     made = torch.mul(x, number)
-    at = _plain(torch.broadcast_to, found.cpu(), made.shape)
-    return _labelled(made, replace(mark, at=at, certain=False))
+    at = _public_call(torch.broadcast_to, found.cpu(), made.shape)
+    return _mark(made, replace(mark, at=at, certain=False))
 
 
 @_rule("eq", "ne", "ge", "lt", "le", "gt")
-def _compared(call: OperatorCall, input: Any, other: Any) -> Any:
+def _compare(call: OperatorCall, input: Any, other: Any) -> Any:
     known = [infinite_of(v) for v in (input, other)]
-    if _is(input) and _is(other):
+    if _shared(input) and _shared(other):
         same = all(m is None or m.exact for m in known) and len({m.known for m in known if m is not None}) <= 1
         one = sum(m is not None for m in known) == 1
         values = {v for m in known if m is not None for v in (m.low, m.high) if v is not None}
         if (same or (one and call.name not in ("eq", "ne"))) and not any(math.isnan(v) for v in values):
             return call.without(input, other)
-        return call.func(*_numbers(call, (input, other)))
-    x, c = (input, other) if _is(input) else (other, input)
+        return call.func(*_as_numbers(call, (input, other)))
+    x, c = (input, other) if _shared(input) else (other, input)
     if not isinstance(c, (int, float)) and type(c) is not torch.Tensor:
         return call.without(input, other) if known[0] is None or known[0].exact else call.func(
-            *_numbers(call, (input, other)))  # fmt: skip
-    name = call.name if _is(input) else {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}.get(call.name, call.name)
+            *_as_numbers(call, (input, other)))  # fmt: skip
+    name = call.name if _shared(input) else {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}.get(call.name, call.name)
     base, mark = COMPARED[name], x.infinite
     at = torch.as_tensor(c).detach().cpu()
     if not at.dim():  # torch takes a number in the type of the tensor beside it
         at = torch.tensor(c if isinstance(c, (int, float)) else at.item(), dtype=x.dtype if _fractional(x) else None)
     at = at.double()
     if bool(at.isnan().any()):
-        return NotImplemented if mark is None else call.func(*_numbers(call, (input, other)))
+        return NotImplemented if mark is None else call.func(*_as_numbers(call, (input, other)))
     limit = range_limit(call.scheme.frac_bits)
     if mark is None:
         far = at.abs() >= limit
         natural = torch.where(far, 0.0, at)
-        public = _far_answer(name, at)
+        public = _constant_comparison(name, at)
         made = getattr(torch, name)(x, natural.to(c.dtype) if isinstance(c, torch.Tensor) else 0.0)
         return torch.where(_broadcast(far, made.shape), _broadcast(public, made.shape), made)
     t, size = mark.threshold, mark.size
@@ -706,7 +709,7 @@ def _compared(call: OperatorCall, input: Any, other: Any) -> Any:
             continue
         if math.isnan(value):
             if bool(here.any()):
-                return call.func(*_numbers(call, (input, other)))
+                return call.func(*_as_numbers(call, (input, other)))
             value = sign * math.inf
         nearer, equal = here & (sign * at < sign * value), here & (at == value)
         ends = base if sign > 0 else {"ge": "le", "le": "ge"}.get(base, base)
@@ -714,8 +717,8 @@ def _compared(call: OperatorCall, input: Any, other: Any) -> Any:
         if base == "eq":
             if bool(equal.any()) and not mark.exact:
                 if not bool(equal.all()):
-                    return call.func(*_numbers(call, (input, other)))
-                there = _signs(x, sign < 0, sign > 0)
+                    return call.func(*_as_numbers(call, (input, other)))
+                there = _standin_mask(x, sign < 0, sign > 0)
                 return there if name == "eq" else ~there
             moved = torch.where(equal, sign * size, moved)
         else:
@@ -726,13 +729,13 @@ def _compared(call: OperatorCall, input: Any, other: Any) -> Any:
     return _without(getattr(torch, name), x, number)
 
 
-def _far_answer(name: str, c: torch.Tensor) -> torch.Tensor:
-    """What every number of the range says to numbers beyond it."""
+def _constant_comparison(name: str, c: torch.Tensor) -> torch.Tensor:
+    """The result of a comparison of any number in the range with numbers beyond it."""
     return {"eq": c != c, "ne": c == c, "ge": c < 0, "gt": c < 0, "le": c > 0, "lt": c > 0}[name]
 
 
 @_rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "relu6")
-def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+def _clamp(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
     if call.name in ("relu", "relu6", "hardtanh") and args and isinstance(args[-1], bool):
         inplace, args = args[-1], args[:-1]
     both: Any = {
@@ -744,10 +747,10 @@ def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, 
     if any(isinstance(b, torch.Tensor) for b in (low, high)):
         x: Any = input
         if isinstance(x, SharedTensor) and any(isinstance(b, SharedTensor) and b.infinite for b in (low, high)):
-            return call.func(*_numbers(call, (input, low, high)))
+            return call.func(*_as_numbers(call, (input, low, high)))
         as_tensor = lambda b: b if isinstance(b, torch.Tensor) else torch.tensor(b, dtype=input.dtype)
         x = x if low is None else torch.maximum(x, as_tensor(low))
-        return _stored(call, input, x if high is None else torch.minimum(x, as_tensor(high)), inplace)
+        return _write_back(call, input, x if high is None else torch.minimum(x, as_tensor(high)), inplace)
     mark = input.infinite
     far = [
         b is not None and not math.isnan(b) and mask_beyond_range(call.scheme, float(b)) is not None
@@ -762,13 +765,13 @@ def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, 
     bounds: Any = [None if f else b for f, b in zip(far, (low, high), strict=True)]
     if mark is None:
         made: Any = torch.clamp(input, *bounds) if any(b is not None for b in bounds) else torch.clone(input)
-        return _stored(call, input, made, inplace)
+        return _write_back(call, input, made, inplace)
     values = [
         max(mark.low, low) if far[0] and mark.low is not None else mark.low if bounds[0] is None else None,
         min(mark.high, high) if far[1] and mark.high is not None else mark.high if bounds[1] is None else None,
     ]
     if any(b is not None and abs(b) >= mark.threshold for b in bounds):
-        return _stored(call, input, torch.clamp(_numbers(call, input), *bounds), inplace)
+        return _write_back(call, input, torch.clamp(_as_numbers(call, input), *bounds), inplace)
     most = 4 * max(mark.size, call.scheme.activation_limit)
     if bounds == [None, None]:
         made = _without(torch.clone, input)
@@ -777,8 +780,8 @@ def _clamped(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, 
                         most if bounds[1] is None else bounds[1])  # fmt: skip
         if mark.unchecked:
             made.flags = tuple(dict.fromkeys((*made.flags, *_with_flags(call.context, input, mark, None).flags)))
-    return _stored(
-        call, input, _labelled(made, mark.with_changes(low=values[0], high=values[1], certain=False)), inplace
+    return _write_back(
+        call, input, _mark(made, mark.with_changes(low=values[0], high=values[1], certain=False)), inplace
     )
 
 
@@ -789,7 +792,7 @@ def _pair(args: tuple, kwargs: dict, one: str, two: str, *defaults: Any) -> tupl
 
 
 @_rule("isfinite")
-def _is_finite(call: OperatorCall, input: SharedTensor) -> Any:
+def _isfinite(call: OperatorCall, input: SharedTensor) -> Any:
     kind = spell(call.func).rsplit(".", 1)[-1]
     mark: Any = input.infinite
     plain = lambda: call.without(input)
@@ -798,11 +801,11 @@ def _is_finite(call: OperatorCall, input: SharedTensor) -> Any:
     low, high = kind != "isposinf", kind != "isneginf"
     values = [v for v, asked in ((mark.low, low), (mark.high, high)) if asked and v is not None]
     if any(math.isnan(v) for v in values):
-        return call.func(_numbers(call, input))
+        return call.func(_as_numbers(call, input))
     low, high = low and mark.low == -math.inf, high and mark.high == math.inf
     if not (low or high):
         return plain()
-    there = _signs(input, low, high)
+    there = _standin_mask(input, low, high)
     return ~there if kind == "isfinite" else there
 
 
@@ -814,7 +817,7 @@ def _nan_to_num(
     if mark is None:
         return NotImplemented
     if any(v is not None and math.isnan(v) for v in (mark.low, mark.high)):
-        return call.func(_numbers(call, input), nan, posinf, neginf)
+        return call.func(_as_numbers(call, input), nan, posinf, neginf)
     info = torch.finfo(input.dtype) if _fractional(input) else None
     made, left = _without(torch.clone, input), mark
     for sign, name, value in ((-1, "low", neginf), (1, "high", posinf)):
@@ -824,20 +827,19 @@ def _nan_to_num(
         if mask_beyond_range(call.scheme, value) is not None and value * sign > 0:
             left = left and left.with_changes(**{name: value})
         else:
-            made = _without(torch.masked_fill, made, _signs(input, sign < 0, sign > 0), value)
+            made = _without(torch.masked_fill, made, _standin_mask(input, sign < 0, sign > 0), value)
             left = left and left.with_changes(**{name: None, "certain": False})
-    return _stored(call, input, _labelled(made, left))
+    return _write_back(call, input, _mark(made, left))
 
 
 @_rule("softmax", "log_softmax")
 def _softmax(call: OperatorCall, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A row of nothing but negative infinities gives zeros, of which torch makes NaN; one of numbers that stand far
-    below zero is as torch's."""
+    """A row of negative infinities alone gives zeros, where torch gives NaN. Other rows are as torch's."""
     mark = input.infinite
     if mark is None:
         return NotImplemented
     if mark.high == math.inf or not input.dim():
-        return call.func(_numbers(call, input), dim, *args, **kwargs)
+        return call.func(_as_numbers(call, input), dim, *args, **kwargs)
     if dim is None:
         dim = 0 if input.dim() in (0, 1, 3) else 1
     if call.name == "log_softmax":
@@ -849,7 +851,7 @@ def _softmax(call: OperatorCall, input: Any, dim: Any = None, *args: Any, **kwar
         return call.without(input, dim, *args, **kwargs)
     if mark.certain and rows is not None:
         return call.without(input, dim, *args, **kwargs).masked_fill(rows, 0.0)
-    return _without(_with_nothing, call.func, _bare(input), dim, mark.threshold, args, kwargs)
+    return _without(_beside_a_least_entry, call.func, _without_mark(input), dim, mark.threshold, args, kwargs)
 
 
 @_rule("softmin")
@@ -857,9 +859,13 @@ def _softmin(call: OperatorCall, input: Any, dim: Any = None, *args: Any, **kwar
     return NotImplemented if input.infinite is None else F.softmax(-input, dim, *args, **kwargs)
 
 
-def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tuple = (), kwargs: Any = None) -> Any:
-    """The softmax of x beside one more entry that is below every number and above every stand-in: a row of nothing but
-    stand-ins has all its weight there."""
+def _beside_a_least_entry(
+    func: Callable, x: Any, dim: int, threshold: float, args: tuple = (), kwargs: Any = None
+) -> Any:
+    """The softmax of x beside one more entry, which is below every number and above every negative stand-in.
+
+    In a row of stand-ins alone this entry takes all the weight.
+    """
     size = [*x.shape]
     size[dim] = 1
     beside = torch.full(size, -float(threshold), dtype=x.dtype)
@@ -867,74 +873,78 @@ def _with_nothing(func: Callable, x: Any, dim: int, threshold: float, args: tupl
 
 
 def _log_softmax(call: OperatorCall, input: Any, dim: int, args: tuple, kwargs: dict) -> Any:
-    exact = input if input.infinite.exact else _exactly(input)
+    exact = input if input.infinite.exact else _with_exact(input)
     mark: Any = exact.infinite
     if mark.high is not None or mark.low is None:
-        return call.func(_numbers(call, input), dim, *args, **kwargs)
-    there = _signs(exact)
+        return call.func(_as_numbers(call, input), dim, *args, **kwargs)
+    there = _standin_mask(exact)
     rows = None if mark.at is None else mark.at.all(dim, keepdim=True)
-    if mark.low != -math.inf and (rows is None or bool(rows.any())):  # a row of one number is as long as any
+    if mark.low != -math.inf and (rows is None or bool(rows.any())):  # rows of one finite number are uniform
         most = _without(torch.amax, exact, dim, keepdim=True)
         there = there & (most > -mark.threshold)
         mark = replace(mark, certain=False)
-    made = _without(call.func, _bare(exact), dim, *args, **kwargs)
+    made = _without(call.func, _without_mark(exact), dim, *args, **kwargs)
     size = size_of(call.scheme, made.dtype)
     made = _without(torch.masked_fill, made, there, -size)
-    low = mark.low if mark.low <= -KEPT else math.nan
+    low = mark.low if mark.low <= -ABSORBS else math.nan
     stands: Any = exact_infinite(call.scheme, made.dtype, low, None)
-    return _labelled(made, stands.with_changes(at=mark.at, certain=mark.certain))
+    return _mark(made, stands.with_changes(at=mark.at, certain=mark.certain))
 
 
 @_rule("logsumexp")
 def _logsumexp(call: OperatorCall, input: SharedTensor, dim: Any, keepdim: bool = False) -> Any:
     mark: Any = input.infinite
     if mark.high is not None:
-        return call.func(_numbers(call, input), dim, keepdim)
+        return call.func(_as_numbers(call, input), dim, keepdim)
     made = call.without(input, dim, keepdim)
     at = None if mark.at is None else mark.at.all(dim, keepdim=keepdim)
     if at is not None and not bool(at.any()):
         return made
     size = mark.size - math.log(max(2, input.numel()))
-    low = mark.low if mark.low <= -KEPT else math.nan
+    low = mark.low if mark.low <= -ABSORBS else math.nan
     left = replace(mark, low=low, size=size, threshold=size / 2, exact=False, at=at)
-    return _labelled(made, left)
+    return _mark(made, left)
 
 
 @_rule("scatter_reduce", "index_reduce")
-def _reduced(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
-    """A maximum or minimum by index is one of the elements."""
+def _scatter_extreme(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
+    """A maximum or minimum by index is one of the elements, and so may be a stand-in."""
     kind = kwargs.get("reduce", args[4] if len(args) > 4 else None)
     if kind not in ("amax", "amin"):
-        return call.func(*_numbers(call, args), **_numbers(call, kwargs)) if _marked(args, kwargs) else NotImplemented
+        return (
+            call.func(*_as_numbers(call, args), **_as_numbers(call, kwargs))
+            if _has_marks(args, kwargs)
+            else NotImplemented
+        )
     leaves: Any = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (float, torch.Tensor))]
-    dtype = next(x.dtype for x in leaves if _is(x))
+    dtype = next(x.dtype for x in leaves if _shared(x))
     put = lambda x: call.put(x, dtype)[1] if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-    mark = join_infinite(*(call.put(x, dtype)[0] for x in leaves if _is(x) or x.is_floating_point()))
+    mark = join_infinite(*(call.put(x, dtype)[0] for x in leaves if _shared(x) or x.is_floating_point()))
     if mark is None:
         return NotImplemented
-    return _labelled(call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs)), mark)
+    return _mark(call.without(*pytree.tree_map(put, args), **pytree.tree_map(put, kwargs)), mark)
 
 
-def _marked(*trees: Any) -> bool:
+def _has_marks(*trees: Any) -> bool:
     return any(infinite_of(x) is not None for x in pytree.tree_leaves(trees))
 
 
 @_rule("bucketize", "searchsorted")
-def _bucketized(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
+def _bucketize(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     at = 1 if call.name == "bucketize" else 0
-    if any(infinite_of(x) is not None for x in args) or len(args) < 2 or _is(args[at]):
-        return call.func(*_numbers(call, args), **kwargs)
+    if any(infinite_of(x) is not None for x in args) or len(args) < 2 or _shared(args[at]):
+        return call.func(*_as_numbers(call, args), **kwargs)
     most = range_limit(call.scheme.frac_bits) * (1 - 2.0**-22) - 2.0**-call.scheme.frac_bits
-    edges = _plain(lambda v: v.detach().double().clamp(-most, most), torch.as_tensor(args[at]))
+    edges = _public_call(lambda v: v.detach().double().clamp(-most, most), torch.as_tensor(args[at]))
     return call.func(*args[:at], edges, *args[at + 1 :], **kwargs)
 
 
 @_rule("scaled_dot_product_attention", "multi_head_attention")
 def _attention(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
-    """Masks come as they are; what they mask is no key, query or value."""
+    """Masks may hold stand-ins; keys, queries and values may not."""
     names = ("query", "key", "value")
-    numbers = [_numbers(call, x) for x in args[:3]]
-    named = {key: _numbers(call, x) if key in names else x for key, x in kwargs.items()}
+    numbers = [_as_numbers(call, x) for x in args[:3]]
+    named = {key: _as_numbers(call, x) if key in names else x for key, x in kwargs.items()}
     if all(x is y for x, y in zip((*args[:3], *kwargs.values()), (*numbers, *named.values()), strict=True)):
         return NotImplemented
     return call.func(*numbers, *args[3:], **named)
@@ -942,19 +952,19 @@ def _attention(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
 
 @_rule("cross_entropy", "nll_loss")
 def _class_loss(call: OperatorCall, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of public labels: what they take is looked at alone."""
-    if not _marked(input, target, kwargs):
+    """With public labels only the entries that they select are checked."""
+    if not _has_marks(input, target, kwargs):
         return NotImplemented
     if isinstance(target, SharedTensor) or target.is_floating_point() or kwargs.get("label_smoothing"):
-        return call.func(_numbers(call, input), _numbers(call, target), *args, **kwargs)
+        return call.func(_as_numbers(call, input), _as_numbers(call, target), *args, **kwargs)
     return HANDLER[call.func](call.context, input, target, *args, **kwargs)
 
 
 @_rule("threshold")
-def _refused(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
-    if _marked(args, kwargs):
-        return call.func(*_numbers(call, args), **_numbers(call, kwargs))
+def _refuse_beyond_range(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
+    if _has_marks(args, kwargs):
+        return call.func(*_as_numbers(call, args), **_as_numbers(call, kwargs))
     raise UnsupportedOpError(f"{spell(call.func)} takes no number beyond the range of fixed point; use torch.where")
 
 
-set_rules(_called, _exactly)
+set_rules(_apply_rule, _with_exact)

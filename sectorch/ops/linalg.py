@@ -1,8 +1,8 @@
-"""Factorisations of small secret matrices, and what is solved by them.
+"""Factorisations of small secret matrices, and linear systems.
 
-Elimination chooses the largest pivot of a column, and nobody learns which: the rows change places in a product with a
-secret row of zeros and a one. A pivot below 2^-10 of the largest entry, or of 1, is as good as zero at 20 fraction
-bits; torch would say that the matrix is singular: the result is withheld, with `RangeExceededError` at Q.
+Elimination takes the largest pivot of a column, and no party learns which: rows are exchanged by a product with a
+secret one-hot row. At 20 fraction bits a pivot below 2^-10 of the largest entry, or of 1, counts as zero: the matrix is
+taken for singular, and the result is withheld, with `RangeExceededError` at Q.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .common import is_secret, refuse, require
 
 T = torch.Tensor
 LARGEST = 32
-"""Rows of a matrix: every one is some rounds."""
+"""Rows of a matrix at most; each takes some rounds."""
 SMALLEST = 2.0**-10
 DOMAIN = "n <= 32; pivots from 2^-10 max(1, |A|) on, else a range error"
 ERROR = "error 4e-6 n k max(1, |x|), k = max(1, |A|) |A^-1|"
@@ -33,19 +33,23 @@ def _square(a: Any) -> Any:
 
 
 def _least(a: Any) -> Any:
-    """What a pivot has to be at least."""
+    """The least magnitude of a pivot."""
     return a.abs().amax((-2, -1)).clamp(min=1.0) * SMALLEST
 
 
-def _checked(context: Context, pivot: Any, least: Any) -> Any:
+def _check_pivot(context: Context, pivot: Any, least: Any) -> Any:
     if isinstance(pivot, SharedTensor):
         require(context, pivot.abs() - least, low=0.0)
     return pivot
 
 
-def _eliminated(context: Context, a: Any, b: Any = None) -> tuple[list[Any], list[Any]]:
-    """Gauss with partial pivoting: the rows of the upper triangle, each from its pivot on and with its right side, and
-    for each but the last 1 where rows changed places and 0 elsewhere."""
+def _eliminate(context: Context, a: Any, b: Any = None) -> tuple[list[Any], list[Any]]:
+    """Gaussian elimination with partial pivoting.
+
+    Returns:
+        The rows of the upper triangle, each from its pivot on and with its right side; and for each row but the last
+        one a bit, 1 if it was exchanged.
+    """
     least, rest = _least(_square(a)), a if b is None else torch.cat((a, b), -1)
     rows, moved = [], []
     for size in range(a.shape[-1], 0, -1):
@@ -57,7 +61,7 @@ def _eliminated(context: Context, a: Any, b: Any = None) -> tuple[list[Any], lis
             pivot_row = torch.matmul(chosen.to(rest.dtype).unsqueeze(-2), rest).squeeze(-2)
             rest = rest + (chosen - first).to(rest.dtype).unsqueeze(-1) * (row - pivot_row).unsqueeze(-2)
             row = pivot_row
-        pivot = _checked(context, row[..., :1], least.unsqueeze(-1))
+        pivot = _check_pivot(context, row[..., :1], least.unsqueeze(-1))
         rows.append(row)
         if size > 1:
             below = rest[..., 1:, :]
@@ -65,8 +69,8 @@ def _eliminated(context: Context, a: Any, b: Any = None) -> tuple[list[Any], lis
     return rows, moved
 
 
-def _substituted(rows: list[Any], n: int) -> Any:
-    """The solution of an upper triangle, whose rows stand from their pivots on, with the right side after them."""
+def _substitute(rows: list[Any], n: int) -> Any:
+    """The solution of an upper triangle. Each row begins with its pivot and ends with its right side."""
     found: list[Any] = []
     for k in range(n - 1, -1, -1):
         row, width = rows[k], n - k
@@ -77,18 +81,18 @@ def _substituted(rows: list[Any], n: int) -> Any:
     return torch.stack(found, -2)
 
 
-def _batched(a: Any, b: Any) -> tuple[Any, Any]:
+def _broadcast(a: Any, b: Any) -> tuple[Any, Any]:
     shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return a.expand((*shape, *a.shape[-2:])), b.expand((*shape, *b.shape[-2:]))
 
 
-def _solution(context: Context, a: Any, b: Any) -> Any:
+def _solve(context: Context, a: Any, b: Any) -> Any:
     if not is_secret(a):
         return torch.matmul(torch.linalg.inv(a.to(torch.float64)).to(b.dtype), b)
     if not isinstance(a, SharedTensor):
         return torch.matmul(torch.linalg.inv(a), b)
-    a, b = _batched(a, b)
-    return _substituted(_eliminated(context, a, b)[0], a.shape[-1])
+    a, b = _broadcast(a, b)
+    return _substitute(_eliminate(context, a, b)[0], a.shape[-1])
 
 
 @implements("solve", torch.linalg.solve, note=f"{DOMAIN}; {ERROR}", exact=False)
@@ -96,23 +100,23 @@ def _solution(context: Context, a: Any, b: Any) -> Any:
 def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
     if vector:
-        return _solution(context, A, B.unsqueeze(-1)).squeeze(-1)
+        return _solve(context, A, B.unsqueeze(-1)).squeeze(-1)
     if left:
-        return _solution(context, A, B)
-    return _solution(context, A.mT, B.mT).mT
+        return _solve(context, A, B)
+    return _solve(context, A.mT, B.mT).mT
 
 
 @implements("inv", torch.linalg.inv, torch.inverse, T.inverse, note=f"as solve of the identity; {DOMAIN}", exact=False)
 @stepwise
 def inv(context: Context, A: Any) -> Any:
-    return _solution(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
+    return _solve(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
 
 
 @implements("det", torch.linalg.det, torch.det, T.det,
             note=f"products of pivots < 2^16, with error 4e-6 n of the largest; {DOMAIN}", exact=False)  # fmt: skip
 @stepwise
 def det(context: Context, A: Any) -> Any:
-    sign, pivots = _diagonal(context, A)
+    sign, pivots = _signed_pivots(context, A)
     return sign * torch.prod(pivots, -1)
 
 
@@ -120,7 +124,7 @@ def det(context: Context, A: Any) -> Any:
             note=f"{DOMAIN}; error 1e-5 n k, with the k of solve", exact=False)  # fmt: skip
 @stepwise
 def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
-    sign, pivots = _diagonal(context, A)
+    sign, pivots = _signed_pivots(context, A)
     return sign * torch.prod(torch.sign(pivots), -1), torch.log(pivots.abs()).sum(-1)
 
 
@@ -132,9 +136,9 @@ def logdet(context: Context, A: Any) -> Any:
     return size
 
 
-def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
-    """The sign of the change of places, and the pivots."""
-    rows, moved = _eliminated(context, a)
+def _signed_pivots(context: Context, a: Any) -> tuple[Any, Any]:
+    """The sign of the row exchanges, and the pivots."""
+    rows, moved = _eliminate(context, a)
     pivots = torch.stack([row[..., 0] for row in rows], -1)
     if not moved:
         return 1, pivots
@@ -172,12 +176,12 @@ def solve_triangular(
     if unitriangular:
         A = A.triu(1) + torch.eye(n, dtype=A.dtype) if upper else A.tril(-1) + torch.eye(n, dtype=A.dtype)
     if not isinstance(A, SharedTensor):
-        return _solution(context, A.triu() if upper else A.tril(), B)
-    A, B = _batched(A, B)
+        return _solve(context, A.triu() if upper else A.tril(), B)
+    A, B = _broadcast(A, B)
     if not upper:  # the lower triangle from its end is an upper one
         A, B = A.flip(-1, -2), B.flip(-2)
-    _checked(context, torch.diagonal(A, dim1=-2, dim2=-1), _least(A.triu()).unsqueeze(-1))
-    found = _substituted([torch.cat((A[..., k, k:], B[..., k, :]), -1) for k in range(n)], n)
+    _check_pivot(context, torch.diagonal(A, dim1=-2, dim2=-1), _least(A.triu()).unsqueeze(-1))
+    found = _substitute([torch.cat((A[..., k, k:], B[..., k, :]), -1) for k in range(n)], n)
     return found if upper else found.flip(-2)
 
 

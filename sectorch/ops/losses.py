@@ -1,4 +1,4 @@
-"""The usual losses, as values: what a party may compute on predictions that stay secret."""
+"""Losses, as values, on secret predictions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .normalization import mean_of_squares, standardize
 from .smooth import logarithm
 
 UNIT_BITS = 30
-"""Fraction bits of vectors of length one: a product of two fills 60."""
+"""Fraction bits of vectors of length one: a product of two has 60."""
 
 
-def _reduced(loss: Any, reduction: str, count: float | None = None) -> SharedTensor:
+def _reduce(loss: Any, reduction: str, count: float | None = None) -> SharedTensor:
     if reduction == "none":
         return loss
     if reduction == "sum":
@@ -28,7 +28,7 @@ def _reduced(loss: Any, reduction: str, count: float | None = None) -> SharedTen
     return loss.mean() if count is None else loss.sum() / count
 
 
-def _plain_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
+def _refuse_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
     if size_average is not None or reduce is not None:
         refuse("size_average and reduce", "use reduction=")
     if weight is not None:
@@ -38,13 +38,13 @@ def _plain_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
 @implements("mse_loss", F.mse_loss, note="result < 2^16; error 2e-6 + 1e-6 |result|")
 def mse_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
              weight: Any = None) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce, weight)
     difference = x - y
     if reduction == "none":
         return difference.square()
     flat, count = difference.flatten(), difference.numel()
     if not count:
-        return _reduced(flat.square(), reduction)
+        return _reduce(flat.square(), reduction)
     total = mean_of_squares(context, flat, (0,), count if reduction == "mean" else 1, False)
     return with_dtype(total, difference.dtype).reshape(())
 
@@ -52,38 +52,38 @@ def mse_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce:
 @implements("l1_loss", F.l1_loss, note="exact")
 def l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
             weight: Any = None) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
-    return _reduced((x - y).abs(), reduction)
+    _refuse_options(size_average, reduce, weight)
+    return _reduce((x - y).abs(), reduction)
 
 
 @implements("huber_loss", F.huber_loss, note="error 2e-6 + 2e-6 |result|")
 def huber_loss(
     context: Context, x: Any, y: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
 ) -> SharedTensor:
-    _plain_options(None, None, weight)
+    _refuse_options(None, None, weight)
     difference = x - y
     if delta < 1:
-        return _reduced(_smooth_l1(context, difference, delta) * delta, reduction)
+        return _reduce(_smooth_l1(context, difference, delta) * delta, reduction)
     inside = difference.clamp(-delta, delta)
-    _within(context, difference, delta)
-    return _reduced(inside * (difference - inside * 0.5), reduction)
+    _require_product_fits(context, difference, delta)
+    return _reduce(inside * (difference - inside * 0.5), reduction)
 
 
 def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> torch.Tensor:
-    """|d| - beta / 2, and d^2 / (2 beta) within beta, which is rounded to the last place, and is one at least."""
+    """|d| - beta / 2, and d^2 / (2 beta) for |d| < beta. beta is rounded to a multiple of 2^-f, at least 2^-f."""
     last = 2.0**-context.frac_bits
     beta = max(last, round(beta / last) * last)
     inside = difference.clamp(-beta, beta)
     rest = difference - inside * 0.5
     if beta <= 1:
         return (inside / beta) * rest
-    # Three bits more: a difference multiplies what the ratio is off by.
+    # Three bits more: the difference multiplies the error of the ratio.
     ratio = round_scale(context, inside * (8 / beta), context.frac_bits)
     return ratio.like(ratio.shares, ratio.scale_bits + 3, ratio.bound) * rest
 
 
-def _within(context: Context, difference: SharedTensor, factor: float) -> None:
-    """That a product of a difference with something up to a public factor stays in the ring, where that may fail."""
+def _require_product_fits(context: Context, difference: SharedTensor, factor: float) -> None:
+    """Check that the product of a difference with numbers up to a public factor stays in the ring, if it may not."""
     most = 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits)
     if factor * 2.0 ** (domain_bits(context) + 1) > most:
         require(context, difference, -most / factor, most / factor)
@@ -92,10 +92,10 @@ def _within(context: Context, difference: SharedTensor, factor: float) -> None:
 @implements("smooth_l1_loss", F.smooth_l1_loss, note="error 2e-6 + 2e-6 |result|")
 def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None,
                    reduction: str = "mean", beta: float = 1.0) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     if beta == 0:
         return l1_loss(context, x, y, reduction=reduction)
-    return _reduced(_smooth_l1(context, x - y, beta), reduction)
+    return _reduce(_smooth_l1(context, x - y, beta), reduction)
 
 
 @implements("nll_loss", F.nll_loss, note="public targets")
@@ -103,14 +103,14 @@ def nll_loss(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
 ) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
-    kept = _kept(target, ignore_index, reduction)
+    _refuse_options(size_average, reduce, weight)
+    kept = _counted_targets(target, ignore_index, reduction)
     dim = 1 if x.dim() > 1 else 0
-    return _of_kept(-x.gather(dim, (target * kept).unsqueeze(dim)).squeeze(dim), kept, reduction)
+    return _reduce_counted(-x.gather(dim, (target * kept).unsqueeze(dim)).squeeze(dim), kept, reduction)
 
 
-def _kept(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
-    """Which public targets count."""
+def _counted_targets(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
+    """A mask of the public targets that are not ignored."""
     if isinstance(target, SharedTensor):
         refuse("nll_loss with secret targets", "use (one_hot * log_softmax).sum()")
     kept = target != ignore_index
@@ -119,11 +119,11 @@ def _kept(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
     return kept
 
 
-def _of_kept(loss: torch.Tensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
-    """Zero where a target does not count, and the mean over the others."""
+def _reduce_counted(loss: torch.Tensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
+    """The reduction of a loss, in which ignored targets count as zero, and the mean is over the others."""
     if bool(kept.all()):
-        return _reduced(loss, reduction)
-    return _reduced(loss * kept.long(), reduction, int(kept.sum()))
+        return _reduce(loss, reduction)
+    return _reduce(loss * kept.long(), reduction, int(kept.sum()))
 
 
 @implements("cross_entropy", F.cross_entropy,
@@ -132,20 +132,20 @@ def cross_entropy(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce, weight)
     dim = 1 if x.dim() > 1 else 0
     label_smoothing = max(label_smoothing, 0.0)  # as torch has it
     if target.is_floating_point():
         logs = F.log_softmax(x, dim)
         if label_smoothing:
             target = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
-        return _reduced(-(logs * target).sum(dim), reduction)
-    kept = _kept(target, ignore_index, reduction)
+        return _reduce(-(logs * target).sum(dim), reduction)
+    kept = _counted_targets(target, ignore_index, reduction)
     logs = F.log_softmax(x, dim)
     loss = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="none")
     if label_smoothing:
         loss = loss * (1 - label_smoothing) - logs.mean(dim) * label_smoothing
-    return _of_kept(loss, kept, reduction)
+    return _reduce_counted(loss, kept, reduction)
 
 
 @implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits,
@@ -154,21 +154,21 @@ def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
 ) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce, weight)
     if pos_weight is not None:
         refuse("pos_weight", "weight the losses with reduction='none'")
-    return _reduced(F.softplus(x) - x * target, reduction)
+    return _reduce(F.softplus(x) - x * target, reduction)
 
 
 @implements("binary_cross_entropy", F.binary_cross_entropy,
             note="as log; logarithms not below -100, as torch's", exact=False)  # fmt: skip
 def bce(context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
         reduction: str = "mean") -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce, weight)
     last = 2.0**-context.frac_bits
     require(context, summand(context, x), 0.0, 1.0 + last)
     yes, no = (_log(context, v, -100.0) for v in (x, 1 - x))
-    return _reduced(-(yes * target + no * (1 - target)), reduction)
+    return _reduce(-(yes * target + no * (1 - target)), reduction)
 
 
 def _log(context: Context, x: Any, zero: float) -> Any:
@@ -181,7 +181,7 @@ def _log(context: Context, x: Any, zero: float) -> Any:
 @implements("kl_div", F.kl_div, note="log-probabilities against public or secret ones", exact=False)
 def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
            reduction: str = "mean", log_target: bool = False) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     if log_target:
         loss = torch.exp(target) * (target - x)
     elif isinstance(target, SharedTensor):
@@ -189,32 +189,32 @@ def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, redu
         loss = target * (_log(context, target, 0.0) - x)
     else:
         loss = torch.special.xlogy(target, target) - x * target
-    return _reduced(loss, reduction, x.shape[0] if reduction == "batchmean" else None)
+    return _reduce(loss, reduction, x.shape[0] if reduction == "batchmean" else None)
 
 
 @implements("soft_margin_loss", F.soft_margin_loss, note="error 5e-6", exact=False)
 def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
                      reduction: str = "mean") -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     if torch.broadcast_shapes(x.shape, target.shape) != x.shape:
         raise ShapeError(f"soft_margin_loss: targets of {list(target.shape)} for predictions of {list(x.shape)}")
-    return _reduced(F.softplus(-x * target), reduction)
+    return _reduce(F.softplus(-x * target), reduction)
 
 
 @implements("hinge_embedding_loss", F.hinge_embedding_loss, note="public targets")
 def hinge_embedding_loss(context: Context, x: SharedTensor, target: Any, margin: float = 1.0, size_average: Any = None,
                          reduce: Any = None, reduction: str = "mean") -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     if bool((target.abs() != 1).any()):
         refuse("hinge_embedding_loss with targets other than 1 and -1", "use those")
-    return _reduced(torch.where(target == 1, x, torch.relu(margin - x)), reduction)
+    return _reduce(torch.where(target == 1, x, torch.relu(margin - x)), reduction)
 
 
 @implements("margin_ranking_loss", F.margin_ranking_loss, note="exact")
 def margin_ranking_loss(context: Context, a: Any, b: Any, target: Any, margin: float = 0.0, size_average: Any = None,
                         reduce: Any = None, reduction: str = "mean") -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
-    return _reduced(torch.relu((b - a) * target + margin), reduction)
+    _refuse_options(size_average, reduce)
+    return _reduce(torch.relu((b - a) * target + margin), reduction)
 
 
 @implements("poisson_nll_loss", F.poisson_nll_loss, note="log_input=True without full", exact=False)
@@ -222,10 +222,10 @@ def poisson_nll_loss(
     context: Context, x: Any, target: Any, log_input: bool = True, full: bool = False, size_average: Any = None,
     eps: float = 1e-8, reduce: Any = None, reduction: str = "mean",
 ) -> SharedTensor:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     if full or not log_input:
         refuse("poisson_nll_loss with full=True or log_input=False", "give log rates, without full")
-    return _reduced(torch.exp(x) - x * target, reduction)
+    return _reduce(torch.exp(x) - x * target, reduction)
 
 
 @implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity,
@@ -233,7 +233,7 @@ def poisson_nll_loss(
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> SharedTensor:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     operands = (as_floating(summand(context, v)).expand(shape) for v in (a, b))
-    if eps > 2.0**-context.frac_bits:  # else of vectors that are not zero, the norm is above
+    if eps > 2.0**-context.frac_bits:  # otherwise the norm of any vector but zero is larger
         a, b = (F.normalize(v, dim=dim, eps=eps) for v in operands)
         return (a * b).sum(dim)
     units = (standardize(context, v, (dim,), 0.0, False, unit=True) for v in operands)
@@ -243,12 +243,7 @@ def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float
     return round_scale(context, a.like(product, a.scale_bits + b.scale_bits), 2 * context.frac_bits)
 
 
-# Losses of distances, classes and densities: what metric learning and classification use beside the usual ones.
-
-
-def _public_targets(name: str, target: Any) -> None:
-    if is_secret(target):
-        refuse(f"{name} with secret targets", "compute it from torch.where, or give public targets")
+# Losses of distances, margins and densities.
 
 
 @implements("triplet_margin_loss", F.triplet_margin_loss, note="as pairwise_distance", exact=False)
@@ -258,7 +253,7 @@ def triplet_margin_loss(
     eps: float = 1e-6, swap: bool = False, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """Balntas et al., BMVC 2016: max(0, d(a, p) - d(a, n) + margin)."""
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     distance = lambda x, y: F.pairwise_distance(x, y, p, eps)
     return _triplet(distance, anchor, positive, negative, margin, swap, reduction)
 
@@ -271,14 +266,14 @@ def _triplet(
     far = distance(anchor, negative)
     if swap:
         far = torch.minimum(far, distance(positive, negative))
-    return _reduced(torch.relu(distance(anchor, positive) - far + margin), reduction)
+    return _reduce(torch.relu(distance(anchor, positive) - far + margin), reduction)
 
 
 def _triplet_with_distance(
     anchor: Any, positive: Any, negative: Any, *, distance_function: Any = None, margin: float = 1.0,
     swap: bool = False, reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    """The same with a distance of the caller's, which is made of torch functions."""
+    """The same with a distance function of the caller's, which is made of torch functions."""
     return _triplet(distance_function or F.pairwise_distance, anchor, positive, negative, margin, swap, reduction)
 
 
@@ -292,14 +287,14 @@ def cosine_embedding_loss(
     context: Context, x: Any, y: Any, target: Any, margin: float = 0.0, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     cosine = F.cosine_similarity(x, y, -1)
     near, far = 1 - cosine, torch.relu(cosine - margin)
-    return _reduced(near * (target == 1).to(near.dtype) + far * (target == -1).to(far.dtype), reduction)
+    return _reduce(near * (target == 1).to(near.dtype) + far * (target == -1).to(far.dtype), reduction)
 
 
-def _checked_variances(x: Any, target: Any, var: Any, reduction: str = "mean") -> Any:
-    """torch's rule for the shape of variances; a number stands for all."""
+def _variances(x: Any, target: Any, var: Any, reduction: str = "mean") -> Any:
+    """The variances, checked by torch's rule for their shape. A number stands for all."""
     if not isinstance(var, torch.Tensor):
         if var < 0:
             raise ArgumentError(f"gaussian_nll_loss: a variance is not negative, got {var}")
@@ -314,8 +309,8 @@ def _checked_variances(x: Any, target: Any, var: Any, reduction: str = "mean") -
 def _gaussian_on_meta(
     input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ):
-    """torch looks at the variances' content."""
-    x, var = input, _checked_variances(input, target, var)
+    """torch itself reads the variances' content."""
+    x, var = input, _variances(input, target, var)
     loss = 0.5 * ((x - target) ** 2 / var + x * 0)
     return loss if reduction == "none" else loss.sum()
 
@@ -323,18 +318,14 @@ def _gaussian_on_meta(
 ON_META[F.gaussian_nll_loss] = _gaussian_on_meta
 
 
-@implements(
-    "gaussian_nll_loss",
-    F.gaussian_nll_loss,
-    note="|x - y| / v below the limit; v >= 2^-16 for shared v; error as div, log",
-    exact=False,
-)
+@implements("gaussian_nll_loss", F.gaussian_nll_loss,
+            note="|x - y| / v below the limit; v >= 2^-16 for shared v; error as div, log", exact=False)  # fmt: skip
 @stepwise
 def gaussian_nll_loss(
     context: Context, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
     """Nix and Weigend, ICNN 1994: half of log v + (x - y)^2 / v."""
-    var = _checked_variances(x, target, var)
+    var = _variances(x, target, var)
     if isinstance(var, SharedTensor):
         require(context, var, low=0.0)
         var = var.clamp_min(max(eps, 2.0**-16))
@@ -347,7 +338,7 @@ def gaussian_nll_loss(
         var = var.clamp(min=eps)
     difference = x - target
     loss = (torch.log(var) + difference * (difference / var)) * 0.5
-    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+    return _reduce(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
 @implements("multi_margin_loss", F.multi_margin_loss, note="public targets; exact but for its mean")
@@ -357,15 +348,16 @@ def multi_margin_loss(
     size_average: Any = None, reduce: Any = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """Crammer and Singer, JMLR 2001: of each class but the right one max(0, margin - x_right + x)^p, over all."""
-    _plain_options(size_average, reduce, weight)
-    _public_targets("multi_margin_loss", target)
+    _refuse_options(size_average, reduce, weight)
+    if is_secret(target):
+        refuse("multi_margin_loss with secret targets", "compute it from torch.where, or give public targets")
     rows = x.unsqueeze(0) if x.dim() < 2 else x
     rows = rows.unsqueeze(0) if rows.dim() < 2 else rows
     target = target.reshape(-1, 1)
     short = torch.relu(rows - rows.gather(1, target) + margin)
     short = short * (1 - F.one_hot(target.squeeze(1), rows.shape[1])).to(x.dtype)
     loss = (short if p == 1 else short.square()).sum(1) / rows.shape[1]
-    return _reduced(loss if x.dim() > 1 else loss.reshape(()), reduction)
+    return _reduce(loss if x.dim() > 1 else loss.reshape(()), reduction)
 
 
 @implements("multilabel_soft_margin_loss", F.multilabel_soft_margin_loss,
@@ -375,10 +367,10 @@ def multilabel_soft_margin_loss(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    _plain_options(size_average, reduce)
+    _refuse_options(size_average, reduce)
     target = target if isinstance(target, torch.Tensor) else torch.tensor(target)
     if torch.broadcast_shapes(x.shape, target.shape) != x.shape:
         raise ShapeError(f"multilabel_soft_margin_loss: targets of {list(target.shape)} for {list(x.shape)}")
     loss = F.softplus(x) - x * target
     loss = loss if weight is None else loss * weight
-    return _reduced(loss.mean(-1), reduction)
+    return _reduce(loss.mean(-1), reduction)

@@ -17,6 +17,7 @@ from ..tensor.table import Context, implements
 from . import series as series_of
 from .common import (
     check_fits,
+    dims_of,
     domain_bits,
     encoded_public,
     end_to_end,
@@ -366,16 +367,8 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
     return difference, round_scale(context, e, spare)
 
 
-@implements(
-    "softmax",
-    torch.softmax,
-    T.softmax,
-    F.softmax,
-    torch.special.softmax,
-    note="error 1e-5 + 2e-6 sqrt(n) |result| of n entries",
-    exact=False,
-    at_most=4.0,
-)
+@implements("softmax", torch.softmax, T.softmax, F.softmax, torch.special.softmax,
+            note="error 1e-5 + 2e-6 sqrt(n) |result| of n entries", exact=False, at_most=4.0)  # fmt: skip
 def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> SharedTensor:
@@ -425,7 +418,7 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
 def logsumexp(context: Context, x: Any, dim: Any, keepdim: bool = False) -> torch.Tensor:
     x = x if x.is_floating_point() else x.to(torch.float32)
     if not isinstance(dim, int):
-        dims = _dims(x, tuple(dim))
+        dims = dims_of(x, tuple(dim))
         if len(dims) != 1:
             kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
             flat = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
@@ -494,12 +487,9 @@ def native_instance_norm(
     return instance_norm(context, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-@implements(
-    "local_response_norm",
-    F.local_response_norm,
-    note="as log of its sum of squares; error 4e-6 + 1e-4 |result|; with k = 0 of its root too, and no zeros",
-    exact=False,
-)
+@implements("local_response_norm", F.local_response_norm,
+            note="as log of its sum of squares; error 4e-6 + 1e-4 |result|; with k = 0 of its root too, and no zeros",
+            exact=False)  # fmt: skip
 def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
                         k: float = 1.0) -> SharedTensor:  # fmt: skip
     outside = 1.0  # a factor that stands before the quotient, so that its divisor has its digits
@@ -525,7 +515,7 @@ def normalize(
 ) -> SharedTensor:
     if p not in (1, 2):
         refuse(f"normalize with p={p}", "use p=2 or p=1")
-    dims = _dims(x, dim)
+    dims = dims_of(x, dim)
     least = 2.0**-context.frac_bits
     if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
         return standardize(context, x, dims, 0.0, False, unit=True)
@@ -545,17 +535,11 @@ def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    dims = _dims(x, dim)
+    dims = dims_of(x, dim)
     n = math.prod(x.shares.shape[d] for d in dims)
     if n <= correction:
         refuse("the variance of too few elements", "it is not a number")
     return _without_dims(context, which(context, x, dims, n - correction, True), dims, keepdim)
-
-
-def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
-    count = len(x.shares.shape)
-    chosen = range(count) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else dim
-    return tuple(d % max(1, count) for d in chosen)
 
 
 def _without_dims(context: Context, x: SharedTensor, dims: tuple[int, ...], keepdim: bool) -> SharedTensor:
@@ -595,7 +579,7 @@ def matrix_norm(context: Context, x: SharedTensor, ord: Any = "fro", dim: Any = 
 def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
          dtype: Any = None, ord: Any = None) -> torch.Tensor:  # fmt: skip
     p = ord if ord is not None else (2 if p in (None, "fro") else p)
-    dims = _dims(x, dim)
+    dims = dims_of(x, dim)
     if p == 2:
         return _without_dims(context, root_mean_square(context, x, dims, 1, False), dims, keepdim)
     if p == 1:

@@ -152,12 +152,8 @@ def sort(
     return x.like(values, x.scale_bits), x.like(places, 0)
 
 
-@implements(
-    "argsort",
-    torch.argsort,
-    T.argsort,
-    note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons",
-)
+@implements("argsort", torch.argsort, T.argsort,
+            note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons")  # fmt: skip
 def argsort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> SharedTensor:

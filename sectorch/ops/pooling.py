@@ -156,9 +156,8 @@ def adaptive_max_pool1d_with_indices(
     return tuple(v.squeeze(-2) for v in found)
 
 
-@implements(
-    "max_unpool2d", F.max_unpool2d, note="by the indices of max_pool2d; a comparison with each place of a window"
-)
+@implements("max_unpool2d", F.max_unpool2d,
+            note="by the indices of max_pool2d; a comparison with each place of a window")  # fmt: skip
 @stepwise
 def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0,
                  output_size: Any = None) -> torch.Tensor:  # fmt: skip
@@ -228,14 +227,8 @@ def _relu_of_max_pool2d(context: Context, x: SharedTensor, *given: Any) -> Share
     return x.like(shares, scale, dropped_bits_bound(context, x, shift))
 
 
-@implements(
-    "max_pool1d",
-    F.max_pool1d,
-    torch.max_pool1d,
-    _HIDDEN["_max_pool1d"],
-    note="as max_pool2d with height one",
-    excess=0.0,
-)
+@implements("max_pool1d", F.max_pool1d, torch.max_pool1d, _HIDDEN["_max_pool1d"],
+            note="as max_pool2d with height one", excess=0.0)  # fmt: skip
 def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
     kernel, padding, dilation = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding, dilation))
@@ -327,9 +320,8 @@ def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> 
     return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)
 
 
-@implements(
-    "adaptive_max_pool2d", F.adaptive_max_pool2d, _HIDDEN["_adaptive_max_pool2d"], note="PrivHFL, 3.3 (iii)", excess=0.0
-)
+@implements("adaptive_max_pool2d", F.adaptive_max_pool2d, _HIDDEN["_adaptive_max_pool2d"],
+            note="PrivHFL, 3.3 (iii)", excess=0.0)  # fmt: skip
 def adaptive_max_pool2d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:

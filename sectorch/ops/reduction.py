@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..backend import Value
 from ..errors import ArgumentError
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
@@ -18,6 +17,7 @@ from .common import (
     add_values,
     align_scales,
     check_fits,
+    dims_of,
     domain_bits,
     limit_at,
     planes,
@@ -37,28 +37,21 @@ T = torch.Tensor
 def sum_(
     context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SharedTensor:
-    count, dims = _count(x, dim), _dims(x.shares, dim)
+    dims = dims_of(x, dim)
+    count = _count(x, dims)
     v = summable(context, x, count)
     bound = None if v.bound is None else v.bound * max(1, count)
     shares = context.backend.each(torch.sum, v.shares, dim=dims, keepdim=keepdim)
     return x.like(shares, v.scale_bits, bound)
 
 
-def _dims(v: Value, dim: Any) -> tuple[int, ...]:
-    if dim is None or dim in ((), []):
-        return tuple(range(len(v.shape)))
-    return (dim,) if isinstance(dim, int) else tuple(dim)
-
-
-def _count(x: SharedTensor, dim: Any) -> int:
+def _count(x: SharedTensor, dims: tuple[int, ...]) -> int:
     shape = x.shares.shape
-    if not shape:
-        return 1
-    return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
+    return math.prod(shape[d] for d in dims) if shape else 1
 
 
 def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
-    """x with so few fraction bits that a sum of `count` entries stays in the ring: what has f bits stays as it is."""
+    """x, rounded so that a sum of `count` entries stays in the ring. At f fraction bits x does not change."""
     f, terms = context.frac_bits, max(0, count - 1).bit_length()
     if x.bound is not None:
         over = math.ceil(math.log2(max(1.0, x.bound * count / CAPACITY)))
@@ -75,17 +68,17 @@ def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
 def mean(
     context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SharedTensor:
-    count = _count(x, dim)
+    count = _count(x, dims_of(x, dim))
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
     return mean_of_sum(context, sum_(context, x, dim, keepdim), count)
 
 
 def mean_of_sum(context: Context, x: SharedTensor, count: int) -> SharedTensor:
-    """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back.
+    """A sum divided by its number of terms. A large sum first loses bits, which the quotient gains again.
 
-    A sum of more than f fraction bits, of squares say, has them for small means: what the first quotient leaves is
-    divided once more.
+    A sum of more than f fraction bits, of squares for example, needs them for small means: the remainder of the first
+    quotient is divided, too.
     """
     f, terms = context.frac_bits, (count - 1).bit_length()
     if count == 1 << terms:
@@ -114,10 +107,6 @@ def mean_of_sum(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     return add_values(context, raise_scale(context, near, rest.scale_bits), rest).bounded(bound)
 
 
-def _listed(dim: Any) -> list[int]:
-    return [dim] if isinstance(dim, int) else list(dim)
-
-
 @implements("cumsum", torch.cumsum, T.cumsum, note="as sum")
 def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> SharedTensor:
     count = x.shares.shape[dim] if x.shares.shape else 1
@@ -126,24 +115,20 @@ def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) ->
     return v.like(context.backend.each(torch.cumsum, v.shares, dim), v.scale_bits, bound)
 
 
-def _to_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor:
-    """Some dimensions as one, which comes first."""
+def _flatten_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor:
+    """Flatten some dimensions into one, which becomes the first."""
     return v.permute(*dims, *rest).flatten(0, len(dims) - 1)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> SharedTensor:
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
-    dims = (
-        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
-        if shape
-        else []
-    )
+    dims = sorted(dims_of(x, dim)) if shape else []
     rest = [d for d in range(len(shape)) if d not in dims]
     if not dims:
         return x
     backend = context.backend
-    flat = backend.each(_to_first, x.shares, dims, rest)
+    flat = backend.each(_flatten_first, x.shares, dims, rest)
     best = backend.largest(flat if sign > 0 else -flat, planes(x, 2))
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
     return x.like(backend.each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
@@ -161,15 +146,15 @@ def amin(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False
 
 @implements("maximum", torch.maximum, T.maximum, torch.fmax, T.fmax, note="one comparison", excess=0.0)
 def maximum(context: Context, x: Any, y: Any) -> SharedTensor:
-    return _pairwise(context, x, y, 1)
+    return _larger_or_smaller(context, x, y, 1)
 
 
 @implements("minimum", torch.minimum, T.minimum, torch.fmin, T.fmin, note="one comparison", excess=0.0)
 def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
-    return _pairwise(context, x, y, -1)
+    return _larger_or_smaller(context, x, y, -1)
 
 
-def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Any:
+def _larger_or_smaller(context: Context, x: Any, y: Any, sign: int) -> Any:
     backend = context.backend
     for a, b in ((x, y), (y, x)):
         if (bound := small_public_number(context, b)) is not None:
@@ -188,7 +173,7 @@ def _max_or_min(sign: int):
     def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Any:
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
-            return _pairwise(context, x, other, sign)
+            return _larger_or_smaller(context, x, other, sign)
         if args or "dim" in kwargs:
             dim, keepdim = (*args, *([False] if len(args) == 1 else [])) if args else (kwargs["dim"], False)
             return with_indices(context, x, dim, kwargs.get("keepdim", keepdim), sign)

@@ -16,14 +16,14 @@ from ..tensor.table import SHARES, Context, row_of, spell
 
 @dataclass(frozen=True)
 class RegisteredOp:
-    """What a registered operation says of itself; `sectorch.testing.check_op` holds it to that.
+    """The claims of a registered operation, which `sectorch.testing.check_op` tests.
 
     Attributes:
-        reference: what it computes, on plain float64 tensors.
-        domain: from where to where it holds, for each element of its tensors.
+        reference: the function on plain float64 tensors.
+        domain: the interval of its operands' elements.
         error: the largest absolute error there; a number, or a function of the reference's result.
-        rounds: rounds online, for any number of elements; None where nothing is promised.
-        bytes: online bytes per element of the result, or more, for many elements; None where nothing is promised.
+        rounds: online rounds, for any number of elements; None for no claim.
+        bytes: an upper bound of the online bytes per element of the result, for many elements; None for no claim.
     """
 
     reference: Callable
@@ -63,8 +63,8 @@ def register_op(
     Args:
         func: a function of torch's, or of anybody's that goes through `__torch_function__`.
         error: the largest absolute error in the domain, as a number or a function of the result; 0 for an exact one.
-        domain: from where to where the operands' elements lie, for which the error holds.
-        reference: what it computes, on float64 tensors; `func` itself unless given.
+        domain: the interval of the operands' elements in which the error holds.
+        reference: the function on float64 tensors; by default `func` itself.
         rounds, bytes: its online cost, if it is to be held to it: rounds, and bytes per element of the result.
         exact: whether the result depends on the operands' ring elements alone, so that it goes through no series.
         note: for people, in `supported_ops()`.

@@ -1,7 +1,7 @@
-"""Whole numbers: floor, ceil, trunc, round, and quotients that are rounded with what they leave.
+"""Rounding: floor, ceil, trunc, round, and quotients with remainder.
 
-A floor is exact: half a place less, rounded half up. A quotient that is rounded is found from the plain one, whose
-error is below 1/2, and set right by the sign of what it leaves, which is exact.
+A floor is exact: half a unit less, rounded half up. A rounded quotient is computed from the plain one, whose error is
+below 1/2, and corrected by the sign of the remainder, which is exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .linear import bilinear
 
 T = torch.Tensor
 LARGEST = 2.0**17
-"""Below this in magnitude a plain quotient errs by less than 1/4: 2^-19 of it, and the last place of the dividend."""
+"""The error of plain quotients below this is less than 1/4: 2^-19 of the quotient, and the dividend's last place."""
 
 
 def floor_value(context: Context, x: SharedTensor) -> SharedTensor:
@@ -78,9 +78,11 @@ def trunc(context: Context, x: SharedTensor) -> SharedTensor:
     return apply_sign(context, floor_value(context, apply_sign(context, x, sign)), sign)
 
 
-def of_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
-    """x for another dtype: a fraction becomes a whole number as by trunc, and one that the dtype does not hold ends in
-    a range error, where torch would give another number."""
+def convert(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
+    """x in another dtype. Fractions become whole numbers by trunc.
+
+    A number that the dtype does not hold ends in a range error, where torch would wrap it.
+    """
     if dtype.is_floating_point or dtype.is_complex or dtype == x.dtype:
         return x
     if dtype == torch.bool:
@@ -119,7 +121,7 @@ def round_(context: Context, x: SharedTensor, *, decimals: int = 0) -> torch.Ten
     half = 1 << (x.scale_bits - 1)
     up = floor_value(context, x.like(x.shares + half, bound=None if x.bound is None else x.bound + half))
     down = floor_value(context, x.like(-x.shares + half, bound=None if x.bound is None else x.bound + half))
-    tie = up.like(up.shares + down.shares, 0, 1.0)  # 1 where both halves are as near
+    tie = up.like(up.shares + down.shares, 0, 1.0)  # 1 at half a unit
     halved = floor_value(context, up.like(up.shares, 1, up.bound))
     odd = up.like(up.shares - halved.shares * 2, 0, 1.0)
     return signed_sum(context, up, bilinear(context, torch.mul, tie, odd), -1)
@@ -128,11 +130,11 @@ def round_(context: Context, x: SharedTensor, *, decimals: int = 0) -> torch.Ten
 def floor_divmod(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
     """floor(x / y) and x - floor(x / y) y, of the operands as they are encoded.
 
-    What is left is checked where nothing proves it: unless its magnitude is below that of y, there is no result.
+    The remainder is checked where no bound proves it: if its magnitude is not below that of y, there is no result.
 
     Raises:
         ArgumentError: division by a public zero.
-        UnsupportedOpError: of fractions, at so few fraction bits that no plain quotient is near.
+        UnsupportedOpError: fractions, at so few fraction bits that no plain quotient is near.
     """
     whole = not any(v.dtype.is_floating_point if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (x, y))
     if isinstance(y, bool) or (type(y) is torch.Tensor and y.dtype == torch.bool):
@@ -141,32 +143,33 @@ def floor_divmod(context: Context, x: Any, y: Any) -> tuple[SharedTensor, Shared
     y = summand(context, y) if is_secret(y) else y
     _no_public_zero(y)
     if whole and not isinstance(y, SharedTensor) and torch.as_tensor(y).numel() == 1:
-        return _by_whole_number(context, x, y)
-    quotient, rest = _step(context, x, y, whole)
+        return _divmod_by_integer(context, x, y)
+    quotient, rest = _quotient_step(context, x, y, whole)
     most = CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1))
     quotient = quotient.bounded(most) if quotient.bound is None else check_fits(context, quotient, most)
     for _ in range(_further_steps(context, isinstance(y, SharedTensor))):
-        more, rest = _step(context, rest, y, whole)
+        more, rest = _quotient_step(context, rest, y, whole)
         quotient = signed_sum(context, quotient, more)
         require(context, more, -LARGEST, LARGEST)
     if isinstance(y, SharedTensor):
         sign = sign_of(context, y)
         size = apply_sign(context, y, sign)
     else:
-        sign, size = _exact(y).sign().to(torch.int64), _exact(y).abs()
+        sign, size = _divisor_tensor(y).sign().to(torch.int64), _divisor_tensor(y).abs()
     left = apply_sign(context, rest, sign)
     require(context, signed_sum(context, left, size), 0.0)
     require(context, signed_sum(context, left, size, -1), None, 0.0)
     below = complement(context, not_negative(context, left)).bounded(1.0)
     quotient = signed_sum(context, quotient, below, -1)
     quotient = quotient.bounded(most) if quotient.bound is None else check_fits(context, quotient, most)
-    return quotient, signed_sum(context, rest, _times(context, below, y))
+    return quotient, signed_sum(context, rest, _times_divisor(context, below, y))
 
 
 def _further_steps(context: Context, secret: bool) -> int:
-    """A public divisor's plain quotient errs by 2^(1 - f) of itself: after these, by less than 1/4 of one below 2^34.
+    """The number of further quotients, of remainders, after which the error is below 1/4.
 
-    A secret one's errs by some 2^-f of x: by less than 1/4 at 18 fraction bits, and with fewer mostly after one more.
+    A plain quotient by a public divisor has a relative error of 2^(1 - f), for quotients below 2^34. One by a secret
+    divisor has an error of about 2^-f of x: below 1/4 at 18 fraction bits, and with fewer mostly after one more step.
     """
     if secret:
         return int(context.frac_bits < 18)
@@ -178,12 +181,13 @@ def _further_steps(context: Context, secret: bool) -> int:
     return max(1, math.ceil(36 / (context.frac_bits - 1)) - 1)
 
 
-def _by_whole_number(context: Context, x: SharedTensor, y: Any) -> tuple[SharedTensor, SharedTensor]:
-    """The same for whole numbers and a public one: exact for all x that the ring holds, at any number of fraction bits.
+def _divmod_by_integer(context: Context, x: SharedTensor, y: Any) -> tuple[SharedTensor, SharedTensor]:
+    """`floor_divmod` of whole numbers by a public one: exact for all x of the ring, at any number of fraction bits.
 
-    The 30 uppermost bits of x times those of 1 / |y|, and again of what that leaves, until the error is below 1/4.
+    The upper 30 bits of x are multiplied by those of 1 / |y|, and those of the remainder likewise, until the error is
+    below 1/4.
     """
-    _size_of(y)
+    _largest_divisor(y)
     divisor = int(y)
     size, sign = abs(divisor), 1 if divisor > 0 else -1
     deep = 30 + size.bit_length()
@@ -217,19 +221,19 @@ def _no_public_zero(y: Any) -> None:
         raise ArgumentError("division by zero")
 
 
-def _step(context: Context, x: SharedTensor, y: Any, whole: bool) -> tuple[SharedTensor, SharedTensor]:
-    """The plain quotient rounded to a whole number, and what it leaves."""
+def _quotient_step(context: Context, x: SharedTensor, y: Any, whole: bool) -> tuple[SharedTensor, SharedTensor]:
+    """The plain quotient, rounded to a whole number, and its remainder."""
     plain = torch.div(with_dtype(x, torch.int64 if whole else torch.float32), y)
     found = floor_value(context, signed_sum(context, plain, 0.5))
-    return found, signed_sum(context, x, _times(context, found, y), -1)
+    return found, signed_sum(context, x, _times_divisor(context, found, y), -1)
 
 
-def _exact(y: Any) -> torch.Tensor:
-    """A public divisor as a tensor, which torch makes of a number in float32."""
+def _divisor_tensor(y: Any) -> torch.Tensor:
+    """A public divisor as a tensor; torch itself would make float32 of a number."""
     return torch.tensor(y, dtype=torch.float64) if isinstance(y, float) else torch.as_tensor(y)
 
 
-def _size_of(y: Any) -> float:
+def _largest_divisor(y: Any) -> float:
     """The largest magnitude of a public divisor.
 
     Raises:
@@ -242,13 +246,13 @@ def _size_of(y: Any) -> float:
     return largest
 
 
-def _times(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
-    """A whole number times a divisor as it is encoded, exactly."""
+def _times_divisor(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+    """A whole number times the encoded divisor, exactly."""
     if isinstance(y, SharedTensor):
         return bilinear(context, torch.mul, x, y)
-    y = _exact(y)
+    y = _divisor_tensor(y)
     scale = context.frac_bits if y.is_floating_point() else 0
-    largest = _size_of(y) * 2.0**scale
+    largest = _largest_divisor(y) * 2.0**scale
     factor = encode(y, scale)
     x = check_fits(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
@@ -276,8 +280,8 @@ implements("floor_divide", T.__rfloordiv__)(_reflected(floor_divide))
 implements("remainder", T.__rmod__)(_reflected(remainder))
 
 
-def _towards_zero(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
-    """The quotient without its fraction, and what it leaves, which has the sign of x."""
+def _truncated_divmod(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
+    """The quotient rounded towards zero, and the remainder, which has the sign of x."""
     _no_public_zero(y)
     x = summand(context, x)
     sign = sign_of(context, x)
@@ -295,9 +299,9 @@ def _towards_zero(context: Context, x: Any, y: Any) -> tuple[SharedTensor, Share
 
 @implements("fmod", torch.fmod, T.fmod, in_place=(T.fmod_,), note="as remainder", exact=False)
 def fmod(context: Context, x: Any, y: Any) -> SharedTensor:
-    return _towards_zero(context, x, y)[1]
+    return _truncated_divmod(context, x, y)[1]
 
 
 def rounded_quotient(context: Context, x: Any, y: Any, rounding_mode: str) -> SharedTensor:
     """torch.div with a rounding mode."""
-    return floor_divmod(context, x, y)[0] if rounding_mode == "floor" else _towards_zero(context, x, y)[0]
+    return floor_divmod(context, x, y)[0] if rounding_mode == "floor" else _truncated_divmod(context, x, y)[0]

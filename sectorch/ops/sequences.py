@@ -1,4 +1,4 @@
-"""Attention: scaled dot products, and the whole of nn.MultiheadAttention."""
+"""Layers over sequences: attention (scaled dot products, nn.MultiheadAttention), and RNN, GRU and LSTM."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .common import (
 
 
 class Masks:
-    """What is added to scores, and the rows that it leaves nothing of: torch gives zeros for them.
+    """The masks that are added to attention scores. A row in which everything is masked gives zeros, as in torch.
 
-    Where a mask is secret, a row gets one more entry, below every score and above all that is masked, which takes the
-    weight of a row that has nothing else.
+    With a secret mask each row gets one more entry, below every score and above everything masked. It takes the weight
+    of a row that has no other entry.
     """
 
     def __init__(self, context: Context | None):
@@ -44,7 +44,7 @@ class Masks:
         self._secret = False
 
     def add(self, mask: Any, keep: bool, shape: Any = None) -> None:
-        """Takes a boolean mask, of which `keep` says whether True means "attend", or one that is added."""
+        """Add a boolean mask, in which True means "attend" if `keep`, or a mask of summands."""
         kept, added = None, mask
         if mask.dtype == torch.bool:
             kept = mask if keep else ~mask
@@ -66,8 +66,8 @@ class Masks:
             self._public = kept if self._public is None else self._public & kept
 
     def weights(self, scores: Any) -> Any:
-        """softmax(scores + masks) along the last dimension, and zeros where that leaves nothing."""
-        if self._parts:  # as one: what two put at minus infinity would be beyond it
+        """softmax(scores + masks) along the last dimension; zeros for a row in which everything is masked."""
+        if self._parts:  # first their sum: two of minus infinity, one after the other, would leave the range
             scores = scores + sum(self._parts[1:], self._parts[0])
         if self._secret:
             least = self._least if self._context is not None else -4 * 4096.0
@@ -80,12 +80,8 @@ class Masks:
         return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
 
 
-@implements(
-    "scaled_dot_product_attention",
-    F.scaled_dot_product_attention,
-    note="error as softmax; n equal keys add n 2^-27 of the largest value",
-    exact=False,
-)
+@implements("scaled_dot_product_attention", F.scaled_dot_product_attention,
+            note="error as softmax; n equal keys add n 2^-27 of the largest value", exact=False)  # fmt: skip
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -101,30 +97,29 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         masks.add(attn_mask, True)
-    return _mixed(context, F.dropout(masks.weights(scores), dropout_p), value)
+    return _weighted_values(context, F.dropout(masks.weights(scores), dropout_p), value)
 
 
-def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
-    """weights @ value, where each row's weights sum to one: no result is much larger than the largest value.
+def _weighted_values(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
+    """weights @ value, where each row's weights sum to one, so that no result is much larger than the largest value.
 
-    The weights keep more than f fraction bits where the ring has room: of n equal ones each is 1 / n, and rounding them
-    all alike is off by n times as much. That is in the result's bound as well.
+    The weights keep more than f fraction bits if the ring has room: the errors of n equal weights, each 1 / n, add up
+    to n times as much. The result's bound includes them.
     """
     if not isinstance(value, SharedTensor):
         return torch.matmul(weights, value)
     f = context.frac_bits
     spare = max(0, min(SLACK_BITS, HEADROOM_BITS - 2 - 2 * f - context.scheme.activation_bits))
     w, v = round_scale(context, summand(context, weights), f + spare), as_factor(context, value, 0)
-    most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # that a row's weights sum to
+    most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # the largest sum of a row's weights
     v = check_fits(context, v, min(limit_at(context, v.scale_bits), CAPACITY / most / 2.0**w.scale_bits))
     shares = context.backend.multiply(products.matmul, w.shares, v.shares)
     bound = None if v.bound is None else most * 2.0**w.scale_bits * v.bound
     return with_dtype(w.like(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
 
 
-@implements(
-    "multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too", exact=False
-)
+@implements("multi_head_attention", F.multi_head_attention_forward,
+            note="nn.MultiheadAttention, its fast path too", exact=False)  # fmt: skip
 def multi_head_attention(
     context: Context, query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any,
     in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any,
@@ -163,7 +158,7 @@ def multi_head_attention(
     if key_padding_mask is not None:
         masks.add(key_padding_mask, False, (batch, 1, 1, -1))
     shares = F.dropout(masks.weights(scores), dropout_p, training)
-    mixed = _mixed(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
+    mixed = _weighted_values(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None
     if need_weights:
@@ -172,11 +167,11 @@ def multi_head_attention(
     return out if batched else out.squeeze(1), weights_out
 
 
-# RNN, GRU and LSTM, step by step on secret tensors.
+# RNN, GRU and LSTM, step by step.
 
 
 Product = Callable[[Any], Any]
-"""The recurrent part of the gates, from a state."""
+"""A function of a state, for example the recurrent part of the gates."""
 
 
 def _gru_cell(state: tuple, gates_x: Any, recurrent: Product, project: Product | None = None) -> tuple:
@@ -212,10 +207,10 @@ CELLS: dict[str, Callable[..., tuple]] = {
 }
 
 
-def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int], backward: bool) -> tuple:
-    """One layer in one direction over rows of steps, of which each has as many rows as the one before, or fewer.
+def _one_direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int], backward: bool) -> tuple:
+    """One layer in one direction, over steps with non-increasing numbers of rows.
 
-    Sequences that are over keep their last state; backward, those that have not begun keep the first.
+    A sequence that has ended keeps its last state; backward, one that has not begun keeps its first.
     """
     w_ih, w_hh, b_ih, b_hh, w_hr = w
     recurrent = lambda h: F.linear(h, w_hh, b_hh)
@@ -231,10 +226,10 @@ def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int
     return torch.cat(outputs), state
 
 
-def _both(kind: str, x: torch.Tensor, state: tuple, weights: tuple, steps: int) -> tuple:
-    """One layer in both directions, over as many rows in each step: step t of one beside the other's, t from the end.
+def _both_directions(kind: str, x: torch.Tensor, state: tuple, weights: tuple, steps: int) -> tuple:
+    """One layer in both directions, over steps with equal numbers of rows: step t beside step t from the end.
 
-    Half as many steps follow one another as with a direction at a time, and the values are the same.
+    This takes half as many consecutive steps as one direction after the other, and gives the same values.
     """
     w_ih, w_hh, b_ih, b_hh, w_hr = zip(*weights, strict=True)
     w_hh, bias = torch.stack(w_hh).mT, None if b_hh[0] is None else torch.stack(b_hh)[:, None]
@@ -252,15 +247,15 @@ def _both(kind: str, x: torch.Tensor, state: tuple, weights: tuple, steps: int) 
 
 
 def _weights_of(weights: Any, has_biases: bool, at: int, each: int) -> tuple:
-    """w_ih, w_hh, b_ih, b_hh and w_hr of a layer and direction; None for those that there are not."""
+    """w_ih, w_hh, b_ih, b_hh and w_hr of a layer and direction; None for those that are missing."""
     w = [*weights[at * each : (at + 1) * each]]
     biases = [w.pop(2), w.pop(2)] if has_biases else [None, None]
     return (*w[:2], *biases, w[2] if len(w) > 2 else None)
 
 
-def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: Any, has_biases: bool, layers: int,
-         dropout: float, train: bool, bidirectional: bool) -> tuple:  # fmt: skip
-    """All layers and directions, of rows of steps. The input's part of the gates is one product for all of them."""
+def _run_layers(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: Any, has_biases: bool,
+                layers: int, dropout: float, train: bool, bidirectional: bool) -> tuple:  # fmt: skip
+    """All layers and directions, over rows of steps. The input's part of the gates is one product for all steps."""
     if train and dropout and isinstance(x, SharedTensor):
         refuse("dropout between recurrent layers in training mode", "call model.eval() first")
     directions = 2 if bidirectional else 1
@@ -270,9 +265,9 @@ def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: A
         at = range(layer * directions, (layer + 1) * directions)
         w = [_weights_of(weights, has_biases, k, each) for k in at]
         if bidirectional and min(sizes) == max(sizes):
-            x, state = _both(kind, x, tuple(h[at[0] : at[1] + 1] for h in hidden), tuple(w), len(sizes))
+            x, state = _both_directions(kind, x, tuple(h[at[0] : at[1] + 1] for h in hidden), tuple(w), len(sizes))
         else:
-            made = [_direction(kind, x, tuple(h[k] for h in hidden), w[d], sizes, d == 1) for d, k in enumerate(at)]
+            made = [_one_direction(kind, x, tuple(h[k] for h in hidden), w[d], sizes, d == 1) for d, k in enumerate(at)]
             x = made[0][0] if directions == 1 else torch.cat([y for y, _ in made], -1)
             state = tuple(torch.stack(values) for values in zip(*(s for _, s in made), strict=True))
         last.append(state)
@@ -281,7 +276,7 @@ def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: A
 
 
 PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
-"""What torch calls the arguments of a recurrent layer of packed sequences."""
+"""torch's names for the arguments of a recurrent layer of packed sequences."""
 
 
 def _register(kind: str, function: Any) -> None:
@@ -292,21 +287,21 @@ def _register(kind: str, function: Any) -> None:
         steps = x.transpose(0, 1) if batch_first else x
         length, rows = steps.shape[:2]
         flat = steps.reshape((length * rows, steps.shape[2]))
-        y, *last = _run(kind, flat, [rows] * length, tuple(hx) if kind == "lstm" else (hx,), *rest)
+        y, *last = _run_layers(kind, flat, [rows] * length, tuple(hx) if kind == "lstm" else (hx,), *rest)
         y = y.reshape((length, rows, y.shape[-1]))
         return (y.transpose(0, 1) if batch_first else y, *last)
 
     def packed(*args: Any, **kwargs: Any) -> Any:
-        """Of the rows of a packed sequence, whose number at each step is public."""
+        """The layer on packed sequences, whose lengths are public."""
         given = dict(zip(PACKED, args, strict=False)) | kwargs
         sizes = given.get("batch_sizes")
         if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point() or sizes.dim() != 1:
             return NotImplemented
         data, sizes, hx, *rest = (given[name] for name in PACKED)
-        return _run(kind, data, _public_lengths(sizes), tuple(hx) if kind == "lstm" else (hx,), *rest)
+        return _run_layers(kind, data, _public_lengths(sizes), tuple(hx) if kind == "lstm" else (hx,), *rest)
 
     def on_meta(input: torch.Tensor, hx: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """The shapes of a call with one step, of which torch takes each on its own."""
+        """The result's shapes from a call with one step; torch's own shape function takes every step."""
         batch_first = kwargs.get("batch_first", args[-1] if args else False)
         if not isinstance(batch_first, bool) or input.dim() != 3 or isinstance(hx, torch.Tensor) != (kind != "lstm"):
             return function(input, hx, *args, **kwargs)
@@ -325,8 +320,8 @@ def _public_lengths(lengths: torch.Tensor) -> list[int]:
     return lengths.tolist()
 
 
-def _pack(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple:
-    """The rows of each step one after the other, and how many there are at each."""
+def _pack_sequence(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple:
+    """The rows of all steps, one step after the other, and the number of rows at each."""
     counts = _public_lengths(lengths)
     steps = input.transpose(0, 1) if batch_first else input
     if len(counts) != steps.shape[1]:
@@ -353,16 +348,16 @@ def _unpack(data: Any, batch_sizes: torch.Tensor, batch_first: bool, padding_val
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
-def _padded(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Any:
-    """Sequences of several lengths, one beside the other."""
+def _pad(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Any:
+    """Sequences of several lengths, padded and stacked."""
     longest = max(v.shape[0] for v in sequences)
     missing = [(0, longest - v.shape[0]) if padding_side == "right" else (longest - v.shape[0], 0) for v in sequences]
     rows = [F.pad(v, (0, 0) * (v.dim() - 1) + m, value=padding_value) for v, m in zip(sequences, missing, strict=True)]
     return torch.stack(rows, 0 if batch_first else 1)
 
 
-COMPOSED[torch._C._nn.pad_sequence] = _padded  # pyright: ignore[reportAttributeAccessIssue]
-COMPOSED[torch._VF._pack_padded_sequence] = _pack  # pyright: ignore[reportAttributeAccessIssue]
+COMPOSED[torch._C._nn.pad_sequence] = _pad  # pyright: ignore[reportAttributeAccessIssue]
+COMPOSED[torch._VF._pack_padded_sequence] = _pack_sequence  # pyright: ignore[reportAttributeAccessIssue]
 COMPOSED[torch._VF._pad_packed_sequence] = _unpack  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,6 +1,8 @@
-"""Exponentials, logarithms, roots, quotients and the activations made of them.
+"""Smooth functions: exponentials, logarithms, roots, quotients, powers, trigonometry, and activations made of them.
 
-Every function states its domain; outside it saturates as said, and never wraps. Errors are for 20 fraction bits.
+Each function is a public trigonometric series (`series.py`) on an interval, after a reduction of the argument. The note
+in its decorator states domain and error, for 20 fraction bits. Outside its domain a function saturates or ends in a
+range error; it never wraps around.
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ from .linear import times_number
 
 T = torch.Tensor
 PIECE = 1 << 14
-"""Elements of a series at a time: what their terms take stays in the last-level cache."""
+"""Elements of a series that are computed together: their terms fit the last-level cache."""
 
 
 def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
     """A trigonometric series of x, which must lie in the interval of the series, rounded to f fraction bits.
 
-    Nobody gets it before it is rounded: its last bits depend on Q's draws, and a comparison would show them, a factor
-    or a sum bring them up. In pieces, since each term takes 8 bytes an element eight times over. They do not wait for
-    each other: rounds as one.
+    The last bits before the rounding depend on Q's draws. No caller gets them: a comparison would show them, a product
+    or a sum enlarge them. Many elements are computed in pieces, since the terms take 64 bytes per element. The pieces
+    run in the same rounds.
     """
     backend, shape = context.backend, x.shares.shape
 
@@ -78,7 +80,7 @@ def clamp_with_excess(
     """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening.
 
     Args:
-        checked: whether the second is used, and x must be below the activation limit.
+        checked: whether the second result is used, so that x must be below the activation limit.
     """
     shift = excess_bits(context, x.scale_bits)
     scale = x.scale_bits - shift
@@ -104,7 +106,7 @@ def saturated_series(context: Context, x: SharedTensor, which: Series, right_slo
 
 
 def _no_larger(y: SharedTensor, beyond: SharedTensor) -> SharedTensor:
-    """A function that exceeds its argument by two at most, with the bound of the argument's part that may be large."""
+    """y with the bound of a function that exceeds its argument, of which `beyond` is the large part, by two at most."""
     if beyond.bound is None:
         return y
     return y.bounded(beyond.bound * 2.0 ** (y.scale_bits - beyond.scale_bits) + 2.0 ** (y.scale_bits + 1))
@@ -114,19 +116,19 @@ EXP_LOW = -14
 
 
 def result_bits(context: Context) -> int:
-    """Results of functions that grow are held below 2^this: the limit of activations, or 2^16 where that is less."""
+    """k: results of growing functions are held below 2^k, the activation limit or 2^16, whichever is more."""
     return max(16, domain_bits(context))
 
 
 @implements("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_),
             note="e^x < 2^16; 0 below -14; error 6e-6 e^x + 2e-6", exact=False)  # fmt: skip
 def exp(context: Context, x: SharedTensor) -> SharedTensor:
-    """x = n + u with whole n from comparisons with all whole numbers at once; e^u is a series, e^n a public map."""
+    """x = n + u, with n from one comparison with all whole numbers; e^u is a series, e^n a public map."""
     return exponential(context, x, result_bits(context) * math.log(2))
 
 
 def exponential(context: Context, x: SharedTensor, high: float) -> SharedTensor:
-    """e^x for x < high; 0 below -14, of what stands for -infinity too; from `high` on a range error."""
+    """e^x for x < high; 0 below -14, and for stand-ins for -infinity; from `high` on a range error."""
     low = EXP_LOW
     steps = range(low, math.ceil(high) + 1)
     x = as_factor(context, x, most=8 * context.scheme.activation_limit)
@@ -144,7 +146,7 @@ def exponential(context: Context, x: SharedTensor, high: float) -> SharedTensor:
 
 
 def fitting_bits(context: Context, largest: float) -> int:
-    """Fraction bits, f at most, of a public factor below `largest` that multiplies a number below two of f bits."""
+    """Fraction bits, f at most, of a public factor below `largest` beside a number below two with f fraction bits."""
     return min(context.frac_bits, HEADROOM_BITS - 2 - context.frac_bits - math.ceil(math.log2(max(1.0, largest))))
 
 
@@ -193,20 +195,20 @@ def logsigmoid(context: Context, x: SharedTensor) -> torch.Tensor:
     return -F.softplus(-x)
 
 
-def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
-    """x gate(x) for a gate that is 0 far to the left and 1 far to the right: beyond the series, a constant and x."""
+def _gate(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
+    """x gate(x), for a gate that tends to 0 on the left and to 1 on the right: beyond the series a constant, and x."""
     inside, beyond = clamp_with_excess(context, x, gate.low, gate.high, True)
     return _no_larger(inside * series(context, inside, gate) + beyond, beyond)
 
 
 @implements("silu", F.silu, note="everywhere; error 3e-5", exact=False, excess=0.0)
 def silu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return write_if_inplace(x, _gated(context, x, series_of.SIGMOID), inplace)
+    return write_if_inplace(x, _gate(context, x, series_of.SIGMOID), inplace)
 
 
 @implements("mish", F.mish, note="everywhere; error 3e-5", exact=False, excess=2.0)
 def mish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return write_if_inplace(x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
+    return write_if_inplace(x, _gate(context, x, series_of.TANH_SOFTPLUS), inplace)
 
 
 def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
@@ -285,7 +287,7 @@ def exp2(context: Context, x: SharedTensor) -> torch.Tensor:
 
 
 def _half_exp(context: Context, x: SharedTensor) -> SharedTensor:
-    """e^x / 2, up to where that is held."""
+    """e^x / 2, for results below 2^`result_bits`."""
     y = exponential(context, x, (result_bits(context) + 1) * math.log(2))
     return y.like(y.shares, y.scale_bits + 1)
 
@@ -300,9 +302,9 @@ def cosh(context: Context, x: SharedTensor) -> SharedTensor:
     return _half_exp(context, x) + _half_exp(context, -x)
 
 
-# Logarithms, roots, reciprocals and quotients: x = m 2^e, a series of m and a public map of e.
+# Logarithms, roots, reciprocals and quotients: x = m 2^e; a series of m, and a public map of e.
 #
-# An argument keeps all its fraction bits, so that a mean of squares of 40 bits has its root down to 2^-20.
+# An argument keeps all its fraction bits, so that the root of a mean of squares with 40 bits is right down to 2^-20.
 
 
 SPARE_BITS = 4
@@ -310,7 +312,7 @@ SPARE_BITS = 4
 
 
 def exponent(context: Context, x: SharedTensor, low: int, high: int) -> Normal:
-    """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents; above, a range error."""
+    """Mantissa and exponent of x for 2^low <= x < 2^high (exponents of the value); above, a range error."""
     s = x.scale_bits
     high = min(HEADROOM_BITS, s + high)
     normal = context.backend.normalise(x.shares, max(0, s + low), high)
@@ -323,19 +325,19 @@ def high_bits(context: Context) -> int:
 
 
 def forbid_below(context: Context, normal: Normal) -> None:
-    """What lies below the range of exponents, zero and negative numbers with it, ends in a range error."""
+    """A range error for values below the range of exponents, zero and negative numbers included."""
     forbid(context, -normal.bits[0] + 1)
 
 
 def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> SharedTensor:
-    """mantissa(m) power(e), power(e) with so many fraction bits; 0 below the range."""
+    """mantissa(m) power(e), with so many fraction bits of power(e); 0 below the range."""
     m = series(context, context.tensor(normal.mantissa, normal.high), mantissa)
     g = exponent_map(context, normal, lambda e: round(power(e) * 2**bits), 0)
     return m.like(context.backend.multiply(torch.mul, m.shares, g), m.scale_bits + bits)
 
 
 def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> SharedTensor:
-    """log x; what is below the last place of x ends in a range error, or gives `zero`."""
+    """log x. A value below the last place of x ends in a range error, or gives `zero`."""
     element, constant = x.constant or (0, 0.0)
     normal = exponent(context, x, -x.scale_bits, high_bits(context))
     if zero is None and constant and not element:
@@ -348,19 +350,19 @@ def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> S
     below = None if zero is None else round((zero + math.log(2)) * unit)
     whole = exponent_map(context, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
     if element:
-        whole = whole + _where_constant(context, x, lambda v: math.log(v) * unit)
+        whole = whole + _constant_correction(context, x, lambda v: math.log(v) * unit)
     return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
 
 
-def _where_constant(context: Context, x: SharedTensor, function: Callable[[float], float]) -> Value:
-    """Where x stands for a constant: what the function of that is more than the function of the ring's number."""
+def _constant_correction(context: Context, x: SharedTensor, function: Callable[[float], float]) -> Value:
+    """The correction of a function's result where x stands for a constant (`SharedTensor.constant`); 0 elsewhere."""
     element, constant = x.constant or (0, 0.0)
     bits = context.backend.at_least(x.shares, (element, element + 1))
     return (bits[0] - bits[1]) * round(function(constant) - function(element * 2.0**-x.scale_bits))
 
 
 def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
-    """Of a logarithm of a number between the last place and the end of the ring."""
+    """The bound of a logarithm of any number of the ring."""
     return (HEADROOM_BITS + abs(zero)) * 2.0**scale_bits
 
 
@@ -406,13 +408,13 @@ def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
     y = _times_power(context, normal, series_of.RSQRT, lambda e: 2.0 ** ((s - e) / 2), bits)
     y = round_scale(context, y, context.frac_bits + SLACK_BITS)
     if x.constant and x.constant[0] >= 1 << normal.low:
-        added = _where_constant(context, x, lambda v: v**-0.5 * 2.0**y.scale_bits)
+        added = _constant_correction(context, x, lambda v: v**-0.5 * 2.0**y.scale_bits)
         y = y.like(y.shares + added, y.scale_bits, y.bound)
     return y
 
 
 def _factor_bits(context: Context, largest: float) -> int:
-    """Fraction bits of a power of two below 2^largest that multiplies a number of f bits below two."""
+    """Fraction bits of a power of two below 2^largest beside a number below two with f fraction bits."""
     return min(context.frac_bits + 12, math.floor(HEADROOM_BITS - 2 - context.frac_bits - largest))
 
 
@@ -426,7 +428,7 @@ def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int, 
     return round_scale(context, y, context.frac_bits + SLACK_BITS)
 
 
-def _signed(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:
+def _times_sign(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:
     return x if sign is None else x.like(context.backend.multiply(torch.mul, x.shares, sign), x.scale_bits, x.bound)
 
 
@@ -439,34 +441,34 @@ def _sign(context: Context, x: SharedTensor) -> Value:
        note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2", exact=False)  # fmt: skip
 def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
     sign = _sign(context, x)
-    y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
-    return _signed(context, y, sign)
+    y = positive_reciprocal(context, _times_sign(context, x, sign), -result_bits(context), high_bits(context))
+    return _times_sign(context, y, sign)
 
 
 def small_over(context: Context, numerator: float, x: SharedTensor) -> SharedTensor:
-    """numerator / x for a small public numerator, of which f fraction bits would keep few digits."""
+    """numerator / x for a small public numerator, of which f fraction bits keep few digits."""
     sign = _sign(context, x)
     size = abs(numerator)
     low = math.frexp(size)[1] - quotient_bits(context)
-    y = positive_reciprocal(context, _signed(context, x, sign), low, high_bits(context), size)
-    y = _signed(context, y, sign)
+    y = positive_reciprocal(context, _times_sign(context, x, sign), low, high_bits(context), size)
+    y = _times_sign(context, y, sign)
     return y if numerator > 0 else y.like(-y.shares, y.scale_bits, y.bound)
 
 
 def quotient_bits(context: Context) -> int:
-    """Quotients are held below 2^this: `domain_bits`, or less: divisors up to the activation limit need the room."""
+    """k: quotients are held below 2^k: `domain_bits`, or less, since divisors up to the activation limit need room."""
     room = HEADROOM_BITS - 2 - context.frac_bits
     return min(domain_bits(context), max(room - context.scheme.activation_bits - 1, room // 2))
 
 
 def quotient(context: Context, x: SharedTensor, y: SharedTensor, positive: bool = False) -> SharedTensor:
-    """x / y where the result is an activation: y = m 2^e, first x 2^-e, and then times 1 / m.
+    """x / y for results below 2^`quotient_bits`: with y = m 2^e, the product of x 2^-e and 1 / m.
 
-    So the result has its bits however small or large both are. A quotient from the limit of activations on, 0 / 0 with
-    it, ends in a range error.
+    So the result has its significant bits, however small or large both operands are. A larger quotient ends in a range
+    error, and so does 0 / 0.
 
     Args:
-        positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
+        positive: whether the caller knows that y > 0 and that |x / y| is below the limit.
     """
     f, limit = context.frac_bits, quotient_bits(context)
     if x.scale_bits < f:
@@ -474,7 +476,7 @@ def quotient(context: Context, x: SharedTensor, y: SharedTensor, positive: bool 
     x = round_scale(context, x, f)
     if not positive:
         sign = _sign(context, y)
-        x, y = _signed(context, x, sign), _signed(context, y, sign)
+        x, y = _times_sign(context, x, sign), _times_sign(context, y, sign)
         _require_quotient(context, x, y, limit)
     high = min(high_bits(context), HEADROOM_BITS - 2 - f - limit)
     y = round_scale(context, y, HEADROOM_BITS - high)  # below, powers of two up to 2^(high + s) are ring elements
@@ -519,10 +521,10 @@ def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
     power = logarithm(context, x, lowest) * y
     positive = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
     forbid(context, -positive[0] + 1)
-    return _signed(context, as_factor(context, power.exp()), positive[1])
+    return _times_sign(context, as_factor(context, power.exp()), positive[1])
 
 
-# Functions that are made of exponentials, logarithms and roots.
+# Functions made of exponentials, logarithms and roots.
 
 
 @implements("logit", torch.logit, T.logit, torch.special.logit, in_place=(T.logit_, torch.logit_),
@@ -599,31 +601,31 @@ def ldexp(context: Context, x: SharedTensor, other: torch.Tensor) -> torch.Tenso
     return x * torch.exp2(other.to(torch.float32))
 
 
-# Sine, cosine, and the inverse functions of both kinds.
+# Trigonometric functions and their inverses.
 
 
-TURN = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))
-"""cos(2 pi x), of any x: the period is exact."""
+COSINE = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))
+"""cos(2 pi x) for any x: the period is exact."""
 
-QUARTER = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
+SINE = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
 """sin(2 pi x)."""
 
-FAR = 2.0**9
-"""From here on sqrt(x^2 + 1) is x, to 2^-19 of it: squares beyond are not taken."""
+LARGE = 2.0**9
+"""From here on sqrt(x^2 + 1) is x, up to 2^-19 of it, and no square is computed."""
 
 
 @implements("cos", torch.cos, T.cos, in_place=(T.cos_,), note="everywhere; error 4e-6", exact=False, at_most=4.0)
 def cos(context: Context, x: SharedTensor) -> SharedTensor:
-    return series(context, _turns(context, x), TURN)
+    return series(context, _in_turns(context, x), COSINE)
 
 
 @implements("sin", torch.sin, T.sin, in_place=(T.sin_,), note="everywhere; error 4e-6", exact=False, at_most=4.0)
 def sin(context: Context, x: SharedTensor) -> SharedTensor:
-    return series(context, _turns(context, x), QUARTER)
+    return series(context, _in_turns(context, x), SINE)
 
 
-def _turns(context: Context, x: SharedTensor) -> SharedTensor:
-    """x / (2 pi) modulo 1, with all fraction bits that there are: the error of the constant grows with x."""
+def _in_turns(context: Context, x: SharedTensor) -> SharedTensor:
+    """x / (2 pi) modulo 1, with all fraction bits of the ring: the error of the constant grows with x."""
     x = within_domain(context, as_factor(context, x, 0))
     bits = HEADROOM_BITS - x.scale_bits
     factor = round(2**bits / (2 * math.pi))
@@ -645,10 +647,10 @@ SINC = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in
             note="everywhere; error 1e-5", exact=False)  # fmt: skip
 @stepwise
 def sinc(context: Context, x: SharedTensor) -> torch.Tensor:
-    """Near zero a polynomial, elsewhere the quotient; the period of sin(pi x) is exact, whatever x is."""
+    """A polynomial near zero, and the quotient elsewhere; the period of sin(pi x) is exact for any x."""
     x = within_domain(context, as_factor(context, as_floating(x), 0))
     half = x.like(x.shares * 2 ** (HEADROOM_BITS - 1 - x.scale_bits), HEADROOM_BITS)
-    size, wave = x.abs(), series(context, half, QUARTER)
+    size, wave = x.abs(), series(context, half, SINE)
     sign = (x >= 0) * 2 - 1
     far = quotient(context, as_factor(context, wave * sign, 0), summand(context, size.clamp_min(0.25) * math.pi))
     square = size.clamp_max(0.25).square()
@@ -675,7 +677,7 @@ def atan(context: Context, x: SharedTensor) -> torch.Tensor:
 @implements("atan2", torch.atan2, torch.arctan2, T.atan2, T.arctan2, in_place=(T.atan2_, T.arctan2_),
             note="everywhere; error 1e-5 + 1e-6 / |(x, y)|", exact=False, at_most=4.0)  # fmt: skip
 def atan2(context: Context, y: Any, x: Any) -> torch.Tensor:
-    """The angle of the smaller of both over the larger, turned into the octant."""
+    """The angle of the smaller over the larger operand, moved to its octant."""
     y, x = (as_floating(summand(context, v)) for v in (y, x))
     shape = torch.broadcast_shapes(y.shape, x.shape)
     y, x = y.expand(shape), x.expand(shape)
@@ -710,14 +712,14 @@ def acos(context: Context, x: SharedTensor) -> torch.Tensor:
 def asinh(context: Context, x: SharedTensor) -> torch.Tensor:
     sign = (x >= 0) * 2 - 1
     size = x * sign
-    near = size.clamp_max(FAR)
+    near = size.clamp_max(LARGE)
     return torch.log(size + (torch.sqrt(near.square() + 1) + (size - near))) * sign
 
 
 @implements("acosh", torch.acosh, torch.arccosh, T.acosh, T.arccosh, in_place=(T.acosh_, T.arccosh_, torch.acosh_),
        note="x >= 1; error 1e-5 + 1e-6 / y", exact=False)  # fmt: skip
 def acosh(context: Context, x: SharedTensor) -> torch.Tensor:
-    near = x.clamp_max(FAR)
+    near = x.clamp_max(LARGE)
     return torch.log(x + (torch.sqrt((near - 1) * (near + 1)) + (x - near)))
 
 

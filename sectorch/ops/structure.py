@@ -29,7 +29,7 @@ from .common import (
     summand,
 )
 from .indexing import gather_by_secret_index, index_by_secret, select_by_secret_index, take_along_secret_index
-from .rounding import of_dtype
+from .rounding import convert
 
 T = torch.Tensor
 
@@ -254,9 +254,8 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
     return tuple(index)
 
 
-@implements(
-    "masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; 1 round for a secret mask"
-)
+@implements("masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,),
+            note="local; 1 round for a secret mask")  # fmt: skip
 def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> torch.Tensor:
     if isinstance(mask, SharedTensor) or (not is_secret(mask) and small_public_number(context, value) is not None):
         return torch.where(mask, value, x)
@@ -277,14 +276,14 @@ def masked_fill(context: Context, x: Any, mask: torch.Tensor, value: float) -> t
 def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     for value in (*args, *kwargs.values()):
         if isinstance(value, (torch.dtype, torch.Tensor)):
-            x = of_dtype(context, x, value if isinstance(value, torch.dtype) else value.dtype)
+            x = convert(context, x, value if isinstance(value, torch.dtype) else value.dtype)
         if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
             refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
     return x
 
 
 def _converter(dtype: torch.dtype) -> Callable:
-    return lambda context, x: of_dtype(context, x, dtype)
+    return lambda context, x: convert(context, x, dtype)
 
 
 for _function, _dtype in (

@@ -173,16 +173,16 @@ def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite 
 _RULES: dict[str, Callable[..., Any]] = {}
 
 
-def set_rules(called: Callable[..., Any], exactly: Callable[..., Any]) -> None:
+def set_rules(apply: Callable[..., Any], with_exact: Callable[..., Any]) -> None:
     """Called by `ops/infinity.py` when it is imported; `tensor` may not import `ops`."""
-    _RULES.update(called=called, exactly=exactly)
+    _RULES.update(apply=apply, with_exact=with_exact)
 
 
 def call_with_infinities(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     """The result of a user's call that meets stand-ins or numbers beyond the range; NotImplemented for any other."""
-    return _RULES["called"](context, func, name, args, kwargs)
+    return _RULES["apply"](context, func, name, args, kwargs)
 
 
 def with_exact_infinities(x: Any) -> Any:
     """x with exact stand-ins, if any, so that it can be revealed."""
-    return x if x.infinite is None or x.infinite.exact else _RULES["exactly"](x)
+    return x if x.infinite is None or x.infinite.exact else _RULES["with_exact"](x)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ShapeError
-from ..ops.infinity import held_to_numbers
+from ..ops.infinity import hold_to_numbers
 from ..ring import encode
 from ..tensor import SharedTensor
 from ..tensor.infinity import infinite_of
@@ -165,7 +165,7 @@ def _numbers(op: Operation, x: Any) -> Any:
     """A cell for another row: held to hold numbers."""
     if not isinstance(x, Cell) or x.deferred is not None or infinite_of(x.content) is None:
         return x
-    made = held_to_numbers(x.context, x.content, str(op.row.name))
+    made = hold_to_numbers(x.context, x.content, str(op.row.name))
     return Cell(made, x.gradient, pool=x.pool)
 
 
