@@ -420,7 +420,7 @@ def require(context: Context, x: SharedTensor, low: float | None = None, high: f
         forbid(context, bits[-1])
 
 
-def write_if_inplace(x: SharedTensor, result: SharedTensor, inplace: bool) -> SharedTensor:
+def write_if_inplace(x: SharedTensor, result: Any, inplace: bool) -> Any:
     """The result of an activation, which replaces the content of x if the argument `inplace` says so."""
     if inplace:
         if x.aliased:

@@ -85,8 +85,7 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
 def _windows_to_compare(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
               ceil_mode: bool, return_indices: bool) -> tuple[Any, int]:  # fmt: skip
     """The windows, [window, ..., oh, ow], and how many bit planes a comparison of two of their values looks at."""
-    if return_indices:
-        refuse("max_pool2d with indices", "call it without return_indices")
+    _refuse_indices("max_pool2d", return_indices)
     kernel, padding, dilation = _window_pair(kernel_size), _window_pair(padding), _window_pair(dilation)
     stride = kernel if stride is None or stride == [] else _window_pair(stride)
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
@@ -325,8 +324,7 @@ def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> 
 def adaptive_max_pool2d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:
-    if return_indices:
-        refuse("adaptive_max_pool2d with indices", "call it without return_indices")
+    _refuse_indices("adaptive_max_pool2d", return_indices)
     out = _adaptive_size(x, output_size)
     cells = [_cells(x.shape[i - 2], out[i]) for i in (0, 1)]
     if all(len({b - a for a, b in cell}) == 1 and cell[-1][1] % len(cell) == 0 for cell in cells):
@@ -562,8 +560,7 @@ def _pool_planes_then_depth(x: torch.Tensor, planes: Callable, depth: Callable) 
 @implements("max_pool3d", F.max_pool3d, torch.max_pool3d, _HIDDEN["_max_pool3d"], note="as max_pool2d, twice")
 def max_pool3d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
-    if return_indices:
-        refuse("max_pool3d with indices", "call it without return_indices")
+    _refuse_indices("max_pool3d", return_indices)
     k, p, d = _as_triple(kernel_size), _as_triple(padding), _as_triple(dilation)
     s = k if stride is None or stride == [] else _as_triple(stride)
     return _pool_planes_then_depth(

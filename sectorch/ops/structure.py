@@ -93,15 +93,8 @@ def property_getter(name: str) -> Callable:
 
 VIEWS = {
     "permute": (torch.permute, T.permute, torch.permute_copy),
-    "transpose": (
-        torch.transpose,
-        T.transpose,
-        torch.swapaxes,
-        T.swapaxes,
-        torch.swapdims,
-        T.swapdims,
-        torch.transpose_copy,
-    ),
+    "transpose": (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims,
+                  torch.transpose_copy),
     "t": (torch.t, T.t, property_getter("T"), torch.t_copy),
     "mT": (property_getter("mT"), T.adjoint, torch.adjoint, property_getter("mH"), property_getter("H")),
     "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
@@ -114,7 +107,7 @@ VIEWS = {
     "diagonal": (torch.diagonal, T.diagonal, torch.diagonal_copy),
     "unfold": (T.unfold, torch.unfold_copy),
     "detach": (torch.detach, T.detach, torch.alias_copy),
-}
+}  # fmt: skip
 COPIES = {
     "index_select": (torch.index_select, T.index_select),
     "repeat": (T.repeat,),
@@ -135,21 +128,12 @@ COPIES = {
     "clone": (torch.clone, T.clone),
 }
 MANY = {
-    "split": (
-        torch.split,
-        T.split,
-        T.split_with_sizes,
-        torch.split_with_sizes,
-        torch.split_with_sizes_copy,
-        torch.unsafe_split,
-        T.unsafe_split,
-        torch.unsafe_split_with_sizes,
-        T.unsafe_split_with_sizes,
-    ),
+    "split": (torch.split, T.split, T.split_with_sizes, torch.split_with_sizes, torch.split_with_sizes_copy,
+              torch.unsafe_split, T.unsafe_split, torch.unsafe_split_with_sizes, T.unsafe_split_with_sizes),
     "tensor_split": (torch.tensor_split, T.tensor_split),
     "chunk": (torch.chunk, T.chunk, torch.unsafe_chunk, T.unsafe_chunk),
     "unbind": (torch.unbind, T.unbind, torch.unbind_copy),
-}
+}  # fmt: skip
 for _table, _view in ((VIEWS, True), (COPIES, False)):
     for _name, _functions in _table.items():
         for _function in dict.fromkeys(_functions):
@@ -277,8 +261,6 @@ def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Te
     for value in (*args, *kwargs.values()):
         if isinstance(value, (torch.dtype, torch.Tensor)):
             x = convert(context, x, value if isinstance(value, torch.dtype) else value.dtype)
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
-            refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
     return x
 
 
@@ -548,16 +530,7 @@ for _random_function in (
     COMPOSED[_random_function] = _refuse_drawing(_random_function)
 
 
-def _empty_like(x: Any, **how: Any) -> Any:
-    """Zeros, in the place of uninitialised memory."""
-    return torch.zeros_like(x, **how)
-
-
-def _new_empty(x: Any, *size: Any, **how: Any) -> Any:
-    return x.new_zeros(*size, **how)
-
-
-COMPOSED[torch.empty_like], COMPOSED[T.new_empty] = _empty_like, _new_empty
+COMPOSED[torch.empty_like], COMPOSED[T.new_empty] = torch.zeros_like, T.new_zeros  # for uninitialised memory
 
 
 def shuffle(x: Any, *others: Any) -> Any:

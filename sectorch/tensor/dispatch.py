@@ -726,7 +726,7 @@ def _write_through(target: SharedTensor, others: list[tuple[SharedTensor, torch.
             made = rewrite_views(other, target, tuple(other.shares.shape), theirs, mine, lambda f, *args: f(*args))
             _assign(other, made)
             if other.infinite is not None:  # an entry that stood for infinity may be a number now
-                other.infinite = other.infinite.but(certain=False)
+                other.infinite = other.infinite.with_changes(certain=False)
     finally:
         DEPTH.reset(depth)
 

@@ -71,9 +71,6 @@ class PrivateTensor(SecretTensor):
         self.stands_for = ()
         return self
 
-    def __init__(self, *_args, **_kwargs):
-        super().__init__()
-
     def __repr__(self, *, tensor_contents=None) -> str:
         with torch._C.DisableTorchFunctionSubclass():
             return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"

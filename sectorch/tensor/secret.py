@@ -55,19 +55,22 @@ class SecretTensor(torch.Tensor):
     differentiable = False
     """Whether autograd records it. Such a class takes the calls in which its tensors meet others."""
 
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.passes_as or type(self)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        called: Any = cls._called
+        called: Any = cls._handle_call
         if torch.compiler.is_dynamo_compiling():  # torch.compile does not follow the call
             called = torch.compiler.disable(called)
         return called(func, types, args, kwargs or {})
 
     @classmethod
-    def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+    def _handle_call(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if any(getattr(kind, "differentiable", False) for kind in types):
             return NotImplemented
         return _dispatch(func, types, args, kwargs)

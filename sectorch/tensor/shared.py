@@ -74,9 +74,6 @@ class SharedTensor(SecretTensor):
         self.flags = ()
         return self
 
-    def __init__(self, *_args, **_kwargs):
-        super().__init__()
-
     if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of a shared one they give a shared one
         __add__: Callable[..., SharedTensor]
         __radd__: Callable[..., SharedTensor]
@@ -429,9 +426,6 @@ class ComplexShared(SecretTensor):
         self.parts = real, imag
         self.session, self.party, self.scheme = real.session, real.party, real.scheme
         return self
-
-    def __init__(self, *_args, **_kwargs):
-        super().__init__()
 
     def __repr__(self, *, tensor_contents=None) -> str:
         with torch._C.DisableTorchFunctionSubclass():

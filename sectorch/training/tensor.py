@@ -342,7 +342,7 @@ class DifferentiableTensor(SecretTensor):
         return plain
 
     @classmethod
-    def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+    def _handle_call(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         _refuse_transforms()
         if func == _SET_DATA and args[0] is args[1]:  # as a module's .to(device) does where the device is its own
             return None
