@@ -44,11 +44,12 @@ from ..errors import (
 from ..ring import HEADROOM_BITS, encode
 from . import infinity, owner_ops
 from .private import PrivateTensor
-from .secret import SecretTensor, bypassed_dispatch, set_dispatch
+from .secret import SecretTensor, bypassed_dispatch, dtype_of, set_dispatch
 from .shared import ComplexShared, SharedTensor
 from .signatures import (
     CONVERSIONS,
     LIKE,
+    SIZED,
     as_sizes,
     conversion_arguments,
     parameters,
@@ -105,24 +106,6 @@ def bound_of(
     if known and row.excess is not None:
         return max(bounds) + row.excess * one
     return 2.0**HEADROOM_BITS if outermost else None
-
-
-def check_bound(context: Context, row: OpRow, bound: float | None, outermost: bool) -> None:
-    """Refuse a result that may leave the ring by its own handler's bound, and that no check has held to it.
-
-    Raises:
-        FixedPointRangeError: a fault of the operation.
-    """
-    if outermost and bound is not None and bound > 2.0**HEADROOM_BITS and context.scheme.range_check:
-        raise FixedPointRangeError(
-            f"internal error: '{row.name}' may leave the range; please report it, and use range_check=False meanwhile"
-        )
-
-
-def dtype_of(x: SecretTensor) -> torch.dtype:
-    """The dtype that a secret tensor has for torch."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return x.dtype
 
 
 # Views. Shares have no memory in common, so a view of a shared tensor is a tensor of its own. Its `Layout` says how
@@ -316,7 +299,8 @@ def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
         secrets = [args[0]]
     if func in COMPOSED and (result := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
         return result
-    args, kwargs = as_sizes(func, args, kwargs)
+    if func in SIZED:
+        args, kwargs = as_sizes(func, args, kwargs)
     context = _common_context(secrets)
     complex_operand = any(isinstance(leaf, ComplexShared) for leaf in secrets)
     secrets = [part for leaf in secrets for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
@@ -332,7 +316,8 @@ def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
     if shared and func not in COMPLEX and (complex_operand or any(map(_is_complex, leaves))):
-        _in_place_target(func, args)
+        if func in IN_PLACE:
+            _in_place_target(func, args)
         which = "a complex secret tensor" if complex_operand else "a secret and something complex"
         raise UnsupportedOpError(
             f"{spell(func)} of {which} is not supported; compute with x.real and x.imag, or x.abs()"
@@ -341,7 +326,7 @@ def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if shared and DEPTH.get() == 0:
-        result = infinity.call_with_infinities(context, func, ROW_OF[func].name, args, kwargs)
+        result = infinity.apply_rule(context, func, ROW_OF[func].name, args, kwargs)
         if result is not NotImplemented:
             return result
     if func in CONVERSIONS:
@@ -366,7 +351,7 @@ def _compute(
     context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any, secrets: list, complex_operand: bool
 ) -> Any:
     """Steps 5 and 6: the handler's result, wrapped, and written to all that share the memory of what it wrote into."""
-    row, target = ROW_OF[func], _in_place_target(func, args)
+    row, target = ROW_OF[func], _in_place_target(func, args) if func in IN_PLACE else None
     views_of_target = [] if target is None else _overlapping(func, target)
     in_complex = complex_operand or any(
         isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta)
@@ -411,7 +396,8 @@ def _run_handler(
     Raises:
         UnsupportedOpError: the handler does not take these arguments.
     """
-    args, kwargs = positional(func, handler, args, torch_names(kwargs))
+    if kwargs:
+        args, kwargs = positional(func, handler, args, torch_names(kwargs))
     known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
@@ -419,7 +405,7 @@ def _run_handler(
     try:
         with context.session.operation(context.party) as net, created_on(context.session.device):
             before = len(net.raised)
-            kwargs = rename_keywords(func, handler, len(args), kwargs)
+            kwargs = rename_keywords(func, handler, len(args), kwargs) if kwargs else kwargs
             if ROW_OF[func].name in _ALONG_A_DIMENSION and _is_scalar_call((args, kwargs)):
                 result = _as_line(context, handler, args, kwargs)
             else:
@@ -565,7 +551,11 @@ def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, ret
             with context.session.operation(context.party):
                 shares, scale_bits = shares << bits, context.frac_bits
                 bound = None if bound is None else bound * 2.0**bits
-        check_bound(context, row, bound, DEPTH.get() == 1)
+        if DEPTH.get() == 1 and bound is not None and bound > 2.0**HEADROOM_BITS and context.scheme.range_check:
+            raise FixedPointRangeError(
+                f"internal error: '{row.name}' may leave the range; please report it, and use range_check=False "
+                f"meanwhile"
+            )
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
         if row.view or row.name in GIVEN:
@@ -606,13 +596,15 @@ def _shared_leaves(tree: Any) -> list[SharedTensor]:
 
 
 def _is_complex(x: Any) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():
-        return x.dtype.is_complex if isinstance(x, torch.Tensor) else isinstance(x, complex)
+    return dtype_of(x).is_complex if isinstance(x, torch.Tensor) else isinstance(x, complex)
 
 
 def _in_place_target(func: Callable, args: tuple) -> Any:
-    if func not in IN_PLACE:
-        return None
+    """The tensor that an in-place function writes into.
+
+    Raises:
+        UnsupportedOpError, DtypeError: it cannot hold the result.
+    """
     target = args[0]
     if isinstance(target, ComplexShared) and func is _T.__setitem__ and not any(x.aliased for x in target.parts):
         return target

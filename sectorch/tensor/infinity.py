@@ -170,19 +170,18 @@ def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite 
     return (None if made is None else replace(made, at=found, certain=True)), put
 
 
-_RULES: dict[str, Callable[..., Any]] = {}
+apply_rule: Callable[..., Any]
+"""apply_rule(context, func, row name, args, kwargs): the result of a user's call that meets stand-ins or numbers beyond
+the range; NotImplemented for any other."""
+_with_exact: Callable[..., Any]
 
 
 def set_rules(apply: Callable[..., Any], with_exact: Callable[..., Any]) -> None:
     """Called by `ops/infinity.py` when it is imported; `tensor` may not import `ops`."""
-    _RULES.update(apply=apply, with_exact=with_exact)
-
-
-def call_with_infinities(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-    """The result of a user's call that meets stand-ins or numbers beyond the range; NotImplemented for any other."""
-    return _RULES["apply"](context, func, name, args, kwargs)
+    global apply_rule, _with_exact
+    apply_rule, _with_exact = apply, with_exact
 
 
 def with_exact_infinities(x: Any) -> Any:
     """x with exact stand-ins, if any, so that it can be revealed."""
-    return x if x.infinite is None or x.infinite.exact else _RULES["with_exact"](x)
+    return x if x.infinite is None or x.infinite.exact else _with_exact(x)

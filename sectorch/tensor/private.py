@@ -17,7 +17,7 @@ from ..config import Scheme as Scheme
 from ..errors import FixedPointRangeError
 from ..ring import check_encodable, encode
 from ..session import Session
-from .secret import SecretTensor
+from .secret import SecretTensor, dtype_of
 
 
 class PrivateTensor(SecretTensor):
@@ -90,8 +90,7 @@ class PrivateTensor(SecretTensor):
     @property
     def weight_bits(self) -> int:
         """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.scheme.frac_bits if self.dtype.is_floating_point else 0
+        return self.scheme.frac_bits if dtype_of(self).is_floating_point else 0
 
     def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
         """Replace the value by another of the same shape, as an operation in place does, and forget what was derived.

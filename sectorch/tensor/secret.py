@@ -33,6 +33,12 @@ def _public(x: Any) -> Any:
     return torch.as_tensor(x) if isinstance(x, np.ndarray) else x
 
 
+def dtype_of(x: Any) -> torch.dtype:
+    """The dtype that a secret tensor has for torch."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dtype
+
+
 def bypassed_dispatch(func: Any) -> str:
     """The text of an error for code whose calls do not reach the dispatch."""
     name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")

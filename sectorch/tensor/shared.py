@@ -23,7 +23,7 @@ from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExcee
 from ..ring import check_encodable, decode, encode, range_limit, reaches
 from ..session import Session, default_session
 from .infinity import Infinite, with_exact_infinities
-from .secret import SecretTensor
+from .secret import SecretTensor, dtype_of
 
 
 class SharedTensor(SecretTensor):
@@ -127,8 +127,7 @@ class SharedTensor(SecretTensor):
             scale_bits, dtype: this tensor's unless given; with fraction bits a whole-number dtype becomes float32.
             bound: an upper bound of the elements' magnitudes, as ring elements; None if the caller vouches for them.
         """
-        with torch._C.DisableTorchFunctionSubclass():
-            dtype = dtype or self.dtype
+        dtype = dtype or dtype_of(self)
         scale_bits = self.scale_bits if scale_bits is None else scale_bits
         dtype = torch.float32 if scale_bits and not dtype.is_floating_point else dtype
         made = SharedTensor(shares, scale_bits, self.session, self.party, self.scheme, dtype, bound)
@@ -170,9 +169,7 @@ class SharedTensor(SecretTensor):
         self.check_range()
         self.session.agreement.note(self.party, "reveal", self, [party.name for party in parties])
         self.session.agreement.compare(self.party)  # after Q's check: if Q stops, nobody goes on
-        with torch._C.DisableTorchFunctionSubclass():
-            dtype = self.dtype
-        x = with_exact_infinities(self)
+        dtype, x = dtype_of(self), with_exact_infinities(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
             shares, scale_bits = round_shares(backend, x.shares, x.scale_bits, self.scheme)
@@ -206,8 +203,7 @@ class SharedTensor(SecretTensor):
 
     def open(self) -> Opening:
         """The opened tensor with its range check, which `unwrap_openings` evaluates. `reveal` does both."""
-        with torch._C.DisableTorchFunctionSubclass():
-            dtype = self.dtype
+        dtype = dtype_of(self)
         Q, x = self.session.Q, with_exact_infinities(self)
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
