@@ -75,7 +75,6 @@ NAMES = {
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
     "testing.protocol_runs.seen": "to be renamed",
     "training.model.shared": "exported: `sectorch.shared(model)`",
-    "training.tensor.Before": "to be renamed",
 }
 """Public names and file names that are such a word, and why each stays."""
 
@@ -97,11 +96,9 @@ PROTOCOL_CLASSES = {
     "choreography.program.projection.RestoringWeight": "a weight that is kept in another form",
     "choreography.run.party.MessageChannel": "a link's channel, a pipe, a test's queue",
     "mpc.star.dealing_proofs.ClaimSums": "sums of one claim, or of several",
-    "mpc.star.linear.Weight": "a masked or a streamed weight",
     "network.commands.options.MonitoredParty": "a server, an answering party, a federation's party",
     "network.commands.up.Service": "whatever `sectorch up` runs",
     "network.parties.remote_model.QueryConnection": "a connection, or a federation's party",
-    "training.autograd_values.StepRecorder": "the recorder of a training step, which imports this file",
     "transcript.ComparedSession": "the session, which imports this file",
 }
 """Subclasses of `typing.Protocol`, and what each stands for."""
