@@ -16,7 +16,7 @@ from .jit import run_on_words as run_on_words
 from .simd import LINE_WORDS, transpose_bits
 from .simd import planes_at as _planes_at
 
-# Compiled loops of layers of ANDs on packed bits (`mpc/star/layers.py`); see `bitloops.py`.
+# Compiled loops of layers of ANDs on packed bits (`mpc/star/and_layers.py`).
 
 
 _SPAN = 512
@@ -49,7 +49,7 @@ def layer(
 
     Args:
         mine, theirs: the opened rows as both sent them. count: new rows that are not kept.
-        ands, into, shares: as in `layers.py`. first: all ones for the party that adds the public term.
+        ands, into, shares: as in `and_layers.py`. first: all ones for the party that adds the public term.
         opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
     """
     mine, theirs, state, alpha = borrow_array(mine), borrow_array(theirs), borrow_array(state), borrow_array(alpha)
@@ -224,7 +224,7 @@ def floor_joined(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, hi
 
 
 # Compiled loops from packed bits to ring elements, and on elements: for `mpc/star/select.py`, `truncate.py`, `relu.py`
-# and `largest.py`.
+# and `maximum.py`.
 #
 # They loop as those of `bitloops.py`. The elements of one bit of some words stand side by side, so that a loop over
 # them is one over slices: of indices from `low` on the compiler cannot tell that none is negative, which would count
@@ -386,7 +386,7 @@ def floor_elements(e, other, c, dealt, wraps, number, copies, first, threshold, 
 
 @compiled
 def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
-    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
+    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `maximum.py`.
 
     Args:
         e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
@@ -464,7 +464,7 @@ def negative_less(v, less, out, low, high):
         found[i] = np.int32((1 if x[i] < 0 else 0) - np.int64(y[i]))
 
 
-# Compiled loops of comparisons in one round (`mpc/star/wide.py`); see `bitloops.py`.
+# Compiled loops of comparisons in one round (`mpc/star/compare.py`).
 
 
 """Words combined at a time: every value of a block has a row of them, which stays in the first-level cache."""
@@ -679,7 +679,7 @@ def sums_of_rows(x, y, ends, rows, starts, out, low, high):
             start = ends[i]
 
 
-# Compiled loops of what is claimed of dealt values (`mpc/star/proved.py`); see `bitloops.py`.
+# Compiled loops of the claims about dealt values (`mpc/star/dealing_constraints.py`).
 
 
 @compiled

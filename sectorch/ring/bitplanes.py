@@ -169,9 +169,9 @@ class RowSums:
                 found ^= x[row] if row < len(x) else y[row - len(x)]
 
 
-# What has to hold of dealt values, element by element: kernels of `mpc/star/proved.py`.
+# The claims about dealt values, element by element: kernels of `mpc/star/dealing_constraints.py`.
 #
-# Each has a compiled loop (`claimloops.py`), and torch's functions give the same bits elsewhere.
+# Each has a compiled loop (`bitloops.py`), and torch's functions give the same bits elsewhere.
 
 
 @functools.cache

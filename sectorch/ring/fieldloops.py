@@ -1,4 +1,4 @@
-"""Compiled loops over GF(2^64) (`field.py`), of proofs and hashes; see `mpc/star/prove.py`.
+"""Compiled loops over GF(2^64) (`field.py`), of proofs and hashes; see `mpc/star/dealing_proofs.py`.
 
 Sums of products are kept as polynomials of twice the length, two words each, and reduced once.
 """

@@ -1,4 +1,4 @@
-"""The loops of `fieldloops.py` on lines of eight words (`fieldlines.py`), on processors that have such vectors."""
+"""The loops of `fieldloops.py` on lines of eight words (`simd.py`), on processors that have such vectors."""
 
 from __future__ import annotations
 

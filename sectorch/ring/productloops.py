@@ -275,7 +275,7 @@ def _spread(held, out, image, start):
 #
 # Images stand in rows of their padded width, so that a kernel's place is an offset, and what a place adds to all
 # outputs of a channel is one long product with a number; the outputs that this makes between the rows are left out. For
-# a stride of one. `products.py` and `training/convolutions.py` have the forms in torch functions, which give the same
+# a stride of one. `products.py` and `training/layers.py` have the forms in torch functions, which give the same
 # numbers.
 
 
@@ -394,7 +394,7 @@ def _input_gradient(g, weight, offsets, wide, out, low, high):
                         image[p] += factor * line[p]
 
 
-# The loops of `karatsuba.py`: 64 windows' sums, their 36 products with the taps' sums, and the outputs from those.
+# Karatsuba's convolutions: 64 windows' sums, their 36 products with the taps' sums, and the outputs from those.
 
 
 _WINDOW_WORD, _WINDOW_PLACE = ir.IntType(64), ir.IntType(32)
@@ -606,7 +606,7 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
             _outputs_of(products, count, target[here], whole, written, held, *place)
 
 
-# Compiled loops of sums of subsets of rows (`subsets.py`).
+# Compiled loops of sums of subsets of rows (`products.py`).
 
 
 BLOCK = 128

@@ -2,11 +2,11 @@
 
 torch's own int64 kernels are exact (they wrap), but read and write each word of the result again for each of its
 products. So one operand is brought into tiles of 64 columns, [tiles, K, 64], and a compiled loop multiplies the other
-one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words, and `wordloops.py` elsewhere.
-Convolutions with larger images take fewer products (`karatsuba.py`).
+one by them: `productloops.py` has a loop for processors that multiply vectors of 64-bit words, and one for others.
+Convolutions with larger images take fewer products by Karatsuba's method.
 `benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes, products of some size go there
 (`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of
-limbs (`limbs.py`).
+limbs.
 """
 
 from __future__ import annotations
@@ -500,7 +500,7 @@ class Conv2d(PreparedProduct):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     form: str = "tiles"
-    """Or "sums", of the taps of a kernel of 3 x 3: see `karatsuba.py`."""
+    """Or "sums", of the taps of a kernel of 3 x 3: see the section on Karatsuba."""
     fresh = True
 
     def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Bit matrices of 64 rows, transposed: the step under all compiled loops that go from elements to bit planes.
 
-In vectors (`fieldlines.py`) where the processor has them: eight rows at a time bit by bit, then byte by byte.
+In vectors where the processor has them: eight rows at a time bit by bit, then byte by byte.
 """
 
 from __future__ import annotations
