@@ -142,8 +142,8 @@ def argmax_onehot(
     circuit = argmax_circuit(shape[-1], bits, False)
 
     def run(at_A: Located, at_Q: Located) -> tuple[Located, Located]:
-        own, others = input_bits(at_A, drop, bits), input_bits(at_Q, drop, bits)
-        zero, labels, nonce = garbled_circuit(net, pair, circuit, own, others)
+        bits_A, bits_Q = input_bits(at_A, drop, bits), input_bits(at_Q, drop, bits)
+        zero, labels, nonce = garbled_circuit(net, pair, circuit, bits_A, bits_Q)
         share, words = share_outputs(circuit, pair.delta, zero, nonce)
         words = deliver(net, words, net.A, net.Q, "words")
         return take_share(circuit, labels, words, nonce), share
@@ -186,8 +186,8 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
     circuit = argmax_circuit(shape[-1], bits, True)
 
     def run(at_S: Located, at_Q: Located) -> tuple[Located]:
-        own, others = input_bits(at_S, drop, bits), input_bits(at_Q, drop, bits)
-        zero, labels, _ = garbled_circuit(net, pair, circuit, own, others)
+        bits_S, bits_Q = input_bits(at_S, drop, bits), input_bits(at_Q, drop, bits)
+        zero, labels, _ = garbled_circuit(net, pair, circuit, bits_S, bits_Q)
         decoding = deliver(net, pack(colours(zero)), net.S, net.Q, "decoding")
         return (decode_outputs(labels, decoding),)
 

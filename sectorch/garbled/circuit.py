@@ -333,9 +333,9 @@ def confident_circuit(classes: int, bits: int) -> Circuit:
     argmax_circuit(classes, bits, True)  # checks the sizes
     b = Builder(2 * classes * bits, classes * bits)
     cut = lambda wires: [wires[i * bits : (i + 1) * bits] for i in range(len(wires) // bits)]
-    own, others = cut(b.garbler), cut(b.evaluator)
-    checked = [add(b, x, y) for x, y in zip(own[:classes], others, strict=True)]
+    garbler, evaluator = cut(b.garbler), cut(b.evaluator)
+    checked = [add(b, x, y) for x, y in zip(garbler[:classes], evaluator, strict=True)]
     none_reaches = functools.reduce(b.land, [total[-1] for total in checked])
     reached = b.invert(none_reaches)
-    hot = one_hot_argmax(b, [add(b, x, y) for x, y in zip(own[classes:], others, strict=True)])
+    hot = one_hot_argmax(b, [add(b, x, y) for x, y in zip(garbler[classes:], evaluator, strict=True)])
     return b.compile([reached, *(b.land(reached, bit) for bit in position(b, hot))])

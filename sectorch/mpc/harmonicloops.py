@@ -1,7 +1,8 @@
-"""Compiled loops of `harmonics.py`: one pass over memory, the same bits.
+"""Compiled loops for `harmonics.py`: the same bits in one pass over memory.
 
-All loop over the elements low .. high, a span at a time that stays in the first-level cache. Every product and sum is
-rounded for itself: nothing here is compiled with fast mathematics, which would contract them.
+The loops run over the elements low .. high, a span at a time that stays in the first-level cache. Every product and sum
+is rounded on its own: the loops are not compiled with fast mathematics, which would contract them. The file stands
+alone because it imports numba.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def combine_harmonics(turns: torch.Tensor, held: torch.Tensor, series: Series) -
 
 @intrinsic
 def _nearest(context, value):
-    """A whole number, half to even."""
+    """Round to a whole number, half to even."""
 
     def generate(_, builder, signature, values):
         double = ir.DoubleType()
@@ -88,7 +89,7 @@ def _further(count, cos, sin, before_cos, before_sin, twice):
 
 @compiled
 def _put_less(count, value, held_first, held_second, first, second):
-    """The digits of values, less what is held."""
+    """Write the digits of values, less those of `held`."""
     for i in range(count):
         whole = _nearest(value[i] * _ONE)
         digit = (whole + _HALF) >> DIGIT
@@ -118,7 +119,7 @@ def _less_basis(turns, scale, held, out, low, high):
 
 @compiled
 def _add(count, x, y, a, b, held_first, held_second, first, second):
-    """P = a x + b y in digits, times what is held."""
+    """Add the products of P = a x + b y, in digits, with `held`."""
     for i in range(count):
         whole = _nearest((a * x[i] + b * y[i]) * _ONE)
         digit = (whole + _HALF) >> DIGIT

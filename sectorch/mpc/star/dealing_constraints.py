@@ -77,8 +77,7 @@ def _bits_and_halves(net: Net, mask: Masked) -> tuple[DealerShares, DealerShares
 
 
 def _add_products(net: Net, products: ProductClaims) -> None:
-    """Add claims to the pending ones. They are looked up here: computing `products` may have dealt so much that the
-    ones that were pending before are proved."""
+    """Add claims to the pending ones of this moment: dealing what the claims need may have proved the earlier ones."""
     claims_of(net).products.append(products)
 
 
@@ -101,11 +100,11 @@ def ands(net: Net, alpha: DealerShares, sets: np.ndarray) -> Claim:
     """
 
     def claim(dealt: DealerShares) -> None:
-        rows: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets.tolist()]
-        place = {found: number for number, found in enumerate(rows)}
-        many = dealt.shape[0]
-        others = tuple(place[found[:-1]] if found[:-1] in place else many + found[0] for found in rows)
-        sums = ProductSums(others, tuple(many + found[-1] for found in rows))
+        factors: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets.tolist()]
+        place = {rows: number for number, rows in enumerate(factors)}
+        count = dealt.shape[0]  # rows of alpha are numbered after the dealt ones
+        x = tuple(place[rows[:-1]] if rows[:-1] in place else count + rows[0] for rows in factors)
+        sums = ProductSums(x, tuple(count + rows[-1] for rows in factors))
         _add_products(net, ProductClaims(dealt, alpha, sums))
 
     return claim
