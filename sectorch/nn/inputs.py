@@ -1,4 +1,8 @@
-"""What a module is called with: Q's secret tensors, and the form in which they come, which everybody knows."""
+"""The inputs and results of a module's call.
+
+`Inputs` holds Q's secret tensors and the public form of a call: containers, public values, and the names of the
+tensors. `RetainedResults` are results that stay in shares and may be inputs of a later call.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +33,14 @@ from ..tensor import Scheme, SecretTensor, SharedTensor
 from ..tensor.infinity import Infinite, with_exact_infinities
 from ..tensor.table import Context
 
-# Tensors that stay in shares between the calls of a module: as results of one program, and as inputs of another.
-
 
 @dataclass(frozen=True)
 class SharedInputSpec:
-    """What everybody knows of a tensor in shares, beside its shape and dtype.
+    """The public facts on a tensor in shares, beside its shape and dtype.
 
     Attributes:
         scale_bits, bound, whole_bits: as of `SharedTensor`.
-        infinite: what may stand for infinity, at whatever positions.
+        infinite: whether numbers in it may stand for infinity, without their positions.
     """
 
     scale_bits: int
@@ -59,10 +61,10 @@ class SharedInputSpec:
         return cls(x.scale_bits, x.bound, x.whole_bits, infinite)
 
     def to_description(self) -> tuple[int, float | None, int]:
-        """As a description has it.
+        """The facts as a description holds them.
 
         Raises:
-            ProgramError: it may hold what stands for infinity, of which no description says anything.
+            ProgramError: the tensor may hold infinities, which descriptions do not cover.
         """
         if self.infinite is not None:
             raise ProgramError("a tensor that may hold infinities does not stay between calls of a served model")
@@ -70,10 +72,10 @@ class SharedInputSpec:
 
     @classmethod
     def from_description(cls, said: Any) -> SharedInputSpec:
-        """What a description says.
+        """The facts that a description holds.
 
         Raises:
-            ProgramError: it is none.
+            ProgramError: the value does not hold such facts.
         """
         if said is None or not isinstance(said, list) or [*map(type, said)][::2] != [int, int] or len(said) != 3:
             raise ProgramError("a model description does not say what is known of a tensor in shares")
@@ -84,20 +86,20 @@ class SharedInputSpec:
         return cls(scale_bits, bound, whole_bits)
 
     def tensor(self, shares: Value, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> SharedTensor:
-        """The tensor of these shares."""
+        """A SharedTensor of these shares."""
         made = SharedTensor(shares, self.scale_bits, session, party, scheme, dtype, self.bound)
         made.whole_bits, made.infinite = self.whole_bits, self.infinite
         return made
 
     def traced_input(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
-        """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
+        """In a call on shapes, a tensor of an earlier call as an input, of which each party brings its share."""
         half = torch.empty(x.shape, dtype=torch.int64, device="meta")
         shares = session.backend(session.net(party), scheme).import_shares(name, (half, half))
         return self.tensor(shares, session, party, scheme, x.dtype)
 
 
 class RetainedTensor(NamedTuple):
-    """A tensor of a program's results that nobody learns: what each party holds of it, and what all know."""
+    """A result of a program that nobody learns: the parties' shares of it, and the public facts."""
 
     halves: tuple[torch.Tensor, ...]
     spec: SharedInputSpec
@@ -105,21 +107,24 @@ class RetainedTensor(NamedTuple):
 
 
 class RetainedResults(NamedTuple):
-    """A program's results in shares, and the flags on which all of them depend, joined as far as they can be; the
-    results that Q learns as `Opening`s, which then hold all flags."""
+    """A program's results in shares, and the flags on which all of them depend, joined as far as possible.
+
+    Results that Q learns are `Opening`s, which then hold all flags.
+    """
 
     results: Any
     flags: list[tuple[torch.Tensor, ...]]
 
 
 def retain_results(outputs: Any, learned: int = 0) -> RetainedResults:
-    """In a call: its results as what the parties keep. No message, but for what rounds and checks a result.
+    """The results of a call, in a form that the parties keep. Only rounding and checking a result sends messages.
 
-    A tensor of many fraction bits is rounded as a factor of a product is, and held to the activation limit: what takes
-    it next need not.
+    A tensor of many fraction bits is rounded as a factor of a product is, and checked against the activation limit, so
+    that the next operation need not.
 
     Args:
-        learned: so many of the results, the first ones, Q learns, and with them whether all of the call was in range.
+        learned: the number of results, from the first on, that Q learns; with them Q learns whether the whole call was
+            in range.
     """
     leaves, spec = pytree.tree_flatten(outputs)
     ready = [_ready(y) if isinstance(y, SharedTensor) and at >= learned else y for at, y in enumerate(leaves)]
@@ -134,8 +139,11 @@ def retain_results(outputs: Any, learned: int = 0) -> RetainedResults:
 
 
 def reveal_first(results: list[Any], learned: int) -> list[Any]:
-    """The first results revealed to Q, not yet looked at, with the flags of all; the others then depend on none, but
-    where Q's word that it has looked, and goes on, is not enough."""
+    """Open the first results to Q, without reading them, with the flags of all results.
+
+    The other results then carry no flags, since Q goes on only after it has read the flags. With verified dealing this
+    does not suffice, and they keep theirs.
+    """
     if not learned:
         return results
     flags = tuple(dict.fromkeys(flag for y in results if isinstance(y, SharedTensor) for flag in y.flags))
@@ -147,7 +155,7 @@ def reveal_first(results: list[Any], learned: int) -> list[Any]:
 
 
 def reveal_tree(outputs: Any, learned: int) -> Any:
-    """A tree of results, of which Q learns the first ones, as `opened`."""
+    """`reveal_first` on a tree of results."""
     leaves, spec = pytree.tree_flatten(outputs)
     return pytree.tree_unflatten(reveal_first(leaves, learned), spec)
 
@@ -186,10 +194,10 @@ def _kept(y: SharedTensor) -> RetainedTensor:
 def as_shared(
     staying: RetainedResults, given: list[SharedTensor], session: Session, party: Party, scheme: Scheme
 ) -> Any:
-    """The results of a run as SharedTensors, which depend on what the program checked and on what its inputs do.
+    """The results of a run as SharedTensors, with the flags of the program and of its inputs.
 
     Args:
-        given: those of the inputs that were shared before.
+        given: the inputs that were shared before.
     """
     backend = session.backend(session.setup(party), scheme)
     flags = [backend.import_shares("flags", halves) for halves in staying.flags]
@@ -230,12 +238,12 @@ class Public:
 def public(x: torch.Tensor) -> Public:
     """Mark a tensor argument of a secure module as one that all parties may know: a mask, lengths, an edge list.
 
-    Every other tensor that a secure module is called with is Q's secret. What a public tensor holds is a part of the
-    program, as a shape is: another content is another program, which is traced anew. Operations between public tensors
-    cost nothing, and indices, masks and lengths that are public are often much cheaper than secret ones.
+    Every other tensor that a secure module is called with is Q's secret. The content of a public tensor is a part of
+    the program, as a shape is: another content is another program, which is traced anew. Operations between public
+    tensors cost nothing, and public indices, masks and lengths are often much cheaper than secret ones.
 
-    It is x as it is now, its content, shape and dtype: what is written into x later changes nothing, and a forward
-    finds a contiguous tensor without gradient.
+    The content, shape and dtype are those of x at this moment: later writes into x change nothing. A forward gets a
+    contiguous tensor without gradient.
 
     Raises:
         ArgumentError: x is secret already.
@@ -256,12 +264,12 @@ def public(x: torch.Tensor) -> Public:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How the tensors of a call come: the containers, and in each leaf's place a public value or a secret's name."""
+    """The public form of a call: the containers, and for each leaf a public value or the name of a secret tensor."""
 
     spec: Any
     leaves: tuple[Any, ...]
     learned: int | None = None
-    """Of a call whose results stay in shares, how many of them Q learns all the same; None where Q learns them all."""
+    """The number of results that Q learns where the others stay in shares; None where Q learns all."""
 
     def __hash__(self) -> int:
         return hash((str(self.spec), self.leaves, self.learned))
@@ -278,10 +286,10 @@ def _typed(leaves: tuple[Any, ...]) -> list[tuple[type, Any]]:
 
 @dataclass(frozen=True)
 class Secret:
-    """The place of a secret tensor in a form, by the name that it has in the program.
+    """A secret tensor in a form, by its name in the program.
 
     Attributes:
-        held: of one that was shared before, what everybody knows of it; None of a plain tensor of Q's.
+        held: the public facts on a tensor that was shared before; None for a plain tensor of Q's.
     """
 
     name: str
@@ -291,18 +299,18 @@ class Secret:
 class Inputs:
     """One call's arguments: `Inputs(x)`, `Inputs(input_ids=ids, attention_mask=sectorch.public(mask))`.
 
-    `secure_model(*args, **kwargs)` makes it of what it is given, and gives tensors by place the names of the forward's
-    parameters. `explain`, `diff`, `calibrate`, `program` and
-    `preprocess`, which have arguments of their own, take it in the place of a tensor.
+    `secure_model(*args, **kwargs)` makes one of its arguments, and names tensors that are given by place after the
+    forward's parameters. `explain`, `diff`, `calibrate`, `program` and `preprocess`, which have arguments of their own,
+    take one in place of a tensor.
 
     Args:
         args, kwargs: of the module's forward: tensors, which are Q's secrets unless marked by `public`; numbers,
             strings, None; and dicts, lists, tuples and dataclasses of them, nested. SharedTensors are secrets that were
-            shared before. Of a secret tensor the form holds shape and dtype: a forward finds it contiguous and without
-            gradient, and what it writes into it the caller does not see.
+            shared before. The shape and dtype of a secret tensor are public. A forward gets it contiguous and without
+            gradient, and the caller does not see what the forward writes into it.
 
     Attributes:
-        form: how the tensors come; public.
+        form: the public form of the call.
         tensors: the secret tensors in their order.
 
     Raises:
@@ -345,19 +353,19 @@ class Inputs:
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
-        """x itself if it is one, and else a call with x alone."""
+        """x itself if it is an `Inputs`, else a call with x as the only argument."""
         return x if isinstance(x, Inputs) else cls(x)
 
     @classmethod
     def called_with(cls, args: tuple, kwargs: dict[str, Any]) -> Inputs:
-        """These arguments, or the `Inputs` that are the only one of them."""
+        """A call with these arguments; an `Inputs` that is the only argument is the call itself."""
         return args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Inputs) else cls(*args, **kwargs)
 
     def named_by(self, forward: Any) -> Inputs:
         """The same call, where tensors that are given by place have the names of the forward's parameters.
 
-        A single tensor and nothing else stays "x". So do arguments of a forward without a signature, and what its
-        `*args` take.
+        A single tensor and nothing else stays "x". Tensors in the forward's `*args`, and all tensors of a forward
+        without a signature, keep their names.
         """
         args = pytree.tree_unflatten(list(self.form.leaves), self.form.spec)[0]
         if self.single or not args:
@@ -377,16 +385,16 @@ class Inputs:
         return made
 
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Inputs:
-        """The same form with other tensors."""
+        """A call of the same form with other tensors."""
         made = object.__new__(Inputs)
         made.form, made.tensors = self.form, tuple(tensors)
         return made
 
     def arguments(self, forward: Any) -> tuple[Any, list[str]] | None:
-        """What the forward's parameters get, and the secrets' names in the order in which they get them.
+        """The values of the forward's parameters, and the names of the secret tensors in the order of the parameters.
 
-        Two calls with the same values, by place or by name, have equal arguments. None where the forward takes no such
-        call, or has no signature.
+        Two calls with the same values, by place or by name, have equal arguments. The result is None where the forward
+        takes no such call, or has no signature.
         """
         args, kwargs = pytree.tree_unflatten(list(self.form.leaves), self.form.spec)
         try:
@@ -399,30 +407,30 @@ class Inputs:
         return CallForm(spec, tuple(map(place, leaves)), self.form.learned), names
 
     def as_in(self, other: Inputs, names: list[str], others: list[str]) -> Inputs:
-        """These tensors in another call's form, where `names` of these stand for `others` of those."""
+        """These tensors in the form of another call, where the tensor names[i] takes the place of others[i]."""
         own = dict(zip(self.names, self.tensors, strict=True))
         mine = dict(zip(others, names, strict=True))
         return other.with_tensors([own[mine[name]] for name in other.names])
 
     def describing_shares(self) -> Inputs:
-        """The same call, with what everybody knows of those tensors that are in shares by now."""
+        """The same call with the public facts on its tensors, after they were shared."""
         pairs = zip(self.names, self.tensors, strict=True)
         held = {name: SharedInputSpec.of(x) for name, x in pairs if isinstance(x, SharedTensor)}
         return self.with_shared_inputs(held, 0 if held else None)
 
     def as_plain_call(self) -> Inputs:
-        """The same call as one on plain tensors, whose results are revealed: the module does the same in both."""
+        """The same call on plain tensors with revealed results, for which the module does the same."""
         return self.with_shared_inputs({}, None)
 
     def with_shared_inputs(self, held: Mapping[str, SharedInputSpec], learned: int | None) -> Inputs:
-        """The same call, where these are in shares, and so many of the results are learned."""
+        """The same call, where the named tensors are in shares, and Q learns so many results."""
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
         made = self.with_tensors(self.tensors)
         made.form = CallForm(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
         return made
 
     def retaining_results(self, learned: int = 0) -> Inputs:
-        """The same call, whose results stay in shares, but for so many of the first, which Q learns."""
+        """The same call with results that stay in shares, apart from the first ones, which Q learns."""
         made = self.with_tensors(self.tensors)
         made.form = dataclasses.replace(self.form, learned=learned)
         return made
@@ -432,7 +440,7 @@ class Inputs:
         return f"Inputs({shapes})"
 
     def called(self, f: Any, tensors: Sequence[Any] | None = None) -> Any:
-        """f(*args, **kwargs) with these in the places of the secret tensors."""
+        """f(*args, **kwargs) with these tensors in place of the secret ones."""
         secret = dict(zip(self.names, self.tensors if tensors is None else tensors, strict=True))
         # A forward may write into its arguments.
         known = {id(leaf): leaf.value.clone() for leaf in self.form.leaves if isinstance(leaf, Public)}
@@ -453,22 +461,22 @@ class Inputs:
 
     @property
     def names(self) -> list[str]:
-        """Of the secret tensors, in the program."""
+        """The names of the secret tensors in the program."""
         return [secret.name for secret in self._secrets]
 
     @property
     def held(self) -> list[SharedInputSpec | None]:
-        """Of the secret tensors, what is known of those that were shared before."""
+        """The public facts on the secret tensors that were shared before; None for the others."""
         return [secret.held for secret in self._secrets]
 
     @property
     def public(self) -> list[torch.Tensor]:
-        """The tensors that everybody may know."""
+        """The tensors that are marked public."""
         return [leaf.value for leaf in self.form.leaves if isinstance(leaf, Public)]
 
     @property
     def single(self) -> bool:
-        """Whether it is one tensor and nothing else."""
+        """Whether the call has one tensor and nothing else."""
         return self.form == _SINGLE
 
     @property
@@ -481,42 +489,42 @@ class Inputs:
 
     @property
     def described(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of the secret tensors by name."""
+        """The shape and dtype of each secret tensor by name."""
         return dict(zip(self.names, zip(self.shapes, self.dtypes, strict=True), strict=True))
 
     @property
     def key(self) -> tuple:
-        """What a program depends on."""
+        """What determines the program: form, shapes and dtypes."""
         return self.form, self.shapes, self.dtypes
 
     @property
     def row(self) -> tuple:
-        """The same without the number of rows."""
+        """The key without the number of rows."""
         return self.form, tuple(shape[1:] for shape in self.shapes), self.dtypes
 
     @property
     def rows(self) -> int | None:
-        """The first dimension of all tensors; None where they have no common one, or a public tensor is among them."""
+        """The first dimension of all tensors; None where they share none, or where an argument is a public tensor."""
         sizes = {shape[0] if shape else None for shape in self.shapes}
         return sizes.pop() if len(sizes) == 1 and not self.public else None
 
     def meta(self, rows: int | None = None) -> Inputs:
-        """Its shapes and dtypes without content; with another number of rows, where one is named."""
+        """The same call without content, on the meta device, with another number of rows if one is named."""
         made = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             made.append(torch.empty(shape if rows is None else (rows, *shape[1:]), dtype=dtype, device="meta"))
         return self.with_tensors(made)
 
     def wide(self) -> Inputs:
-        """With its floating-point tensors in float64."""
+        """The same call with its floating-point tensors in float64."""
         return self.with_tensors([x.to(torch.float64) if x.is_floating_point() else x for x in self.tensors])
 
     def split(self, rows: int) -> tuple[Inputs, ...]:
-        """Pieces of so many rows, and one of what is left."""
+        """Pieces of so many rows, and one of the rest."""
         return tuple(self.with_tensors(part) for part in zip(*(x.split(rows) for x in self.tensors), strict=True))
 
     def cycled(self, rows: int) -> Inputs:
-        """So many of its rows, from the first one again where it has fewer."""
+        """The call with so many rows, which repeat from the first one if it has fewer."""
         return self.with_tensors([x[torch.arange(rows, device=x.device) % x.shape[0]] for x in self.tensors])
 
     @property
@@ -526,12 +534,12 @@ class Inputs:
 
     @property
     def learned(self) -> int | None:
-        """As of `Form`."""
+        """The number of results that Q learns; see `CallForm`."""
         return self.form.learned
 
 
 def flatten_tree(value: Any) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a tree; a dataclass among the leaves counts as a container from then on."""
+    """The leaves and the structure of a tree. Dataclasses among the leaves are registered as containers."""
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (Public, type))}
     if not unknown:
@@ -542,7 +550,7 @@ def flatten_tree(value: Any) -> tuple[list[Any], Any]:
 
 
 def refuse_results(results: Any) -> None:
-    """Raise `UnsupportedOpError` where a result cannot be revealed: a complex one, one in an object of another kind."""
+    """Raise `UnsupportedOpError` for a result that cannot be revealed: a complex one, or one in an unknown object."""
     for leaf in flatten_tree(results)[0]:
         if isinstance(leaf, SecretTensor) and leaf.is_complex():
             raise UnsupportedOpError("the model gives a complex tensor: let it give torch.view_as_real(y), or y.abs()")
@@ -557,7 +565,7 @@ _NO_CONTAINER = (bool, int, float, complex, str, bytes, type(None), type, np.nda
 
 
 def _holds_secret(value: Any, seen: dict[int, Any]) -> bool:
-    """Whether a secret tensor is in a value, or may be in one that gives its parts only once."""
+    """Whether a value holds a secret tensor, or is an iterator, which may give one."""
     if isinstance(value, (SecretTensor, Iterator)):
         return True
     if isinstance(value, (torch.Tensor, *_NO_CONTAINER)) or id(value) in seen:
@@ -582,7 +590,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _names(spec: Any, leaves: list[Any], by_place: Sequence[str] = ()) -> list[str]:
-    """A name for each leaf that is an identifier: of its keyword, of its place.
+    """For each leaf an identifier, made of its keyword or place.
 
     Args:
         by_place: the names of the parameters that take the positional arguments, as far as they are known.
