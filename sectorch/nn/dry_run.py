@@ -1,4 +1,8 @@
-"""A module run on shapes: every error that depends on shapes, and every message, before anything is shared."""
+"""Checks before anything is shared: the dry run of a module on shapes, and the owner's check of precision.
+
+A dry run raises every error that depends on shapes and lists every message. The check of precision finds operations
+that lose digits in fixed point.
+"""
 
 from __future__ import annotations
 
@@ -38,25 +42,25 @@ from .weights import Weights
 
 @dataclass
 class DryRun:
-    """What a dry run said about an input shape."""
+    """The result of a dry run for one input shape."""
 
     profile: Profile = field(repr=False)
     tracing: ProgramTracer | None = field(repr=False)
     outputs: Any = field(repr=False)
     budget: OperationBudget | None = field(repr=False, default=None)
     samplewise: bool = False
-    """Whether rows were seen not to meet."""
+    """Whether each row of the result depends on its own row of the inputs only."""
     dealer: Party | None = None
-    """Who has to prove what it deals, if somebody has."""
+    """The party that has to prove its dealing, if there is one."""
     vanished: str = ""
-    """Which public number counts as 0, and where."""
+    """The text on a public number that counts as 0; empty if there is none."""
 
     @cached_property
     def choreography(self) -> Program:
-        """What was traced.
+        """The program that was traced.
 
         Raises:
-            ArgumentError: there is no one program.
+            ArgumentError: the module runs operation by operation.
         """
         if self.tracing is None:
             raise ArgumentError("there is no one program: the module runs operation by operation")
@@ -79,8 +83,8 @@ def dry_run(
     Args:
         program: None for a module that runs operation by operation.
         inputs: of meta tensors.
-        weights: of the session of `graphs`, in which nobody is present.
-        limited: whether the program comes from another party, and is held to the bounds of `nn/bounds.py`.
+        weights: those in the session of `graphs`, in which nobody is present.
+        limited: whether the program comes from another party and is checked against the bounds of `nn/bounds.py`.
 
     Raises:
         SectorchError: with layer and line.
@@ -130,7 +134,7 @@ def dry_run(
 
 
 def counts_as_zero(number: float, scheme: Scheme) -> str:
-    """What is said of a public number that its fraction bits take for zero."""
+    """The text on a public number that the number format rounds to zero."""
     return (
         f"{number:g} is below the last place {2.0**-scheme.frac_bits:.2g} of the number format and counts as 0; "
         f"torch.where, clamp, maximum and + keep such a number for a logarithm or quotient behind them"
@@ -138,10 +142,10 @@ def counts_as_zero(number: float, scheme: Scheme) -> str:
 
 
 def refuse_weights(results: Any, program: Trace | None) -> None:
-    """Refuse a result that does not depend on the input: whoever learns it learns of the weights.
+    """Refuse a result that does not depend on the input: a party that learns it learns about the weights.
 
     Args:
-        program: which gave it, where there is one.
+        program: the program that gave the results, where there is one.
 
     Raises:
         SecretAccessError: naming the result, and layer and line that gave it.
@@ -161,9 +165,9 @@ def refuse_weights(results: Any, program: Trace | None) -> None:
 
 
 def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party | None = None) -> Inputs:
-    """A module's inputs in shares; a tensor that is in shares already stays what it is.
+    """A module's inputs in shares; a tensor that is in shares already stays as it is.
 
-    Q has checked that they are below the activation limit, if they are no whole numbers.
+    Q has checked that floating-point inputs are below the activation limit.
     """
 
     def shared(name: str, x: torch.Tensor, held: SharedInputSpec | None) -> torch.Tensor:
@@ -178,51 +182,53 @@ def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party
 
 
 def reveal_outputs(outputs: Any) -> Any:
-    """A result with every secret in it revealed to Q, not yet looked at."""
+    """A result with every secret in it opened to Q, and not read yet."""
     leaves, spec = flatten_tree(outputs)
     return pytree.tree_unflatten([y.open() if isinstance(y, SharedTensor) else y for y in leaves], spec)
 
 
-# A's own check of precision: on numbers that A draws, fixed point gives what the model gives, to a part of its digits.
+# The owner's check of precision: whether the model keeps its digits in fixed point, on numbers that the owner draws.
 #
-# A program runs in float64, on inputs that are drawn and on a calibration batch, if there is one. Where what is not
-# secret (weights, what was made of weights, public constants) meets a secret, the operation runs a second time on the
-# same numbers with these operands as fixed point has them, or their inverses, unless they keep so many digits that this
-# says nothing. An operation that changes by it is run in fixed point, by the reference, on the same numbers. It is lost
-# where the results differ by more than `PART` of their size (both by root mean square) and by more than `FLOOR_BITS`
-# above the last place: the last place is a large part of the weights then, and the inputs carry it into the result.
-# Where they differ by less than that, as behind weights that only add to others, the rest of the program says what
-# becomes of it: it runs with these errors, and what it gives is held to the same measure.
+# The program runs in float64 on drawn inputs, and on a calibration batch if there is one. Call operands that are not
+# secret (weights, values derived from weights, public constants) known operands.
 #
-# On request the fixed-point reference of all operations runs beside as well, which takes several times as long. There
-# an operation is lost by the same measure, if rounding does not explain it: `SLACK` times as much as the result moves
-# where each operation's result is changed by a unit of the last place and as large a part of itself at random.
+# 1. Each operation of a secret and a known operand runs a second time, with the known operand, or its inverse, rounded
+#    to fixed point. Operands that keep enough digits are left out.
+# 2. Where that changes the result, the fixed-point reference runs the operation on the same numbers. The operation
+#    loses precision if its result is off by more than `PART` of its size (both by root mean square), and by more than
+#    `FLOOR_BITS` above the last place: then the last place is a large part of the weights, and the inputs multiply it.
+# 3. If the error is smaller than that floor, as behind weights that are only added, the rest of the program runs with
+#    the errors added, and its result is measured in the same way.
 #
-# What stands for infinity, as in the mask of an attention, is infinite here, and is not compared. At any other value
-# out of the range the look ends, as a call would. Programs are looked at over one or two rows and, where they are
-# large, over their first operations: `WORK` elements of results and weights. The check reads the weights, so only A
-# makes it, and what it finds stays there.
+# On request the fixed-point reference of the whole program runs as well, which takes several times as long. There an
+# operation loses precision by the same measure, unless rounding explains its error: `SLACK` times the change of the
+# result when each operation's result is changed at random by a unit of the last place and an equal part of itself.
+#
+# Values that stand for infinity, as in the mask of an attention, are infinite here and not compared. Any other value
+# out of the range ends the check, as it would end a call. A program is checked on one or two rows, and a large one on
+# its first operations only: `WORK` elements of results and weights. The check reads the weights, so only the owner
+# makes it, and its result stays there.
 
 
 PART = 2.0**-8
-"""Chosen, so that a result keeps two decimal digits. No derivation has it; it names none of some fifty models of
-benchmarks/huggingface_models.py, and of torchvision, whose results are right to 1e-3."""
+"""Chosen so that a result keeps two decimal digits, and not derived. It reports none of some fifty models of
+benchmarks/huggingface_models.py and of torchvision, whose results are right to 1e-3."""
 FLOOR_BITS = 6
-"""An operation's own error is at most 12 last places at results of size 1 (docs/ops.md), 2^4, and what it reads was
-rounded by a half: four times that is no matter of weights."""
+"""An operation's own error is below 2^4 last places for results of size 1 (at most 12: docs/ops.md), and its operands
+are rounded by half of one. Errors up to four times that are not blamed on weights."""
 SLACK = 64.0
-"""Chosen, as in `nn/check.py`: one random change may move a result by less than the worst one does. No derivation."""
+"""Chosen as in `nn/graph_cache.py`, and not derived: one random change may move a result less than the worst one."""
 KEPT = 2.0**-13
-"""The part of an operand, by root mean square, below which its rounding is not followed: where inputs are drawn, a sum
-of products with independent weights has about the relative error of its weights, and `PART` is 32 times as much."""
+"""The part of an operand, by root mean square, below which its rounding is ignored. For drawn inputs, a sum of products
+with independent weights has about the relative error of its weights, and `PART` is 32 times as much."""
 WORK, SMALL = 1 << 21, 1 << 17
-"""Elements that are computed: of all, and of programs that are looked at for large inputs, too."""
+"""The most elements that are computed, and the most in programs that are checked on large inputs, too."""
 LARGEST = 1024.0
 
 
 @dataclass
 class PrecisionLoss:
-    """An operation, its error and its result's size."""
+    """An operation that loses precision, its error, and the size of its result."""
 
     node: fx.Node
     error: float
@@ -231,7 +237,7 @@ class PrecisionLoss:
 
 @dataclass
 class _Suspect:
-    """An operation that may be lost, what it read, and what it gave."""
+    """An operation that may lose precision, with its operands and its result in float64."""
 
     node: fx.Node
     args: tuple
@@ -240,7 +246,7 @@ class _Suspect:
 
 
 class _Stop(Exception):
-    """What was to be looked at is computed."""
+    """Ends a run of the program: the rest is not needed."""
 
 
 def find_precision_loss(
@@ -251,14 +257,17 @@ def find_precision_loss(
     whole_reference: bool,
     typical: Inputs | None = None,
 ) -> str | None:
-    """Which operation of a program loses digits, and how many; None where none does, or where it cannot be said.
+    """Name an operation of a program that loses digits, and its error.
 
     Args:
         program: with its weights.
-        bind: gives what its names stand for in a session.
+        bind: gives the tensors that the program names in a session.
         inputs: only their form, shapes and dtypes are used.
-        whole_reference: whether the fixed-point reference runs as well.
-        typical: inputs of these shapes with their content, which are looked at first.
+        whole_reference: whether the fixed-point reference of the whole program runs as well.
+        typical: inputs of these shapes with content, which are checked first.
+
+    Returns:
+        the text; None where no operation loses digits, or where the check cannot be made.
     """
     if (
         any(0 in shape for shape in inputs.shapes)
@@ -290,7 +299,7 @@ def _text(lost: PrecisionLoss, scheme: Scheme, where: str) -> str:
 
 
 def way_out(scheme: Scheme) -> str:
-    """What is said after a loss."""
+    """The way out that follows the text on a loss."""
     return (
         f"Weights or constants there are small beside the last place, 2^-{scheme.frac_bits}: divide the input of that "
         f"layer by a power of two and multiply its weights by it"
@@ -298,13 +307,14 @@ def way_out(scheme: Scheme) -> str:
 
 
 def check_served(served: RemoteProgram, name: str, imprecise: bool) -> None:
-    """The owner's look at a model that it is about to answer with, for questions that name no format.
+    """The owner's check of a model before it answers with it, for queries that name no number format.
 
     Args:
-        name: how errors call it. imprecise: whether a model that loses digits is answered with, and a warning says so.
+        name: the model's name in errors.
+        imprecise: whether a model that loses digits is served, with a warning.
 
     Raises:
-        PrecisionError: it loses digits. Nothing was offered.
+        PrecisionError: the model loses digits. Nothing was offered.
 
     Warns:
         PrecisionWarning: with `imprecise`.
@@ -313,7 +323,7 @@ def check_served(served: RemoteProgram, name: str, imprecise: bool) -> None:
     for number, call in enumerate(served.calls):
         rows = max(call.least, FEW) if call.least else 0
         lost = None
-        with suppress(Exception):  # numbers beyond an operation's domain: it cannot be said
+        with suppress(Exception):  # numbers beyond an operation's domain: the check cannot be made
             weights = lambda session: Weights(
                 served.bind(session, session.answering[0], scheme), session, session.answering[0], scheme, served.dtype
             )
@@ -331,38 +341,38 @@ def check_served(served: RemoteProgram, name: str, imprecise: bool) -> None:
 
 
 class _PrecisionCheck:
-    """A look at a program; what of it is in a session is made once, when it is first asked for."""
+    """The check of one program. Its reference session is made when it is first needed."""
 
     def __init__(self, program: Trace, bind: Callable[[Session], Weights], scheme: Scheme, whole_reference: bool):
         self.program, self.bind, self.scheme, self.whole_reference = program, bind, scheme, whole_reference
         self.unit = 2.0**-scheme.frac_bits
         self.least = self.unit * 2.0**FLOOR_BITS
         self.work, self.largest = 0, 0.0
-        """Of the last inputs: elements that were computed, and the largest of them."""
+        """On the last inputs, the number of elements that were computed, and the largest of them."""
         self._result: Any = None
-        """What the whole program gives; None where the look ended before."""
+        """The result of the whole program; None where the run ended before."""
         self._secret: set[Any] = set()
         self._session: Session | None = None
         self._weights: dict[str, torch.Tensor] = {}
         self._dtype = torch.float32
 
     def find(self, given: Inputs, all_operands: bool = False) -> PrecisionLoss | None:
-        """The first operation that is lost on these inputs.
+        """The first operation that loses precision on these inputs.
 
         Args:
-            all_operands: also where operands keep many digits, since the inputs may be alike.
+            all_operands: whether operands that keep many digits are checked, too: rows of real inputs may be alike.
         """
         exact, suspects = self._run_float64(given.wide(), all_operands)
         known = (*given.tensors, *exact.values())
-        sizes = [self._within(x) for x in known if x.is_floating_point()]
+        sizes = [self._values_in_range(x) for x in known if x.is_floating_point()]
         self.largest = max((float(x.abs().max()) for x in sizes if x.numel()), default=0.0)
         errors: dict[fx.Node, Any] = {}
         for suspect in suspects:
-            with suppress(SectorchError):  # what has no result in fixed point is refused by a call
+            with suppress(SectorchError):  # an operation without a result in fixed point is refused by a call
                 ours, theirs = self._run_fixed_point(given, suspect)
-                lost = self._lost(suspect.node, ours, theirs)
-                if lost is None or self._lost(suspect.node, theirs, suspect.result) is not None:
-                    continue  # or what it reads has too few digits for it, as next to a pole: no matter of weights
+                lost = self._loss_of(suspect.node, ours, theirs)
+                if lost is None or self._loss_of(suspect.node, theirs, suspect.result) is not None:
+                    continue  # or its secret operands have too few digits, as next to a pole: not a fault of weights
                 if lost.error > self.least:
                     return lost
                 if isinstance(theirs, torch.Tensor):
@@ -374,7 +384,7 @@ class _PrecisionCheck:
         return self._first_loss(given, exact) if self.whole_reference else None
 
     def _run_float64(self, given: Inputs, all_operands: bool) -> tuple[dict[fx.Node, torch.Tensor], list[_Suspect]]:
-        """What the first operations give in float64, until a value leaves the range, and which of them may be lost."""
+        """The float64 results, until a value leaves the range, and the operations that may lose precision."""
         found: dict[fx.Node, torch.Tensor] = {}
         secret = self._secret = {node for node in self.program.graph.nodes if node.op == "placeholder"}
         infinite: set[Any] = set()
@@ -389,7 +399,7 @@ class _PrecisionCheck:
             secret.add(node)
             public, before, moved = [], None, None
             with torch._C.DisableTorchFunction():
-                if compute is node.target:  # it reads what the node says
+                if compute is node.target:  # its operands are those of the node
                     _map_operands(lambda n, x: public.extend([] if self._is_secret(n) else [x]), node, args, kwargs)
                 within = any(n in infinite for n in node.all_input_nodes)
                 if within or any(mask_beyond_range(self.scheme, x) is not None for x in public):
@@ -407,7 +417,7 @@ class _PrecisionCheck:
                     raise _Stop
                 if isinstance(y, torch.Tensor) and y.is_floating_point():
                     found[node] = y.double()
-            if before and moved and self._lost(node, compute(*moved[0], **moved[1]), y) is not None:
+            if before and moved and self._loss_of(node, compute(*moved[0], **moved[1]), y) is not None:
                 suspects.append(_Suspect(node, before[0], before[1], y))
             if self.work > WORK:
                 raise _Stop
@@ -424,12 +434,12 @@ class _PrecisionCheck:
             inside |= y.isnan() | (y.abs() >= range_limit(self.scheme.frac_bits))
         return bool(inside.all())
 
-    def _within(self, y: torch.Tensor) -> torch.Tensor:
-        """Without what stands for infinity."""
+    def _values_in_range(self, y: torch.Tensor) -> torch.Tensor:
+        """The values in range, without those that stand for infinity."""
         return y[y.abs() < self.scheme.activation_limit]
 
     def _may_lose(self, x: Any, all_operands: bool) -> bool:
-        """Whether an operand that is not secret may lose digits: it, or its inverse, is small beside the last place."""
+        """Whether a known operand may lose digits: it, or its inverse, is small beside the last place."""
         if isinstance(x, float):
             return math.isfinite(x) and abs(self._rounded(x) - x) > KEPT * abs(x)
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
@@ -440,7 +450,7 @@ class _PrecisionCheck:
         return math.isfinite(largest) and self.unit * (size / 3.5 + largest * size * size / 2) > KEPT * size * size
 
     def _rounded(self, x: Any) -> Any:
-        """An operand that is not secret, less exact by a rounding of it and by one of its inverse."""
+        """A known operand, changed by the rounding of it and of its inverse."""
         if isinstance(x, float):
             return float(self._rounded(torch.tensor(x, dtype=torch.float64))) if math.isfinite(x) else x
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
@@ -448,8 +458,8 @@ class _PrecisionCheck:
         moved = (x / self.unit).round() * self.unit + (x.square() * self.unit / 2).minimum(x.abs() / 2)
         return torch.where(x.isfinite(), moved, x)
 
-    def _lost(self, node: fx.Node, y: Any, exact: Any) -> PrecisionLoss | None:
-        """What is off by more than `PART`, by root mean square over all results, without what stands for infinity."""
+    def _loss_of(self, node: fx.Node, y: Any, exact: Any) -> PrecisionLoss | None:
+        """The loss of a result that is off by more than `PART`, by root mean square over the values in range."""
         ours, theirs = _floats(y), _floats(exact)
         if len(ours) != len(theirs):
             return None
@@ -465,17 +475,17 @@ class _PrecisionCheck:
         return PrecisionLoss(node, error, size) if error > PART * size else None
 
     def _spoils_result(self, given: Inputs, errors: dict[fx.Node, torch.Tensor]) -> PrecisionLoss | None:
-        """The first of these operations, if their errors, which are small beside the last place, spoil the result."""
+        """The first of these operations, if their errors together spoil the result of the program."""
 
         def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
             y = compute(*args, **kwargs)
             return y + errors[node] if node in errors else y
 
-        lost = self._lost(next(iter(errors)), plain(self.program, given.wide(), step=step), self._result)
+        lost = self._loss_of(next(iter(errors)), plain(self.program, given.wide(), step=step), self._result)
         return lost if lost is not None and lost.error > self.least else None
 
     def _run_fixed_point(self, given: Inputs, suspect: _Suspect) -> tuple[Any, Any]:
-        """What the reference makes of the operation on these numbers, and what float64 makes of them rounded."""
+        """The operation's result by the fixed-point reference, and in float64 on rounded secret operands."""
         node, session = suspect.node, self._reference_session()
         party, made = session.answering[0], dict[fx.Node, Any]()
         read = suspect.args, suspect.kwargs
@@ -520,7 +530,7 @@ class _PrecisionCheck:
         return isinstance(n, fx.Node) and n in self._secret
 
     def _is_given(self, n: fx.Node) -> bool:
-        """Whether it is an input, or a view or sum of inputs, with which products are finer."""
+        """Whether it is an input, or a view or sum of inputs, which products take with more bits."""
         row = None if n.op == "placeholder" else row_of(function_of(n.target))
         if row is not None and (row.view or row.name in GIVEN):
             return all(self._is_given(m) for m in n.all_input_nodes if m in self._secret)
@@ -535,7 +545,7 @@ class _PrecisionCheck:
         return self._session
 
     def _first_loss(self, given: Inputs, exact: dict[fx.Node, torch.Tensor]) -> PrecisionLoss | None:
-        """The first operation of the fixed-point reference that rounding alone does not explain."""
+        """The first operation of the whole fixed-point reference whose error rounding alone does not explain."""
         last = next(reversed(exact), None)
         if last is None:
             return None
@@ -546,7 +556,7 @@ class _PrecisionCheck:
         def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
             y = compute(*args, **kwargs)
             if node in exact and isinstance(y, SharedTensor):
-                lost = self._lost(node, _decoded(y), exact[node])
+                lost = self._loss_of(node, _decoded(y), exact[node])
                 found.extend([lost] if lost is not None and lost.error > self.least else [])
             if node is last or found:
                 raise _Stop
@@ -561,7 +571,7 @@ class _PrecisionCheck:
         return None if found[0].error <= SLACK * self._rounding_effect(given.wide(), node, exact[node]) else found[0]
 
     def _rounding_effect(self, given: Inputs, last: fx.Node, exact: torch.Tensor) -> float:
-        """How far rounding of each operation's result moves that of the last."""
+        """How far rounding of all results moves the result of the last operation."""
         draw, found = torch.Generator().manual_seed(2), math.inf
 
         def move(y: torch.Tensor) -> torch.Tensor:
@@ -584,7 +594,7 @@ class _PrecisionCheck:
 
 
 def _map_operands(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments of a node with f(what the graph has in its place, value) for each."""
+    """The arguments of a node, each replaced by f(the graph's argument, its value)."""
 
     def at(n: Any, x: Any) -> Any:
         if isinstance(n, (list, tuple)):

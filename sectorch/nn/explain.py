@@ -1,4 +1,4 @@
-"""Before running: what a module will cost and what it lacks."""
+"""`explain`, the cost of a module before it runs, and `diff`, its errors against the plain module after it ran."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
 
 @dataclass
 class Layer:
-    """One node of the graph and what its protocols send.
+    """One node of the graph and the messages of its protocols.
 
-    `rounds` are those that it adds to the program: the messages of layers that do not wait for each other are as one.
+    `rounds` are the rounds that it adds to the program: layers that do not wait for each other share rounds.
     """
 
     name: str
@@ -67,7 +67,7 @@ class _Seconds(dict[str, float]):
 
 @dataclass
 class Explanation(Display):
-    """What `explain` found.
+    """The result of `explain`.
 
     `bytes`, `rounds`, `setup_bytes`, `offline_bytes` and `online_bytes` are those that `sectorch.profile()` measures on
     a first call, which sends the masked weights.
@@ -77,7 +77,7 @@ class Explanation(Display):
     profile: Profile = field(repr=False)
     traced: bool
     number_format: str = ""
-    """Fraction bits and activation limit, and why they are not the default ones."""
+    """Fraction bits and activation limit, and the reason if they are not the default ones."""
 
     @property
     def supported(self) -> bool:
@@ -93,7 +93,7 @@ class Explanation(Display):
         raise AttributeError(name)
 
     def seconds(self, network: str) -> dict[str, float]:
-        """Seconds that the messages take on a network of `NETWORKS`, computation not counted: "offline" and "online".
+        """Seconds that the messages take on a network of `NETWORKS`, "offline" and "online", without computation.
 
         Each client has a link of that rate to S, and the busier link counts.
         """
@@ -130,7 +130,7 @@ class Explanation(Display):
         return Plot("cost", "layer", "kB sent", series, kind="bars")
 
     def shown(self) -> Iterator[RenderableType]:
-        """A row for each layer, the totals, and what is not supported."""
+        """A row for each layer, the totals, and the unsupported operations."""
         table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
         for column in ("layer", "what", "result", "offline kB", "online kB", "rounds", "line"):
             numeric = column in ("offline kB", "online kB", "rounds")
@@ -170,7 +170,7 @@ def explain(
     """
     secured = model if isinstance(model, SecureModule) else secure(model, scheme_of("explain", scheme))
     inputs = secured.inputs_of(x).meta()
-    with suppress(SectorchError):  # which a row says, or a call
+    with suppress(SectorchError):  # a row says so below, or a call
         secured.choose_format(inputs)
     scheme = secured.scheme
     session = Session(dry=True)
@@ -216,7 +216,7 @@ def _pieces(secured: SecureModule, x: Inputs) -> list[Inputs]:
 
 
 def _whole(module: nn.Module, shared: Inputs) -> Layer:
-    """The one row of a module that runs operation by operation."""
+    """The single row of a module that runs operation by operation."""
     profile = Profile()
     try:
         with profile:
@@ -235,7 +235,7 @@ def _shape(value: Any) -> tuple:
 
 
 class _Watch:
-    """Collects one `Layer` a node. An unsupported node is noted, and replaced by a tensor of the shape torch gives."""
+    """Collects a `Layer` for each node. An unsupported node gives a tensor of the shape that torch gives."""
 
     def __init__(self, scheme: Scheme):
         self.scheme = scheme
@@ -243,7 +243,7 @@ class _Watch:
         self._deepest = 0
 
     def add(self, layer: Layer) -> None:
-        """The next layer of the program."""
+        """Add the next layer of the program."""
         deepest = max(self._deepest, layer.profile.rounds)
         layer.rounds, self._deepest = deepest - self._deepest, deepest
         self.layers.append(layer)
@@ -282,9 +282,6 @@ class _Watch:
             return pytree.tree_map(lambda v: share(v) if isinstance(v, torch.Tensor) else v, y)
 
 
-# After running: where a secure module diverges from the plain one, layer by layer.
-
-
 @dataclass
 class Divergence:
     """One layer of `diff`: the plain values' range, and the largest error of the secure ones."""
@@ -299,7 +296,7 @@ class Divergence:
 
 @dataclass
 class Difference(Display):
-    """What `diff` found; `first` is the first layer beyond the tolerance, or None."""
+    """The result of `diff`; `first` is the first layer beyond the tolerance, or None."""
 
     layers: list[Divergence]
     tolerance: float
@@ -372,7 +369,7 @@ def diff(
 
 
 def values(secured: SecureModule, inputs: Inputs, given: Inputs) -> dict[str, torch.Tensor]:
-    """The value of each function that the module's forward calls, in float64, by the name of its node."""
+    """The float64 value of each function that the module's forward calls, by the name of its node."""
     own: dict[str, torch.Tensor] = {}
 
     def remember(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
@@ -388,7 +385,7 @@ def values(secured: SecureModule, inputs: Inputs, given: Inputs) -> dict[str, to
 def _submodules(
     module: nn.Module, bound: nn.Module, given: Inputs, shared: Inputs, layers: list, tolerance: float
 ) -> tuple[Any, Any]:
-    """Run a module and its bound form with a hook on each of their submodules; gives both results."""
+    """Run a module and its bound form with hooks on their submodules, and return both results."""
     module = copy.deepcopy(module)
     own: list[Any] = []
     names = {id(layer): (name, type(layer).__name__) for name, layer in bound.named_modules()}
@@ -409,7 +406,7 @@ def _submodules(
 
 
 def _compare(name: str, y: Any, expected: Any, layers: list[Divergence], tolerance: float) -> None:
-    """Add a row for a secret value and its plain one."""
+    """Add a row for a secret value and the plain one."""
     if not isinstance(y, SharedTensor) or not isinstance(expected, torch.Tensor) or not expected.numel():
         return
     expected = expected.to(torch.float64)

@@ -1,11 +1,14 @@
 """Text generation with secret tokens: `sectorch.generate(secure_model, input_ids, max_new_tokens)`.
 
-A causal language model of `transformers` runs twice: once on the prompt, and then once for each token on that token
-alone, with the keys and values of all tokens before it. These stay in shares from call to call. Q learns the tokens,
-and nobody learns anything else; the model never leaves its owner.
+A causal language model of `transformers` runs on the prompt first, and then on each new token alone, with the keys and
+values of all tokens before it, which stay in shares from call to call. Q learns the tokens, and nobody learns anything
+else; the model never leaves its owner.
 
-The keys and values stand at the end of a window of prompt and tokens to come, whose empty places a secret mask hides,
-so that every step is the same program: it is traced once, and can be prepared ahead.
+The keys and values stand at the end of a window with room for prompt and new tokens, and a secret mask hides its empty
+places. So every step is the same program, which is traced once and can be prepared.
+
+In a beam search (`num_beams`) the scores of the beams stay in shares as well. Q learns which beams go on, and with
+which tokens, and gives the next step the order of the beams as a secret input.
 """
 
 from __future__ import annotations
@@ -27,15 +30,12 @@ from .inputs import Inputs, as_shared
 from .module import SecureModule
 from .remote_program import Choice, TextSettings
 
-# One call of a causal language model of `transformers` as a module: from tokens and a cache to the next of both.
-
-
 Cache = list[tuple[Any, Any]]
 """Keys and values of each layer."""
 
 
 class TokenScorer(nn.Module):
-    """A causal language model that scores the next token."""
+    """A causal language model of `transformers` as a module that scores the next token."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -86,10 +86,10 @@ def last_positions(x: Any, window: int) -> Any:
 
 
 def check_window(step: TokenScorer) -> None:
-    """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
+    """Check on plain numbers that a cache which begins with empty places does not change the scores.
 
     Raises:
-        ArgumentError: it does not, or the model cannot be called so.
+        ArgumentError: the scores change, or the model cannot be called so.
     """
     model: Any = step.model
     draw = torch.Generator().manual_seed(0x5EC)
@@ -112,10 +112,10 @@ def check_window(step: TokenScorer) -> None:
 
 
 def check_places(module: SecureModule, ids: torch.Tensor, mask: torch.Tensor | None, tokens: int) -> None:
-    """Where the model is: whether it has places for all tokens of a text, those to come included.
+    """Check, at the model's owner, that the model has positions for all tokens of a text, new ones included.
 
     Raises:
-        ArgumentError: a table of positions that ends before.
+        ArgumentError: its table of positions is too short.
     """
     if not module.session.present(module.party):
         return
@@ -144,14 +144,14 @@ _CHANGES_SCORES = {
     "forced_bos_token_id": (None,), "forced_eos_token_id": (None,), "min_length": (None, 0),
     "min_new_tokens": (None, 0), "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
 }  # fmt: skip
-"""What a model's generation_config may ask of each step beside its scores, and the values that change nothing."""
+"""Settings of a model's generation_config that change the scores of a step, and their neutral values."""
 
 
 def _refuse_configured(model: nn.Module) -> None:
-    """Raise for what the plain model's `generate` would do, and this one does not.
+    """Refuse settings of the model's generation_config that only the plain model's `generate` applies.
 
     Raises:
-        ArgumentError: naming it.
+        ArgumentError: naming the setting.
     """
     config = getattr(model, "generation_config", None)
     for name, neutral in _CHANGES_SCORES.items():
@@ -171,10 +171,10 @@ def texts_of(
     pad_token_id: int | None,
     until_end: bool,
 ) -> TextSettings:
-    """How a causal language model continues texts.
+    """The settings with which a causal language model continues texts.
 
     Raises:
-        ArgumentError: it is none, no token is asked for, or an end or a padding that is no token.
+        ArgumentError: another kind of model, no new tokens, or an end or a padding that is no token.
     """
     config: Any = getattr(plain, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
@@ -200,10 +200,10 @@ def texts_of(
 
 
 class TextContinuation:
-    """Continues texts: asks for one token after the other.
+    """Continues texts by one step for each token.
 
     Attributes:
-        texts: how; public.
+        texts: the public settings.
     """
 
     texts: TextSettings
@@ -249,12 +249,12 @@ class TextContinuation:
         return torch.cat((ids, *taken), 1)
 
     def _call(self, inputs: Inputs, later: int = 0) -> tuple[Any, Cache]:
-        """One step: the token, and the cache in shares. Of the first one it is known how many may follow."""
+        """Run one step and return the token and the cache in shares; `later` steps may follow the first one."""
         raise NotImplementedError
 
     @property
     def _learned(self) -> int:
-        """How many results of a step Q learns: the token, or nothing before the end."""
+        """The number of results of a step that Q learns: the token, or none before the end."""
         return 0 if self.texts.until_end else 1
 
     def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
@@ -274,12 +274,12 @@ class TextContinuation:
     def _next(
         self, token: Any, mask: torch.Tensor | None, past: Cache, count: int, generator: torch.Generator | None
     ) -> Inputs:
-        """The step after so many tokens."""
+        """The inputs of the step after `count` tokens."""
         noise = self.texts.choice.noise(len(token), self.texts.words, generator)
         return Inputs(**self._later(token, mask, past, count), noise=noise).retaining_results(self._learned)
 
     def _later(self, token: Any, mask: torch.Tensor | None, past: Cache, count: int) -> dict[str, Any]:
-        """The arguments of a step after so many tokens."""
+        """The arguments of the step after `count` tokens."""
         rows, window = len(token), past[0][0].shape[-2]
         length = window + 2 - self.texts.max_new_tokens
         before = torch.ones(rows, length, dtype=torch.int64) if mask is None else mask
@@ -372,7 +372,7 @@ class Generation(TextContinuation):
 
 
 def check_words(ids: torch.Tensor, words: int) -> None:
-    """Raise `DimensionError` where a prompt holds what is no token: nobody then sees a question that ends midway."""
+    """Raise `DimensionError` for a prompt with numbers that are no tokens, before anything is sent."""
     if not ids.is_meta and bool(((ids < 0) | (ids >= words)).any()):
         wrong = int(((ids < 0) | (ids >= words)).sum())
         raise DimensionError(
@@ -382,10 +382,12 @@ def check_words(ids: torch.Tensor, words: int) -> None:
 
 
 def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts and mask as they are used.
+    """Prompts and mask as int64 tensors.
 
     Raises:
-        DtypeError: no tensor of whole numbers. ShapeError: not [rows, positions], or the mask is not.
+        DtypeError: one of them is no tensor of whole numbers.
+        ShapeError: prompts that are not [rows, positions], or a mask of another shape.
+        ArgumentError: prompts that are padded on the right.
     """
     for name, x in (("input_ids", ids), ("attention_mask", mask)):
         dense = isinstance(x, torch.Tensor) and x.layout == torch.strided
@@ -406,14 +408,8 @@ def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return ids, mask
 
 
-# Beam search with secret tokens: `sectorch.generate(secure_model, input_ids, max_new_tokens, num_beams=4)`.
-#
-# The beams' scores stay in shares, beside the keys and values. Q learns which beams go on, and with which tokens, and
-# gives the next step the order of the beams as a secret of its own.
-
-
 class BeamStep(TokenScorer):
-    """One call of a causal language model for all beams of a text, which stand one after the other among the rows."""
+    """One call of a causal language model for all beams; the beams of a text are consecutive rows."""
 
     def __init__(self, model: nn.Module, beams: int):
         super().__init__(model)
@@ -515,14 +511,11 @@ class Beams(TextContinuation):
         return torch.cat((ids, texts[:, 0]), 1)
 
 
-# Text generation with secret tokens: `sectorch.generate(secure_model, input_ids, max_new_tokens)`.
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _naming_options(f: Function) -> Function:
-    """Refuse a keyword that there is none of by an error that names the nearest one."""
+    """Make a function refuse unknown keywords by an error that names the nearest option."""
     options = [name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY]
 
     @functools.wraps(f)

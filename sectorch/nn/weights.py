@@ -1,4 +1,4 @@
-"""A model's weights become an answering party's private tensors."""
+"""Which models `secure` takes, and how their weights become private tensors of their owner."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_
 from ..tensor.infinity import mask_beyond_range
 from .graph import CONSTANT, Trace
 
-# What `secure` takes: a module in evaluation mode, whole, on one device.
-
 
 def refuse_training(model: nn.Module) -> None:
     """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
@@ -45,7 +43,7 @@ def refuse_training(model: nn.Module) -> None:
 
 
 def _made(given: Any) -> str:
-    """How a module comes from what was given in its place."""
+    """How to get a module from an object that was given in its place."""
     if isinstance(given, type):
         return f"make one of the class first: {given.__name__}(...)"
     if isinstance(given, dict):
@@ -71,7 +69,7 @@ def refuse_scattered(model: nn.Module) -> None:
 
 
 def refuse_quantised(model: nn.Module) -> None:
-    """Raise `UnsupportedOpError` for a module with layers that compute on torch's quantised numbers."""
+    """Raise `UnsupportedOpError` for a module with layers on torch's quantised numbers."""
     for name, layer in model.named_modules():
         floating = any("FloatFunctional" in kind.__name__ for kind in type(layer).__mro__)  # torch's functions alone
         if "quantized" in type(layer).__module__.split(".") and not floating:
@@ -82,7 +80,7 @@ def refuse_quantised(model: nn.Module) -> None:
 
 
 def check_model(model: Any, device: torch.device) -> None:
-    """Raise unless the model can be made secure on this device."""
+    """Raise unless `secure` takes the model on this device."""
     if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
         raise ArgumentError("the module is secure already; what is secured, saved and answered with is the plain one")
     if not isinstance(model, nn.Module):
@@ -127,13 +125,13 @@ class ModelTensor(NamedTuple):
 
 @torch.inference_mode(False)
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, ModelTensor]]:
-    """A copy of the model in float64, of its own memory, without gradients; and by id of its tensors, the user's.
+    """A copy of the model in float64 without gradients; and by id of the copy's tensors, the user's tensors.
 
     Raises:
-        ArgumentError: it holds a tensor that torch cannot copy.
+        ArgumentError: the model holds a tensor that torch cannot copy.
     """
-    # Each tensor is copied and converted at once: a copy of the whole model in its own dtype would be freed in pieces
-    # between others, and the C library does not give such memory back.
+    # Each tensor is copied and converted at once. A copy of the whole model in its own dtype would later be freed in
+    # pieces between other blocks, and the C library does not return such memory.
     memo: dict[int, Any] = {}
     for t in (*model.parameters(), *model.buffers()):
         if t.is_inference() and not t.is_floating_point():
@@ -175,19 +173,19 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, ModelTensor]]:
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
+    """The device of a module's parameters, if they are on one CPU or CUDA device; the CPU otherwise."""
     held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
     return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """What a module's weights pass for: the dtype of its first floating-point tensor."""
+    """The dtype of a module's first floating-point tensor, which its weights have for the forward."""
     floating = (t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
     return next(floating, torch.float32)
 
 
 def refuse_meta_device() -> None:
-    """Raise `ArgumentError` inside `torch.device("meta")`, where tensors that are made have no content."""
+    """Raise `ArgumentError` inside `torch.device("meta")`, where new tensors have no content."""
     if torch.get_default_device().type == "meta":
         raise ArgumentError("inside torch.device('meta') no tensor that is made has content: call it outside")
 
@@ -205,7 +203,7 @@ def refuse_unused(unused: dict[str, bool]) -> None:
 def check_input(
     x: torch.Tensor, session: Session, party: Party, scheme: Scheme, what: str = "the input"
 ) -> torch.Tensor:
-    """An input of a secure module as a plain tensor or a SharedTensor, looked at by whoever holds it.
+    """An input of a secure module as a plain tensor or a SharedTensor, checked by the party that holds it.
 
     Raises:
         SessionMismatchError, ArgumentError: a SharedTensor of another session, answering party or scheme; a tensor on
@@ -238,12 +236,12 @@ def check_input(
 
 
 LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 20
-"""Elements. The large weights of a large model are not kept in several forms (`mpc.star.streamed`): in one process 20
-bytes an element in place of 60, or 24 where something was folded into it."""
+"""Elements. The large weights of a large model are kept in one form only (`PrivateTensor.streamed`): in one process
+that takes 20 bytes an element in place of 60, or 24 where a pass folded something into the weight."""
 
 
 def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The floating-point parameters and buffers of a module by name; a tied one has its first name only."""
+    """The floating-point parameters and buffers of a module by name; a tied one appears by its first name."""
     named = {id(t): (name, t.detach()) for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     return {name: t for name, t in reversed(named.values()) if t.is_floating_point()}
 
@@ -260,12 +258,12 @@ def bind(
 
     Args:
         module: in float64, so that folding and encoding round once.
-        given: by id of the module's tensors, the user's. They pass for tensors of the same dtype, and stand for them
-            wherever the forward has them from.
-        dtype: what those pass for that are not among them.
+        given: by id of the module's tensors, the user's. A private tensor has the dtype of the user's tensor for the
+            forward, and replaces it wherever the forward holds it.
+        dtype: the dtype of tensors that are not in `given`.
 
-    Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public, and so
-    is a mask of floating-point numbers: a buffer of zeros and of what is beyond the range of fixed point.
+    Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public. So do
+    masks of floating-point numbers: buffers of zeros and of numbers beyond the range of fixed point.
 
     Raises:
         NonFiniteError, FixedPointRangeError: naming the parameter. A buffer is checked where it is used; the statistics
@@ -273,7 +271,7 @@ def bind(
     """
     named = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     meta = not session.present(party)
-    # What becomes private is not copied; a public buffer is, since a forward may write into it.
+    # Tensors that become private are not copied. Public buffers are, since a forward may write into them.
     memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     large = is_large(memo.values())
     bound = copy.deepcopy(module, memo)
@@ -304,12 +302,12 @@ def bind(
 
 
 def is_large(weights: Iterable[torch.Tensor]) -> bool:
-    """Whether a model of these weights is."""
+    """Whether a model of these weights is large (`LARGE_MODEL`)."""
     return sum(w.numel() for w in weights) >= LARGE_MODEL
 
 
 def is_normalising(layer: nn.Module) -> bool:
-    """Whether a layer's tensors are a BatchNorm's, which are finite and of any size."""
+    """Whether a layer is a BatchNorm, whose tensors are finite and of any size."""
     return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
@@ -328,13 +326,13 @@ def private_weight(
     """A private tensor that lasts as long as the session.
 
     Args:
-        x: float64 (a folded one of a large model may be float32), or of a shape only where its owner is absent.
-        statistic: whether it is of a BatchNorm: finite, of any size.
-        large: whether the model is (`is_large`).
-        read: whether the forward is known to read it; else it is checked where it is read.
+        x: in float64 (a folded weight of a large model may be in float32), or a shape only where its owner is absent.
+        statistic: whether it belongs to a BatchNorm, and may be of any size.
+        large: whether the model is large (`is_large`).
+        read: whether the forward is known to read it; if not, it is checked where it is read.
 
     Raises:
-        NonFiniteError, FixedPointRangeError: naming it.
+        NonFiniteError, FixedPointRangeError: naming the weight.
     """
     if statistic or not read:
         if statistic:
@@ -357,24 +355,24 @@ def private_weight(
 
 
 def _is_mask(x: torch.Tensor, scheme: Scheme) -> bool:
-    """Whether it consists of negative numbers beyond the range and of small ones."""
+    """Whether a tensor consists of negative numbers beyond the range and of small numbers."""
     far = mask_beyond_range(scheme, x)
     return far is not None and bool((far & (x < 0) | ~far & (x.abs() < 2.0**16)).all())
 
 
 def is_public_mask(x: torch.Tensor, scheme: Scheme) -> bool:
-    """Whether a buffer holds zeros and numbers beyond the range, and nothing else: no weight does."""
+    """Whether a buffer holds only zeros and numbers beyond the range, which no weight does."""
     far = mask_beyond_range(scheme, x)
     return far is not None and bool((far | (x == 0)).all())
 
 
 class Weights:
-    """What the names of a program stand for in a session: private tensors, each made and sent once.
+    """The private tensors that programs name in a session, each made and sent once.
 
     Args:
-        own: those of the module by name; passes make further ones, which are named by what they were made of.
-        dtype: what those pass for of which a program does not say it. A folded weight is rounded to what it passes for
-            (or to float32, if that is finer): so that a model file computes the same numbers as the model.
+        own: the module's weights by name. Passes make further ones, whose names say what they were made of.
+        dtype: the dtype of weights for which a program names none. A folded weight is rounded to its dtype (or to
+            float32, if that is finer), so that a model file computes the same numbers as the model.
     """
 
     def __init__(
@@ -408,7 +406,7 @@ class Weights:
             dtype = program.dtypes.get(name, self._dtype)
             value = value.detach().to(torch.promote_types(dtype, torch.float32))
             if self._large:
-                program.values[name] = value  # nobody needs what the rounding took away
+                program.values[name] = value  # the unrounded value is not needed again
             else:
                 value = value.to(torch.float64)
             value = value if self._session.present(self._party) else value.to("meta")

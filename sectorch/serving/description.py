@@ -2,7 +2,7 @@
 
 `describe` records what a module does with the inputs that it is shown, as `secure` does, and writes the program as
 JSON: operations by the names of the dispatch table's functions with their public arguments, the form of the call and of
-the result, and the names, shapes and dtypes of the weights. `program.py` reads it back.
+the result, and the names, shapes and dtypes of the weights. `load_program` reads it back and checks every part.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Reader:
         return made
 
 
-# A description of another party's model, read: `load_program` checks every part of what `describe.py` wrote.
+# Reading the description of another party's model.
 #
 # It makes the same programs that `secure` makes of a module in one process: graphs of functions that are keys of the
 # dispatch table, on values. Nothing in a description is executed but these; weights never enter it.
@@ -457,7 +457,7 @@ def from_json(data: bytes) -> dict:
 
 Example = torch.Tensor | Inputs
 DERIVED = "derived "
-"""How the names begin of weights that A computes of others by functions that are not in the list."""
+"""Prefix of the names of weights that A computes from others by functions outside the list of operations."""
 
 
 def describe(
@@ -667,7 +667,7 @@ class _Writer:
         return {"weight": self._numbers[name]}
 
     def _derived(self, name: str, passes: torch.dtype) -> torch.dtype:
-        """In which a weight that is not the module's own is kept: as `bind.Weights` rounds what a pass has made."""
+        """In which a weight that is not the module's own is kept: as `weights.Weights` rounds the weights of passes."""
         return torch.float64 if name.startswith(DERIVED) else torch.promote_types(passes, torch.float32)
 
     def _label(self, name: str) -> str:
@@ -689,14 +689,14 @@ class _Writer:
 
 
 class _Leaf:
-    """A leaf of a result, which no container looks into."""
+    """A leaf of a result, which containers treat as opaque."""
 
     def __init__(self, held: Any):
         self.held = held
 
 
 def _floating(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The floating-point parameters and buffers by their first names (`bind.plain_weights`)."""
+    """The floating-point parameters and buffers by their first names (`weights.plain_weights`)."""
     named = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
     return [(name, t) for name, t in named.values() if t.is_floating_point()]
 
@@ -720,5 +720,5 @@ def _outside(node: fx.Node, names: dict, outside: set) -> bool:
 
 
 def to_json(description: dict) -> bytes:
-    """A description as it travels."""
+    """A description as bytes."""
     return json.dumps(description, separators=(",", ":")).encode()

@@ -145,7 +145,7 @@ def times(
 
     Args:
         wide: of a number whose size changes from step to step: its bits are counted from the next multiple of
-            `public.SPAN`, so that numbers of one form take the same steps.
+            `autograd_values.SPAN`, so that numbers of one form take the same steps.
         exponent: what the number is counted from, where it is not its own size.
 
     Raises:

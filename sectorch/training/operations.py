@@ -32,7 +32,7 @@ aten: Any = _torch.ops.aten
 #
 # They are taken as shares that A has whole, no message, with a bound of few sizes, so that steps with other numbers in
 # them are one program. A row sees a cell and cannot tell it from a secret one; a target has the bits of one that is
-# shared. Larger numbers than `public.SIZES` has stay a part of the program.
+# shared. Numbers beyond those of `autograd_values.SIZES` stay a part of the program.
 
 
 TARGET, BESIDE = "with the fraction bits of an activation", "with those of what stands beside it"
