@@ -1,8 +1,8 @@
 """A model in one file: its checked description, and its weights as safetensors. Reading one runs nothing.
 
-The file is a `.safetensors` file whose metadata holds the description of `serving/description.py` as JSON under `KEY`; its
-tensors are the weights that the description names, and no others. Nothing in it is packed, so that it takes about as
-much memory as it has bytes, and nothing is unpickled.
+The file is a `.safetensors` file whose metadata holds the description of `serving/description.py` as JSON under `KEY`.
+Its tensors are the weights that the description names, and no others. Nothing in it is compressed, so that it takes
+about as much memory as it has bytes, and nothing is unpickled.
 """
 
 from __future__ import annotations
