@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,3 +82,85 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
         return cls
 
     return decorator
+
+
+def renamed_names(module: str, **names: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that gives its classes and functions by their old names too.
+
+    Args:
+        module: the module's name.
+        names: old name=new name.
+    """
+
+    def read(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        deprecate(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(sys.modules[module], names[name])
+
+    return read
+
+
+MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
+    f"sectorch.{old}": (f"sectorch.{new}", names)
+    for old, new, names in (
+        ("choreography.program.text", "choreography.program.trace", {}),
+        ("federated.scores", "federated.outcome", {}),
+        ("garbled.confident", "garbled.argmax", {}),
+        ("garbled.gates", "garbled.circuit", {}),
+        ("garbled.shares", "garbled.argmax", {}),
+        ("mpc.smooth", "mpc.series", {}),
+        ("mpc.smooth.normalise", "mpc.series", {}),
+        ("mpc.smooth.trigonometric", "mpc.series", {}),
+        ("mpc.star.claims", "mpc.star.dealing_proofs", {"settle": "prove_pending"}),
+        ("mpc.star.fours", "mpc.star.maximum", {}),
+        ("mpc.star.largest", "mpc.star.maximum", {}),
+        ("mpc.star.mask", "mpc.star.masking", {}),
+        ("mpc.star.pool", "mpc.star.maximum", {}),
+        ("mpc.star.share", "mpc.star.shares", {}),
+        ("mpc.star.sign", "mpc.star.thresholds", {}),
+        ("mpc.star.streamed", "mpc.star.linear", {"mask_streamed": "mask_streamed_weight"}),
+        ("mpc.star.within", "mpc.star.thresholds", {}),
+        ("network.parties.stage", "testing.local_network", {}),
+        ("nn.describe", "serving.description", {}),
+        ("nn.model_file", "serving.model_file", {}),
+        ("nn.program", "serving.description", {}),
+        ("nn.served", "nn.remote_program", {"Served": "RemoteProgram"}),
+        ("plots", "display", {}),
+        ("privacy", "dp", {}),
+        ("protocols.capride.directions", "protocols.capride.settings", {}),
+        ("protocols.capride.federation", "protocols.capride.cli", {}),
+        ("protocols.capride.meter", "protocols.capride.algorithm", {}),
+        ("protocols.perturbation.data", "protocols.perturbation.federated", {}),
+        ("protocols.perturbation.settings", "protocols.perturbation.federated", {}),
+        ("protocols.privhfl.privacy", "protocols.privhfl.settings", {}),
+    )
+}
+"""Old name of a module: the module that has its contents now, and what is renamed there (old name: new name)."""
+
+
+class MovedModules:
+    """An import finder and loader of modules by the names in `MOVED_MODULES`.
+
+    It stands last in `sys.meta_path`, so it is asked for a module only after every other finder had none.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        # a package, since a moved module may be the parent of another one
+        return ModuleSpec(name, MovedModules, is_package=True) if name in MOVED_MODULES else None  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Let the import system make the module."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        name, names = MOVED_MODULES[module.__name__]
+        moved = importlib.import_module(name)
+        module.__getattr__ = lambda old: getattr(moved, names.get(old, old))  # pyright: ignore[reportAttributeAccessIssue]
+        if not any(old.startswith(f"{module.__name__}.") for old in MOVED_MODULES):  # else its part says so
+            deprecate(module.__name__, name)
+
+
+sys.meta_path.append(MovedModules)  # pyright: ignore[reportArgumentType]

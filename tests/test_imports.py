@@ -42,7 +42,6 @@ LEVELS = (
     "testing",
     "data",
     "dp",
-    "privacy",
     "cli.command",
     "federated",
     "protocols",

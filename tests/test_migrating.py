@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +18,10 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import Scheme, dp, errors, federated
+from sectorch import Scheme, dp, errors, federated, testing
+from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
+from sectorch.network import aio
 from sectorch.protocols import secsv
 
 ROOT = Path(sectorch.__file__).parent.parent
@@ -34,10 +39,57 @@ def scheme_of_call(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return made.scheme, made(X)
 
 
-def old_module() -> Any:
-    from sectorch.privacy import Budget
+DOCUMENTED = {
+    "choreography.program.text": "PartyProgram",
+    "federated.scores": "equal_opportunity, equalized_odds, scores",
+    "garbled.confident": "UNANSWERED, argmax_confident_shares",
+    "garbled.gates": "argmax_circuit",
+    "garbled.shares": "argmax_noisy_shares, argmax_onehot_shares",
+    "mpc.smooth.normalise": "normalise",
+    "mpc.smooth.trigonometric": "draw_error, trigonometric",
+    "mpc.star.claims": "settle",
+    "mpc.star.fours": "max_by_fours, max_of_four",
+    "mpc.star.largest": "ramp_of_largest",
+    "mpc.star.mask": "open_masked",
+    "mpc.star.pool": "max_tree",
+    "mpc.star.share": "aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share",
+    "mpc.star.sign": "at_least",
+    "mpc.star.streamed": "mask_streamed",
+    "mpc.star.within": "raise_outside",
+    "network.parties.stage": "Stage",
+    "nn.describe": "describe",
+    "nn.model_file": "read_model, write_model",
+    "nn.program": "load_program",
+    "nn.served": "Served",
+    "plots": "Plot",
+    "privacy": "Budget, BudgetFile, PrivateGradients",
+    "protocols.capride.directions": "Directions, features_and_logits",
+    "protocols.capride.federation": "federation",
+    "protocols.capride.meter": "Meter",
+    "protocols.perturbation.data": "Data, load",
+    "protocols.perturbation.settings": "Settings",
+    "protocols.privhfl.privacy": "curve, epsilon",
+}
+"""Modules by the names that docs and examples gave them, and what these imported."""
 
-    return Budget
+
+def import_old(module: str, names: str) -> tuple[Any, ...]:
+    """What `from module import names` gives when this process has not imported the module before."""
+    for old in [name for name in MOVED_MODULES if name == module or module.startswith(f"{name}.")]:
+        sys.modules.pop(old, None)
+    imported: dict[str, Any] = {}
+    exec(compile(f"from {module} import {names}", __file__, "exec"), imported)  # the user's line is in this file
+    return tuple(imported[name] for name in names.split(", "))
+
+
+def import_new(module: str, names: str) -> tuple[Any, ...]:
+    new, renamed = MOVED_MODULES[module]
+    return tuple(getattr(importlib.import_module(new), renamed.get(name, name)) for name in names.split(", "))
+
+
+def names_of(module: Any, **names: str) -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Classes of a module by their old names and by their new ones."""
+    return [(lambda old=old: getattr(module, old), lambda new=new: getattr(module, new)) for old, new in names.items()]
 
 
 def fit_on_shares() -> Any:
@@ -132,7 +184,17 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
             lambda: sectorch.explain(net(), X).seconds("LAN")["offline"],
         )
     ],
-    "`from sectorch.privacy import ...`": [(old_module, lambda: dp.Budget)],
+    **{
+        f"`{old}`": [
+            (lambda old=old, names=names: import_old(old, names), lambda old=old, names=names: import_new(old, names))
+        ]
+        for old, names in ((f"sectorch.{old}", names) for old, names in DOCUMENTED.items())
+    },
+    "`sectorch.federated.Federation`": names_of(federated, Federation="FederatedData"),
+    "`sectorch.network.aio.Connection`, `Model`, `Federation`": names_of(
+        aio, Connection="AsyncConnection", Model="AsyncModel", Federation="AsyncFederation"
+    ),
+    "`sectorch.testing.Options`, `Planted`": names_of(testing, Options="CheckOptions", Planted="PlantedFault"),
 }
 """By the first column: old and new, each as what can be compared."""
 
@@ -175,6 +237,21 @@ def test_old_forms_warn_once_and_do_what_the_new_ones_do(row: str):
         assert " is " in str(caught[0].message), "the warning spells the new form"
         assert caught[0].filename == __file__, "the warning points at the user's line"
         assert same(found, expected), row
+
+
+def test_modules_that_moved_are_found_last_and_hide_nothing():
+    assert {f"sectorch.{old}" for old in DOCUMENTED} == set(MOVED_MODULES) - {"sectorch.mpc.smooth"}
+    assert sys.meta_path.count(MovedModules) == 1  # pyright: ignore[reportArgumentType]
+    for old, (new, _) in MOVED_MODULES.items():
+        parent, _, name = old.rpartition(".")
+        there = vars(importlib.import_module(parent)).get(name) if parent not in MOVED_MODULES else None
+        assert there is None or there.__name__ == old, f"{old} is something else"
+        assert importlib.util.find_spec(new) is not None
+    assert all(MovedModules.find_spec(name) is None for name in ("sectorch", "sectorch.dp", "privacy", "torch.privacy"))
+    with pytest.raises(ImportError, match=r"No module named 'sectorch\.nothing'"):
+        importlib.import_module("sectorch.nothing")
+    with pytest.raises(AttributeError, match=r"module 'sectorch\.testing' has no attribute 'nothing'"):
+        _ = testing.nothing
 
 
 def test_a_scheme_shows_its_fields():

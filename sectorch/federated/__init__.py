@@ -9,6 +9,7 @@ A paper's package holds its figures, algorithm and settings; all else is here, o
 
 from __future__ import annotations
 
+from ..deprecation import renamed_names
 from ..display import Plot as Plot
 from .command import Options as Options
 from .command import Study as Study
@@ -28,6 +29,8 @@ from .participants import Participant as Participant
 from .training import Training as Training
 from .watch import Estimate as Estimate
 from .watch import Watch as Watch
+
+__getattr__ = renamed_names(__name__, Federation="FederatedData")
 
 __all__ = [
     "ArchitectureError",

@@ -1,10 +1,10 @@
 """The same for asyncio: a web service or a notebook asks, and takes part in programs, without blocking its loop.
 
-    async with aio.Connection("cloud.example:7100", credentials) as connection:
+    async with aio.AsyncConnection("cloud.example:7100", credentials) as connection:
         model = await connection.model("hospital-b")
         logits = await model(images)
 
-    async with aio.Federation("sum.toml", "north") as federation:
+    async with aio.AsyncFederation("sum.toml", "north") as federation:
         learned = await federation.run(program, {"H1": vector})
 
 Each call runs in a thread of its own. To cancel one (`task.cancel()`, `asyncio.timeout`) ends its session: the others
@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from ..config import Scheme
+from ..deprecation import renamed_names
 from ..errors import AbortedError, ArgumentError, SectorchError
 from ..federated.parties import Parties
 from ..serving.calls import Like
@@ -36,6 +37,8 @@ from .parties.remote_model import RemoteModel
 
 THREADS = 64
 """Calls at once; further ones wait."""
+__getattr__ = renamed_names(__name__, Connection="AsyncConnection", Model="AsyncModel", Federation="AsyncFederation")
+
 T = TypeVar("T")
 GiveUp = Callable[[SectorchError], None]
 

@@ -1,5 +1,6 @@
 """Tests that anybody can point at operations, models and protocols of their own."""
 
+from ..deprecation import renamed_names
 from .calls import Call as Call
 from .check import check_op as check_op
 from .modules import ModuleFault as ModuleFault
@@ -17,6 +18,8 @@ from .protocols import ProtocolFault as ProtocolFault
 from .protocols import ProtocolReport as ProtocolReport
 from .protocols import check_protocol as check_protocol
 from .reveals import check_program as check_program
+
+__getattr__ = renamed_names(__name__, Options="CheckOptions", Planted="PlantedFault")
 
 __all__ = [
     "KINDS",

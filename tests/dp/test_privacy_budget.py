@@ -128,15 +128,6 @@ def test_other_errors():
     assert "spent 0.0000 of 2" in repr(Budget(2, 1e-6))
 
 
-def test_the_package_is_found_by_its_old_name():
-    from sectorch import privacy
-
-    with pytest.warns(DeprecationWarning, match="sectorch.dp.Budget"):
-        assert privacy.Budget is Budget
-    with pytest.raises(AttributeError):
-        _ = privacy.nothing
-
-
 @given(st.integers(1, 40), st.integers(0, 40), st.floats(2, 50), st.floats(2, 50))
 def test_what_a_check_spared_is_given_back_and_no_more(asked, answered, scale, check):
     mechanism, answered = ConfidentGNMax(10, check, GNMax(scale)), min(asked, answered)
