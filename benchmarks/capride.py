@@ -149,7 +149,7 @@ def table2(options: argparse.Namespace) -> None:
         _, first = timed(lambda: ckks.encrypt(sample, keys, bound=None))
         e, second = timed(lambda: ckks.encrypt(batch, keys, bound=None))
         with torch.no_grad():
-            z, third = timed(lambda: model(e).settled())
+            z, third = timed(lambda: model(e).smallest_form())
         error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())
         q = encrypt_low(weights, keys)
         _, fourth = timed(lambda: seal(ckks.inner(q, z.unsqueeze(1)), 256, 16.0))

@@ -56,10 +56,10 @@ def linear(repeats: int) -> dict:
         row = {"tenseal_s": tenseal_seconds, "tenseal_error": float((result - expected).abs().max())}
         for name, each in (("2^40", keys), ("2^30", small)):
             e = ckks.encrypt(x, each)
-            y = layer(e).settled().cipher
+            y = layer(e).smallest_form().cipher
             context = each.public.context
             row[f"layer_s {name}"] = best(lambda e=e: layer(e), repeats)
-            row[f"with_rescale_s {name}"] = ours = best(lambda e=e: layer(e).settled(), repeats)
+            row[f"with_rescale_s {name}"] = ours = best(lambda e=e: layer(e).smallest_form(), repeats)
             row[f"to_seal_s {name}"] = best(lambda y=y, c=context: [c.write(one, y.scale) for one in y.data], repeats)
             row[f"error {name}"] = float((layer(e).decrypt(each.secret) - expected).abs().max())
             row[f"apart {name}"] = float((layer(e).decrypt(each.secret) - result).abs().max())
@@ -106,7 +106,7 @@ def inference(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, keys: ckk
     e = ckks.encrypt(x, keys, bound=None)
     encrypted = time.perf_counter()
     with torch.no_grad():
-        y = model(e).settled()
+        y = model(e).smallest_form()
     evaluated = time.perf_counter()
     logits = y.decrypt(keys.secret)
     end = time.perf_counter()
@@ -181,8 +181,8 @@ def matrices(repeats: int) -> dict:
             plan = kind(d_out, d_in, m, slots)
             keys = ckks.keygen(1, degree=4096, rotations=plan.rotations())
             a, b = torch.randn(d_out, d_in, dtype=torch.float64), torch.randn(d_in, m, dtype=torch.float64)
-            left = plan.left(a, keys, None)
-            for how, right in (("c2c", plan.right(b, keys, None)), ("c2p", plan.right(b, None))):
+            left = plan.prepare_left(a, keys, None)
+            for how, right in (("c2c", plan.prepare_right(b, keys, None)), ("c2p", plan.prepare_right(b, None))):
                 result = plan.multiply(left, right)
                 error = float((result.decrypt(keys.secret) - a @ b).abs().max())
                 if error > 0.05:

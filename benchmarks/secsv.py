@@ -326,10 +326,13 @@ def table4(_options) -> list[dict]:
         other = ckks.keygen(1, degree=4096, scale_bits=22, integer_bits=19, rotations=squaring.rotations())
         b = torch.rand(d_in, min(squaring.tile[1], 45), dtype=torch.float64)
         squaring = ckks.MatrixSquaring(d_out, d_in, b.shape[1], 2048)
-        x = squaring.left(a, other, None)
+        x = squaring.prepare_left(a, other, None)
         row = {"matrix": f"{d_out} x {d_in}", "reducing us": 1e6 * reducing, "reducing columns": layout.columns,
                "reducing products": d_in, "reducing rotations": 0}  # fmt: skip
-        for kind, y in (("both encrypted", squaring.right(b, other, None)), ("one encrypted", squaring.right(b, None))):
+        for kind, y in (
+            ("both encrypted", squaring.prepare_right(b, other, None)),
+            ("one encrypted", squaring.prepare_right(b, None)),
+        ):
             spent = best(lambda y=y: squaring.multiply(x, y)) / b.shape[1]
             counts = squaring.multiply(x, y).counts
             row[f"squaring us, {kind}"] = 1e6 * spent

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import Scheme, dp, errors, federated, testing
+from sectorch import Scheme, ckks, dp, errors, federated, testing
 from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
 from sectorch.network import aio
@@ -90,6 +90,10 @@ def import_new(module: str, names: str) -> tuple[Any, ...]:
 def names_of(module: Any, **names: str) -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
     """Classes of a module by their old names and by their new ones."""
     return [(lambda old=old: getattr(module, old), lambda new=new: getattr(module, new)) for old, new in names.items()]
+
+
+def encrypted() -> ckks.CKKSTensor:
+    return ckks.encrypt(X, depth=1)
 
 
 def fit_on_shares() -> Any:
@@ -190,6 +194,13 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
         ]
         for old, names in ((f"sectorch.{old}", names) for old, names in DOCUMENTED.items())
     },
+    "`sectorch.ckks.rerandomised`": names_of(ckks, rerandomised="rerandomise"),
+    "`CKKSTensor.settled()`": [
+        (lambda: encrypted().settled().full_shape, lambda: encrypted().smallest_form().full_shape),
+    ],
+    "`left` and `right` of `sectorch.ckks.MatrixProduct`": names_of(
+        ckks.MatrixReducing(2, 3, 4, 8), left="prepare_left", right="prepare_right"
+    ),
     "`sectorch.federated.Federation`": names_of(federated, Federation="FederatedData"),
     "`sectorch.network.aio.Connection`, `Model`, `Federation`": names_of(
         aio, Connection="AsyncConnection", Model="AsyncModel", Federation="AsyncFederation"

@@ -3,6 +3,7 @@
 keys = sectorch.ckks.keygen(depth=5); e = sectorch.ckks.encrypt(x, keys.public); y = model(e); y.decrypt(keys.secret)
 """
 
+from ..deprecation import renamed_names
 from .convert import from_shares as from_shares
 from .convert import to_shares as to_shares
 from .errors import KeyMismatchError as KeyMismatchError
@@ -30,12 +31,14 @@ from .scheme.seal import choose as choose
 from .tensor.ckks_tensor import CKKSTensor as CKKSTensor
 from .tensor.ckks_tensor import encrypt as encrypt
 from .tensor.ckks_tensor import load as load
-from .tensor.ckks_tensor import rerandomised as rerandomised
+from .tensor.ckks_tensor import rerandomise as rerandomise
 from .tensor.ckks_tensor import supported_ops as supported_ops
 from .tensor.explain import Report as Report
 from .tensor.explain import explain as explain
 from .tensor.layers import inner as inner
 from .tensor.layers import polynomial as polynomial
+
+__getattr__ = renamed_names(__name__, rerandomised="rerandomise")
 
 __all__ = [
     "CKKSModule",
@@ -68,7 +71,7 @@ __all__ = [
     "load",
     "memory_limit",
     "polynomial",
-    "rerandomised",
+    "rerandomise",
     "supported_ops",
     "to_shares",
 ]

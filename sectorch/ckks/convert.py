@@ -187,10 +187,10 @@ def to_shares(
     matrix = (_cosines(p.degree, e.batch) * (2.0**scale_bits * c.factor / c.scale)).round_().to(torch.int64).t()
     shape = e.full_shape
 
-    def shared(integers: torch.Tensor) -> torch.Tensor:
+    def to_share(integers: torch.Tensor) -> torch.Tensor:
         return products.matmul(integers, matrix).t().reshape(shape).contiguous()
 
-    def masked(data: torch.Tensor, fresh: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    def mask(data: torch.Tensor, fresh: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         data = data.clone()
         for j, q in enumerate(c.primes):
             residues = times_(high.remainder(q), (1 << _LOW) % q, q)
@@ -200,25 +200,25 @@ def to_shares(
         return data
 
     def half(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        return shared(-((high << _LOW) + low + (1 << offset_bits)))  # mod 2^64; the offset keeps m + r above zero
+        return to_share(-((high << _LOW) + low + (1 << offset_bits)))  # mod 2^64; the offset keeps m + r above zero
 
-    def decrypted(masked: torch.Tensor) -> torch.Tensor:
+    def decrypt(masked: torch.Tensor) -> torch.Tensor:
         plain, rows = sealapi.Plaintext(), []
         for one in masked:
             secret.decryptor.decrypt(context.write(one, c.scale), plain)
             rows.append(torch.from_numpy(np.array(context.parse_plain(plain, c.level))))
         values = torch.stack(rows)
-        return shared(_lifted([transform(p.degree, q).inverse(values[:, j]) for j, q in enumerate(c.primes)], c.primes))
+        return to_share(_lift([transform(p.degree, q).inverse(values[:, j]) for j, q in enumerate(c.primes)], c.primes))
 
     with session.operation(party) as net:
         high, low = net.fresh(net.A, _mask, (c.count, p.degree), bits)
         fresh = net.fresh(net.A, zeros, c)
-        at_S = _open_masked(net, compute(masked, net.own(net.A, residues(c)), fresh, high, low), decrypted)
+        at_S = _open_masked(net, compute(mask, net.own(net.A, residues(c)), fresh, high, low), decrypt)
         at_A = compute(half, high, low)
         return SharedTensor(Shares(at_A, at_S), scale_bits, session, party, scheme, e.float_dtype)
 
 
-def _lifted(residues: list[torch.Tensor], primes: tuple[int, ...]) -> torch.Tensor:
+def _lift(residues: list[torch.Tensor], primes: tuple[int, ...]) -> torch.Tensor:
     """The integer in [0, product of the primes) with these residues, mod 2^64 (Garner: mixed radix digits)."""
     digits: list[torch.Tensor] = []
     for j, q in enumerate(primes):
@@ -261,13 +261,13 @@ def from_shares(
     security_bits: int = 30,
     frac_bits: int | None = None,
 ) -> CKKSTensor:
-    """Shares of A and S become a tensor encrypted under Q's key, at A; one level of the chain is used.
+    """Convert shares of A and S to a tensor at A, encrypted under Q's key. It uses one level of the chain.
 
     Args:
         value_bits: every value is below 2^value_bits in magnitude.
-        security_bits: what S and Q see of this call is within 2^-security_bits of independent of x, in total variation
-            over all its elements together (`mask_bits`). Calls add up.
-        frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
+        security_bits: the view of S and Q in this call is within 2^-security_bits of independent of x, in total
+            variation over all its elements together (`mask_bits`). Calls add up.
+        frac_bits: fraction bits to convert; further ones are rounded away first. The default is all of x.
 
     Rounds 4, one more for rounding and two to see whether x left its range; bytes: 16 an element to Q, and Q's
     ciphertexts to S and on to A.
@@ -281,7 +281,7 @@ def from_shares(
         ScaleError: value_bits, the fraction bits, security_bits and log2 of the number of elements, rounded up, are
             more than 61 together, as x + r has to stay below 2^62; it says what would do. Nothing was sent.
         SlotError: more samples than slots.
-        RangeExceededError: a value on which x depends left its range; A and S see that nothing follows.
+        RangeExceededError: a value on which x depends left its range; A and S see that no message follows.
         UnsupportedOpError: of a scheme with verified=True.
     """
     _check_trusting(x.scheme)
@@ -305,9 +305,9 @@ def from_shares(
     x.check_range()
     matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
     rows = math.prod(shape[1:])
-    blank = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
+    form = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
 
-    def changed(data: torch.Tensor, value: torch.Tensor, change: Callable) -> torch.Tensor:
+    def add_to_message(data: torch.Tensor, value: torch.Tensor, change: Callable) -> torch.Tensor:
         data = data.clone()
         for j, q in enumerate(p.primes):
             columns = value.reshape(shape[0], rows).remainder(q).contiguous()
@@ -323,23 +323,23 @@ def from_shares(
             shift = min(MAX_SHIFT, excess)
             shares, excess = truncate(net, shares, shift), excess - shift
         r = net.fresh(net.A, lambda: (random_words(math.prod(shape)).view(shape) & ((1 << bits) - 1)) + (1 << width))
-        sealed = _sealed_by_Q(net, shares, r, lambda opened: changed(zeros(blank).contiguous(), opened, plus_))
-        data = net.read(compute(changed, sealed, r, minus_), net.A)  # A takes its mask off
+        sealed = _sealed_by_Q(net, shares, r, lambda opened: add_to_message(zeros(form).contiguous(), opened, plus_))
+        data = net.read(compute(add_to_message, sealed, r, minus_), net.A)  # A takes its mask off
     largest = 2.0**value_bits
     matrix_error = SIGMAS * math.sqrt(p.degree * shape[0] / 12) * largest * 2.0**scale_bits / scale
     error = fresh_error(p.degree, p.scales[p.depth - 1]) + matrix_error + 2.0**-scale_bits
-    known = check_capacity(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
+    known = check_capacity(replace(form, data=data, pending=1, largest=largest, error=error), "a conversion")
     return CKKSTensor(known, shape[0], tuple(shape[1:]), dtype)
 
 
 def _check_trusting(scheme: Scheme) -> None:
-    """Raise UnsupportedOpError where Q is not trusted: nobody holds to anything what it sends in a conversion."""
+    """Raise UnsupportedOpError where Q is not trusted, since nothing proves what it sends in a conversion."""
     if scheme.verified:
         raise UnsupportedOpError("with verified=True there is no proof of what Q sends in a conversion to or from CKKS")
 
 
 def _without_room(count: int, value_bits: int, scale_bits: int, security_bits: int) -> str:
-    """What an error says where the mask does not fit: what came, and what would fit."""
+    """The text of the error for masks that do not fit, with the ways out."""
     spare = _OPENED - value_bits - scale_bits - security_bits
     fitting = _OPENED - value_bits - security_bits - (count - 1).bit_length()
     ways = [f"convert at most {1 << spare} elements a call"] if spare >= 0 else []

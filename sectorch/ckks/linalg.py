@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ..choreography.streams import SECRET_BYTES, PairKey, random_secret
+from ..deprecation import renamed_attribute
 from ..errors import ArgumentError, ShapeError
 from ..ring.jit import array, run_in_threads
 from .errors import ScaleError, SlotError
@@ -63,19 +64,19 @@ from .tensor.ckks_tensor import CKKSTensor, encrypt, magnitude
 
 @dataclass
 class ProductCounts:
-    """Homomorphic operations of a product: multiplications of a pair of ciphertexts (or with a plain one),
-    rotations.
-    """
+    """Homomorphic operations: products of two ciphertexts, or of a ciphertext and a plaintext, and rotations."""
 
     products: int = 0
     rotations: int = 0
 
+    def add(self, other: ProductCounts) -> None:
+        self.products += other.products
+        self.rotations += other.rotations
+
 
 @dataclass
 class PackedOperand:
-    """A prepared matrix: for each block the shifted copies, encrypted or (B only) plain. Entries [block] ->
-    [copies, slots].
-    """
+    """A prepared matrix: for each block its shifted copies [copies, slots], encrypted or (B only) plain."""
 
     shape: tuple[int, int]
     blocks: Mapping[tuple[int, int], torch.Tensor | Cipher]
@@ -96,8 +97,8 @@ class PackedOperand:
         return block
 
     def residues(self, at: tuple[int, int], c: Cipher) -> np.ndarray:
-        """A plain block as SEAL encodes it for products with c, int64 [copies, 1, primes, N]; encoded once and kept."""
-        key = (*at, c.level, c.left)
+        """A plain block, encoded by SEAL for products with c: int64 [copies, 1, primes, N]. Cached."""
+        key = (*at, c.level, c.levels_left)
         if key not in self.encoded:
             context, scale = c.keys.context, weight_scale(c)
             plains = (context.encode(row.tolist(), c.level, scale) for row in self.plain(at))
@@ -107,7 +108,7 @@ class PackedOperand:
 
 @dataclass
 class EncryptedMatrix:
-    """An encrypted result [rows, columns] in blocks of slots, and what it cost."""
+    """An encrypted result [rows, columns] in blocks of slots, and the operations that it took."""
 
     shape: tuple[int, int]
     blocks: dict[tuple[int, int], Cipher]
@@ -116,7 +117,7 @@ class EncryptedMatrix:
     counts: ProductCounts = field(default_factory=ProductCounts)
 
     def decrypt(self, secret: SecretKey) -> torch.Tensor:
-        """The plain matrix, float64, at the key's holder."""
+        """Decrypt to the plain matrix, float64."""
         rows, columns = self.tile
         out = torch.zeros(self.shape, dtype=torch.float64)
         for (i, j), cipher in self.blocks.items():
@@ -127,8 +128,9 @@ class EncryptedMatrix:
 
 
 class MatrixProduct(ABC):
-    """A B for A [d_out, d_in] and B [d_in, m] with so many slots. `left` and `right` prepare and encrypt, `multiply` is
-    A's.
+    """A B for A [d_out, d_in] and B [d_in, m] with so many slots.
+
+    The encrypting party calls `prepare_left` and `prepare_right`, the evaluator `multiply`.
 
     Error: that of a sum of `terms` slot-wise products, each |a| e_b + |b| e_a, and of one relinearisation and rescale.
     """
@@ -183,14 +185,21 @@ class MatrixProduct(ABC):
         out[:, : self.rows * self.width] = values.flatten(1)
         return out
 
-    def left(self, matrix: torch.Tensor, keys: PublicKeys | Keys, bound: float | None = VALUE_BOUND) -> PackedOperand:
-        """A [d_out, d_in], encrypted; its entries are below `bound`, as with `encrypt`."""
+    left = renamed_attribute("left", "prepare_left")
+    right = renamed_attribute("right", "prepare_right")
+
+    def prepare_left(
+        self, matrix: torch.Tensor, keys: PublicKeys | Keys, bound: float | None = VALUE_BOUND
+    ) -> PackedOperand:
+        """Pack and encrypt A [d_out, d_in]; its entries are below `bound`, as with `encrypt`."""
         return self._operand(matrix, keys, (self.d_out, self.d_in), (self.tile[0], self.inner), True, bound)
 
-    def right(
+    def prepare_right(
         self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, bound: float | None = VALUE_BOUND
     ) -> PackedOperand:
-        """B [d_in, m], encrypted; plain (a share, say) without keys: the products are then with plain vectors."""
+        """Pack B [d_in, m] and encrypt it. Without keys it stays plain (a share, say), and products are with plain
+        vectors.
+        """
         return self._operand(matrix, keys, (self.d_in, self.m), (self.inner, self.tile[1]), False, bound)
 
     def _operand(
@@ -212,10 +221,10 @@ class MatrixProduct(ABC):
         return PackedOperand(shape, blocks)
 
     def multiply(self, left: PackedOperand, right: PackedOperand, each: bool = False) -> EncryptedMatrix:
-        """A B, encrypted. Whoever evaluates learns the shapes; nothing is sent.
+        """A B, encrypted. The evaluator learns the shapes; nothing is sent.
 
         Args:
-            each: relinearise and rescale every product of two ciphertexts, as a library does that knows no sums.
+            each: relinearise and rescale every product of two ciphertexts, as a library without inner products does.
         """
         counts = ProductCounts()
         blocks = {}
@@ -230,7 +239,7 @@ class MatrixProduct(ABC):
         counts.products += self.terms
         y = right.blocks[at]
         if isinstance(y, Cipher) and each:
-            return _added(settle(relinearise(multiply(x, y, "a matrix product"))))
+            return _sum_of(settle(relinearise(multiply(x, y, "a matrix product"))))
         if isinstance(y, Cipher):
             return inner(x, y, "a matrix product")
         need_level(x, "a matrix product")
@@ -243,7 +252,7 @@ class MatrixProduct(ABC):
         return replace(known, data=inner_products(x, words(x.data), right.residues(at, x), "a matrix product"))
 
 
-def _added(c: Cipher) -> Cipher:
+def _sum_of(c: Cipher) -> Cipher:
     """The sum of all ciphertexts of c as one; residues below 2^50 leave room for 2^13 of them."""
     total = empty(1, c.size, c.level + 1, c.data.shape[3], c.data.is_meta, "a sum")
     if not c.data.is_meta:
@@ -336,25 +345,10 @@ def rotate(c: Cipher, steps: int) -> Cipher:
     return switch(replace(c, data=turned), key)
 
 
-__all__ = [
-    "EncryptedMatrix",
-    "MatrixProduct",
-    "MatrixReducing",
-    "MatrixSquaring",
-    "PackedOperand",
-    "ProductCounts",
-    "rotate",
-]
-
-
-# Linear algebra between ciphertexts.
-
-
 # Exact matrix products modulo small primes in float64, which holds every integer below 2^53.
 #
 # Residues are centred (|r| <= q/2). A product whose sums could pass 2^53 is done in digits of one factor. The machine's
 # double-precision matrix product is the fastest exact one for primes of 22 to 30 bits.
-
 
 _EXACT = 52.9
 
@@ -452,13 +446,12 @@ def uniform(shape: tuple[int, ...], primes: tuple[int, ...], stream: PairKey | N
     return out.view(len(primes), *shape)
 
 
-# Encryptions by whoever holds the secret key, at half the size, and decryption of many ciphertexts at once.
+# Encryption under the secret key, at half the size, and decryption of many ciphertexts at once.
 #
-# (c0, c1) = (m + e - a s, a) with a uniform, from a seed: what travels is c0 and the seed, and whoever has both draws a
-# again. SEAL writes symmetric encryptions so. Against an encryption under the public key the error is smaller (e
-# alone), and of twelve transforms for three primes three are left. The seed is the operating system's, for one call; a
-# is drawn from it by AES-CTR, e from a stream of its own.
-
+# (c0, c1) = (m + e - a s, a) with a uniform, from a seed: c0 and the seed travel, and the receiver draws a from the
+# seed again. SEAL writes symmetric encryptions in this form too. Against an encryption under the public key the error
+# is smaller (e alone), and three primes take three transforms instead of twelve. The seed comes from the operating
+# system and is for one call; a is drawn from it by AES-CTR, e from a stream of its own.
 
 SEED_WORDS = SECRET_BYTES // 4
 """int32 words of a seed."""
@@ -520,29 +513,16 @@ def decrypt(ciphertexts: torch.Tensor, keys: Keys, scale: float) -> np.ndarray:
 # j]. It is the same set of terms in each slot. But now the plain factor of a term is the same in all rows, hence a
 # polynomial in X^(N / 2W): a server encodes 2 W numbers and not R W, by a product with a public matrix of integers.
 # That is linear modulo Q, so shares are encoded exactly, each server its own (`ckks.MatrixReducing` encodes real
-# numbers, which a share is not). The encoded plaintext has 2 W different values in SEAL's transformed order, each at N
+# numbers, and a share is none). The encoded plaintext has 2 W different values in SEAL's transformed order, each at N
 # / 2W places, and the products over o and over all column blocks at once are 2 W small matrix products
-# (`residues.products`) for each prime.
-
+# (`products`) for each prime.
 
 MOST_SLOTS = 512
-"""W at most: twice as many would save fewer ciphertexts than encoding costs, and double its error."""
+"""The largest W: twice as many slots would save less than their encoding costs, and double its error."""
 DENSE_SLOTS = 128
-"""Up to this W one matrix of residues encodes; above, a matrix of small integers and SEAL's transform take less."""
+"""Up to this W a matrix of residues encodes; above, a matrix of small integers and SEAL's transform are faster."""
 ENCODING_BITS = 19
 """log2 of the encoding matrix's scale: its entries are integers of that size divided by W."""
-
-
-@dataclass
-class ReducingCounts:
-    """Homomorphic operations: products of a ciphertext and a plaintext (or of two ciphertexts), rotations."""
-
-    products: int = 0
-    rotations: int = 0
-
-    def add(self, other: ReducingCounts) -> None:
-        self.products += other.products
-        self.rotations += other.rotations
 
 
 @dataclass(frozen=True)
@@ -576,8 +556,9 @@ class Reducing:
 
     @property
     def encoding_cost(self) -> float:
-        """An estimate: both servers, a ciphertext's columns, against all other work on it. It decides only whether
-        leaving samples out of a test pays.
+        """The estimated cost of encoding a ciphertext's columns at both servers, against all other work on it.
+
+        It decides only whether it pays to leave samples out of a test.
         """
         return self.width / 192
 
@@ -585,12 +566,12 @@ class Reducing:
         """Ciphertexts of a result with so many columns."""
         return -(-columns // self.columns)
 
-    def counts(self, columns: int) -> ReducingCounts:
+    def counts(self, columns: int) -> ProductCounts:
         """Lemma 6.1: d_in products for each ciphertext of the result, and no rotation."""
-        return ReducingCounts(self.inner * self.tiles(columns), 0)
+        return ProductCounts(self.inner * self.tiles(columns), 0)
 
     def slots(self, matrix: torch.Tensor) -> torch.Tensor:
-        """What is encrypted, [slots, d_in]: entry (i, k) of the matrix in all the W slots of row i."""
+        """The slots to encrypt, [slots, d_in]: entry (i, k) of the matrix in all the W slots of row i."""
         height = self.degree // 2 // self.width
         rows = torch.zeros(height, matrix.shape[1], dtype=torch.float64)
         rows[: matrix.shape[0]] = matrix
@@ -599,8 +580,8 @@ class Reducing:
     def prepare(
         self, first: torch.Tensor, second: torch.Tensor, primes: tuple[int, ...], weight: int = 1
     ) -> list[torch.Tensor]:
-        """Ciphertexts times a weight below 2^20, as `multiply` wants them: a prime each, int32 [2 W, d_in, N / W],
-        centred.
+        """Ciphertexts times a weight below 2^20, as `multiply` takes them: for each prime int32
+        [2 W, d_in, N / W], centred.
 
         Args:
             first: [d_in, primes, N].
@@ -619,7 +600,7 @@ class Reducing:
         return values.view(self.columns, tiles, 2, -1).permute(1, 2, 0, 3).reshape(tiles, 2, self.degree)
 
     def encode(self, share: torch.Tensor, primes: tuple[int, ...]) -> list[torch.Tensor]:
-        """A share int64 [primes, d_in, columns] -> a prime each, transformed plaintexts float64 [2 W, tiles, d_in]."""
+        """A share int64 [primes, d_in, columns] -> for each prime transformed plaintexts, float64 [2 W, tiles, d_in]."""
         _, inner, columns = share.shape
         tiles, span = self.tiles(columns), self.columns
         padded = torch.nn.functional.pad(share, (0, tiles * span - columns))
@@ -706,7 +687,7 @@ def encoding(degree: int, width: int, q: int) -> torch.Tensor:
 
 
 def encrypt_matrix(layout: Reducing, matrix: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
-    """A under the clients' key: see `seeded.encrypt`."""
+    """Encrypt A under the clients' key; see `encrypt_seeded`."""
     return encrypt_seeded(layout.slots(matrix), keys)
 
 

@@ -24,13 +24,13 @@ from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.ciphertext import limit, residues
 from .scheme.keys import Keys, PublicKeys, keys_for
 from .scheme.seal import VALUE_BOUND, Parameters, choose
-from .tensor.ckks_tensor import CKKSTensor, blank_encryption, encrypt, rerandomised
+from .tensor.ckks_tensor import CKKSTensor, blank_encryption, encrypt, rerandomise
 from .tensor.explain import Report, explain
 
 
 @dataclass(frozen=True)
 class Query:
-    """What one call took: seconds of Q's and A's work, and the bytes of the two messages (ciphertexts as words)."""
+    """The cost of one call: seconds of Q's and A's work, and the bytes of the two messages (ciphertexts as words)."""
 
     encrypt_seconds: float
     evaluate_seconds: float
@@ -53,9 +53,8 @@ def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Ca
     """The model's answer to x, at Q. Q encrypts, A evaluates, Q decrypts; the residues go by way of S.
 
     Args:
-        encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. What else there is to
-            a ciphertext (level, scale, factor, shape) follows from the architecture, and everybody works it out on
-            shapes (`parts`).
+        encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. A ciphertext's level,
+            scale, factor and shape follow from the architecture, and every party computes them on shapes (`parts`).
 
     Rounds 4; bytes: the residues of the query and of the answer, twice. S learns nothing, A the shapes, Q the result.
     """
@@ -74,7 +73,7 @@ def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Ca
     ],
 )
 def tell_chain(net: Net, wanted: Located) -> Located:
-    """The depth and the integer bits that Q's keys are to have, from A to Q: int64 [2].
+    """Send the depth and the integer bits that Q's keys need, from A to Q: int64 [2].
 
     The depth follows from the architecture; the bits, or one level more, from the largest sums of A's weights
     (`explain.LADDER`). Rounds 2, 32 bytes, once for the keys.
@@ -91,7 +90,7 @@ def tell_chain(net: Net, wanted: Located) -> Located:
     ],
 )
 def send_keys(net: Net, keys: Located) -> Located:
-    """Q's public and relinearisation key at A (`PublicKeys.message`), by way of S: uint8.
+    """Send Q's public and relinearisation key (`PublicKeys.message`) to A, by way of S: uint8.
 
     Rounds 2; bytes: twice `PublicKeys.message_bytes`, about 32 N (primes + 1)^2, once for the keys.
     """
@@ -99,7 +98,7 @@ def send_keys(net: Net, keys: Located) -> Located:
 
 
 def on_shapes(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters and floating-point buffers are shapes: what is public of it."""
+    """A copy of a model with meta tensors as parameters and floating-point buffers, which is its public part."""
     tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
     return copy.deepcopy(model, {id(t): _meta(t) for t in tensors})
 
@@ -110,13 +109,13 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CKKSTensor:
-    """The answer to a query of x's shape and dtype, on shapes: everybody works it out of the architecture.
+    """The answer to a query of x's shape and dtype, on meta tensors, which every party derives from the architecture.
 
     Raises:
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
     """
     try:
-        return _answered(on_shapes(model), blank_encryption(x, parameters, None))
+        return _answer(on_shapes(model), blank_encryption(x, parameters, None))
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, SectorchError):
             raise
@@ -130,13 +129,13 @@ def parts(
     model: nn.Module, parameters: Parameters, keys: Keys | None, public: PublicKeys | None, x: torch.Tensor,
     bound: float = VALUE_BOUND,
 ) -> tuple[Callable, Callable, Callable]:  # fmt: skip
-    """What `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
+    """The functions that `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
 
     Args:
-        model: A's, with its weights; at the others its architecture on shapes (`torch.device("meta")`).
-        parameters: of the keys; public.
-        keys: at Q.
-        public: at A, as Q sent them.
+        model: A's model with its weights; at the other parties its architecture on `torch.device("meta")`.
+        parameters: the keys' public parameters.
+        keys: Q's keys; None at the other parties.
+        public: Q's public keys, as A received them; None at the other parties.
 
     Raises:
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
@@ -145,55 +144,58 @@ def parts(
     query = blank_encryption(x, parameters, bound)
     form = answer_form(model, parameters, x)
 
-    def encrypted(values: torch.Tensor) -> torch.Tensor:
+    def encrypt_query(values: torch.Tensor) -> torch.Tensor:
         if values.is_meta:
             return query.cipher.data
         if keys is None:
             raise MissingKeyError("the querying party encrypts under keys of its own, and has none")
         return residues(encrypt(values, keys, bound=bound).cipher)
 
-    def evaluated(data: torch.Tensor) -> torch.Tensor:
+    def evaluate_query(data: torch.Tensor) -> torch.Tensor:
         if data.is_meta:
             return residues(form.cipher)
         if public is None:
             raise MissingKeyError("the answering party evaluates with the keys that Q sends, and none have arrived")
-        return residues(_answered(model, received_ciphertexts(query, data, public)).cipher)
+        return residues(_answer(model, received_ciphertexts(query, data, public)).cipher)
 
-    def decrypted(data: torch.Tensor) -> torch.Tensor:
+    def decrypt_answer(data: torch.Tensor) -> torch.Tensor:
         if data.is_meta:
             return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
         if keys is None:
             raise MissingKeyError("the querying party decrypts with keys of its own, and has none")
         return received_ciphertexts(form, data, keys.public).decrypt(keys.secret)
 
-    return encrypted, evaluated, decrypted
+    return encrypt_query, evaluate_query, decrypt_answer
 
 
 class CKKSModule(InferenceModule):
-    """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
-    CKKSTensor.
+    """A model of A's that is evaluated under encryption.
+
+    A call takes Q's plain tensor [batch, ...] and returns the plain result that Q decrypts. A call with a CKKSTensor
+    returns a CKKSTensor.
 
     A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. On the first call
-    Q sends A its public keys (`send_keys`), of which A evaluates; for keys that are made there, A first tells Q which
-    of four chains the model needs (`tell_chain`).
+    Q sends A its public keys (`send_keys`), with which A evaluates. If Q has no keys yet, A first tells Q which of four
+    chains the model needs (`tell_chain`).
 
-    Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
-    of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
+    Q learns the result with its error, and A the shapes. The answer is rerandomised, so its ciphertexts show Q nothing
+    of the weights beyond the result and the size of its error (`ckks.rerandomise`). A batch with more samples than
+    slots is cut into several.
 
     Args:
-        model: FHE-friendly, in evaluation mode; its weights stay with A in plain. Where A is not, its architecture on
-            shapes (`torch.device("meta")`), as the input is where Q is not.
-        keys: Q's; made on the first call, to the depth that `explain` finds, unless given. Where Q is not, their
-            `Parameters`, if Q has made them.
-        session, party: who takes part, and who answers; the process's default session, with all parties in this
-            process, unless named.
-        bound: on the inputs' values; A is told it (`encrypt`).
+        model: an FHE-friendly model in evaluation mode; its weights stay with A in plain. A process without A takes its
+            architecture on `torch.device("meta")`, as a process without Q takes the input.
+        keys: Q's keys. Without, the first call makes them, of the depth that `explain` finds. A process without Q takes
+            their `Parameters`, if Q has made them.
+        session, party: the session, and its answering party. The default is the process's default session, with all
+            parties in this process.
+        bound: a bound on the inputs' magnitude, which A learns (`encrypt`).
 
     Raises on a call, before anything is encrypted:
         LevelError: the chain is too short; the layer is named.
         ScaleError: an input beyond the bound, or a layer whose values a level of the chain may not hold.
         MemoryBudgetError: with the estimate.
-        SerialisationError: at A: what came are no keys of these parameters.
+        SerialisationError: at A: the received bytes are no keys of these parameters.
     """
 
     model: nn.Module
@@ -225,10 +227,10 @@ class CKKSModule(InferenceModule):
         self.keys = keys if isinstance(keys, Keys) else None
         self.key_parameters = keys.parameters if isinstance(keys, Keys) else keys
         self._public: PublicKeys | None = None
-        """At A: what Q sent."""
+        """At A: Q's public keys, as received."""
         self._keyed = False
         self.queries: list[Query] = []
-        self._making = threading.Lock()  # of the keys: several threads may call the module
+        self._making = threading.Lock()  # several threads may call the module, and one makes the keys
         super().train(False)
 
     def explain(self, x: torch.Tensor) -> Report:
@@ -238,31 +240,33 @@ class CKKSModule(InferenceModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, CKKSTensor):
             with torch.no_grad():
-                return rerandomised(self.model(x))
+                return rerandomise(self.model(x))
         if not isinstance(x, torch.Tensor) or x.dim() < 1 or not len(x):
             raise ShapeError(
                 "an encrypted model takes a tensor whose first dimension is the batch, of at least one sample"
             )
         with self._making:
-            parameters = self._chosen(x) if self.key_parameters is None else self.key_parameters
+            parameters = self._agree_on_parameters(x) if self.key_parameters is None else self.key_parameters
             self.key_parameters = parameters
-        if self._at_A:  # what it says of the weights' sums is A's to know
+        if self._at_A:  # its errors depend on the weights, so only A checks
             self._check(self.explain(x[: parameters.slots]))
         with self._making:
             if not self._keyed:
-                answer_form(self.model, parameters, x[: parameters.slots])  # what it refuses, before a message
+                answer_form(
+                    self.model, parameters, x[: parameters.slots]
+                )  # it refuses a model before a message is sent
                 self._send_keys(parameters)
         return torch.cat([self._query(part, parameters) for part in x.split(parameters.slots)])
 
-    def _chosen(self, x: torch.Tensor) -> Parameters:
-        """The parameters that A asks for."""
+    def _agree_on_parameters(self, x: torch.Tensor) -> Parameters:
+        """The parameters that the model needs, which A tells Q."""
         slots, wanted = min(len(x), 1 << 14), torch.empty(2, dtype=torch.int64, device="meta")
         if self._at_A:
             chain = self._check(self.explain(x[:slots]))
             wanted = torch.tensor([chain.depth, chain.integer_bits])
         setup = self.session.setup(self.party)
-        told = tell_chain(setup, setup.own(self.party, wanted, Phase.SETUP, "chain"))
-        depth, bits = setup.agreed(told, (self.session.Q, self.party, self.session.S)).tolist()
+        chain = tell_chain(setup, setup.own(self.party, wanted, Phase.SETUP, "chain"))
+        depth, bits = setup.agreed(chain, (self.session.Q, self.party, self.session.S)).tolist()
         return choose(depth, slots=slots, integer_bits=bits)
 
     def _send_keys(self, parameters: Parameters) -> None:
@@ -312,11 +316,11 @@ class CKKSModule(InferenceModule):
         return y
 
 
-def _answered(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
+def _answer(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
     with torch.no_grad():
-        return rerandomised(model(query))
+        return rerandomise(model(query))
 
 
 def received_ciphertexts(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
-    """The residues that a message carried as ciphertexts of this form, under keys of one's own."""
+    """The residues of a message as ciphertexts of this form, under the receiver's keys."""
     return CKKSTensor(replace(form.cipher, data=data, keys=keys), form.batch, form.row_shape, form.float_dtype)

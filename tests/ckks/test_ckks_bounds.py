@@ -96,7 +96,7 @@ def room_of(f: Callable, values: list[Value]) -> float:
     except ckks.ScaleError:  # of what is added, alone
         return 0.0
     else:
-        return capacity(c.keys.parameters, c.left) * abs(c.factor)
+        return capacity(c.keys.parameters, c.levels_left) * abs(c.factor)
     finally:
         for v, cipher in zip(values, kept, strict=True):
             v.secret.cipher = cipher
@@ -200,9 +200,9 @@ def test_matrix_products_are_right_or_refused(d_out, d_in, m, bound, plain, redu
     keys = rotating(tuple(product.rotations()))
     generator = torch.Generator().manual_seed(seed)
     a, b = ((torch.rand(*s, dtype=D, generator=generator) * 2 - 1) * bound for s in ((d_out, d_in), (d_in, m)))
-    right = product.right(b, None) if plain else product.right(b, keys.public, bound)
+    right = product.prepare_right(b, None) if plain else product.prepare_right(b, keys.public, bound)
     try:
-        c = product.multiply(product.left(a, keys.public, bound), right)
+        c = product.multiply(product.prepare_left(a, keys.public, bound), right)
     except ckks.ScaleError:
         # Squaring adds up parts, some of which are zeros, and copies of the operands.
         assert product.d_in * product.tile[0] * bound**2 >= capacity(keys.parameters, 0) / 8
@@ -288,7 +288,7 @@ def test_an_answer_carries_nothing_of_the_weights(size: float, seed: int):
     for _ in range(2):
         model = nn.Linear(4, 2).requires_grad_(False).eval()
         nn.init.uniform_(model.weight, -size, size)
-        answer = ckks.rerandomised(model(ckks.encrypt(x, keys.public, bound=1.0)))
+        answer = ckks.rerandomise(model(ckks.encrypt(x, keys.public, bound=1.0)))
         c = answer.cipher
         seen.add((c.largest, c.error, c.factor, c.level, c.pending, c.declared))
         assert torch.allclose(answer.decrypt(keys.secret), model(x), atol=1e-3 * max(1.0, size))

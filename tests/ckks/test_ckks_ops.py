@@ -145,7 +145,7 @@ def test_layers(keys, name):
         y = layer(ckks.encrypt(x, keys))
         # Row sums of weights and averaging factors are below 8 here, weights are rounded to 2^-28 of their scale.
         close(y, layer(x), keys, 8 * fresh(keys.parameters) + rounding(keys.parameters))
-        close(y.settled(), layer(x), keys, 8 * fresh(keys.parameters) + 2 * rounding(keys.parameters))
+        close(y.smallest_form(), layer(x), keys, 8 * fresh(keys.parameters) + 2 * rounding(keys.parameters))
 
 
 MOVES = {

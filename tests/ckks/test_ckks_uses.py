@@ -99,11 +99,11 @@ def test_encrypted_matrix_products(kind, shape):
     keys = ckks.keygen(1, rotations=plan.rotations())
     a, b = torch.randn(d_out, d_in, dtype=DOUBLE), torch.randn(d_in, m, dtype=DOUBLE)
     # Sums of d_in products of normal values: far below what their largest entries would add up to.
-    left = plan.left(a, keys, None)
+    left = plan.prepare_left(a, keys, None)
     # d_in products of values below 4.5, each with two errors of 8 sigma; rotations add a key switch each.
     n, scale = keys.parameters.degree, 2.0**keys.parameters.scale_bits
     each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / scale
-    for right in (plan.right(b, keys, None), plan.right(b, None)):
+    for right in (plan.prepare_right(b, keys, None), plan.prepare_right(b, None)):
         y = plan.multiply(left, right)
         assert float((y.decrypt(keys.secret) - a @ b).abs().max()) < 9 * d_in * each + 30 * each
         blocks = len(y.blocks) * -(-d_in // plan.inner)
@@ -120,7 +120,7 @@ def test_encrypted_matrix_products(kind, shape):
 def test_rotations_need_keys(keys):
     plan = ckks.MatrixSquaring(2, 8, 2, keys.parameters.slots)
     with pytest.raises(ckks.MissingKeyError, match="rotations"):
-        plan.multiply(plan.left(torch.ones(2, 8), keys, 1.0), plan.right(torch.ones(8, 2), keys, 1.0))
+        plan.multiply(plan.prepare_left(torch.ones(2, 8), keys, 1.0), plan.prepare_right(torch.ones(8, 2), keys, 1.0))
 
 
 def test_there_is_no_conversion_where_q_has_to_prove_what_it_deals(keys):
@@ -468,7 +468,7 @@ def test_ciphertexts_are_counted_while_they_exist(keys):
     before = live()
     e = ckks.encrypt(torch.zeros(1, 30), keys)
     assert live() - before == e.ciphertext_bytes
-    view = e.settled()
+    view = e.smallest_form()
     del e
     assert live() > before
     del view
@@ -577,7 +577,7 @@ def test_a_rerandomised_answer_shows_no_combination_of_the_query(keys):
     e = ckks.encrypt(torch.ones(2, 1, dtype=DOUBLE), keys)
     answer = e + e
     assert torch.equal(answer.cipher.data[0, 1, 0], (2 * e.cipher.data[0, 1, 0]) % keys.parameters.primes[0])
-    fresh = ckks.rerandomised(answer)
+    fresh = ckks.rerandomise(answer)
     assert not torch.equal(fresh.cipher.data[0, 1, 0], answer.cipher.data[0, 1, 0])
     assert torch.allclose(fresh.decrypt(keys.secret), torch.full((2, 1), 2.0, dtype=DOUBLE), atol=1e-2)
 

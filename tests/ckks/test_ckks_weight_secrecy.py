@@ -11,7 +11,7 @@ from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
 from sectorch.ckks.module import on_shapes
 from sectorch.ckks.scheme.ciphertext import residues
-from sectorch.ckks.tensor.ckks_tensor import rerandomised
+from sectorch.ckks.tensor.ckks_tensor import rerandomise
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models import Square
@@ -82,7 +82,7 @@ def filled(model: nn.Module, seed: int, wide: float = 1.0) -> nn.Module:
 def form(answer: ckks.CKKSTensor) -> tuple:
     """All that is known of ciphertexts but their residues."""
     c = answer.cipher
-    known = c.data.shape, c.pending, c.factor, c.withheld, c.largest, c.error, c.declared
+    known = c.data.shape, c.pending, c.factor, c.pending_factor, c.largest, c.error, c.declared
     return (*known, answer.full_shape, answer.float_dtype)
 
 
@@ -98,7 +98,7 @@ def test_q_works_the_answers_form_out_on_shapes(name):
     depth = ckks.explain(blank, x).depth
     keys = ckks.keygen(depth + 1, integer_bits=20)
     with torch.no_grad():
-        known = rerandomised(blank(ckks.encrypt(x.to("meta"), keys.public, bound=None)))
+        known = rerandomise(blank(ckks.encrypt(x.to("meta"), keys.public, bound=None)))
     assert known.levels_left == 1
     for seed, wide in ((0, 1.0), (1, 0.5), (2, 1.5), (3, 0.0)):
         model = filled(make(), seed, wide)
@@ -110,9 +110,9 @@ def test_q_works_the_answers_form_out_on_shapes(name):
         before = model(x)
         with torch.no_grad():
             whole = model(ckks.encrypt(x, keys, bound=1.0))
-            answer = rerandomised(whole)
+            answer = rerandomise(whole)
         assert form(answer)[:4] == form(known)[:4] and form(answer)[-2:] == form(known)[-2:]
-        assert answer.cipher.withheld is None and answer.cipher.factor == known.cipher.factor
+        assert answer.cipher.pending_factor is None and answer.cipher.factor == known.cipher.factor
         # Beside the plain pass's float32: the error that A knows, a level's rescale, an encryption of zero.
         slack = 1e-5 + 2 * whole.error_bound + 1e-3
         assert float((answer.decrypt(keys.secret) - before).abs().max()) < slack
@@ -123,18 +123,18 @@ def test_q_works_the_answers_form_out_on_shapes(name):
 def test_what_leaves_is_cleared_and_takes_its_level(tmp_path):
     keys, weight = ckks.keygen(1), torch.tensor(0.3)
     e = ckks.encrypt(torch.ones(2, 1), keys) * weight
-    assert e.levels_left == 1 and e.cipher.factor == 1.0 and "0.3" not in repr(e.cipher.withheld)
-    for sent in (e.settled(), ckks.rerandomised(e), ckks.rerandomised(e, flood_bits=2)):
-        assert sent.levels_left == 0 and sent.cipher.withheld is None and sent.cipher.factor == 1.0
+    assert e.levels_left == 1 and e.cipher.factor == 1.0 and "0.3" not in repr(e.cipher.pending_factor)
+    for sent in (e.smallest_form(), ckks.rerandomise(e), ckks.rerandomise(e, flood_bits=2)):
+        assert sent.levels_left == 0 and sent.cipher.pending_factor is None and sent.cipher.factor == 1.0
     e.save(tmp_path / "e")
     assert torch.allclose(ckks.load(tmp_path / "e", keys).decrypt(keys.secret), torch.full((2, 1), 0.3), atol=1e-3)
     spent = F.linear(ckks.encrypt(torch.ones(2, 1), keys), torch.ones(1, 1)) * weight
-    for leave in (spent.settled, lambda: ckks.rerandomised(spent), lambda: spent.save(tmp_path / "spent")):
+    for leave in (spent.smallest_form, lambda: ckks.rerandomise(spent), lambda: spent.save(tmp_path / "spent")):
         with pytest.raises(ckks.LevelError, match="a weight of a single number needs one more level"):
             leave()
     assert not (tmp_path / "spent").exists()
     public = ckks.encrypt(torch.ones(2, 1), keys) * 0.3
-    assert public.settled().levels_left == 1 and public.settled().cipher.factor == pytest.approx(0.3)
+    assert public.smallest_form().levels_left == 1 and public.smallest_form().cipher.factor == pytest.approx(0.3)
 
 
 def test_a_weight_that_waits_does_not_leave():
@@ -146,7 +146,7 @@ def test_a_weight_that_waits_does_not_leave():
         with pytest.raises(ckks.ScaleError, match="a weight of a single number waits") as raised:
             send(waits.cipher)
         assert "0.3" not in str(raised.value)
-    assert residues(waits.settled().cipher).shape[2] == 1
+    assert residues(waits.smallest_form().cipher).shape[2] == 1
 
 
 def test_shares_of_a_product_with_a_weight(keys):

@@ -15,8 +15,8 @@ from sectorch import ckks
 from sectorch.ckks import linalg
 from sectorch.ckks.linalg import (
     ENCODING_BITS,
+    ProductCounts,
     Reducing,
-    ReducingCounts,
     decrypt_columns,
     encrypt_matrix,
     product,
@@ -137,7 +137,7 @@ def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     feature = 2.0**-13 + 8 * 0.4 * layout.width * 2.0**-19
     bound = math.sqrt(inner) * (weight * float(x.abs().max()) + feature * float(a.abs().max()))
     assert float((got - a @ x).abs().max()) < bound < 0.05
-    assert layout.counts(columns) == ReducingCounts(inner * -(-columns // (2 * layout.width)), 0)
+    assert layout.counts(columns) == ProductCounts(inner * -(-columns // (2 * layout.width)), 0)
     assert layout.width * rows <= 2048
     # The same number as Algorithm 5 in sectorch.ckks takes for so many columns.
     assert ckks.MatrixReducing(rows, inner, layout.width, 2048).terms == inner

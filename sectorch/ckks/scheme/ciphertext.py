@@ -1,15 +1,15 @@
-"""Ciphertexts as one tensor of residues: what `levels.py`, `arithmetic.py` and `multiply.py` compute on.
+"""Ciphertexts as one tensor of residues, and the arithmetic on them: levels, sums, products, polynomials, bounds.
 
 A `Cipher` is n ciphertexts of one form. `data` is int64 [n, size, level + 1, N], residues in NTT form and SEAL's order.
-What a linear layer or a product leaves to be rescaled is kept pending and done when a product needs it, so a layer that
-reduces 845 ciphertexts to 100 is rescaled as 100. With t = level - pending the scale is exactly D_t q_(t+1) .. q_level
-(`parameters.py`), and t is how many more multiplications there are.
+The rescaling after a linear layer or a product is pending until a product needs it, so a layer that reduces 845
+ciphertexts to 100 is rescaled as 100. With t = level - pending, the scale is exactly D_t q_(t+1) .. q_level (see
+`seal.Parameters`), and the chain allows t more multiplications.
 
-`largest` and `error` bound the values before that factor, and their error (`bounds.py`).
+`factor` is a public number by which the decoded values are multiplied. Averages and scalar factors cost no level,
+because the next layer's weights take them in. `pending_factor` is a second one, made of the evaluator's weights. The
+next weights take it in too. It never leaves the evaluator, so where no weights follow it costs a level.
 
-`factor` is a public number that the decoded values are to be multiplied by: averages and scalar factors cost no level,
-because the next layer's weights take them in. `withheld` is one more, of the evaluator's own weights: it waits for the
-next weights as well, and takes a level where none come, for it never leaves (`leaving.py`).
+`largest` and `error` bound the values before these factors, and their error.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from . import loops
 from .keys import PublicKeys, SwitchingKey
 from .ntt import minus_, plus_, tables, times_
 
-# How much memory ciphertexts take and may take. Asked before room is made, so that a refusal leaves nothing behind.
+# Memory of ciphertexts.
 #
-# Every tensor of ciphertexts is made by `room`, which counts it until the last reference to its storage is gone. A dry
-# run makes the same tensors without content (meta tensors) and lets them go at the same places: its count is the run's.
-
+# `allocate_ciphertexts` makes every tensor of ciphertexts. It refuses before it allocates, and counts the tensor until
+# the last reference to its storage is gone. A dry run makes the same tensors without content (meta tensors) and drops
+# them at the same places, so its count is the run's.
 
 LIMIT_BYTES = 12 << 30
 _limit = [LIMIT_BYTES]
 
 
 class Meter:
-    """Bytes of ciphertexts that exist now, and the most that existed at a time."""
+    """Bytes of ciphertexts that exist now (`live`), and the largest number so far (`peak`)."""
 
     def __init__(self):
         self.live = self.peak = 0
@@ -65,7 +65,7 @@ _dry: ContextVar[Meter | None] = ContextVar("sectorch_ckks_meter", default=None)
 
 @contextmanager
 def metering() -> Iterator[Meter]:
-    """Within, a meter of its own counts what a dry run would take."""
+    """Within this context a meter of its own counts the ciphertexts of a dry run."""
     meter = Meter()
     token = _dry.set(meter)
     try:
@@ -76,7 +76,7 @@ def metering() -> Iterator[Meter]:
 
 @contextmanager
 def memory_limit(limit_bytes: int) -> Iterator[None]:
-    """Within this context the ciphertexts of this process may take at most so many bytes together."""
+    """Within this context the ciphertexts of this process may take at most `limit_bytes` together."""
     previous, _limit[0] = _limit[0], int(limit_bytes)
     try:
         yield
@@ -85,20 +85,21 @@ def memory_limit(limit_bytes: int) -> Iterator[None]:
 
 
 def limit() -> int:
-    """The bytes allowed now."""
+    """The limit in bytes."""
     return _limit[0]
 
 
 def live() -> int:
-    """Bytes of ciphertexts in this process now."""
+    """Bytes of the ciphertexts that exist in this process."""
     return _real.live
 
 
 def allocate_ciphertexts(shape: tuple[int, ...], meta: bool, what: str) -> torch.Tensor:
-    """An int64 tensor of this shape without content, after asking whether memory allows it.
+    """Allocate an uninitialised int64 tensor, if the memory limit allows it.
 
     Args:
-        meta: no content ever; counted by the meter of the dry run.
+        meta: make a meta tensor, which the meter of the dry run counts.
+        what: the operation, for the error text.
 
     Raises:
         MemoryBudgetError: with the estimate and the ways out. Never in a dry run, which makes nothing.
@@ -124,7 +125,10 @@ def allocate_ciphertexts(shape: tuple[int, ...], meta: bool, what: str) -> torch
 
 @dataclass(frozen=True, eq=False)
 class PendingFactor:
-    """A number made of the evaluator's weights. Compared as an object: which two are equal is no matter of weights."""
+    """A number made of the evaluator's weights.
+
+    Two of them compare by identity, so that no decision depends on the values of weights.
+    """
 
     value: float = field(repr=False)
 
@@ -140,13 +144,14 @@ class Cipher:
     largest: float = math.inf
     error: float = 0.0
     declared: bool = False
-    """Whether `largest` is what was declared, by whoever encrypted: no plain operand of an evaluator's is in it."""
-    withheld: PendingFactor | None = None
+    """Whether `largest` is the bound that the encrypting party declared, with no plain operand of the evaluator in it.
+    """
+    pending_factor: PendingFactor | None = None
 
     @property
     def multiplier(self) -> float:
-        """Both factors together: the evaluator's to know."""
-        return self.factor if self.withheld is None else self.factor * self.withheld.value
+        """The product of both factors; only the evaluator may know it."""
+        return self.factor if self.pending_factor is None else self.factor * self.pending_factor.value
 
     @property
     def bound(self) -> float:
@@ -155,7 +160,7 @@ class Cipher:
 
     @property
     def error_bound(self) -> float:
-        """Every decoded value is within this of what it should be (8 standard deviations; `bounds.py`)."""
+        """Every decoded value is within this of what it should be (8 standard deviations)."""
         return self.error * abs(self.multiplier)
 
     @property
@@ -172,7 +177,7 @@ class Cipher:
         return self.data.shape[2] - 1
 
     @property
-    def left(self) -> int:
+    def levels_left(self) -> int:
         """Multiplications that the chain still allows."""
         return self.level - self.pending
 
@@ -182,20 +187,20 @@ class Cipher:
 
     @property
     def scale(self) -> float:
-        scale = self.keys.parameters.scales[self.left]
-        return scale * math.prod(float(q) for q in self.primes[self.left + 1 :])
+        scale = self.keys.parameters.scales[self.levels_left]
+        return scale * math.prod(float(q) for q in self.primes[self.levels_left + 1 :])
 
     def __repr__(self) -> str:
         return f"Cipher(count={self.count}, size={self.size}, level={self.level}, pending={self.pending})"
 
 
 def empty(count: int, size: int, primes: int, degree: int, meta: bool, what: str) -> torch.Tensor:
-    """Room for ciphertexts, after asking whether memory allows it."""
+    """Allocate ciphertexts, if the memory limit allows it."""
     return allocate_ciphertexts((count, size, primes, degree), meta, what)
 
 
 def empty_like(data: torch.Tensor, what: str, count: int | None = None) -> torch.Tensor:
-    """Room for ciphertexts of the form of these: for as many, or for so many."""
+    """Allocate ciphertexts of the form of `data`: `count` of them, by default as many."""
     return allocate_ciphertexts((len(data) if count is None else count, *data.shape[1:]), data.is_meta, what)
 
 
@@ -204,25 +209,24 @@ def words(data: torch.Tensor) -> np.ndarray:
     return data.contiguous().numpy()
 
 
-# What a ciphertext is known to hold: a bound on its values and one on their error, and what a level has room for.
+# Bounds: on a ciphertext's values, on their error, and on the values that fit a level.
 #
 # A `Cipher` decrypts to m / scale times its public factor. With every slot of m / scale below `largest` in magnitude
-# and within `error` of what it should be, each coefficient of m is below (largest + error) scale: it is an average of
-# slots times roots of unity. So a ciphertext with t multiplications left decrypts to m itself, and not to m mod Q_t,
-# where
+# and within `error` of its exact value, each coefficient of m is below (largest + error) scale, because it is an
+# average of slots times roots of unity. So a ciphertext with t multiplications left decrypts to m itself, and not to
+# m mod Q_t, where
 #
 #     largest + error < Q_t / (2 D_t),    Q_t = q_0 .. q_t, D_t the scale of level t.
 #
-# A rescale that is pending multiplies modulus and scale alike and changes nothing in this. `held` refuses what does not
-# fit, with nothing computed.
+# A rescale that is pending multiplies modulus and scale alike and changes nothing in this.
+# `check_capacity` refuses values that do not fit, before anything is computed.
 #
 # Errors are slots' errors of 8 standard deviations, added up: that of a slot is a sum of N coefficients' errors of
 # variance v, and has the variance N v. A bound fails in a slot with a probability below 2^-49 (of normal errors).
 
-
 SIGMAS = 8.0
 KEY_VARIANCE = 3.2**2
-"""Of the error in a key, and in an encryption under the secret key."""
+"""Variance of the error in a key, and in an encryption under the secret key."""
 
 
 def capacity(parameters: Any, left: int) -> float:
@@ -249,22 +253,22 @@ def _rounding(degree: int) -> float:
 
 
 def rescaling_error(degree: int, scale: float) -> float:
-    """Of a rescale to this scale."""
+    """Error of a rescale to this scale."""
     return _slot(degree, _rounding(degree), scale)
 
 
 def fresh_error(degree: int, scale: float) -> float:
-    """Of an encryption: SEAL's last step rounds, the key has an error, and so has the encoding."""
+    """Error of an encryption: that of SEAL's last rounding, of the key, and of the encoding."""
     return _slot(degree, _rounding(degree) + 16.0, scale)
 
 
 def encoding_error(degree: int, scale: float) -> float:
-    """Of a plain vector: its coefficients are rounded."""
+    """Error of a plain vector, whose coefficients are rounded."""
     return _slot(degree, 1 / 12, scale)
 
 
 def switching_error(parameters: Any, level: int, scale: float) -> float:
-    """Of a key switch at this level, in the slot where it is largest.
+    """Error of a key switch at this level, in the slot where it is largest.
 
     The digit of q_j is a polynomial of coefficients in 0 .. q_j - 1; slot by slot it meets a key's error, of the
     deviation 3.2 sqrt(N), and the special prime P is divided out. As SEAL does not centre the digits, their mean
@@ -278,39 +282,38 @@ def switching_error(parameters: Any, level: int, scale: float) -> float:
 
 
 def largest_known(values: Iterable[float]) -> float:
-    """The largest; unknown if one of them is."""
+    """The largest of the values; nan, unknown, if one of them is."""
     values = list(values)
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def check_capacity(c: Any, what: str) -> Any:
-    """`c`, if its level has room for what it may hold.
+    """Return `c` if its values fit its level.
 
     Raises:
-        ScaleError: it has not, and the result would wrap.
+        ScaleError: they may not, and the result would wrap.
     """
-    if math.isnan(c.largest):  # left to whoever encrypted
+    if math.isnan(c.largest):  # unknown: the encrypting party answers for it
         return c
-    room, wanted = capacity(c.keys.parameters, c.left), c.largest + c.error
+    room, wanted = capacity(c.keys.parameters, c.levels_left), c.largest + c.error
     if not wanted < room:
         spelled = f"2^{math.log2(wanted):.1f}" if 0 < wanted < math.inf else "any size"
         raise ScaleError(
-            f"{what} may give values up to {spelled} where its level, with {c.left} multiplications left, holds those "
-            f"below 2^{math.log2(room):.1f}: they would wrap. Declare a smaller bound (encrypt(x, keys, bound=...), or "
+            f"{what} may give values up to {spelled} where its level, with {c.levels_left} multiplications left, holds "
+            f"those below 2^{math.log2(room):.1f}: they would wrap. Declare a smaller bound (encrypt(x, keys, bound=...), or "
             f"e.bounded(...)), make keys with integer_bits= or one level more, or scale the layer down"
         )
     return c
 
 
-# Levels of ciphertexts: rescaling, relinearisation, key switching, and primes that are no longer needed.
-
+# Levels: rescaling, relinearisation, key switching, and dropping primes that are no longer needed.
 
 _PIECE = 32
-"""Ciphertexts rescaled at a time."""
+"""Ciphertexts that are rescaled, or prepared for a product, at a time; so no rescaled copy of all of them exists."""
 
 
 def need_level(c: Cipher, what: str) -> None:
-    if c.left < 1:
+    if c.levels_left < 1:
         raise LevelError(
             f"{what} needs one more level, and the modulus chain (depth {c.keys.parameters.depth}) is used up. Make "
             f"keys with a larger depth (sectorch.ckks.explain(model, x) says which), fold layers, or lower a "
@@ -321,7 +324,7 @@ def need_level(c: Cipher, what: str) -> None:
 def weight_scale(c: Cipher) -> float:
     """The scale of a plain factor with which the product, rescaled once, has the canonical scale of the next level."""
     p = c.keys.parameters
-    return p.scales[c.left - 1] * p.primes[c.left] / p.scales[c.left]
+    return p.scales[c.levels_left - 1] * p.primes[c.levels_left] / p.scales[c.levels_left]
 
 
 def rescale(c: Cipher) -> Cipher:
@@ -334,7 +337,7 @@ def rescale(c: Cipher) -> Cipher:
 
 
 def settle(c: Cipher, pending: int = 0) -> Cipher:
-    """Rescale until only so much is pending; relinearise first, while the scale is large and the error small."""
+    """Rescale until `pending` rescales are left; relinearise first, while the scale is large and the error small."""
     drops = c.pending - pending
     if drops < 1:
         return c
@@ -375,7 +378,7 @@ def relinearise(c: Cipher) -> Cipher:
 def switch(c: Cipher, key: SwitchingKey) -> Cipher:
     """c0 + c1 s + c2 s' -> two polynomials, with a key that takes s' to s. SEAL's hybrid key switching, bit for bit.
 
-    Cost: about (level + 1)^2 transforms a ciphertext. Error: `bounds.switching_error`, most of it in the first slots.
+    Cost: about (level + 1)^2 transforms a ciphertext. Error: `switching_error`, most of it in the first slots.
     """
     out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "key switching")
     if not c.data.is_meta:
@@ -388,7 +391,7 @@ def switch(c: Cipher, key: SwitchingKey) -> Cipher:
 
 
 def drop_to(c: Cipher, level: int) -> Cipher:
-    """Forget the highest primes (SEAL's `mod_switch_to`): exact and free. For ciphertexts with nothing pending."""
+    """Drop the highest primes (SEAL's `mod_switch_to`): exact and free. For ciphertexts with nothing pending."""
     if c.pending:
         raise ScaleError("internal error: primes that a rescale still needs cannot be dropped")
     if c.level == level:
@@ -401,7 +404,7 @@ def drop_to(c: Cipher, level: int) -> Cipher:
 
 
 def smallest(c: Cipher) -> Cipher:
-    """c, settled, with the primes dropped that its values do not need; one beyond the first is left."""
+    """`c` with no rescale pending and as few primes as its values need, at least two."""
     c = settle(c)
     for level in range(1, c.level):
         with suppress(ScaleError):
@@ -409,7 +412,7 @@ def smallest(c: Cipher) -> Cipher:
     return c
 
 
-# Sums of ciphertexts, and their products with plain numbers; what brings two to one level, scale and factor.
+# Sums of ciphertexts, products with plain numbers, and the alignment of two to one level, scale and factor.
 
 
 def times_integers(c: Cipher, integers: Sequence[int] | int) -> Cipher:
@@ -439,54 +442,61 @@ def times_numbers(c: Cipher, numbers: Sequence[float], what: str) -> Cipher:
         raise ScaleError(f"{what} has a factor of magnitude {most:.3g}, which no scale holds; scale the layer down")
     error = c.error * most + (c.largest + c.error) / (2 * weight_scale(c))
     product = times_integers(c, list(map(round, scaled)))
-    known = replace(product, pending=c.pending + 1, factor=1.0, withheld=None, largest=c.largest * most, error=error)
+    known = replace(
+        product, pending=c.pending + 1, factor=1.0, pending_factor=None, largest=c.largest * most, error=error
+    )
     return check_capacity(known, what)
 
 
 def times_weight(c: Cipher, weight: float) -> Cipher:
-    """c times a single number of the evaluator's own. Free until what comes of it leaves (`leaving.cleared`)."""
+    """`c` times a single number of the evaluator's own. Free until the result is sent (`clear_pending_factor`)."""
     if weight == 0:
         c, weight = times_integers(c, 0), 1.0
-    return replace(c, withheld=PendingFactor(weight if c.withheld is None else weight * c.withheld.value))
+    return replace(
+        c, pending_factor=PendingFactor(weight if c.pending_factor is None else weight * c.pending_factor.value)
+    )
 
 
 def align_pair(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
-    """Both at one level, scale and factors, so that they can be added."""
-    if a.factor != b.factor or a.withheld is not b.withheld:
+    """Bring two to one level, scale and factor, so that they can be added."""
+    if a.factor != b.factor or a.pending_factor is not b.pending_factor:
         ratio = b.factor / a.factor
-        same = a.withheld is b.withheld
+        same = a.pending_factor is b.pending_factor
         if same and (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
             a = replace(times_integers(a, int(1 / ratio)), factor=b.factor)
         elif same and ratio.is_integer() and abs(ratio) < 1 << 12:
             b = replace(times_integers(b, int(ratio)), factor=a.factor)
         else:
-            one, other = (a, b) if a.left >= b.left else (b, a)
-            one = replace(one, factor=one.multiplier / other.multiplier, withheld=None)
+            one, other = (a, b) if a.levels_left >= b.levels_left else (b, a)
+            one = replace(one, factor=one.multiplier / other.multiplier, pending_factor=None)
             one = times_numbers(one, [1.0] * one.count, "an addition of differently scaled terms")
-            one = replace(one, factor=other.factor, withheld=other.withheld)
-            a, b = (one, other) if a.left >= b.left else (other, one)
-    if a.left < b.left:
+            one = replace(one, factor=other.factor, pending_factor=other.pending_factor)
+            a, b = (one, other) if a.levels_left >= b.levels_left else (other, one)
+    if a.levels_left < b.levels_left:
         b, a = align_pair(b, a)
         return a, b
-    if a.left > b.left:
+    if a.levels_left > b.levels_left:
         goal = b
-        while goal.level > a.left:
+        while goal.level > a.levels_left:
             goal = rescale(goal)
-        if goal.pending == 0 and goal.level < a.left:
+        if goal.pending == 0 and goal.level < a.levels_left:
             # Land one above with a rescale pending: the constant then keeps scale_bits of precision.
-            a = settle(lower_level(a, goal.level + 1, goal.left))
+            a = settle(lower_level(a, goal.level + 1, goal.levels_left))
         else:
-            a = lower_level(a, goal.level, goal.left)
+            a = lower_level(a, goal.level, goal.levels_left)
         return a, goal
     least = min(a.pending, b.pending)
     return settle(a, least), settle(b, least)
 
 
 def align_all(ciphers: Sequence[Cipher]) -> list[Cipher]:
-    """All at one level, scale and factors, with nothing pending. What two have in common may be new to both."""
+    """Bring all to one level, scale and factor, with no rescale pending.
+
+    Aligning two of them may give a form that neither had, so it is repeated until all agree.
+    """
     ciphers = [settle(c) for c in ciphers]
-    goal = min(ciphers, key=lambda c: c.left)
-    form = lambda c: (c.level, c.pending, c.factor, c.withheld, c.size)
+    goal = min(ciphers, key=lambda c: c.levels_left)
+    form = lambda c: (c.level, c.pending, c.factor, c.pending_factor, c.size)
     while any(form(c) != form(goal) for c in ciphers):
         for i, c in enumerate(ciphers):
             ciphers[i], goal = map(settle, align_pair(c, goal))
@@ -494,7 +504,7 @@ def align_all(ciphers: Sequence[Cipher]) -> list[Cipher]:
 
 
 def lower_level(c: Cipher, level: int, left: int) -> Cipher:
-    """c, settled, brought to a level and to a smaller number of multiplications left."""
+    """Bring `c` to a level and to a smaller number of multiplications left."""
     c = settle(c)
     current = c.scale
     p = c.keys.parameters
@@ -554,33 +564,40 @@ def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:
     return replace(more, data=out)
 
 
-# Ciphertexts as they leave a party: nothing withheld, and a form that follows from shapes alone.
+# Ciphertexts that leave a party: without a pending factor, and in a form that follows from shapes alone.
 
 
 def clear_pending_factor(c: Cipher) -> Cipher:
-    """c without a factor that it withholds, which is multiplied in: one level where there is one, else free."""
-    return c if c.withheld is None else times_numbers(c, [1.0] * c.count, "a product with a weight of a single number")
+    """Multiply the pending factor in. It costs one level where there is one, else nothing."""
+    return (
+        c
+        if c.pending_factor is None
+        else times_numbers(c, [1.0] * c.count, "a product with a weight of a single number")
+    )
 
 
 def residues(c: Cipher) -> torch.Tensor:
-    """What is sent of c.
+    """The residues of `c`, to be sent.
 
     Raises:
-        ScaleError: it withholds a weight of a single number: whoever decrypts would miss it, and read other numbers.
+        ScaleError: a weight of a single number is not multiplied in yet, so the ciphertexts alone decrypt to other
+            numbers.
     """
-    if c.withheld is not None:
+    if c.pending_factor is not None:
         raise ScaleError(
             "a weight of a single number waits at its owner to be multiplied in, so that the ciphertexts alone are of "
-            "other values; end the model with a layer, or send e.settled()"
+            "other values; end the model with a layer, or send e.smallest_form()"
         )
     return c.data
 
 
 def make_sendable(c: Cipher) -> Cipher:
-    """c, cleared and settled, of at most two primes: its form follows from shapes alone.
+    """`c` with its pending factor multiplied in, no rescale pending, and at most two primes.
+
+    Its form then follows from shapes alone.
 
     Raises:
-        ScaleError: values that two primes may not hold.
+        ScaleError: its values may not fit two primes.
     """
     c = settle(clear_pending_factor(c))
     return drop_to(c, min(c.level, 1))
@@ -588,8 +605,6 @@ def make_sendable(c: Cipher) -> Cipher:
 
 # Products of ciphertexts, slot by slot, and inner products in one pass.
 
-
-"""Ciphertexts prepared for a product at a time: what is rescaled for it alone is never there as a whole."""
 _SPAN = 1024  # coefficients of an inner product at a time
 
 
@@ -599,9 +614,9 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
     Error: |a| e_b + |b| e_a + e_a e_b.
     """
     same = a is b
-    left = min(a.left, b.left)
+    left = min(a.levels_left, b.levels_left)
     if left < 1:
-        need_level(a if a.left <= b.left else b, what)
+        need_level(a if a.levels_left <= b.levels_left else b, what)
     n, _, _, degree = a.data.shape
     known = _product(a, b, left, 1, what)
     out = empty(n, 3, left + 1, degree, a.data.is_meta, what)
@@ -616,13 +631,13 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
 
 
 def _product(a: Cipher, b: Cipher, left: int, terms: int, what: str) -> Cipher:
-    """What is known of a sum of so many products, without ciphertexts; refused if its level cannot hold it."""
+    """The form and bounds of a sum of `terms` products, without ciphertexts; refused if it does not fit its level."""
     x, y = (prepare_factor(replace(c, data=torch.empty(0, *c.data.shape[1:], device="meta")), left) for c in (a, b))
     error = terms * (x.largest * y.error + y.largest * x.error + x.error * y.error)
     data = torch.empty(0, 3, left + 1, 0, device="meta")
     known = replace(a, data=data, pending=1, factor=a.factor * b.factor, declared=False)
-    if b.withheld is not None:
-        known = times_weight(known, b.withheld.value)
+    if b.pending_factor is not None:
+        known = times_weight(known, b.pending_factor.value)
     return check_capacity(replace(known, largest=terms * x.largest * y.largest, error=error), what)
 
 
@@ -630,9 +645,9 @@ def inner(a: Cipher, b: Cipher, what: str = "an inner product") -> Cipher:
     """sum_i a_i * b_i as one ciphertext of three polynomials, one rescale pending, in one pass. Error: the products'
     added up.
     """
-    left = min(a.left, b.left)
+    left = min(a.levels_left, b.levels_left)
     if left < 1:
-        need_level(a if a.left <= b.left else b, what)
+        need_level(a if a.levels_left <= b.levels_left else b, what)
     known = _product(a, b, left, a.count, what)
     if a.data.is_meta:
         data = empty(1, 3, left + 1, a.data.shape[3], True, what)
@@ -652,23 +667,23 @@ def inner_products(c: Cipher, x: np.ndarray, y: np.ndarray, what: str) -> torch.
 
 
 def _factor_of(c: Cipher, part: slice, left: int) -> np.ndarray:
-    """Some ciphertexts relinearised, rescaled and with so many levels left, as a product takes them."""
+    """Some ciphertexts as a product takes them; see `prepare_factor`."""
     return words(prepare_factor(replace(c, data=c.data[part]), left).data)
 
 
 def prepare_factor(c: Cipher, left: int) -> Cipher:
+    """Relinearise and rescale `c`, and bring it to `left` multiplications left."""
     c = settle(relinearise(c))
-    return c if c.left == left else settle(lower_level(c, left + 1, left))
+    return c if c.levels_left == left else settle(lower_level(c, left + 1, left))
 
 
 # Polynomials of a ciphertext by Paterson and Stockmeyer, in the smallest depth.
 #
-# p = q x^(2^k) + r with deg q < 2^k, again and again until the degree is below 4; what is left is c3 x^3 + c2 x^2 + c1
-# x + c0. Its powers have depths 2, 1 and 0, all different, so the constant of the deepest one waits as the ciphertext's
+# p = q x^(2^k) + r with deg q < 2^k, recursively until the degree is below 4, which leaves c3 x^3 + c2 x^2 + c1 x + c0.
+# Its powers have depths 2, 1 and 0, all different, so the constant of the deepest one waits as the ciphertext's
 # public factor and those of the others use levels that they have to spare: no constant costs depth. A polynomial of
 # degree d takes ceil(log2(d + 1)) levels, and one fewer if d = 2^k and what follows x^d is at most k - 1 deep (as in
 # CaPriDe's GELU). Source: Paterson and Stockmeyer (1973); the depth-minimal variant as in Bossuat et al. (2021).
-
 
 _LEAF = 4
 
@@ -703,7 +718,7 @@ def evaluate(c: Cipher, coefficients: Sequence[float]) -> Cipher:
     Error: sum_k |c_k| k |x|^(k-1) e_x, and for each product what `multiply` and a rescale add.
 
     Raises:
-        LevelError: the chain is too short; nothing is left half done.
+        LevelError: the chain is too short.
         ArgumentError: no coefficients.
     """
     degree = _degree(coefficients)

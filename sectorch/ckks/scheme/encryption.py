@@ -1,6 +1,6 @@
 """Encryptions under a public key, as SEAL makes them, on our transforms.
 
-(c0, c1) = round((p u + e) / P) + (m, 0): u ternary, e of SEAL's distribution (`sampling.py`), p the public key modulo
+(c0, c1) = round((p u + e) / P) + (m, 0): u ternary, e of SEAL's distribution (`loops.binomial`), p the public key modulo
 all primes and the special one P, which is divided away: the error is that of the rounding, whatever e is. Randomness is
 an AES-CTR stream under a key of the operating system's for each call. SEAL's own encryption takes several times as
 long through its binding, most of it to compress the result on its way out.
@@ -95,7 +95,7 @@ def _near(value: int, q: int) -> float:
     return float(value - q if value > q // 2 else value)
 
 
-# Noise flooding: what a decrypted CKKS result may be given away with.
+# Noise flooding of decrypted results that others get.
 #
 # The error of a CKKS decryption depends on the secret key; with several exact decryptions of known values the key can
 # be computed (Li and Micciancio, 2021, IND-CPA-D). Gaussian noise of 2^flood_bits times the error's standard deviation

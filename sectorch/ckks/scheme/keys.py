@@ -1,4 +1,4 @@
-"""Key generation, and keys that are kept apart by what their holder may do.
+"""Key generation, public and secret keys, and their files.
 
 `PublicKeys` (encryption, relinearisation, rotation) go to whoever encrypts or evaluates; `SecretKey` decrypts and stays
 with Q. Both carry an identity, the hash of the public key, so that a ciphertext meets only its own keys.
@@ -37,8 +37,7 @@ from .seal import (
     unpack,
 )
 
-# A file of named byte strings with a JSON head. Nothing in it is code, and every length is checked.
-
+# The file of keys: named byte strings with a JSON head. Nothing in it is code, and every length is checked.
 
 _MAGIC = b"SECTORCH-CKKS-1\n"
 _LENGTH = struct.Struct("<Q")
@@ -122,7 +121,7 @@ class PublicKeys:
 
     @cached_property
     def encryption_key(self) -> np.ndarray:
-        """The public key as `fresh.py` wants it: [2, primes + 1, N], the special prime's residues last, the others
+        """The public key as `encryption.encrypt_fresh` takes it: [2, primes + 1, N], the special prime's residues last, the others
         divided by it; centred float64.
         """
         p, residues = self.parameters, self.context.parse_public_key(self._blob("public"))

@@ -1,7 +1,7 @@
 """Compiled loops over residues: transforms, products, weighted sums and rescaling of ciphertexts.
 
 torch's own kernels make a pass over memory for every step of a modular product; these make one in all. They are
-vectorised by LLVM (numba), release the interpreter's lock, and are spread over torch's threads (`loops.py`).
+vectorised by LLVM (numba), release the interpreter's lock, and are spread over torch's threads (`ring.jit.run_in_threads`).
 
 Modular products are done in float64 with fused multiply-add. For integers |a| < 2^53 and |w| <= q/2, q < 2^50,
 
@@ -277,11 +277,10 @@ def transform_loop(x, table, scale, q, backwards, low, high):
             row[t] = word(values[t], q)
 
 
-# The compiled loop of an encryption under a public key, and what it draws: SEAL's distributions from uniform bits.
+# Encryption under a public key, and SEAL's distributions from uniform bits.
 #
 # u is ternary, each of -1, 0 and 1 equally likely, exactly: five digits a byte, a byte of 243 and more being refused.
 # e is centred binomial with 21 pairs of bits, of variance 10.5, which is what SEAL takes for a rounded normal of 3.2.
-
 
 PAIRS = 21
 """Pairs of bits of a centred binomial: it lies in -21 .. 21."""
@@ -371,10 +370,7 @@ def encrypt_loop(message, u, errors, key, out, tables, scales, primes, factors, 
                     target[t] = word(centre_residue(product(row[t], other[t], inverse, q) + x[t], inverse, q), q)
 
 
-__all__ = ["PAIRS", "binomial", "encrypt_loop", "ternary"]
-
-
-# Compiled loops for products and sums of ciphertexts; see `kernels.py` for how and why they are exact.
+# Products and sums of ciphertexts; exact for the reason that stands at the top of the file.
 
 
 @compiled
@@ -430,7 +426,7 @@ def weighted_sum_loop(source, k, j, gather, weights, carry, q, offsets, out, spa
     Blocks low .. high of `span` coefficients. A place n in gather holds zeros; rows of weights and terms come in fours,
     filled up with zeros. The weights come in digits, the highest first; a step to the next multiplies by `carry`.
 
-    What is summed of one digit has to stay below 2^62 (`weighted.py`).
+    The sum of the terms of one digit has to stay below 2^62 (`tensor.layers.weighted_sums`).
     """
     n = source.shape[0]
     digits, width = weights.shape[0], weights.shape[2]

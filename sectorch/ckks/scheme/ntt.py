@@ -2,7 +2,7 @@
 
 SEAL's transform of a polynomial c of degree below N has at place i the value c(psi^(2 br(i) + 1)), psi the smallest
 primitive 2N-th root of unity mod q and br the reversal of log2 N bits. Its steps (Cooley and Tukey, Gentleman and Sande
-back) are in `kernels.py`; the results are SEAL's bit for bit (tests).
+back) are in `loops.py`; the results are SEAL's bit for bit (tests).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tables:
 
     Attributes:
         primes: float64 [P].
-        roots: float64 [P, 4, N]: the roots of the steps in the order in which `kernels.py` meets them, their quotients
+        roots: float64 [P, 4, N]: the roots of the steps in the order in which `loops.py` meets them, their quotients
             by q, and both again for the way back.
         scales: float64 [P], 1/N mod q.
     """
@@ -110,15 +110,14 @@ class Transform:
 
 @lru_cache(maxsize=64)
 def transform(degree: int, q: int) -> Transform:
-    """The transform of a degree and prime; kept."""
+    """The transform of a degree and prime, cached."""
     return Transform(degree, q)
 
 
 # Exact arithmetic modulo word-sized primes on int64 tensors: reduction, products, and matrix products with limbs.
 #
 # Every function takes moduli below 2^50 (`MAX_PRIME_BITS`) and gives residues in [0, q). The bounds that make them
-# exact stand beside the code; `tests/ckks/test_modular.py` holds them against Python integers.
-
+# exact stand beside the code; `tests/ckks/test_ckks_arithmetic.py` checks them against Python integers.
 
 MAX_PRIME_BITS = 50
 _WORD = 62

@@ -27,14 +27,13 @@ from tenseal import sealapi
 from ..errors import SecurityLevelError, SerialisationError
 from .ntt import MAX_PRIME_BITS
 
-# The choice of ring degree and modulus chain at 128-bit security, and the canonical scale of every level.
+# Parameters: ring degree and modulus chain at 128-bit security, and the canonical scale of every level.
 #
 # A chain is q_0, q_1 .. q_depth and the special prime P of key switching. A ciphertext of level t holds its residues
 # mod q_0 .. q_t. At level t a settled ciphertext has exactly the scale D_t, where D_depth = 2^scale_bits and D_(t-1) =
 # D_t^2 / q_t: the scale that a product of two of them has after one rescale. Plain weights are encoded at D_(t-1) q_t /
 # D_t, so linear layers land on it too, and no two ciphertexts ever disagree on their scale (Kim, Papadimitriou and
 # Polyakov, 2020, "reduced-error CKKS"). The primes are chosen one by one so that D_t stays near 2^scale_bits.
-
 
 DEGREES = (4096, 8192, 16384, 32768)
 SECURITY_BITS = 128

@@ -23,6 +23,7 @@ from tenseal import sealapi
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ...deprecation import renamed_attribute
 from ...errors import (
     ArgumentError,
     DtypeError,
@@ -72,17 +73,9 @@ from ..scheme.seal import VALUE_BOUND
 DEPTH = 5
 """Levels of the keys that `encrypt(x)` makes: a small network with squares."""
 
-_dispatch: Callable[..., Any]
-
-
-def set_dispatch(call: Callable) -> None:
-    """The table plugs itself in here when it is imported."""
-    global _dispatch
-    _dispatch = call
-
 
 class CKKSTensor(torch.Tensor):
-    """An encrypted [batch, ...] tensor. Everything but shape, dtype, level and scale takes the secret key."""
+    """An encrypted [batch, ...] tensor. All but its shape, dtype, level and scale can be read with the secret key only."""
 
     cipher: Cipher
     batch: int
@@ -117,7 +110,7 @@ class CKKSTensor(torch.Tensor):
     @property
     def levels_left(self) -> int:
         """Multiplications in sequence that the modulus chain still allows."""
-        return self.cipher.left
+        return self.cipher.levels_left
 
     @property
     def ciphertext_bytes(self) -> int:
@@ -125,7 +118,7 @@ class CKKSTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return _dispatch(func, args, kwargs or {})
+        return call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -148,18 +141,18 @@ class CKKSTensor(torch.Tensor):
 
     @property
     def bound(self) -> float:
-        """Every value is below this in magnitude, by what was declared and computed; the evaluator's to know."""
+        """A bound on every value's magnitude, from the declared bounds and the computation; only the evaluator may know it."""
         return self.cipher.bound
 
     @property
     def error_bound(self) -> float:
-        """Every value is within this of the plain computation's (8 standard deviations a step; `bounds.py`)."""
+        """Every value is within this of the plain computation's (8 standard deviations a step)."""
         return self.cipher.error_bound
 
     def bounded(self, bound: float) -> CKKSTensor:
-        """The same ciphertexts, declared to hold values below `bound` by whoever knows more than the operands' bounds.
+        """The same ciphertexts with another declared bound, for a caller who knows more than the operands' bounds say.
 
-        Nobody can check it: a value beyond it gives a wrong result without a word.
+        Nobody can check it: with a value beyond the bound the result is wrong, and no error says so.
 
         Raises:
             ArgumentError: no positive finite bound. ScaleError: one that the level cannot hold.
@@ -169,24 +162,28 @@ class CKKSTensor(torch.Tensor):
         cipher = check_capacity(replace(self.cipher, largest=bound / abs(self.cipher.multiplier)), "a declared bound")
         return CKKSTensor(cipher, self.batch, self.row_shape, self.float_dtype)
 
-    def settled(self) -> CKKSTensor:
-        """Relinearised and rescaled, with two primes left at most: the smallest to send. Its form follows from shapes.
+    settled = renamed_attribute("settled", "smallest_form")
+
+    def smallest_form(self) -> CKKSTensor:
+        """The same values relinearised, rescaled and with at most two primes, which is the smallest form to send.
+
+        The form follows from shapes alone.
 
         Raises:
-            ScaleError: two primes may not hold its values. LevelError: it ends in a product with a weight of a single
-                number, which takes a level.
+            ScaleError: its values may not fit two primes. LevelError: the tensor ends in a product with a weight of a
+                single number, which takes a level.
         """
         return CKKSTensor(make_sendable(self.cipher), self.batch, self.row_shape, self.float_dtype)
 
     def decrypt(self, secret: SecretKey | None = None, *, flood_bits: int | None = None) -> torch.Tensor:
-        """The plain tensor [batch, ...], learned by the holder of the secret key.
+        """Decrypt to the plain tensor [batch, ...].
 
         Args:
             secret: the key of the same key set. May be left out where the tensor comes from `encrypt(x)` without keys,
-                in the process that called it: that made the keys and kept the secret (`tensor.keys.secret`).
-            flood_bits: before the result is handed to anyone else, noise of this many bits over the ciphertext's own
-                error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D). What
-                that hides, for all n ciphertexts shared under one key: `ckks.flood_distance(N, flood_bits, n)`.
+                in the process that called it, which made the keys and kept the secret (`tensor.keys.secret`).
+            flood_bits: add noise of this many bits over the ciphertext's own error. Needed where decrypted results are
+                given to others (docs/ckks.md, IND-CPA-D). `ckks.flood_distance(N, flood_bits, n)` bounds what n
+                ciphertexts under one key then show.
 
         Error: `error_bound` where the tensor was computed, and that of a float32 result's rounding.
 
@@ -218,8 +215,10 @@ class CKKSTensor(torch.Tensor):
         return (out * cipher.multiplier).t().reshape(self.full_shape).to(self.float_dtype)
 
     def save(self, path: str | PathLike, *, keys: bool = False) -> None:
-        """Write the ciphertexts, with the public keys if asked. The file shows its readers shapes and parameters, and
-        the bound that was declared at encryption; not one that an evaluator's weights are in.
+        """Write the ciphertexts, with the public keys if asked.
+
+        Readers of the file see shapes, parameters, and the bound that was declared at encryption; no bound that depends
+        on an evaluator's weights.
 
         Raises:
             LevelError: the tensor ends in a product with a weight of a single number, which takes a level.
@@ -236,7 +235,7 @@ class CKKSTensor(torch.Tensor):
 
 
 def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTensor:
-    """Read what `CKKSTensor.save` wrote. A file without a bound is taken to hold what its level can (`bounded`).
+    """Read a file of `CKKSTensor.save`. Without a bound in the file, values may be as large as the level allows.
 
     Args:
         keys: the public keys of the same set; may be left out if the file has them.
@@ -307,17 +306,17 @@ def encrypt(
     Args:
         x: floating point, finite, the batch at most the number of slots.
         keys: `keys.public`; or the whole `keys`, of which the public half is used.
-            Without, fresh keys of this depth are made and kept with the tensor in this process: `e.decrypt()` and
-            `f(e).decrypt()` work here, files and messages carry no secret, and `encrypt(y, e.keys)` makes others that
-            can meet e.
+            Without keys, fresh ones of this depth are made and stay with the tensor in this process: `e.decrypt()` and
+            `f(e).decrypt()` work here, files and messages carry no secret, and `encrypt(y, e.keys)` encrypts under the
+            same keys.
         depth: multiplications in sequence that fresh keys allow.
-        bound: no value is larger in magnitude. Whoever computes is told it, and refuses what could wrap with it; the
-            default is the same for all data. Choose one by what the data is, not by this batch. None carries no bound:
-            nothing is refused, and a value that its level cannot hold wraps without a word; for protocols that see to
-            their ranges by other means.
+        bound: the largest magnitude of a value. The evaluator learns it and refuses computations that could wrap. The
+            default is the same for all data. Choose the bound by the kind of data, not by this batch. With None
+            nothing is refused, and a value that does not fit its level wraps without an error; for protocols that
+            check their ranges by other means.
 
     Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
-    an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
+    an error of standard deviation 3.2). A party without the secret key learns the shape.
 
     Raises:
         SlotError, DtypeError, NonFiniteError, ScaleError, MemoryBudgetError: before anything is encrypted.
@@ -353,16 +352,17 @@ def encrypt(
             )
         out = encrypt_fresh(public, shape[0], shape[2], encode_slots(rows.t().numpy(), p.degree, p.scales[p.depth]))
     largest = math.nan if bound is None else float(bound)
-    blank = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
-    return CKKSTensor(check_capacity(blank, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
+    fresh = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
+    return CKKSTensor(check_capacity(fresh, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
 
 
-# A fresh encryption of zero added to an answer: its ciphertexts then no longer show how they were computed.
+# Rerandomisation: a fresh encryption of zero is added to an answer, whose ciphertexts then do not show how they were
+# computed.
 #
 # Q holds the secret key and knows the ciphertexts that it sent; the second polynomial of an untouched answer is a known
-# combination of those, with A's weights as coefficients. A public-key encryption of zero makes it pseudo-random. What
-# is left to Q is the result and its error, whose size depends on the weights; `flood_bits` hides that too. Q sees all N
-# coefficients of each ciphertext's error: `flood_distance` (`flood.py`) says within what distance.
+# combination of those, with A's weights as coefficients. A public-key encryption of zero makes it pseudo-random. Q then
+# learns the result and its error, whose size depends on the weights; `flood_bits` hides that too. Q sees all N
+# coefficients of each ciphertext's error: `flood_distance` bounds the distance.
 
 
 def zeros(c: Cipher) -> torch.Tensor:
@@ -370,9 +370,10 @@ def zeros(c: Cipher) -> torch.Tensor:
     return encrypt_fresh(c.keys, c.count, c.level + 1)
 
 
-def rerandomised(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
-    """y settled, with a fresh encryption of zero (and noise) added. Error: that of a fresh encryption (and of the
-    noise).
+def rerandomise(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
+    """Add a fresh encryption of zero, and noise if asked, to the rescaled ciphertexts of `y`.
+
+    Error: that of a fresh encryption, and of the noise.
 
     Args:
         flood_bits: k; the errors that Q sees are then within `flood_distance(N, k, n)`, about sqrt(n N) 2^-k, of errors
@@ -392,15 +393,15 @@ def rerandomised(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
 
 
 def without_bounds(c: Cipher) -> Cipher:
-    """c as whoever is sent it may have it: what the evaluator knows of its values depends on the weights, and stays.
+    """`c` as its receiver may see it, without the evaluator's bounds, which depend on the weights.
 
-    That they fit the level is known to everybody, for nothing else is sent.
+    The bound of the level replaces them: everybody knows that values which are sent fit it.
     """
-    largest = c.largest if math.isnan(c.largest) else capacity(c.keys.parameters, c.left) / 2
+    largest = c.largest if math.isnan(c.largest) else capacity(c.keys.parameters, c.levels_left) / 2
     return replace(c, largest=largest, error=0.0, declared=False)
 
 
-# What an encryption would be, on shapes: for a dry run, and for the form of another party's ciphertexts.
+# Encryptions without content, for a dry run and for the form of another party's ciphertexts.
 
 
 def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None) -> CKKSTensor:
@@ -416,7 +417,7 @@ def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None) -> C
     )
 
 
-# What handlers share: which ciphertext holds which element, broadcasting, and plain operands of three kinds.
+# Shared by the handlers: which ciphertext holds which element, broadcasting, and plain operands of three kinds.
 #
 # A plain operand is a number, a tensor that is the same for every sample (one number a ciphertext), or a tensor with
 # the batch's own dimension (one number a slot, which SEAL encodes).
@@ -488,7 +489,7 @@ def plain(value: Any) -> torch.Tensor:
 
 
 def magnitude(value: torch.Tensor) -> float:
-    """The largest of a plain operand's entries; 1 where only its shape is known, and nothing is computed."""
+    """The largest magnitude of a plain operand's entries; 1 in a dry run, which knows its shape only."""
     return 1.0 if value.is_meta else float(value.abs().max()) if value.numel() else 0.0
 
 
@@ -547,7 +548,7 @@ def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> C
     off = encoding_error(c.keys.parameters.degree, weight_scale(c))
     product = replace(
         c, data=torch.empty(0, *c.data.shape[1:], device="meta"), pending=c.pending + 1,
-        factor=1.0, withheld=None, largest=c.largest * most,
+        factor=1.0, pending_factor=None, largest=c.largest * most,
         error=c.error * (most + off) + c.largest * off, declared=False,
     )  # fmt: skip
     check_capacity(product, what)
@@ -555,7 +556,7 @@ def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> C
 
 
 def times_number(c: Cipher, number: float) -> Cipher:
-    """c times a public number: free, but for zero."""
+    """`c` times a public number. Free, except for zero."""
     if number == 0:
         return times_numbers(c, [0.0] * c.count, "a product with zero")
     return replace(c, factor=c.factor * number)
@@ -572,13 +573,12 @@ def _with_slots(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...], scal
     return replace(c, data=out)
 
 
-# The dispatch of CKKSTensor: a torch function -> its handler, and nothing that is not in the table.
+# Dispatch: the table from torch functions to handlers. A function that is not in it is refused.
 #
 # The table is one of `sectorch.tensor.table`, as SharedTensor's is, with its canonical names; the steps are those of
 # `sectorch.tensor.dispatch`: torch itself runs first, on meta tensors, so that shapes and error texts are torch's own;
-# then the handler; and its result must have the shape that torch gave. What is missing raises with the nearest name.
-# Errors name the layer of the model that was running.
-
+# then the handler, whose result must have the shape that torch gave. A missing function raises an error with the
+# nearest name. Errors name the layer of the model that was running.
 
 CIPHERTEXTS = OpTable(
     "CKKSTensors",
@@ -598,7 +598,7 @@ def supported_ops() -> list[str]:
 
 @contextmanager
 def observe_operations(observer: Callable) -> Iterator[None]:
-    """Within, observer(name, layer, result) is called after every operation of this thread's CKKSTensors."""
+    """Within this context, observer(name, layer, result) is called after every operation of this thread's CKKSTensors."""
     token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield
@@ -607,7 +607,7 @@ def observe_operations(observer: Callable) -> Iterator[None]:
 
 
 def call(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """What `CKKSTensor.__torch_function__` does."""
+    """Compute a torch function of CKKSTensors; see the comment above."""
     if func in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -671,14 +671,16 @@ def _checked(result: Any, meta: Any, func: Callable) -> Any:
     return result
 
 
-def _own(frame: FrameType) -> Any:
-    """`self` of a running function. Before Python 3.13 its locals come as a copy that the frame keeps, and with it
-    tensors that the function has let go: it is emptied.
+def _self_of(frame: FrameType) -> Any:
+    """`self` of a running function.
+
+    Before Python 3.13 `f_locals` is a copy that the frame keeps, and it keeps tensors alive that the function has
+    dropped. So it is emptied.
     """
-    found = frame.f_locals
-    own = found.get("self")
-    if type(found) is dict:
-        found.clear()
+    variables = frame.f_locals
+    own = variables.get("self")
+    if type(variables) is dict:
+        variables.clear()
     return own
 
 
@@ -687,7 +689,7 @@ def layer_here() -> str | None:
     inner = outer = None
     frame = sys._getframe(1)
     while frame is not None:
-        module = _own(frame) if frame.f_code.co_name == "forward" else None
+        module = _self_of(frame) if frame.f_code.co_name == "forward" else None
         if isinstance(module, nn.Module):
             inner = inner if inner is not None else module
             outer = module if any(m is inner for m in module.modules()) else outer
@@ -699,6 +701,7 @@ def layer_here() -> str | None:
 
 
 def add_location(error: SectorchError) -> SectorchError:
+    """The error with the layer that was running in its text."""
     layer = layer_here()
     if layer is None or getattr(error, "layer", None):
         return error
@@ -710,6 +713,3 @@ def add_location(error: SectorchError) -> SectorchError:
 def wrap(like: CKKSTensor, cipher: Cipher, shape: Any) -> CKKSTensor:
     """A handler's result: the batch and dtype of `like`, the ciphertexts' shape without the batch."""
     return CKKSTensor(cipher, like.batch, tuple(shape), like.float_dtype)
-
-
-set_dispatch(call)

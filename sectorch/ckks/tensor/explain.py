@@ -38,18 +38,18 @@ class EncryptedStep:
     bound: float = math.inf
     """Values are below it in magnitude."""
     error: float = 0.0
-    """And within it of the plain computation's."""
+    """Values are within it of the plain computation's."""
     room: float = math.inf
-    """What values this place of the chain holds."""
+    """Values below it fit this place of the chain."""
 
 
 @dataclass
 class Report(Display):
-    """What `explain` found.
+    """The result of `explain`.
 
     Attributes:
         depth: levels that the model takes; None if it does not run to its end.
-        parameters: those that were asked about, or the smallest that fit.
+        parameters: the parameters that the caller named, or the smallest that fit.
         problem: why the model does not run on them, naming the layer; empty if it does.
         peak_bytes: the most bytes of ciphertexts that exist at a time from encryption to the result, as the same
             program makes and drops them on shapes. The process itself (torch, SEAL, keys) takes some hundred MB beside.
@@ -62,7 +62,7 @@ class Report(Display):
     peak_bytes: int = 0
     runs_out: str = field(default="")
     too_large: bool = False
-    """Whether what is wrong is a value that its level may not hold."""
+    """Whether the problem is a value that may not fit its level."""
 
     @property
     def supported(self) -> bool:
@@ -89,9 +89,9 @@ class Report(Display):
 
 def _step(layer: str, name: str, e: CKKSTensor) -> EncryptedStep:
     c = e.cipher
-    room = capacity(c.keys.parameters, c.left) * abs(c.multiplier)
+    room = capacity(c.keys.parameters, c.levels_left) * abs(c.multiplier)
     return EncryptedStep(
-        layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room
+        layer, name, tuple(e.full_shape), c.count, c.levels_left, e.ciphertext_bytes, c.bound, c.error_bound, room
     )
 
 
@@ -109,7 +109,7 @@ def _dry_run(
     try:
         with observe_operations(watch), torch.no_grad():
             answer = model(e)
-        if isinstance(answer, CKKSTensor) and answer.cipher.withheld is not None:
+        if isinstance(answer, CKKSTensor) and answer.cipher.pending_factor is not None:
             answer = CKKSTensor(clear_pending_factor(answer.cipher), answer.batch, answer.row_shape, answer.float_dtype)
             steps.append(_step("answer", "mul", answer))
         elif isinstance(answer, CKKSTensor) and answer.levels_left < steps[-1].levels_left:

@@ -1,4 +1,4 @@
-"""Handlers of layers with plain weights: linear, convolutions, average pools, batch normalisation."""
+"""Handlers of torch functions on CKKSTensors: layers with plain weights, arithmetic, and changes of shape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from ..scheme.ciphertext import (
     largest_known,
     need_level,
     negate,
-    powers_depth,
     settle,
     times_numbers,
     weight_scale,
@@ -56,9 +55,8 @@ from .ckks_tensor import (
 #
 # A constant weight w at scale s is the integer round(w s), the same in every slot, so that the ciphertexts of a layer's
 # outputs are integer combinations of those of its inputs: residue by residue, the matrix product of the integer weights
-# with the residues mod q, reduced once (`sums.summed`). TenSEAL does the same with one SEAL product for each pair of an
-# input and an output (`ckks_tensor.mm`, the reference in tests).
-
+# with the residues mod q, reduced once (`loops.weighted_sum_loop`). TenSEAL takes one SEAL product for each pair of an
+# input and an output (its `mm`, the reference in tests).
 
 _STEP = 4  # outputs and terms that a compiled loop takes at a time
 _CACHE = 1 << 17  # words of input that a loop holds: a MiB, about the second-level cache
@@ -104,12 +102,12 @@ def weighted_sums(
     need_level(c, what)
     positions = 1 if gather is None else gather.shape[0]
     if c.pending and weights.shape[0] * positions > c.count:
-        c = settle(c)  # the smaller side of the layer is the one to rescale
+        c = settle(c)  # the inputs are fewer than the outputs, so rescale them now
     rows, terms = (1.0, 1) if weights.is_meta else (_row_sum(weights), weights.shape[1])
     error = rows * abs(c.multiplier) * c.error + terms * (c.largest + c.error) / (2 * weight_scale(c))
     offset = max(map(abs, bias), default=0.0) if bias is not None else 0.0
     result = replace(
-        c, data=c.data[:0], pending=c.pending + 1, factor=1.0, withheld=None,
+        c, data=c.data[:0], pending=c.pending + 1, factor=1.0, pending_factor=None,
         largest=rows * abs(c.multiplier) * c.largest + offset, error=error, declared=False,
     )  # fmt: skip
     result = check_capacity(replace(result, error=error + 0.5 / result.scale), what)
@@ -188,7 +186,7 @@ def _weights(weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]
     return plain(weight), None if bias is None else plain(bias)
 
 
-def _listed(bias: torch.Tensor | None) -> list[float] | None:
+def _bias_list(bias: torch.Tensor | None) -> list[float] | None:
     return None if bias is None or bias.is_meta else bias.tolist()
 
 
@@ -200,7 +198,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> CKKSTensor:
         raise UnsupportedOpError("linear over the batch dimension would mix samples; the input needs a batch in front")
     lead, positions = x.row_shape[:-1], torch.Size(x.row_shape[:-1]).numel()
     gather = index_of(x).reshape(positions, -1) if lead else None
-    c = weighted_sums(x.cipher, weight, gather, bias=_listed(bias))
+    c = weighted_sums(x.cipher, weight, gather, bias=_bias_list(bias))
     if positions > 1:
         c = take_ciphertexts(c, torch.arange(c.count).view(-1, positions).t())
     return wrap(x, c, (*lead, weight.shape[0]))
@@ -271,12 +269,12 @@ def _conv(
     for g in range(groups):
         columns = windows.narrow(rank, g * per_in, per_in).reshape(positions, -1)
         if groups == 1:
-            parts.append(weighted_sums(x.cipher, weight.flatten(1), columns, f"a conv{rank}d", _listed(bias)))
+            parts.append(weighted_sums(x.cipher, weight.flatten(1), columns, f"a conv{rank}d", _bias_list(bias)))
             continue
         used = torch.unique(columns[columns >= 0])
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
         own = slice(g * per_out, (g + 1) * per_out)
-        mine = _listed(None if bias is None else bias[own])
+        mine = _bias_list(None if bias is None else bias[own])
         parts.append(
             weighted_sums(take_ciphertexts(x.cipher, used), weight[own].flatten(1), inner, f"a conv{rank}d", mine)
         )
@@ -374,7 +372,7 @@ def batch_norm(x: Any, running_mean: Any, running_var: Any, weight: Any = None, 
     return wrap(x, c if offset.is_meta else add_numbers(c, offset.repeat_interleave(each).tolist()), x.row_shape)
 
 
-# Handlers: sums, products, powers, reductions.
+# Sums, products, powers, reductions.
 
 
 @implements("add", torch.add, _T.add, _T.__add__, _T.__radd__, operator.add)
@@ -397,7 +395,7 @@ def sub(x: Any, y: Any, *, alpha: float = 1) -> CKKSTensor:
         return add(x, y, alpha=-alpha)
     rows = broadcast(x, y)
     other = spread_to(y, rows)
-    if alpha == 1 and (other.factor, other.withheld) == (x.cipher.factor, x.cipher.withheld):
+    if alpha == 1 and (other.factor, other.pending_factor) == (x.cipher.factor, x.cipher.pending_factor):
         return wrap(x, add_ciphers(spread_to(x, rows), other, -1), rows)
     return add(x, y, alpha=-alpha)
 
@@ -525,21 +523,18 @@ def inner(x: CKKSTensor, y: CKKSTensor, dim: int = -1) -> CKKSTensor:
     return sum_(product, dim)
 
 
-__all__ = ["inner", "polynomial", "powers_depth"]
-
-
 # Handlers that only move ciphertexts: shapes, selections, joins. None costs a level or changes an error.
 
 
-def _refuse(func: Any) -> UnsupportedOpError:
+def _error_of_moved_samples(func: Any) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{spell(func)} would move samples between slots or take some away; the batch (dimension 0) stays as it is. "
         f"Encrypt the batch that is meant, or decrypt first"
     )
 
 
-def _moved(func: Callable, x: CKKSTensor, *args: Any, **kwargs: Any) -> Any:
-    """func on the numbers of the ciphertexts, for a batch of two: samples must neither mix nor move."""
+def _move(func: Callable, x: CKKSTensor, *args: Any, **kwargs: Any) -> Any:
+    """Apply `func` to the numbers of the ciphertexts of a batch of two, and check that it neither mixes nor moves samples."""
     index = index_of(x)
     pair = torch.stack([index, index + index.numel()])
     results = func(pair, *args, **kwargs)
@@ -547,56 +542,52 @@ def _moved(func: Callable, x: CKKSTensor, *args: Any, **kwargs: Any) -> Any:
     out = []
     for result in results if many else [results]:
         if result.dim() < 1 or result.shape[0] != 2 or not torch.equal(result[0] + index.numel(), result[1]):
-            raise _refuse(func)
+            raise _error_of_moved_samples(func)
         if result[0].numel() and int(result[0].max()) >= index.numel():
-            raise _refuse(func)
+            raise _error_of_moved_samples(func)
         out.append(wrap(x, take_ciphertexts(x.cipher, result[0]), result.shape[1:]))
     return (tuple(out) if isinstance(results, tuple) else out) if many else out[0]
 
 
-def _mover(name: str, *functions: Any) -> None:
+def _register_move(name: str, *functions: Any) -> None:
     for function in functions:
-        implements(name, function)(lambda x, *args, _f=function, **kwargs: _moved(_f, x, *args, **kwargs))
+        implements(name, function)(lambda x, *args, _f=function, **kwargs: _move(_f, x, *args, **kwargs))
 
 
-_mover("permute", torch.permute, _T.permute)
-_mover("transpose", torch.transpose, _T.transpose, torch.swapaxes, _T.swapaxes)
-_mover("movedim", torch.movedim, _T.movedim)
-_mover("unsqueeze", torch.unsqueeze, _T.unsqueeze)
-_mover("flip", torch.flip, _T.flip)
-_mover("roll", torch.roll, _T.roll)
-_mover("narrow", torch.narrow, _T.narrow)
-_mover("select", torch.select, _T.select)
-_mover("index_select", torch.index_select, _T.index_select)
-_mover("unflatten", torch.unflatten, _T.unflatten)
-_mover("chunk", torch.chunk, _T.chunk)
-_mover("split", torch.split, _T.split)
-_mover("unbind", torch.unbind, _T.unbind)
-_mover("unfold", _T.unfold)
-_mover("getitem", _T.__getitem__)
-_mover("pixel_shuffle", torch.pixel_shuffle)
-_mover("channel_shuffle", torch.channel_shuffle)
+_register_move("permute", torch.permute, _T.permute)
+_register_move("transpose", torch.transpose, _T.transpose, torch.swapaxes, _T.swapaxes)
+_register_move("movedim", torch.movedim, _T.movedim)
+_register_move("unsqueeze", torch.unsqueeze, _T.unsqueeze)
+_register_move("flip", torch.flip, _T.flip)
+_register_move("roll", torch.roll, _T.roll)
+_register_move("narrow", torch.narrow, _T.narrow)
+_register_move("select", torch.select, _T.select)
+_register_move("index_select", torch.index_select, _T.index_select)
+_register_move("unflatten", torch.unflatten, _T.unflatten)
+_register_move("chunk", torch.chunk, _T.chunk)
+_register_move("split", torch.split, _T.split)
+_register_move("unbind", torch.unbind, _T.unbind)
+_register_move("unfold", _T.unfold)
+_register_move("getitem", _T.__getitem__)
+_register_move("pixel_shuffle", torch.pixel_shuffle)
+_register_move("channel_shuffle", torch.channel_shuffle)
 
 
-def _reshaped(x: CKKSTensor, meta: torch.Tensor, func: Callable) -> CKKSTensor:
-    if meta.dim() < 1 or meta.shape[0] != x.batch:
-        raise _refuse(func)
-    return wrap(x, x.cipher, meta.shape[1:])
-
-
-def _reshaper(name: str, *functions: Any) -> None:
+def _register_reshape(name: str, *functions: Any) -> None:
     def handler(x: CKKSTensor, *args: Any, _f: Any, **kwargs: Any) -> CKKSTensor:
         with torch._C.DisableTorchFunctionSubclass():
             meta = _f(torch.empty(x.full_shape, device="meta"), *args, **kwargs)
-        return _reshaped(x, meta, _f)
+        if meta.dim() < 1 or meta.shape[0] != x.batch:
+            raise _error_of_moved_samples(_f)
+        return wrap(x, x.cipher, meta.shape[1:])
 
     for function in functions:
         implements(name, function)(lambda x, *args, _f=function, **kwargs: handler(x, *args, _f=_f, **kwargs))
 
 
-_reshaper("reshape", torch.reshape, _T.reshape, _T.view)
-_reshaper("flatten", torch.flatten, _T.flatten)
-_reshaper("squeeze", torch.squeeze, _T.squeeze)
+_register_reshape("reshape", torch.reshape, _T.reshape, _T.view)
+_register_reshape("flatten", torch.flatten, _T.flatten)
+_register_reshape("squeeze", torch.squeeze, _T.squeeze)
 
 
 @implements("expand", _T.expand)
@@ -604,7 +595,7 @@ _reshaper("squeeze", torch.squeeze, _T.squeeze)
 def expand(x: CKKSTensor, *sizes: Any) -> CKKSTensor:
     sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if len(sizes) != len(x.full_shape) or sizes[0] not in (-1, x.batch):
-        raise _refuse(_T.expand)
+        raise _error_of_moved_samples(_T.expand)
     index = index_of(x).expand(*sizes[1:])
     return wrap(x, take_ciphertexts(x.cipher, index), index.shape)
 
@@ -625,21 +616,21 @@ def contiguous(x: CKKSTensor, *args: Any, **kwargs: Any) -> CKKSTensor:
     )
 
 
-def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
+def _join(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
     if not all(isinstance(t, CKKSTensor) for t in tensors):
         raise UnsupportedOpError(f"{spell(func)} of encrypted and plain tensors; encrypt the plain ones first")
     first = tensors[0]
     indices, start = [], 0
     for t in tensors:
         if t.keys.identity != first.keys.identity or t.batch != first.batch:
-            raise _refuse(func)
+            raise _error_of_moved_samples(func)
         indices.append(index_of(t) + start)
         start += indices[-1].numel()
     index = join([torch.stack([i, i + start]) for i in indices])
     if index.shape[0] != 2 or not torch.equal(index[0] + start, index[1]):
-        raise _refuse(func)
+        raise _error_of_moved_samples(func)
     ciphers = [t.cipher for t in tensors]
-    form = lambda c: (c.level, c.pending, c.factor, c.withheld, c.size)
+    form = lambda c: (c.level, c.pending, c.factor, c.pending_factor, c.size)
     if any(form(c) != form(ciphers[0]) for c in ciphers):
         ciphers = align_all(ciphers)
     data = empty_like(ciphers[0].data, "a join", start)
@@ -653,9 +644,9 @@ def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Any, dim: int = 0) -> CKKSTensor:
-    return _joined(tensors, lambda parts: torch.cat(parts, dim), torch.cat)
+    return _join(tensors, lambda parts: torch.cat(parts, dim), torch.cat)
 
 
 @implements("stack", torch.stack)
 def stack(tensors: Any, dim: int = 0) -> CKKSTensor:
-    return _joined(tensors, lambda parts: torch.stack(parts, dim), torch.stack)
+    return _join(tensors, lambda parts: torch.stack(parts, dim), torch.stack)

@@ -207,7 +207,7 @@ def seal(products: ckks.CKKSTensor, count: int, flood_bits: float) -> torch.Tens
     Raises:
         LevelError: they have more than one level left to be rescaled by.
     """
-    c = ckks.rerandomised(products, flood_bits=flood_bits).cipher
+    c = ckks.rerandomise(products, flood_bits=flood_bits).cipher
     if c.level:
         raise ckks.LevelError(f"aggregates are of one prime, and {c.level + 1} are left; multiply at the first level")
     data, q = residues(c), c.primes[0]
@@ -393,7 +393,7 @@ class Peer:
             with torch.no_grad():
                 net = fold_batchnorms(model).double()
                 found = [settle(clear_pending_factor(net(x).cipher)) for x in layout.tensors(inputs, keys, *layout.row)]
-            if found[0].left < 1:
+            if found[0].levels_left < 1:
                 raise ckks.LevelError(f"{self.party.name}'s model leaves no level for the product with the predictions")
             if found[0].factor != 1:
                 raise ModelError(

@@ -84,7 +84,7 @@ def encrypted(layer: Layer, joined: torch.Tensor, keys: ckks.Keys | ckks.PublicK
     padded = F.pad(bias, (0, -len(bias) % height)).view(-1, height)
     spread = padded.repeat_interleave(layout.width, dim=1)
     slots = F.pad(spread, (0, SLOTS - spread.shape[1]))
-    return layout.left(matrix, keys, None), ckks.encrypt(slots.t(), keys, bound=None).cipher
+    return layout.prepare_left(matrix, keys, None), ckks.encrypt(slots.t(), keys, bound=None).cipher
 
 
 @work("encryption")
@@ -97,7 +97,7 @@ def encrypted_samples(
 
 def _right(layer: Layer, values: torch.Tensor, keys: ckks.Keys | ckks.PublicKeys | None) -> PackedOperand:
     matrix = layer.features(values)
-    return product(layer, matrix.shape[1]).right(matrix, keys, None)
+    return product(layer, matrix.shape[1]).prepare_right(matrix, keys, None)
 
 
 @work("encryption")
@@ -281,7 +281,7 @@ def unmasked(dealt: tuple, rho: torch.Tensor) -> ckks.CKKSTensor:
 @work("arithmetic")
 def differences(prediction: ckks.CKKSTensor, labels: ckks.CKKSTensor) -> ckks.CKKSTensor:
     """Prediction less label, encrypted, a slot for each sample (Algorithm 2, step 8)."""
-    return (prediction - labels).settled()
+    return (prediction - labels).smallest_form()
 
 
 @work("arithmetic")
@@ -289,7 +289,7 @@ def matches(prediction: ckks.CKKSTensor, labels: ckks.CKKSTensor) -> ckks.CKKSTe
     """Whether prediction and label agree, encrypted, a slot for each sample (in place of step 8's difference)."""
     if not prediction.cipher.data.is_meta:
         tally(prediction.shape[1])
-    return (prediction * labels).sum(1).settled()
+    return (prediction * labels).sum(1).smallest_form()
 
 
 @dataclass(frozen=True)
