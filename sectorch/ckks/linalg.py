@@ -197,9 +197,7 @@ class MatrixProduct(ABC):
     def prepare_right(
         self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, bound: float | None = VALUE_BOUND
     ) -> PackedOperand:
-        """Pack B [d_in, m] and encrypt it. Without keys it stays plain (a share, say), and products are with plain
-        vectors.
-        """
+        """Pack and encrypt B [d_in, m]. Without keys it stays plain (a share, say), for products with plain vectors."""
         return self._operand(matrix, keys, (self.d_in, self.m), (self.inner, self.tile[1]), False, bound)
 
     def _operand(
@@ -600,7 +598,7 @@ class Reducing:
         return values.view(self.columns, tiles, 2, -1).permute(1, 2, 0, 3).reshape(tiles, 2, self.degree)
 
     def encode(self, share: torch.Tensor, primes: tuple[int, ...]) -> list[torch.Tensor]:
-        """A share int64 [primes, d_in, columns] -> for each prime transformed plaintexts, float64 [2 W, tiles, d_in]."""
+        """A share int64 [primes, d_in, columns] -> each prime's transformed plaintexts, float64 [2 W, tiles, d_in]."""
         _, inner, columns = share.shape
         tiles, span = self.tiles(columns), self.columns
         padded = torch.nn.functional.pad(share, (0, tiles * span - columns))

@@ -1,7 +1,7 @@
 """Data sets, partitions among clients, expansion of a private data set, and selection of queries.
 
-Nothing here is secret-shared or sent: it is what a client does with its own data before it asks. The randomness is
-seeded and reproducible, and none of it protects a secret.
+A client does all of this with its own data before it asks; nothing here is secret-shared or sent. The randomness is
+seeded and reproducible, and protects no secret.
 """
 
 from __future__ import annotations

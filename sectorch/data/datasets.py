@@ -28,16 +28,13 @@ from ..optional_deps import required_imports
 from .errors import DataError, DatasetMissingError
 from .seeds import generator
 
-# What a data set is, where it lies, and what is said when it does not.
-
-
 ROOT_VARIABLE = "SECTORCH_DATA"
 ROOT_HELP = f"where data sets lie; else ${ROOT_VARIABLE}, else ~/.cache/sectorch"
 
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """Images and labels that stay integers until some are taken: [N, C, H, W] uint8, and [N] int64."""
+    """Images [N, C, H, W] uint8 and labels [N] int64; `take` gives images as float32."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
@@ -73,12 +70,12 @@ def root_of(root: str | Path | None) -> Path:
 
 
 def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]) -> Any:
-    """`read()`, which takes a data set from disk with torchvision.
+    """Call `read`, which reads a data set from disk with torchvision.
 
     Args:
         name: of the data set.
         folder: where torchvision looks for it.
-        call: Python that downloads it, where d is torchvision.datasets.
+        call: the Python call that downloads it, where d is torchvision.datasets; for the error text.
 
     Raises:
         DatasetMissingError: not on disk, or torchvision is not installed.
@@ -92,9 +89,6 @@ def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]
                 f'get it with python -c "import torchvision.datasets as d; {call}", or name another folder (root=, '
                 f"--data-root, or ${ROOT_VARIABLE})"
             ) from error
-
-
-# Data sets that lie on disk as folders of picture files.
 
 
 TINY_FOLDER = "tiny-imagenet-200"
@@ -122,7 +116,7 @@ def tiny_imagenet(root: Path) -> Dataset:
 
 
 def _pictures(files: list[tuple[Path, int]]) -> ImageSplit:
-    """Picture files as one tensor, grey ones as three equal channels."""
+    """Picture files as one tensor; a grey picture gets three equal channels."""
     import numpy as np
 
     with required_imports("a folder of pictures", "pillow", DatasetMissingError):
@@ -136,7 +130,7 @@ def _pictures(files: list[tuple[Path, int]]) -> ImageSplit:
 
 
 def ham10000(root: Path) -> Dataset:
-    """A random 85 % to 15 % split (section 4.1), the same each time."""
+    """A random split of 85 % and 15 % (section 4.1), from a fixed seed."""
     folder = next(
         (f for f in (root, root / "ham10000", root / "HAM10000") if (f / "HAM10000_metadata.csv").is_file()), None
     )

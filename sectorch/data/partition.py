@@ -1,4 +1,4 @@
-"""Who owns which samples: disjoint shares of a training split for the clients of an experiment."""
+"""Partitions: disjoint shares of a training split for the clients of an experiment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def partition(
 
     Args:
         labels: [N] int64.
-        clients: how many.
+        clients: the number of clients.
         samples: for each client; all samples divided as evenly as they can be unless named.
         kind: "iid", each client alike with classes as even as they can be; "dirichlet", class proportions of each
             client from Dir(alpha); "dirichlet-classes", clients' proportions of each class from Dir(alpha), so that
@@ -81,7 +81,7 @@ def _deal(
     hands: list[list[int]] = [[] for _ in proportions]
     have = torch.zeros_like(proportions)
     room = torch.tensor([bool(pool) for pool in left])
-    # In turn, one sample at a time to the client's class that is furthest behind: nobody empties a class first.
+    # Clients take turns, one sample at a time, of the class in which they lack most, so no client empties a class.
     for turn in range(each):
         for i, wanted in enumerate(proportions):
             allowed = room & (wanted > 0)
@@ -103,9 +103,10 @@ def _deal(
 def _by_class(
     labels: torch.Tensor, names: torch.Tensor, clients: int, total: int, alpha: float, draw: torch.Generator
 ) -> list[torch.Tensor]:
-    """Each class in turn is cut by the clients' shares of it from Dir(alpha), as in the experiments of FedDF (Lin et
-    al., 2020): who has an even part of all samples already gets nothing of the classes that follow, and everything is
-    drawn again until everybody has half an even part. FedDF does this for ten clients at a time, here it is all.
+    """Cut each class in turn by the clients' shares of it from Dir(alpha), as in FedDF (Lin et al., 2020).
+
+    A client that has an even part of all samples gets nothing of the classes that follow. The draw is repeated until
+    every client has half an even part. FedDF does this for ten clients at a time, this function for all.
     """
     chosen = torch.randperm(len(labels), generator=draw)[:total]
     pools = [chosen[labels[chosen] == name] for name in names]
@@ -113,7 +114,7 @@ def _by_class(
         hands: list[list[torch.Tensor]] = [[] for _ in range(clients)]
         sizes = torch.zeros(clients, dtype=torch.int64)
         for shares, pool in zip(_dirichlet(len(names), clients, draw, alpha, 0).double(), pools, strict=True):
-            shares = (shares + 1e-30) * (sizes < total / clients)  # all of those who are left may have drawn zero
+            shares = (shares + 1e-30) * (sizes < total / clients)  # the remaining clients may all have drawn zero
             ends = (shares.cumsum(0) / shares.sum() * len(pool)).long()
             parts = pool.tensor_split(ends[:-1].tolist())
             sizes += torch.tensor([len(part) for part in parts])

@@ -1,4 +1,4 @@
-"""Reproducible generators, one for each use, so that a run can be taken up in the middle.
+"""Reproducible generators, one for each use, so that a run can be resumed.
 
 For experiments only: secrets draw from `sectorch.choreography.streams`.
 """

@@ -25,14 +25,14 @@ def select(
     known: torch.Tensor | None = None,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Which images of a pool to ask about.
+    """Choose the images of a pool to ask about.
 
     Args:
         kind: "random"; "margin" (CaPC, equation 7: the two likeliest classes are close); "entropy" (equation 3);
             "kcenter" (equation 4, greedy: the image furthest from all that are chosen or known); "icd", the smallest
             margins within each cluster, clusters keeping the proportions that they have in the pool.
-        budget: how many.
-        size: images in the pool, where neither logits nor features say it.
+        budget: the number of images.
+        size: images in the pool, if neither logits nor features are given.
         logits: [N, classes] of the client's own model; for margin, entropy and icd.
         features: [N, F]; for kcenter and icd.
         known: [M, F], features of the training set, which kcenter need not cover again.
@@ -99,13 +99,13 @@ def _kcenter(budget, size, logits, features, known, seed) -> torch.Tensor:
     else:
         distance = torch.full((size,), torch.inf, dtype=torch.float64)
         chosen = [int(torch.randint(size, (1,), generator=torch.Generator().manual_seed(seed)))]
-    taken = torch.zeros(size, dtype=torch.bool)
-    taken[chosen] = True
+    is_chosen = torch.zeros(size, dtype=torch.bool)
+    is_chosen[chosen] = True
     while len(chosen) < budget:
         distance = torch.minimum(distance, (features - features[chosen[-1]]).norm(dim=1))
-        # A pool may hold equal images: what is taken is out, however near all the rest may be.
-        chosen.append(int(distance.masked_fill(taken, -1).argmax()))
-        taken[chosen[-1]] = True
+        # A pool may hold equal images, of which each is chosen at most once.
+        chosen.append(int(distance.masked_fill(is_chosen, -1).argmax()))
+        is_chosen[chosen[-1]] = True
     return torch.tensor(chosen)
 
 

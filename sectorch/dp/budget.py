@@ -1,4 +1,4 @@
-"""A privacy budget that stops the querying before it is overrun."""
+"""Privacy budgets, in memory and on disk, that refuse a query before it would exceed the limit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .renyi import ORDERS, check_delta, check_epsilon, epsilon_of
 
 
 class Budget:
-    """What may be spent, and what has been: a privacy filter over RDP curves (see `renyi.py`).
+    """A limit and the sum of all charges: a privacy filter over RDP curves (see `renyi.py`).
 
-    Charge first, then ask: what was charged stays charged if the asking fails, so a run can report more than it spent
-    and never less.
+    Charge before asking. A charge stays if the query then fails, so a run may report more than it spent, and never
+    less.
 
     Args:
         epsilon, delta: the limit.
@@ -45,23 +45,23 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Epsilon at the budget's delta; 0 where nothing was charged."""
+        """Epsilon at the budget's delta; 0 before the first charge."""
         return epsilon_of(self._curve, self.delta)
 
     @property
     def remaining(self) -> float:
-        """The limit less what was spent. A query costs less of it the more were asked before."""
+        """The limit less the epsilon spent. Later queries add less epsilon than earlier ones."""
         return max(0.0, self.limit - self.spent)
 
     def affords(self, curve: np.ndarray) -> bool:
-        """Whether this could be charged."""
-        return epsilon_of(self._curve + _checked(curve), self.delta) <= self.limit
+        """Whether a charge of this curve fits the limit."""
+        return epsilon_of(self._curve + _check_curve(curve), self.delta) <= self.limit
 
     def check(self, curve: np.ndarray) -> None:
-        """Whether this could be charged, or an error.
+        """Raise unless a charge of this curve fits the limit.
 
         Raises:
-            BudgetExhaustedError: it would overrun the limit.
+            BudgetExhaustedError: it would exceed the limit.
         """
         if not self.affords(curve):
             raise BudgetExhaustedError(
@@ -71,68 +71,66 @@ class Budget:
             )
 
     def charge(self, curve: np.ndarray) -> None:
-        """Spend it.
+        """Add a curve to the charges.
 
         Raises:
-            BudgetExhaustedError: it would overrun the limit; nothing was spent.
+            BudgetExhaustedError: it would exceed the limit; nothing is charged.
         """
         self.check(curve)
         self._curve = self._curve + curve
 
     def credit(self, curve: np.ndarray) -> None:
-        """Give back what was charged for the worst case of a step that turned out to cost less.
+        """Take a curve off the charges, for a step that cost less than its worst case, which was charged.
 
         Raises:
             PrivacyError: more than was charged.
         """
-        left = self._curve - _checked(curve)
+        left = self._curve - _check_curve(curve)
         if (left < -1e-9 * self._curve).any():
             raise PrivacyError("more would be given back than was charged")
         self._curve = np.clip(left, 0, None)
 
     def restore(self, curve: np.ndarray) -> None:
-        """Take up what an earlier process had charged; only in a budget that is new.
+        """Start a new budget with the charges of an earlier process.
 
         Raises:
-            PrivacyError: something was charged here already.
+            PrivacyError: the budget has charges already.
         """
         if self._curve.any():
             raise PrivacyError("a budget can be restored only before anything is charged to it")
-        self._curve = _checked(curve).copy()
+        self._curve = _check_curve(curve).copy()
 
 
-def _checked(curve: np.ndarray) -> np.ndarray:
+def _check_curve(curve: np.ndarray) -> np.ndarray:
     curve = np.asarray(curve, dtype=float)
     if curve.shape != ORDERS.shape or not (curve >= 0).all():
         raise PrivacyError(f"a charge is {len(ORDERS)} numbers from 0, one for each order, got shape {curve.shape}")
     return curve
 
 
-# An organisation's own budget on disk: it lasts over runs and over whoever asks.
-#
-#     with BudgetFile("budgets/clinic.json", (10, 1e-5)) as file:    # made if it is not there
-#         file.charge(25 * mechanism.curve, mark="...", asker="p1", queries=25)
-#         ...                                                        # only now the votes are given
-#
-#     NAME.json        the limit, the sum of all charges for each order, the marks of the charges, and a digest
-#     NAME.json.lock   locked while a process has the budget
-#
-# What is kept is the Renyi curve, not an epsilon: charges of several runs and askers add up order by order, and become
-# an epsilon at the organisation's own delta, whatever delta a run has.
-
-
 class BudgetFile:
-    """A budget that is on disk before what it was charged for happens.
+    """An organisation's budget on disk, for all runs and all askers together.
+
+        with BudgetFile("budgets/clinic.json", (10, 1e-5)) as file:    # a new file, if there is none
+            file.charge(25 * mechanism.curve, mark="...", asker="p1", queries=25)
+            ...                                                        # only now the votes are given
+
+        NAME.json        the limit, the sum of all charges for each order, the marks of the charges, and a digest
+        NAME.json.lock   locked while a process has the budget
+
+    A charge is on disk before the query that it pays for. The file has the Renyi curve and no epsilon: charges of
+    several runs and askers add up order by order, and give an epsilon at the organisation's own delta, whatever delta a
+    run has.
 
     Args:
         path: of the file; only its owner may read it.
-        limit: epsilon and delta. A file that is not there is made with it, and one that is there must have it; without
-            a limit the file must be there, and its own holds.
+        limit: epsilon and delta. A new file gets this limit, and an existing one must have it. Without a limit the file
+            must exist, and its own limit applies.
 
     Raises:
         PrivacyError: a limit out of range.
         BudgetInUseError: another process has it, or another object of this one.
-        BudgetFileError: it is damaged, it is not there, or it has another limit. It is never started again by itself.
+        BudgetFileError: it is damaged, missing, or has another limit. A budget is never started again by itself.
     """
 
     def __init__(self, path: str | Path, limit: tuple[float, float] | None = None):
@@ -179,25 +177,25 @@ class BudgetFile:
         return f"BudgetFile({self.path}, {self.budget})"
 
     def close(self) -> None:
-        """Let go of it. It can be charged no more."""
+        """Unlock the file. It takes no further charges."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
 
     def holds(self, mark: str) -> bool:
-        """Whether a charge of that mark is in it."""
+        """Whether the file has a charge of that mark."""
         return mark in self._marks
 
     def paid(self, mark: str) -> int:
-        """For how many queries it was charged under that mark."""
+        """The number of queries that were charged under that mark."""
         return int(self._marks[mark]["queries"]) if mark in self._marks else 0
 
     def affords(self, curve: np.ndarray) -> bool:
-        """Whether this could be charged."""
+        """Whether a charge of this curve fits the limit."""
         return self.budget.affords(curve)
 
     def affordable(self, most: int, curve: np.ndarray, mark: str) -> int:
-        """For how many queries, of `most`, there is room: those that were paid under that mark, or that still fit."""
+        """How many of `most` queries are paid: those charged under that mark, or those that still fit the limit."""
         if self.holds(mark):
             return min(most, self.paid(mark))
         while most and not self.affords(most * curve):
@@ -205,10 +203,10 @@ class BudgetFile:
         return most
 
     def check(self, curve: np.ndarray) -> None:
-        """Whether this could be charged, or an error.
+        """Raise unless a charge of this curve fits the limit.
 
         Raises:
-            BudgetExhaustedError: it would overrun the limit.
+            BudgetExhaustedError: it would exceed the limit.
         """
         if not self.affords(curve):
             raise BudgetExhaustedError(
@@ -218,15 +216,15 @@ class BudgetFile:
             )
 
     def charge(self, curve: np.ndarray, mark: str, asker: str, queries: int) -> None:
-        """Spend it; it is on disk when this returns.
+        """Add a curve to the charges and write the file.
 
         Args:
-            mark: a name for what is paid, which nothing else has. What was paid already is not charged again.
-            asker, queries: for whom and for how many, for people who read the file.
+            mark: a unique name of the charge. A mark that the file has already is not charged again.
+            asker, queries: the asker and the number of queries, for people who read the file.
 
         Raises:
-            BudgetExhaustedError: it would overrun the limit; nothing was spent.
-            BudgetFileError: it was closed, or cannot be written.
+            BudgetExhaustedError: it would exceed the limit; nothing is charged.
+            BudgetFileError: the file was closed, or cannot be written.
         """
         if self.holds(mark):
             return
@@ -236,7 +234,7 @@ class BudgetFile:
         self._write()
 
     def credit(self, curve: np.ndarray) -> None:
-        """Give back what was charged for the worst case of a step that turned out to cost less.
+        """Take a curve off the charges, for a step that cost less than its worst case, which was charged.
 
         Raises:
             PrivacyError: more than was charged.
@@ -284,5 +282,5 @@ class BudgetFile:
 
 
 def _digest(content: dict) -> str:
-    """Against damage, not against its owner."""
+    """A checksum against damage; it is no protection against the file's owner."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

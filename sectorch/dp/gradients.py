@@ -1,4 +1,4 @@
-"""DP-SGD on shares: batches that nobody knows, gradients of single rows clipped in secret, noise that nobody knows."""
+"""DP-SGD on shares: secret batches, gradients of single rows clipped in secret, and noise that no party knows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .errors import PrivacyError
 from .noise import on_grid
 from .renyi import epsilon_of, sampled_curve
 
-# The sum of clipped gradients of single rows, in secret: linear layers need no gradient of any single row.
+# The sum of clipped gradients of single rows, in secret. For linear layers no gradient of a single row is computed.
 #
 # Where a weight is used T times, with the inputs a_t and the backpropagated outputs d_t, a row's gradient of it is the
 # sum of the products d_t a_t^T. Its square norm is the sum of (d_s . d_t)(a_s . a_t) over all pairs of uses: |d|^2
@@ -47,17 +47,16 @@ from .renyi import epsilon_of, sampled_curve
 # outputs that were made shorter. Sources: Goodfellow, "Efficient per-example gradient computations", 2015; Abadi et
 # al., "Deep learning with differential privacy", CCS 2016.
 #
-# Every rounding goes the way that keeps a norm below the bound: squares up, factors down; what is left is taken from
-# the bound (`margin`). A matrix of products of T uses is rounded up by T units on its diagonal, so that the difference
+# Every rounding keeps a norm below the bound: squares are rounded up, factors down, and the remaining error is taken
+# off the bound (`margin`). A matrix of products of T uses is rounded up by T units on its diagonal, so that the difference
 # is positive semidefinite; the sum of the products of two such matrices is then no smaller. Inputs beyond 16 and
 # outputs beyond 8 are cut there first, in secret, for the gradient only.
-
 
 INPUT_BITS, OUTPUT_BITS = 4, 3
 """Inputs are below 2^4 and outputs below 2^3."""
 
 DELTA_BITS, FACTOR_BITS, GRID_BITS, SQUARE_BITS = 22, 34, 26, 8
-"""Fraction bits of outputs, of what shortens them, of sums, and of |a|^2."""
+"""Fraction bits of outputs, of the clipping factors, of sums, and of |a|^2."""
 
 ROOT_MARGIN = 2.0**-17
 """Above the error of `rsqrt` for results up to one, 4e-6."""
@@ -83,7 +82,7 @@ class Uses:
 
     @property
     def largest(self) -> float:
-        """What the square of a row's gradient can be at most."""
+        """The largest square norm of a row's gradient."""
         parts = 4.0**INPUT_BITS * self.inputs * self.weight + self.bias
         return len(self.numbers) ** 2 * 4.0**OUTPUT_BITS * self.outputs * parts
 
@@ -94,12 +93,12 @@ class Uses:
 
 
 def largest(parameters: Sequence[Uses]) -> float:
-    """What the square of a row's gradient can be at most."""
+    """The largest square norm of a row's gradient."""
     return sum(each.largest for each in parameters)
 
 
 def margin(parameters: Sequence[Uses]) -> float:
-    """By how much a row's clipped gradient may be longer than what it was clipped to.
+    """The largest excess of a row's clipped gradient over the norm that it is clipped to, by rounding.
 
     Shortened outputs are rounded by 2^-27 each, and a factor by 2^-35. A rounded sum has sqrt(P) 2^-27 more for each of
     two neighbours.
@@ -117,7 +116,7 @@ def clipped_sums(
     Args:
         clip: of a row's gradient of all of these, in norm; above `margin`; the number of rows times clip is below 2^15.
 
-    Rounds some 70; a comparison of each input and output where their bounds do not tell, and some of each row.
+    Rounds about 70; a comparison of each input and output whose known bound is too large, and some of each row.
     """
     room = 59 - math.ceil(math.log2(largest(parameters)))
     bits = min(26, room - SQUARE_BITS)
@@ -131,29 +130,29 @@ def clipped_sums(
             square = product(context, torch.mul, square, add_known(context, sizes, int(each.bias) << SQUARE_BITS))
         else:
             square = raise_scale(context, square, bits + SQUARE_BITS)
-        squares.append(square if len(each.numbers) == 1 else _mapped(context, partial(_sum, dim=(1, 2)), [square]))
+        squares.append(square if len(each.numbers) == 1 else _map_shares(context, partial(_sum, dim=(1, 2)), [square]))
     total = reduce(partial(add_known, context), squares)
     factor = _factor(context, total, clip - margin(parameters), largest(parameters))
-    column = factor.like(context.backend.moved(_upright, factor.shares))
+    column = factor.like(context.backend.moved(_as_column, factor.shares))
     short = [product(context, torch.mul, column, d, GRID_BITS) for d in outputs]
     sums = []
     for each in parameters:
-        d = _mapped(context, _below, [short[i] for i in each.numbers])
-        a = _mapped(context, _below, [inputs[i] for i in each.numbers]) if each.weight else None
+        d = _map_shares(context, _concatenate, [short[i] for i in each.numbers])
+        a = _map_shares(context, _concatenate, [inputs[i] for i in each.numbers]) if each.weight else None
         weight = None if a is None else product(context, cross_product, d, a, GRID_BITS)
         sums.append((weight, sum_rows(context, d) if each.bias else None))
     return sums
 
 
-def _upright(x: Tensor) -> Tensor:
+def _as_column(x: Tensor) -> Tensor:
     return x.unsqueeze(-1)
 
 
-def _below(*values: Tensor) -> Tensor:
+def _concatenate(*values: Tensor) -> Tensor:
     return torch.cat(values)
 
 
-def _beside(*values: Tensor) -> Tensor:
+def _stack_uses(*values: Tensor) -> Tensor:
     return torch.stack(values, -2)
 
 
@@ -172,22 +171,26 @@ def _sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return x.sum(dim)
 
 
-def _mapped(context: Context, f: Callable, values: Sequence[SharedTensor]) -> SharedTensor:
+def _map_shares(context: Context, f: Callable, values: Sequence[SharedTensor]) -> SharedTensor:
     return values[0].like(context.backend.each(f, *(x.shares for x in values)), values[0].scale_bits)
 
 
 def _products(context: Context, values: Sequence[SharedTensor], limit_bits: int, bits: int) -> SharedTensor:
     """A row's products of T uses by pairs, at so many bits and rounded up: [B, T, T], and [B] of one use.
 
-    They are summed up in parts that are below 2^61 whatever the values are.
+    They are summed up in parts that are below 2^61 for any values.
     """
     count = len(values)
-    x = values[0] if count == 1 else _mapped(context, _beside, values)
-    x = _mapped(context, partial(_parts, most=1 << max(0, 61 - 2 * (limit_bits + x.scale_bits))), [x])
+    x = values[0] if count == 1 else _map_shares(context, _stack_uses, values)
+    x = _map_shares(context, partial(_parts, most=1 << max(0, 61 - 2 * (limit_bits + x.scale_bits))), [x])
     parts = x.shares.shape[1]
     one = count == 1
-    x = _mapped(context, partial(_sum, dim=-1), [square_shares(context, x)]) if one else product(context, _pairs, x, x)
-    found = _mapped(context, partial(_sum, dim=1), [at_scale_bits(context, x, bits)])
+    x = (
+        _map_shares(context, partial(_sum, dim=-1), [square_shares(context, x)])
+        if one
+        else product(context, _pairs, x, x)
+    )
+    found = _map_shares(context, partial(_sum, dim=1), [at_scale_bits(context, x, bits)])
     return add_known(context, found, parts if one else torch.eye(count, dtype=torch.int64) * (count * parts))
 
 
@@ -243,19 +246,19 @@ def _factor(context: Context, square: SharedTensor, clip: float, most: float) ->
 
 
 TRIES = 4
-"""How often it is tried whether rows are mixed."""
+"""Trials for whether a model or loss mixes rows."""
 
 
 class PrivateGradients:
-    """Noisy gradients of a shared model, in the place of `loss.backward()`; any optimiser takes them.
+    """Noisy gradients of a shared model, in place of `loss.backward()`, for any optimiser.
 
-    A and S each add discrete Gaussian noise of their own to their half of the sum. So nobody knows the noise: each of
-    the two knows its own, and the other's is enough for `epsilon`, which holds against each party by itself, Q too, and
-    against whoever is shown the model after any number of steps. It does not hold against A and S together, who have
+    A and S each add discrete Gaussian noise of their own to their half of the sum. Each of them knows its own
+    noise only, and the other's alone suffices for `epsilon`. So `epsilon` holds against each single party, Q included,
+    and against anyone who sees the model after any number of steps. It does not hold against A and S together, who have
     all data anyway.
 
     A row's gradient is that of all trainable parameters together: of one that several layers share, or of a layer that
-    runs several times, the sum over its uses. Frozen parameters have none, and what runs in no step gets none.
+    runs several times, the sum over its uses. Frozen parameters have none, nor do layers that do not run.
 
     Args:
         model: of `sectorch.shared`, whose trainable parameters are weights and biases of linear layers that take
@@ -263,11 +266,11 @@ class PrivateGradients:
             `backward` of a shape tries on random plain numbers whether model and loss do.
         max_grad_norm: the norm C that a row's gradient is clipped to.
         noise_multiplier: the standard deviation of each party's noise, as a multiple of C.
-        rows: how many rows there are.
-        batch_size: how many of them a step takes, in secret.
-        budget: is charged before each step.
+        rows: the number of rows.
+        batch_size: the rows of a step, drawn in secret.
+        budget: a budget that is charged before each step.
 
-    What is not noised: whether a value left the number format's range (`RangeExceededError`). Inputs beyond 16 and
+    No noise hides whether a value left the number format's range (`RangeExceededError`). Inputs beyond 16 and
     backpropagated outputs beyond 8 are cut for the gradient.
 
     Raises:
@@ -313,11 +316,11 @@ class PrivateGradients:
         return self.noise_multiplier * self.max_grad_norm
 
     def epsilon(self, delta: float) -> float:
-        """Of the steps so far, for neighbours that differ in one row's content."""
+        """Epsilon of the steps so far, for neighbours that differ in one row's content."""
         return epsilon_of(self.steps * self.curve, delta)
 
     def sample(self, *tensors: Any) -> tuple:
-        """A batch that nobody knows: the first rows of a fresh `sectorch.shuffle` of the whole set.
+        """Draw a batch that no party knows: the first rows of a fresh `sectorch.shuffle` of the whole set.
 
         Raises:
             ShapeError: not `rows` rows.
@@ -343,7 +346,7 @@ class PrivateGradients:
             self.budget.check(self.curve)
         self._try(layers, loss, x, y)
         before = _secret_buffers(self.model)
-        with _recorded(layers, self.batch_size) as runs:
+        with _record_runs(layers, self.batch_size) as runs:
             total = loss(self.model(x), y, reduction="sum")
         if not isinstance(total, DifferentiableTensor) or total.dim() != 0:
             raise ArgumentError(f"the loss of shared rows is one shared number, got a {type(total).__name__}")
@@ -395,9 +398,9 @@ class PrivateGradients:
             )
 
     def _try(self, layers: list[nn.Linear], loss: Callable, x: Any, y: Any) -> None:
-        """Refuse a model or a loss that mixes rows: random plain numbers in some rows change nothing in the others.
+        """Refuse a model or a loss that mixes rows, by trials in which random plain numbers replace some rows.
 
-        Nothing is tried again for the same shapes, modules and loss.
+        The same shapes, modules and loss are tried once.
         """
         key = tuple(x.shape), tuple(y.shape), loss, layers, [module.training for module in self.model.modules()]
         if key == self._tried or self.batch_size < 2:
@@ -427,15 +430,15 @@ class PrivateGradients:
 def _on_plain_numbers(
     model: nn.Module, layers: list[nn.Linear], loss: Callable, x: Any, y: Any, chosen: Any
 ) -> list[tuple[str, Any, Any]]:
-    """What has to be equal, and what is said if it is not: of two inputs that differ in the chosen rows."""
-    parameters = {p: _like(p) / max(1, p.numel() // max(1, len(p))) ** 0.5 for p in model.parameters()}
-    buffers = {b: _like(b).abs() + 0.5 if isinstance(b, DifferentiableTensor) else b for b in model.buffers()}
-    rows, seed = _like(x), torch.initial_seed() + TRIES
+    """Error text and the two values that must agree, for two inputs that differ in the chosen rows."""
+    parameters = {p: _random_like(p) / max(1, p.numel() // max(1, len(p))) ** 0.5 for p in model.parameters()}
+    buffers = {b: _random_like(b).abs() + 0.5 if isinstance(b, DifferentiableTensor) else b for b in model.buffers()}
+    rows, seed = _random_like(x), torch.initial_seed() + TRIES
     seen = []
-    for v in (rows, torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), _like(x), rows)):
+    for v in (rows, torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), _random_like(x), rows)):
         torch.manual_seed(seed)  # the same units drop out
         given = parameters | {b: value.clone() for b, value in buffers.items()}
-        with _in_the_place_of(model, given), _recorded(layers, len(v)) as runs:
+        with _with_parameters(model, given), _record_runs(layers, len(v)) as runs:
             outputs = model(v)
         leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         if any(leaf.dim() < 1 or len(leaf) != len(v) for leaf in leaves):
@@ -446,10 +449,10 @@ def _on_plain_numbers(
         raise ShapeError(f"a model runs the same layers each time, got {len(one)} results and {len(other)}")
     mixed = "the model mixes rows: what it computes of one depends on others"
     found = [(mixed, a[~chosen], b[~chosen]) for a, b in zip(one, other, strict=True)]
-    targets = _like(y).abs()
+    targets = _random_like(y).abs()
     sums = [
         loss(pytree.tree_map(lambda v, k=k: v[k], outputs), targets[k], reduction="sum")
-        for k in (torch.ones_like(chosen), chosen, ~chosen)
+        for k in (torch.ones_random_like(chosen), chosen, ~chosen)
         if k.any()
     ]
     if any(not isinstance(value, torch.Tensor) or value.dim() for value in sums):
@@ -458,8 +461,8 @@ def _on_plain_numbers(
 
 
 @contextmanager
-def _in_the_place_of(model: nn.Module, given: dict[Any, Any]) -> Iterator[None]:
-    """The model with other parameters and buffers; afterwards it has its own again."""
+def _with_parameters(model: nn.Module, given: dict[Any, Any]) -> Iterator[None]:
+    """Within this context the model has other parameters and buffers."""
     states: list[Any] = [state for module in model.modules() for state in (module._parameters, module._buffers)]
     before = [dict(state) for state in states]
     try:
@@ -471,7 +474,7 @@ def _in_the_place_of(model: nn.Module, given: dict[Any, Any]) -> Iterator[None]:
             state.update(own)
 
 
-def _like(x: Any) -> Any:
+def _random_like(x: Any) -> Any:
     """Random numbers of a shape from -1 to 1; zeros of whole numbers."""
     numbers = 2 * torch.rand(x.shape) - 1 if x.dtype.is_floating_point else torch.zeros(x.shape)
     return numbers.to(x.dtype)
@@ -479,14 +482,14 @@ def _like(x: Any) -> Any:
 
 def add_noise(context: Context, x: SharedTensor, sigma: float) -> SharedTensor:
     """x with discrete Gaussian noise of A's and of S's own, each of deviation sigma on the grid of x. No message."""
-    net, draw = context.net, partial(_drawn, sigma, x.scale_bits)
+    net, draw = context.net, partial(_draw_noise, sigma, x.scale_bits)
     for party in (net.A, net.S):
         own = context.backend.owned(net.fresh(party, at_server(draw, x.shares.shape)), party)
         x = add_known(context, x, x.like(own))
     return x
 
 
-def _drawn(sigma: float, frac_bits: int, shape: Any) -> Any:
+def _draw_noise(sigma: float, frac_bits: int, shape: Any) -> Any:
     return on_grid(sigma, shape, frac_bits)
 
 
@@ -497,8 +500,8 @@ class RecordedGradients(NamedTuple):
 
 
 @contextmanager
-def _recorded(layers: list[nn.Linear], rows: int) -> Iterator[list[RecordedGradients]]:
-    """The runs of these layers, whose parameters take no part in the graph: in it they stand for other uses."""
+def _record_runs(layers: list[nn.Linear], rows: int) -> Iterator[list[RecordedGradients]]:
+    """Record the runs of these layers, with detached parameters, so that parameters in the graph are other uses."""
     runs: list[RecordedGradients] = []
     for layer in layers:
         layer.forward = partial(_run, runs, rows, layer)

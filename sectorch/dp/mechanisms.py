@@ -1,4 +1,4 @@
-"""Noisy maxima of a histogram of votes: GNMax, LNMax and Confident-GNMax.
+"""Noisy maxima of a histogram of votes (GNMax, LNMax, Confident-GNMax), and their noise for a budget.
 
 The privacy unit is one organisation with all its data: neighbouring inputs differ in everything that it trained on, so
 that each of its models may vote for another class. One organisation with one model moves one vote: two counts change by
@@ -43,7 +43,7 @@ Drawn = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class NoisyMax(ABC):
-    """The class with the most votes after noise is added to each count; the first of several.
+    """The class with the most votes after noise is added to each count; of equal counts the first.
 
     Args:
         scale: of the noise, in votes: sigma, or the b of a Laplace distribution.
@@ -110,11 +110,11 @@ class NoisyMax(ABC):
         return float(self.distribution([0] * (classes - 1) + [voters])[-1])
 
     def cost(self, asked: int, answered: int) -> np.ndarray:
-        """RDP of so many queries, all of which are answered."""
+        """RDP of `asked` queries, all of which are answered."""
         return asked * self.curve
 
     def draw(self, count: int, classes: int) -> Drawn:
-        """All the noise of so many queries."""
+        """The noise of `count` queries."""
         return (self.noise.sample(count, classes),)
 
     def labels(self, votes: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
@@ -180,7 +180,7 @@ class ConfidentGNMax:
 
     @cached_property
     def noise(self) -> Noise:
-        """Of the check."""
+        """The noise of the check."""
         return DiscreteGaussian(self.sigma1)
 
     @cached_property
@@ -194,7 +194,7 @@ class ConfidentGNMax:
         return self.check_curve + self.answer.curve
 
     def cost(self, asked: int, answered: int) -> np.ndarray:
-        """RDP of so many queries: the check of each, and the answers that were given.
+        """RDP of `asked` queries: a check each, and `answered` answers.
 
         Adaptive composition: whether the answer's mechanism runs is a function of the check's output.
         """
@@ -202,7 +202,7 @@ class ConfidentGNMax:
 
     @property
     def scale(self) -> float:
-        """Of the answer's noise."""
+        """The scale of the answer's noise."""
         return self.answer.scale
 
     @property
@@ -211,7 +211,7 @@ class ConfidentGNMax:
         return self.answer.moved
 
     def unanimous(self, voters: int, classes: int) -> float:
-        """Pr[the class that all voters chose is returned], and not nothing."""
+        """Pr[the query is answered, with the class that all voters chose]."""
         return math.exp(self.noise.log_above(self.threshold - voters)) * self.answer.unanimous(voters, classes)
 
     def labels(self, votes: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ class ConfidentGNMax:
         return self.labelled(votes, self.draw(*votes.shape))
 
     def draw(self, count: int, classes: int) -> Drawn:
-        """All the noise of so many queries: that of the checks, and that of the answers."""
+        """The noise of `count` queries: that of the checks, and that of the answers."""
         return self.noise.sample(count), self.answer.noise.sample(count, classes)
 
     def labelled(self, votes: torch.Tensor, drawn: Drawn) -> torch.Tensor:
@@ -258,22 +258,21 @@ def _counts(votes: Votes) -> np.ndarray:
     return counts
 
 
-# From a budget to a scale of noise, and back. All figures hold whatever the votes are.
-
+# From a budget to a scale of noise, and back. All figures hold for any votes.
 
 _STEPS = 1 << 10
-"""Scales are multiples of 2^-10: numbers that the exact sampler and every reader of a report take as they are."""
+"""Scales are multiples of 2^-10, which the exact sampler takes and a report prints without rounding."""
 MOST_QUERIES = 1 << 30
 
 
 def epsilon_for(mechanism: Mechanism, queries: int, delta: float) -> float:
-    """Epsilon that so many queries cost."""
-    _whole("queries", queries, 0)
+    """The epsilon of so many queries."""
+    _check_count("queries", queries, 0)
     return epsilon_of(queries * mechanism.curve, delta)
 
 
 def queries_for(mechanism: Mechanism, epsilon: float, delta: float) -> int:
-    """How many queries a budget allows at this scale; 0 if not even one."""
+    """The number of queries that a budget allows at this scale."""
     check_epsilon(epsilon)
     return _largest(lambda n: epsilon_for(mechanism, n, delta) <= epsilon, MOST_QUERIES)
 
@@ -283,7 +282,7 @@ def scale_for(noise: str, epsilon: float, delta: float, queries: int, moved: int
 
     Args:
         noise: "gaussian" (the scale is sigma) or "laplace" (b).
-        moved: votes that one step between neighbours moves; see `mechanisms.py`.
+        moved: votes that one step between neighbours moves; see the module.
 
     Raises:
         PrivacyError: out of range, or no scale up to 2^20 is enough.
@@ -292,7 +291,7 @@ def scale_for(noise: str, epsilon: float, delta: float, queries: int, moved: int
         raise PrivacyError(f"there is no noise {noise!r}; there are {', '.join(MECHANISMS)}")
     check_epsilon(epsilon)
     check_delta(delta)
-    _whole("queries", queries, 1)
+    _check_count("queries", queries, 1)
     largest = int(LARGEST_SCALE) * _STEPS
     fits = lambda steps: epsilon_for(MECHANISMS[noise](steps / _STEPS, moved), queries, delta) <= epsilon
     if not fits(largest):
@@ -306,17 +305,19 @@ def scale_for(noise: str, epsilon: float, delta: float, queries: int, moved: int
 def reachable_epsilon(
     noise: str, voters: int, classes: int, delta: float, queries: int, *, moved: int = 1, reliability: float = 0.5
 ) -> float | None:
-    """The smallest epsilon at which so many voters are of use: the class that all of them choose comes out with a
-    probability of at least `reliability`. None where no noise above the smallest scale allows it.
+    """The smallest epsilon at which a class that all voters choose is returned with probability `reliability`.
+
+    Returns:
+        None if no noise above the smallest scale reaches it.
     """
-    _whole("voters", voters, 1)
+    _check_count("voters", voters, 1)
     serves = lambda steps: MECHANISMS[noise](steps / _STEPS, moved).unanimous(voters, classes) >= reliability
     steps = _largest(serves, 64 * voters * _STEPS)
     return epsilon_for(MECHANISMS[noise](steps / _STEPS, moved), queries, delta) if steps else None
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest n in [0, most] that `holds`, for a property of small n; holds(0) is taken for granted."""
+    """The largest n in [0, most] that `holds`, for a property of small n; holds(0) is assumed."""
     low, high = 0, 1
     while high <= most and holds(high):
         low, high = high, 2 * high
@@ -327,6 +328,6 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _whole(what: str, value: int, least: int) -> None:
+def _check_count(what: str, value: int, least: int) -> None:
     if value != int(value) or value < least or not math.isfinite(value):
         raise PrivacyError(f"the number of {what} must be a whole number from {least}, got {value}")

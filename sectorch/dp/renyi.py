@@ -115,21 +115,18 @@ def _log1mexp(x: float) -> float:
     return math.log1p(-math.exp(x)) if x < -1 else math.log(-math.expm1(x))
 
 
-# Privacy of a mechanism on a secret sample of the rows.
-#
-# A batch that is drawn without replacement, and that nobody knows, makes a step more private than its noise alone.
-# Where row numbers of a batch are public there is no such gain for anybody who sees them.
-
-
 def sampled_curve(curve: Callable[[float], float], sample: int, rows: int) -> np.ndarray:
     """RDP over `ORDERS` of a mechanism that is given `sample` of `rows` rows, drawn in secret without replacement.
+
+    A batch that is drawn in secret makes a step more private than its noise alone. Whoever knows the rows of a batch
+    gets no such gain.
 
     For neighbours that differ in the content of one row (replace one). Whole orders by theorem 9 of Wang, Balle,
     Kasiviswanathan, "Subsampled Renyi differential privacy and analytical moments accountant", AISTATS 2019, without a
     bound at order infinity; between them (order - 1) times the curve is convex, and is interpolated.
 
     Args:
-        curve: the mechanism's own, for one replaced row of its sample.
+        curve: of the mechanism, for one replaced row of its sample.
 
     Raises:
         PrivacyError: not 1 <= sample <= rows.

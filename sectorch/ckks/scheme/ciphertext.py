@@ -144,8 +144,7 @@ class Cipher:
     largest: float = math.inf
     error: float = 0.0
     declared: bool = False
-    """Whether `largest` is the bound that the encrypting party declared, with no plain operand of the evaluator in it.
-    """
+    """Whether `largest` is the bound that the encrypting party declared, without plain operands of the evaluator."""
     pending_factor: PendingFactor | None = None
 
     @property
@@ -300,8 +299,8 @@ def check_capacity(c: Any, what: str) -> Any:
         spelled = f"2^{math.log2(wanted):.1f}" if 0 < wanted < math.inf else "any size"
         raise ScaleError(
             f"{what} may give values up to {spelled} where its level, with {c.levels_left} multiplications left, holds "
-            f"those below 2^{math.log2(room):.1f}: they would wrap. Declare a smaller bound (encrypt(x, keys, bound=...), or "
-            f"e.bounded(...)), make keys with integer_bits= or one level more, or scale the layer down"
+            f"those below 2^{math.log2(room):.1f}: they would wrap. Declare a smaller bound "
+            f"(encrypt(x, keys, bound=...), or e.bounded(...)), make keys with integer_bits= or one level more, or scale the layer down"
         )
     return c
 

@@ -75,7 +75,7 @@ DEPTH = 5
 
 
 class CKKSTensor(torch.Tensor):
-    """An encrypted [batch, ...] tensor. All but its shape, dtype, level and scale can be read with the secret key only."""
+    """An encrypted [batch, ...] tensor. Only its shape, dtype, level and scale can be read without the secret key."""
 
     cipher: Cipher
     batch: int
@@ -141,7 +141,7 @@ class CKKSTensor(torch.Tensor):
 
     @property
     def bound(self) -> float:
-        """A bound on every value's magnitude, from the declared bounds and the computation; only the evaluator may know it."""
+        """A bound on every value's magnitude, by declared bounds and the computation. Only the evaluator may know it."""
         return self.cipher.bound
 
     @property
@@ -598,7 +598,7 @@ def supported_ops() -> list[str]:
 
 @contextmanager
 def observe_operations(observer: Callable) -> Iterator[None]:
-    """Within this context, observer(name, layer, result) is called after every operation of this thread's CKKSTensors."""
+    """Within this context, call observer(name, layer, result) after every operation of this thread's CKKSTensors."""
     token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield

@@ -534,7 +534,7 @@ def _error_of_moved_samples(func: Any) -> UnsupportedOpError:
 
 
 def _move(func: Callable, x: CKKSTensor, *args: Any, **kwargs: Any) -> Any:
-    """Apply `func` to the numbers of the ciphertexts of a batch of two, and check that it neither mixes nor moves samples."""
+    """Apply `func` to the numbers of the ciphertexts; on a batch of two, to see that no samples mix or move."""
     index = index_of(x)
     pair = torch.stack([index, index + index.numel()])
     results = func(pair, *args, **kwargs)
