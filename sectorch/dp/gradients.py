@@ -48,9 +48,9 @@ from .renyi import epsilon_of, sampled_curve
 # al., "Deep learning with differential privacy", CCS 2016.
 #
 # Every rounding keeps a norm below the bound: squares are rounded up, factors down, and the remaining error is taken
-# off the bound (`margin`). A matrix of products of T uses is rounded up by T units on its diagonal, so that the difference
-# is positive semidefinite; the sum of the products of two such matrices is then no smaller. Inputs beyond 16 and
-# outputs beyond 8 are cut there first, in secret, for the gradient only.
+# off the bound (`margin`). A matrix of products of T uses is rounded up by T units on its diagonal, so that the
+# difference is positive semidefinite; the sum of the products of two such matrices is then no smaller. Inputs beyond 16
+# and outputs beyond 8 are cut there first, in secret, for the gradient only.
 
 INPUT_BITS, OUTPUT_BITS = 4, 3
 """Inputs are below 2^4 and outputs below 2^3."""
@@ -452,7 +452,7 @@ def _on_plain_numbers(
     targets = _random_like(y).abs()
     sums = [
         loss(pytree.tree_map(lambda v, k=k: v[k], outputs), targets[k], reduction="sum")
-        for k in (torch.ones_random_like(chosen), chosen, ~chosen)
+        for k in (torch.ones_like(chosen), chosen, ~chosen)
         if k.any()
     ]
     if any(not isinstance(value, torch.Tensor) or value.dim() for value in sums):

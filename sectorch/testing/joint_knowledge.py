@@ -1,4 +1,9 @@
-"""All that a party knows together: sums of values and of bits, and correlations, that tell two secrets apart."""
+"""Leaks in all values that a party knows together.
+
+A single message may be uniform and several of them together show a secret. `JointView` looks for sums of values, sums
+of bits and correlations that tell two secrets apart. `Views` runs it for each party, after the tests message by
+message.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +35,18 @@ from .outcomes import (
 )
 from .protocol_runs import LINEAR, KnownValue, Protocol, ProtocolRun, side_by_side
 
-# The bits of values that a party knows, lined up by the elements that they belong to.
-
+# The bits of values that a party knows, aligned by the elements that they belong to.
 
 Row = tuple[np.ndarray, str, str]
 """A bit of each element as packed bytes, its name, and how its party came by it."""
 
 
 def element_bits(value: torch.Tensor, n: int) -> torch.Tensor | None:
-    """A value as [k, n]: k of each element; or, packed, as [k, words], also of several side by side. None where it is
-    neither."""
+    """Align a value with n elements: [k, n], k numbers of each element; or, if it is packed bits, [k, words].
+
+    Returns:
+        None if the value is neither.
+    """
     words = -(-n // 64)
     if value.dim() and value.shape[-1] == n:
         return value.reshape(-1, n)
@@ -53,7 +60,7 @@ def element_bits(value: torch.Tensor, n: int) -> torch.Tensor | None:
 
 
 def rows_of(known: KnownValue, n: int, places: Iterable[int]) -> Iterator[tuple[np.ndarray, str]]:
-    """Bits of a value at these places of a word, each of all elements as packed bytes, with its name."""
+    """The bits of a value at some places of a word: for each place the bit of all elements, packed, and its name."""
     lined = element_bits(known.value, n)
     if lined is None:
         return
@@ -70,7 +77,7 @@ def rows_of(known: KnownValue, n: int, places: Iterable[int]) -> Iterator[tuple[
 
 
 def plane_of(name: str) -> int:
-    """The place in a word of a bit that `rows_of` has named; 0 of packed bits."""
+    """The place in a word of a bit, from the name that `rows_of` gave it; 0 for packed bits."""
     return int(name.split()[1]) if name.startswith("bit ") else 0
 
 
@@ -81,15 +88,16 @@ def unpack_bits(row: np.ndarray, n: int) -> torch.Tensor:
     return torch.from_numpy(bits.reshape(-1)[:n].astype(bool))
 
 
-# The steps of a protocol that take two tensors, to be tried on what a party has.
-
+# The steps of a protocol that take two tensors. They are tried on the values of a party.
 
 Form = tuple[torch.Size, torch.dtype]
 
 
 def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
-    """Steps that take two tensors, as functions of these, and their forms; each kind of step once. No
-    checks, which give nothing but an error."""
+    """The steps that take two tensors, as functions, with the operands' shapes and types; each kind of step once.
+
+    Checks are left out, since their only result is an error.
+    """
     forms: dict[Any, Form] = {i.slot: (i.shape, i.dtype) for i in program.inputs}
     for node in program.nodes:
         made = zip(node.slots, node.results, strict=True)
@@ -101,35 +109,33 @@ def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
             continue
         if len(node.taken) == 2 and not node.many:
             taken = tuple(forms[slot] for slot in node.taken)
-            found.setdefault((repr(step.f), taken), (functools.partial(_applied, step.f, node.operands), taken))
+            found.setdefault((repr(step.f), taken), (functools.partial(_apply, step.f, node.operands), taken))
     return list(found.values())
 
 
-def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
+def _apply(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
     left = iter(tensors)
     return f(*(next(left) if isinstance(o, OperandRef) else o for o in operands))
 
 
 def of_every_run(f: Callable, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """f of what two tensors are in each run, [..., runs] each: of all runs at once where f is made of torch's
-    operators, and run by run where it is not, as a compiled loop."""
+    """Apply f to two tensors [..., runs] run by run; with `torch.vmap` unless f is a compiled loop."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # of an operator that torch takes in turn
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap runs such an operator in a loop
             return torch.vmap(f, -1, -1)(a, b)
     except RuntimeError:
         return torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
 
 
-# What a leak is of: the sentence about the inputs that some bits agree with most.
-
+# The predicate of the inputs that leaked bits agree with most, for the error text.
 
 BITS = (*range(8), 19, 20, 21, 31, 32, 47, 61, 62)
-"""Bits of an input that are named; the sign is named as such."""
+"""Bits of an input that are tried as predicates; the sign is one of its own."""
 
 
 def predicates(inputs: Sequence[torch.Tensor], names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Sentences about the inputs, and for each element whether it is so."""
+    """Predicates of the inputs in words, and for each element whether it holds."""
     for x, name in zip(inputs, names, strict=True):
         yield f"{name} < 0", x < 0
         yield f"{name} == 0", x == 0
@@ -145,8 +151,12 @@ def predicates(inputs: Sequence[torch.Tensor], names: Sequence[str]) -> Iterator
 
 
 def best(found: torch.Tensor, inputs: Sequence[torch.Tensor], names: Sequence[str]) -> tuple[str, float, float]:
-    """The sentence that a bit of each element agrees with most beyond chance: it, how often, and its distance in
-    standard deviations from a coin. No sentence where none is beyond 8."""
+    """The predicate that a bit of each element agrees with most, beyond chance.
+
+    Returns:
+        The predicate, the share of elements in which the bit agrees, and the distance from chance in standard
+        deviations. The predicate is empty if that is below 8 for all.
+    """
     most = ("", 0.5, 0.0)
     n = found.numel()
     for said, truth in predicates(inputs, names):
@@ -155,7 +165,7 @@ def best(found: torch.Tensor, inputs: Sequence[torch.Tensor], names: Sequence[st
         share = float(truth.double().mean())
         if not 0.02 < share < 0.98:
             continue
-        # Given that a sentence is true in this share, by chance they agree in a known number of elements.
+        # If the predicate holds in this share of elements, independent bits agree with it in a known share.
         ones = float(found.double().mean())
         chance = share * ones + (1 - share) * (1 - ones)
         spread = max((chance * (1 - chance) / n) ** 0.5, 1e-9)
@@ -166,11 +176,8 @@ def best(found: torch.Tensor, inputs: Sequence[torch.Tensor], names: Sequence[st
     return most
 
 
-# Secrets and leaks in words.
-
-
 class Sentences:
-    """What is said of the inputs of a protocol under test."""
+    """Secrets and leaks in words, for reports."""
 
     def __init__(self, outcomes: Outcomes):
         self._outcomes = outcomes
@@ -178,16 +185,16 @@ class Sentences:
         self._names = ["x"] if count == 1 else [f"x{i}" for i in range(count)]
 
     def secret(self, values: Values) -> str:
-        """What each input is."""
+        """The inputs' values."""
         return ", ".join(f"{name} = {value}" for name, value in zip(self._names, values, strict=True))
 
     def random_run(self) -> tuple[list, ProtocolRun]:
-        """Inputs all over their range, and a run of them."""
+        """Inputs all over their range, and a run with them."""
         inputs = self._outcomes.spread()
         return inputs, self._outcomes.play(inputs, "sentence")
 
     def of_values(self, values: Sequence[KnownValue], inputs: Sequence) -> tuple[str, float]:
-        """What of random inputs the bits of some values agree with most, in words, and how often."""
+        """The predicate of random inputs that bits of some values agree with most, in words, and the share."""
         found = ("", 0.5, "")
         n = self._outcomes.protocol.n
         for known in values:
@@ -198,26 +205,26 @@ class Sentences:
         return f"; {found[2]} says '{found[0]}' in {found[1]:.1%} of random inputs" if found[0] else "", found[1]
 
     def of_bits(self, row: np.ndarray, inputs: Sequence) -> tuple[str, float]:
-        """The same of one bit of each element, as packed bytes."""
+        """The same for one bit of each element, as packed bytes."""
         bits = unpack_bits(row, self._outcomes.protocol.n)
         sentence, share, _ = best(bits, [x.reshape(-1) for x in inputs], self._names)
         return f"; it says '{sentence}' in {share:.1%} of random inputs" if sentence else "", share
 
 
-# Sums mod 2 of bits that a party knows: which of them tell two secrets apart, and which bits they are.
+# Sums mod 2 of known bits that tell two secrets apart.
 #
-# A mask that is used twice, a mask that its receiver can take off, a share without its mask: each message is uniform,
-# and a sum of a few known bits is the secret. Such a sum is found by elimination over the two-element field, among all
-# bits of all values, and among the lowest bits and their products, where multiplications without a fresh mask show.
-
+# A mask that is used twice, a mask that its receiver can remove, a share without its mask: in each case every message
+# is uniform, and a sum of a few known bits is the secret. Elimination over the two-element field finds such a sum,
+# among all bits of all values, and among the lowest bits and their products, which show multiplications without a fresh
+# mask.
 
 RARE = 48
 Bit = tuple[int, int]
-"""A value's place in a list, and the place of the bit in it; of a product two of them."""
+"""The places of two rows in a list."""
 
 
 class Span:
-    """Sums mod 2 of vectors of bits, the constant one among them; each knows of which vectors it is the sum."""
+    """The span over the two-element field of vectors of bits and the constant one, with how each vector is made."""
 
     def __init__(self, length: int):
         self._basis: dict[int, tuple[int, int]] = {}
@@ -226,8 +233,8 @@ class Span:
         self.add((1 << length) - 1)
         self.rank = 0
 
-    def reduced(self, vector: int) -> tuple[int, int]:
-        """What is left of a vector, and which vectors were taken off it, as bits of a number."""
+    def reduce(self, vector: int) -> tuple[int, int]:
+        """A vector reduced by the basis, and the vectors that were subtracted, as bits of a number."""
         taken = 0
         while vector and (top := vector.bit_length()) in self._basis:
             other, parts = self._basis[top]
@@ -236,8 +243,8 @@ class Span:
         return vector, taken
 
     def add(self, vector: int) -> bool:
-        """Whether it is no sum of those before."""
-        left, taken = self.reduced(vector)
+        """Add a vector; return whether it is independent of those before."""
+        left, taken = self.reduce(vector)
         if left:
             self._basis[left.bit_length()] = left, taken ^ (1 << self._count)
             self.rank += 1
@@ -246,7 +253,7 @@ class Span:
 
 
 def count_bits(bits: np.ndarray, count: int) -> int:
-    """Of so many packed bits, how many are as the fewer are."""
+    """Of `count` packed bits, the number of ones or of zeros, whichever is smaller."""
     ones = int(np.unpackbits(bits, count=count).sum())
     return min(ones, count - ones)
 
@@ -259,18 +266,21 @@ def numbers(vectors: np.ndarray) -> list[int]:
 def broken_sum(
     one: Sequence[int], other: Sequence[int], length: int, again: Callable[[list[int]], int] | None = None
 ) -> list[int] | None:
-    """A sum of vectors, and of the constant one, that is zero in one run and not in another: which vectors, or None.
+    """Find a sum of vectors, and of the constant one, that is zero in one run and not in another.
 
-    What follows from what a party knows is a sum that is zero in every run, whatever the secrets are; one that is zero
-    for one secret only tells them apart. Of v vectors of m random bits some sum is zero with probability 2^(v - m). A
-    sum that is hardly ever one may be zero throughout a run by chance; that it is one in `RARE` elements of the other
-    run and in none of this one happens with probability 2^-RARE where the two are alike. Where many vectors are hardly
-    ever one, such as the codes of wide blocks, some sum of them may be zero in one run and no other: that is what
-    another run is for.
+    A sum that follows from a party's own knowledge is zero in every run, for all secrets. A sum that is zero for one
+    secret only tells two secrets apart. Of v vectors of m random bits some sum is zero with probability 2^(v - m). A
+    sum that is rarely one may be zero in a whole run by chance. That it is one in `RARE` elements of the other run and
+    in none of this one happens with probability 2^-RARE if both have the same distribution. Where many vectors are
+    rarely one, such as the codes of wide blocks, some sum of them may be zero in one run and in no other. A second run
+    (`again`) excludes that.
 
     Args:
-        one, other: the vectors of the two runs, in the same order, of so many bits each.
-        again: of such a sum, the elements in which another run of the first is not as most are.
+        one, other: the vectors of the two runs, in the same order, of `length` bits each.
+        again: for such a sum, the number of elements in which another run of the first differs from most.
+
+    Returns:
+        The numbers of the vectors, -1 for the constant one; None if there is no such sum.
     """
     basis: dict[int, tuple[int, int]] = {}
     ones = (1 << length) - 1
@@ -291,7 +301,7 @@ def broken_sum(
 
 
 def largest_correlation(vectors: np.ndarray) -> float:
-    """Between any two rows of packed bits, or of any with a constant, in standard deviations."""
+    """The largest correlation of two rows of packed bits, or of a row with a constant, in standard deviations."""
     return float(np.abs(_correlations(vectors)).max())
 
 
@@ -302,24 +312,24 @@ def _correlations(vectors: np.ndarray) -> np.ndarray:
 
 
 def differing_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, Bit]:
-    """Of which two rows the correlation differs most between two runs, in its standard deviations; the last is one."""
+    """The two rows whose correlation differs most between two runs, in standard deviations; the last row is constant."""
     apart = np.abs(_correlations(one) - _correlations(other)) / 2**0.5
     at = int(apart.argmax())
     return float(apart.flat[at]), (at // apart.shape[1], at % apart.shape[1])
 
 
 ALL_PLANES = 1500
-"""Bits of a view up to which all planes are taken; of larger ones those in which carries do not hide relations, and
-those at the numbers that the protocol's steps take."""
+"""Bits of a view up to which all bit planes are taken. Of larger views the planes are taken in which carries do not hide
+relations, and those at the numbers that the protocol's steps take."""
 LIMIT = 3000
 SPARE = 128
-"""Elements beyond the bits of a view: of so many fewer random bits some sum is constant with probability 2^-128."""
+"""Elements in excess of the bits of a view: some sum of random bits is then constant with probability 2^-128."""
 MOST_SUMS = 200
-"""Pairs of values whose sum and difference are looked at."""
+"""Pairs of values whose sum and difference are tested."""
 MOST_PRODUCTS = 300
-"""Products of two values that are looked at, each added to a message and taken off it."""
+"""Products of two values that are tested, each added to a message and subtracted from it."""
 PRODUCTS = 40
-"""Lowest bits up to which all their products are taken too; of more those of what was opened."""
+"""Lowest bits up to which all their products are taken too; of more bits only the products of opened ones."""
 OPENED = 64
 MOST_STEPS = 200
 LANES = (0, 63)
@@ -344,10 +354,10 @@ class LeakFinding:
 
 
 class JointView:
-    """What each party of a protocol knows, all of it together.
+    """The search for a leak in all that each party knows together.
 
     Args:
-        runs_of: so many runs, at least, all of whose elements hold these values, of n experiments each.
+        runs_of: gives at least so many runs whose elements all hold these values, of n experiments each.
     """
 
     def __init__(
@@ -357,44 +367,42 @@ class JointView:
         places = {v + d for v in numbers_of(outcomes.protocol.program) for d in (-1, 0) if 3 < v + d < 62}
         self._planes = (0, 1, 2, 3, *sorted(places)[:8], 62, 63)
         self._steps = steps_of_two(outcomes.protocol.program)
-        self._kept: dict[tuple[str, Values], np.ndarray] = {}
+        self._lane_cache: dict[tuple[str, Values], np.ndarray] = {}
         self.tests = 0
 
-    def told(self, party: str, one: Values, other: Values) -> LeakFinding:
-        """What tells a party two secrets apart."""
+    def find_leak(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """A leak that tells a party two secrets apart; an empty finding if there is none."""
         for look in (self._sums, self._products, self._relation, self._lanes):
             if found := look(party, one, other):
                 return found
         return LeakFinding()
 
-    def _apart(self, party: str, one: Values, other: Values, by: str) -> str:
+    def _tells_apart(self, party: str, one: Values, other: Values, by: str) -> str:
         return f"{party} tells {self._sentences.secret(one)} and {self._sentences.secret(other)} apart{by}"
 
-    # Whole values.
-
     def _sums(self, party: str, one: Values, other: Values) -> LeakFinding:
-        """Whether a message tells the secrets apart once something that its receiver knows is taken off or added."""
+        """Test each message plus or minus another value that its receiver knows."""
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
-        for (name, a), (_, b) in zip(_of_two(first, party), _of_two(second, party), strict=False):
+        for (name, a), (_, b) in zip(_sums_of_two(first, party), _sums_of_two(second, party), strict=False):
             self.tests += 10
             if text := distinguishable(a, b):
-                said, share = self._said_of_sum(party, name)
-                return LeakFinding(self._apart(party, one, other, f" by {name}: {text}{said}"), share)
+                said, share = self._sentence_of_sum(party, name)
+                return LeakFinding(self._tells_apart(party, one, other, f" by {name}: {text}{said}"), share)
         return LeakFinding()
 
-    def _said_of_sum(self, party: str, name: str) -> tuple[str, float]:
+    def _sentence_of_sum(self, party: str, name: str) -> tuple[str, float]:
         if not self._outcomes.elementwise:
             return "", 0.5
         inputs, run = self._sentences.random_run()
-        value = next(v for said, v in _of_two(run, party) if said == name)
+        value = next(v for said, v in _sums_of_two(run, party) if said == name)
         return self._sentences.of_values([KnownValue(name, "received", torch.from_numpy(value))], inputs)
 
     def _products(self, party: str, one: Values, other: Values) -> LeakFinding:
-        """Whether a message does so once a product of two values is, as it would be if the secret were the first."""
+        """Test each message plus or minus a product of two known values, or of these less the first secret."""
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
         if not self._outcomes.elementwise:
-            return self._own_steps(party, one, other)
-        every = _with_products(first, party, one), _with_products(second, party, one)
+            return self._step_products(party, one, other)
+        every = _sums_with_products(first, party, one), _sums_with_products(second, party, one)
         for (name, a), (_, b) in zip(*every, strict=False):
             self.tests += 1
             shares = _ones(a), _ones(b)
@@ -403,20 +411,18 @@ class JointView:
             if sigmas.max() > SIGMAS + 1:
                 at = int(sigmas.argmax())
                 said = f" by {name}: bit {at} of it is one in {shares[0][at]:.1%} and in {shares[1][at]:.1%}"
-                return LeakFinding(self._apart(party, one, other, said))
+                return LeakFinding(self._tells_apart(party, one, other, said))
         return LeakFinding()
 
-    def _own_steps(self, party: str, one: Values, other: Values) -> LeakFinding:
-        """The same with a step of the protocol's own in the place of the product, as a matrix product is one."""
+    def _step_products(self, party: str, one: Values, other: Values) -> LeakFinding:
+        """The same with a step of the protocol, such as a matrix product, in place of the product."""
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
-        every = (_with_steps(self._steps, run, party, one) for run in (first, second))
+        every = (_sums_with_steps(self._steps, run, party, one) for run in (first, second))
         for (name, a), (_, b) in itertools.islice(zip(*every, strict=False), MOST_STEPS):
             self.tests += 10
             if text := distinguishable(a, b):
-                return LeakFinding(self._apart(party, one, other, f" by {name}: {text}"))
+                return LeakFinding(self._tells_apart(party, one, other, f" by {name}: {text}"))
         return LeakFinding()
-
-    # Bits.
 
     def _relation(self, party: str, one: Values, other: Values) -> LeakFinding:
         length = 64 * -(-self._n // 64)
@@ -426,11 +432,13 @@ class JointView:
             b, _ = self._vectors(second, party, look)
             if len(a) != len(b) or not len(a):
                 continue
-            taken, where = _either(numbers(a), numbers(b), length, one, other, partial(self._again, party, look))
+            taken, where = _broken_sum_of_either(
+                numbers(a), numbers(b), length, one, other, partial(self._exceptions, party, look)
+            )
             if taken is not None:
                 said = f": {_names(rows, taken)} is the same in every run of {self._sentences.secret(where)}"
-                sentence, share = self._said_of_bits(party, look, taken)
-                return LeakFinding(self._apart(party, one, other, f"{said}{sentence}"), share)
+                sentence, share = self._sentence_of_bits(party, look, taken)
+                return LeakFinding(self._tells_apart(party, one, other, f"{said}{sentence}"), share)
         a, rows = self._vectors(first, party, "correlations")
         b, _ = self._vectors(second, party, "correlations")
         if len(a) and len(a) == len(b):
@@ -439,18 +447,18 @@ class JointView:
             if sigmas > SIGMAS + 0.5:
                 named = [*rows, "a constant"]
                 said = f": {named[i]} and {named[j]} are correlated differently, by {sigmas:.0f} standard deviations"
-                return LeakFinding(self._apart(party, one, other, said))
+                return LeakFinding(self._tells_apart(party, one, other, said))
         return LeakFinding()
 
-    def _again(self, party: str, look: str, values: Values, taken: list[int]) -> int:
-        """In how many elements of another run of a secret, if there is one, a sum of bits is not what it is in most."""
+    def _exceptions(self, party: str, look: str, values: Values, taken: list[int]) -> int:
+        """The number of elements in which a sum of bits differs from most, in another run of a secret; 0 without one."""
         runs = self._runs_of(values, 2)[1:]
         if not runs:
             return 0
         vectors, _ = self._vectors(runs[0], party, look)
         return count_bits(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
 
-    def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
+    def _sentence_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
         if not self._outcomes.elementwise:
             return "", 0.5
         inputs, run = self._sentences.random_run()
@@ -458,7 +466,7 @@ class JointView:
         return self._sentences.of_bits(bits, inputs)
 
     def _lanes(self, party: str, one: Values, other: Values) -> LeakFinding:
-        """The same among the first elements alone, and among the last: of packed bits they share a place in a word."""
+        """The same among the first elements alone, and the last, which share a place in words of packed bits."""
         if self._n < 128 or not self._outcomes.elementwise:
             return LeakFinding()
         words = -(-self._n // 64)
@@ -466,19 +474,19 @@ class JointView:
         if sides[0].shape != sides[1].shape or not sides[0].size:
             return LeakFinding()
         for lane, a, b in zip(LANES, *sides, strict=True):
-            again = partial(self._again_in, lane, party)
-            taken, where = _either(numbers(a), numbers(b), 8 * a.shape[1], one, other, again)
+            again = partial(self._lane_exceptions, lane, party)
+            taken, where = _broken_sum_of_either(numbers(a), numbers(b), 8 * a.shape[1], one, other, again)
             if taken is not None:
-                known = _in_lanes(self._runs_of(one, 1)[0], party)
+                known = _known_for_lanes(self._runs_of(one, 1)[0], party)
                 names = [name for k in known for _, name in rows_of(k, self._n, (0,))]
                 which = f"elements {lane * words} to {min(self._n, (lane + 1) * words) - 1}"
                 secret = self._sentences.secret(where)
                 said = f": {_names(names, taken)} of {which} is the same in every run of {secret}"
-                return LeakFinding(self._apart(party, one, other, said))
+                return LeakFinding(self._tells_apart(party, one, other, said))
         return LeakFinding()
 
-    def _again_in(self, lane: int, party: str, values: Values, taken: list[int]) -> int:
-        """The same of the first elements, or of the last, of as many further runs."""
+    def _lane_exceptions(self, lane: int, party: str, values: Values, taken: list[int]) -> int:
+        """`_exceptions` of the first elements, or of the last, in as many further runs."""
         words = -(-self._n // 64)
         side = LANES.index(lane)
         count = -(-8 * self._lanes_of(party, values).shape[-1] // words)
@@ -489,8 +497,8 @@ class JointView:
         return count_bits(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
 
     def _lanes_of(self, party: str, values: Values) -> np.ndarray:
-        """The lowest bits of what a party knows, [lanes, rows, packed elements] of so many runs as there must be."""
-        if (party, values) not in self._kept:
+        """The lowest bits of a party's values, [lanes, rows, packed elements], of as many runs as are needed."""
+        if (party, values) not in self._lane_cache:
             words, most = -(-self._n // 64), self._outcomes.case.runs
             few = LANE_ROWS if most is None else min(LANE_ROWS, max(0, most * words - SPARE))
             rows = len(first := _lane_bits(self._runs_of(values, 1)[0], party, self._n)[:few])
@@ -498,11 +506,11 @@ class JointView:
             every = [_lane_bits(run, party, self._n)[:few] for run in self._runs_of(values, count)[:count]]
             alike = rows and all(bits.shape == first.shape for bits in every)
             found = np.concatenate(every, axis=-1) if alike else np.empty((0, 0, 0), np.uint8)
-            self._kept[party, values] = np.packbits(found, axis=-1).swapaxes(0, 1) if alike else found
-        return self._kept[party, values]
+            self._lane_cache[party, values] = np.packbits(found, axis=-1).swapaxes(0, 1) if alike else found
+        return self._lane_cache[party, values]
 
     def _vectors(self, run: ProtocolRun, party: str, look: str) -> tuple[np.ndarray, list[str]]:
-        """Bits of what a party knows, each of all elements as packed bytes, and their names; of `LOOKS`."""
+        """Bits of a party's values, each of all elements as packed bytes, and their names; `look` is a key of `LOOKS`."""
         most = min(LIMIT, max(0, self._n - SPARE))
         if not most:
             return np.empty((0, 0), np.uint8), []
@@ -510,14 +518,14 @@ class JointView:
         aligned = {id(k): v for k in known if (v := element_bits(k.value, self._n)) is not None}
         every = look == "sums" and 64 * sum(map(len, aligned.values())) <= ALL_PLANES
         planes = range(64) if every else (0,) if look == "products" else self._planes
-        each = None if self._outcomes.elementwise else most  # of a large value no more are taken
+        each = None if self._outcomes.elementwise else most  # a limit on the rows of a large value
         rows = [
             (*row, k.how, i)
             for k in known if id(k) in aligned
             for i, row in enumerate(itertools.islice(rows_of(k, self._n, planes), each))
         ]  # fmt: skip
         rows.sort(key=lambda row: (row[2] == "computed", plane_of(row[1])))
-        if len(rows) > most and not self._outcomes.elementwise:  # of a large value some rows, rather than no others
+        if len(rows) > most and not self._outcomes.elementwise:  # some rows of each value, before further ones
             rows.sort(key=lambda row: row[3])
         found: list[Row] = [row[:3] for row in rows[:most]]
         if look == "products":
@@ -529,15 +537,15 @@ class JointView:
         return (np.stack(rows) if rows else np.empty((0, 0), np.uint8)), [row[1] for row in found]
 
 
-def _in_lanes(run: ProtocolRun, party: str) -> list[KnownValue]:
-    """What a party knows, what it computes last."""
+def _known_for_lanes(run: ProtocolRun, party: str) -> list[KnownValue]:
+    """A party's values, computed ones last."""
     return sorted((k for k in run.known[party] if k.how in LOOKS["lanes"]), key=lambda k: k.how == "computed")
 
 
 def _lane_bits(run: ProtocolRun, party: str, n: int) -> np.ndarray:
-    """The lowest bits of what a party knows, of the first elements and of the last: [rows, lanes, elements] of 0, 1."""
+    """The lowest bits of a party's values, for the first elements and the last: [rows, lanes, elements] of 0 and 1."""
     words, found = -(-n // 64), []
-    for known in _in_lanes(run, party):
+    for known in _known_for_lanes(run, party):
         lined = element_bits(known.value, n)
         if lined is None:
             continue
@@ -550,7 +558,7 @@ def _lane_bits(run: ProtocolRun, party: str, n: int) -> np.ndarray:
 
 
 def _first_of_each(rows: Sequence[Row]) -> list[Row]:
-    """Of what was opened or shown first one row of each value, then another."""
+    """Rows of opened or shown values: first one row of each value, then a second of each, and so on."""
     places: dict[str, int] = {}
     found = []
     for row in rows:
@@ -561,7 +569,7 @@ def _first_of_each(rows: Sequence[Row]) -> list[Row]:
     return [row for _, row in sorted(found, key=lambda placed: placed[0])][:OPENED]
 
 
-def _either(
+def _broken_sum_of_either(
     a: Sequence[int], b: Sequence[int], length: int, one: Values, other: Values,
     again: Callable[[Values, list[int]], int],
 ) -> tuple[list[int] | None, Values]:  # fmt: skip
@@ -578,8 +586,8 @@ def _words(run: ProtocolRun, party: str, *hows: str) -> list[KnownValue]:
     return [k for k in run.known[party] if k.how in hows and k.value.dtype in (torch.int64, torch.int32)]
 
 
-def _of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Sums and differences of a message and another value that its receiver has of each element."""
+def _sums_of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Sums and differences of a message and another value of its receiver, element by element."""
     known = _words(run, party, "drawn", "brought", "received", "opened")
     known += _words(run, party, "computed")
     pairs = [
@@ -594,8 +602,8 @@ def _of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{k.name} {sign} {other.name}", value.contiguous().numpy().reshape(-1)
 
 
-def _with_products(run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, torch.Tensor]]:
-    """A message with a product of two values that are open, received or drawn, less what an input is thought to be."""
+def _sums_with_products(run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, torch.Tensor]]:
+    """A message plus or minus a product of two values that are opened, received or drawn, or of these less a guess."""
     messages = [k for k in _words(run, party, "received") if k.value.dtype == torch.int64]
     opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
     less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
@@ -611,8 +619,8 @@ def _with_products(run: ProtocolRun, party: str, secret: Values) -> Iterator[tup
         yield f"{message.name} - {one} * {other}", message.value - product
 
 
-def _with_steps(steps: Sequence, run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
-    """A message with what a step makes of two values, or of these less what an input is thought to be."""
+def _sums_with_steps(steps: Sequence, run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
+    """A message plus or minus the result of a step on two values, or on these less a guess of an input."""
     opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
     less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
     values = [*opened, *less, *((k.name, k.value) for k in _words(run, party, "drawn"))]
@@ -635,26 +643,26 @@ def _ones(value: torch.Tensor) -> np.ndarray:
     return ones_of(histogram(value.contiguous().numpy().reshape(-1))) / value.numel()
 
 
-# What each party knows together: whether anything of it tells two secrets apart that it may not tell apart.
-
+# All checks of a party's view: message by message, then together.
 
 SAMPLES = 1 << 14
-"""Elements of each message, at least, in all runs of one secret together."""
+"""The least number of elements of each message, in all runs of one secret together."""
 RUNS = 512
-"""Runs of one secret, where each run is one experiment; fewer where they would be more than `VALUES` of one step."""
+"""Runs of one secret where each run is one experiment; fewer if a step would have more than `VALUES` values in all."""
 VALUES = 1 << 22
 
 
 class Views:
-    """The views of a protocol's parties.
+    """The views of a protocol's parties, compared for pairs of secrets that a party may not tell apart.
 
-    Where elements are no experiments, runs are: then a view is that of all runs, side by side.
+    Where the elements of a run are not independent experiments, each run is one, and a view is that of all runs side
+    by side.
     """
 
     def __init__(self, protocol: Protocol, outcomes: Outcomes):
         random = np.random.default_rng((outcomes.case.seed, 1))
-        # Parties that have the same inputs and learn the same, as A and S nothing, may not tell the same secrets apart:
-        # those that are played for one are looked at for the other.
+        # Parties with the same inputs and results, as A and S without any, may not tell the same secrets apart. So the
+        # runs for one of them serve the other too.
         pairs: dict[tuple, list[Pair]] = {}
         self._pairs = {}
         for party in (p.name for p in protocol.parties):
@@ -677,8 +685,8 @@ class Views:
         self._tests = 0
 
     @classmethod
-    def like(cls, other: Views, outcomes: Outcomes) -> Views:
-        """The views of another protocol of the same parties, inputs and reference, for the same pairs of secrets."""
+    def with_outcomes(cls, other: Views, outcomes: Outcomes) -> Views:
+        """The views of another protocol with the same parties, inputs and reference, for the same pairs of secrets."""
         found = cls.__new__(cls)
         found._pairs = other._pairs
         found._begin(outcomes)
@@ -686,32 +694,32 @@ class Views:
 
     @property
     def tests(self) -> int:
-        """P-values that were computed."""
+        """The number of p-values computed."""
         return self._tests + self._joint.tests
 
     @property
     def elements(self) -> int:
-        """Of each message, in all runs of one secret."""
+        """Elements of each message in all runs of one secret."""
         return self._runs * self._n
 
     @property
     def seconds_needed(self) -> float:
-        """About so long `check` takes, by the runs that were made."""
+        """An estimate of the seconds of `check`, from the runs so far."""
         secrets = {values for pairs in self._pairs.values() for pair in pairs for values in pair}
-        return self._outcomes.took * self._runs * len(secrets) * 2
+        return self._outcomes.shortest_seconds * self._runs * len(secrets) * 2
 
     @property
-    def looked(self) -> tuple[str, str]:
-        """What was done, of messages and of views."""
+    def summary(self) -> tuple[str, str]:
+        """The tests done, in words: of single messages, and of views."""
         pairs = ", ".join(f"{len(found)} for {party}" for party, found in sorted(self._pairs.items()))
         runs = f"{self._runs} runs of {self._n} elements for each secret; pairs of secrets: {pairs}"
         return f"uniform and alike: {runs}", "sums and products of bits, correlations: the same runs"
 
     def check(self, parties: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
-        """What does not hold, as check and text: of each message the first, of each view what says most.
+        """The failures, as check and text: the first of each message, and of each view the strongest.
 
         Args:
-            parties: whose views, one pair of secrets of each after the other; if it is not given all.
+            parties: the parties to check, taking turns by pairs of secrets. None checks all, one after the other.
         """
         if parties is None:
             for party, pairs in self._pairs.items():
@@ -721,8 +729,8 @@ class Views:
         for places in itertools.zip_longest(*chosen):
             for party, one, other in filter(None, places):
                 yield from (("messages", text) for _, text in self._messages(party, one, other))
-                if told := self._joint.told(party, one, other):
-                    yield "view", told.text
+                if leak := self._joint.find_leak(party, one, other):
+                    yield "view", leak.text
 
     def _of_party(self, party: str, pairs: Sequence[Pair]) -> Iterator[tuple[str, str]]:
         said: set[str] = set()
@@ -732,15 +740,15 @@ class Views:
                 if name not in said:
                     said.add(name)
                     yield "messages", text
-            most = max(most, self._joint.told(party, one, other), key=lambda told: (bool(told), told.share))
+            most = max(most, self._joint.find_leak(party, one, other), key=lambda leak: (bool(leak), leak.share))
         if most:
             yield "view", most.text
 
     def _of(self, values: Values, count: int) -> list[ProtocolRun]:
-        """So many runs, at least, all of whose elements hold these values."""
+        """At least `count` runs whose elements all hold these values."""
         runs = self._played.setdefault(values, [])
         if len(runs) < count:
-            inputs = self._outcomes.filled(values)
+            inputs = self._outcomes.fill_inputs(values)
             if self._outcomes.elementwise:
                 runs += [self._outcomes.play(inputs, (values, i)) for i in range(len(runs), count)]
             else:
@@ -748,17 +756,15 @@ class Views:
         return runs
 
     def _experiments(self, values: Values, count: int) -> list[ProtocolRun]:
-        """So many runs whose elements, along the last dimension, are experiments."""
+        """`count` runs whose elements, along the last dimension, are experiments."""
         if self._outcomes.elementwise:
             return self._of(values, count)
         if values not in self._together:
             self._together[values] = side_by_side(self._of(values, self._runs)[: self._runs])
         return [self._together[values]]
 
-    # Message by message.
-
     def _messages(self, party: str, one: Values, other: Values) -> Iterator[tuple[str, str]]:
-        views = [_received(self._of(values, self._runs)[: self._runs], party) for values in (one, other)]
+        views = [_received_values(self._of(values, self._runs)[: self._runs], party) for values in (one, other)]
         first, second = self._sentences.secret(one), self._sentences.secret(other)
         for name in sorted(views[0].keys() | views[1].keys()):
             if name not in views[0] or name not in views[1]:
@@ -776,7 +782,7 @@ class Views:
                     yield name, f"{name} is not uniform to {party}: {text}{self._sentence(party, name)}"
 
     def _sentence(self, party: str, name: str) -> str:
-        """What of the inputs a bit of a message agrees with."""
+        """The predicate of the inputs that a bit of a message agrees with, in words."""
         if not self._outcomes.elementwise:
             return ""
         inputs, run = self._sentences.random_run()
@@ -790,7 +796,7 @@ def _runs_of(protocol: Protocol) -> int:
     return min(RUNS, max(128, VALUES // max(sizes, default=1)))
 
 
-def _received(runs: Sequence[ProtocolRun], party: str) -> dict[str, tuple[np.ndarray, str]]:
+def _received_values(runs: Sequence[ProtocolRun], party: str) -> dict[str, tuple[np.ndarray, str]]:
     found: dict[str, list[np.ndarray]] = {}
     shows: dict[str, str] = {}
     for run in runs:

@@ -33,8 +33,8 @@ from .protocol_runs import (
     ProtocolRun,
     Reference,
     is_tests,
+    observable_values,
     runs_agree,
-    seen,
     with_options,
 )
 
@@ -406,7 +406,7 @@ def _plant(case: Case, kinds: set[str], most: int | None, report: MutationReport
         TimeOver: the clock's seconds are over; the faults that were tried are in the report, in an order of the seed's.
     """
     clock.part("the protocol itself")
-    traced, seed = case.traced(), case.seed
+    traced, seed = case.trace(), case.seed
     plain = Outcomes(traced, case)
     views = Views(traced, plain)
     for _, text in itertools.chain(plain.check(), views.check()):
@@ -444,12 +444,12 @@ def _tried(
     seen = {party for a, b in zip(runs, played, strict=True) for party in _who_sees(a, b)}
     if not seen:
         return PlantedFault(mutant.kind, mutant.where, same=True)
-    for check, text in Views.like(views, outcomes).check(seen):
+    for check, text in Views.with_outcomes(views, outcomes).check(seen):
         return PlantedFault(mutant.kind, mutant.where, check, text=text)
     return PlantedFault(mutant.kind, mutant.where)
 
 
 def _who_sees(one: ProtocolRun, other: ProtocolRun) -> set[str]:
     """Parties to whom two runs under the same draws differ, in what they bring, are sent, send or learn."""
-    first, second = seen(one), seen(other)
+    first, second = observable_values(one), observable_values(other)
     return {name for name in first if not runs_agree({name: first[name]}, {name: second[name]})}

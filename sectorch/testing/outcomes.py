@@ -1,4 +1,7 @@
-"""Whether results are the reference's, and the same whatever anybody draws."""
+"""Checks of a protocol's results: equal to the reference, for all draws, and on small domains in all combinations.
+
+The statistical tests of single messages, and the pairs of secrets that a party must not tell apart, are here too.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +33,24 @@ from .protocol_runs import (
     ProtocolRun,
     half_of,
     is_tests,
+    observable_values,
     place_of,
     runs_agree,
-    seen,
 )
 
-# The public numbers of a protocol's steps: where they are, a protocol decides, rounds and cuts.
-
+# The public numbers in a protocol's steps, near which it compares, rounds and cuts.
 
 WIDTH = 64
-"""A number below it may be a place in a word, and stands for a power of two."""
+"""Numbers below it may be places in a word, and stand for powers of two."""
 
 
 def numbers_of(program: Program) -> list[int]:
-    """All whole numbers that its steps take, in their order."""
+    """All whole numbers that the steps of a program take, in order."""
     return list(dict.fromkeys(v for node in program.nodes for operand in node.operands for v in _numbers(operand)))
 
 
 def constants_of(program: Program) -> list[int]:
-    """Ring elements that these stand for: those beyond a word's places as they are, the others as powers of two."""
+    """The ring elements for these numbers: large ones themselves, places in a word as powers of two."""
     found = numbers_of(program)
     large = [abs(v) for v in found if WIDTH < abs(v) < 1 << 62]
     return list(dict.fromkeys([*large, *(1 << v for v in found if 0 < v < 62)]))
@@ -62,12 +64,11 @@ def _numbers(operand: Any) -> Iterator[int]:
         yield operand
 
 
-# Whether what a party receives is uniform, and the same for two secrets: message by message.
+# Tests of single messages: whether they are uniform, and have the same distribution for two secrets.
 #
 # Each p-value is compared with 10^-12. The count of ones in n bits of one place has a standard deviation of sqrt(n) /
 # 2, and 10^-12 on two sides is 7.13 of them; a bit that is 1 with probability 1/2 + e/2 is therefore found with
 # probability 0.9999 (3.72 standard deviations more) from e = (7.13 + 3.72) / sqrt(n).
-
 
 P_VALUE = 1e-12
 SIGMAS = 8.0
@@ -76,7 +77,7 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np
 
 
 def histogram(values: np.ndarray) -> np.ndarray:
-    """How often each byte stands in each place of a word: [bytes of a word, 256]."""
+    """Count each byte at each place of a word: [bytes of a word, 256]."""
     words = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
     counts = np.zeros((words.shape[1], 256), np.int64)
     _count(words, counts)
@@ -85,21 +86,21 @@ def histogram(values: np.ndarray) -> np.ndarray:
 
 @compiled
 def _count(words, counts):
-    """counts[k, b] of the rows whose place k is the byte b."""
+    """Add to counts[k, b] the number of words with the byte b at place k."""
     for i in range(words.shape[0]):
         for k in range(words.shape[1]):
             counts[k, words[i, k]] += 1
 
 
 def ones_of(counts: np.ndarray) -> np.ndarray:
-    """Of a histogram how often each bit of a word is one, the lowest first."""
+    """The number of ones of each bit of a word, from a histogram, the lowest bit first."""
     return (counts @ _BITS[:, ::-1]).ravel()
 
 
 def most_biased_bit(counts: np.ndarray) -> tuple[float, int]:
-    """The p-value of the bit of a word whose ones are furthest from a half, and which.
+    """The p-value and the place of the bit of a word whose share of ones is furthest from a half.
 
-    The number of bits of a word stands for all of them together, as of packed bits they belong together.
+    A place equal to the number of bits stands for all bits together, which matters for packed bits.
     """
     ones = ones_of(counts)
     n = np.append(np.full(len(ones), counts[0].sum()), 8 * counts.sum())
@@ -108,7 +109,7 @@ def most_biased_bit(counts: np.ndarray) -> tuple[float, int]:
 
 
 def not_uniform(values: np.ndarray) -> str:
-    """How values of one message differ from uniform ones; empty where they do not."""
+    """How the values of a message differ from uniform ones, in words; empty if they do not."""
     counts = histogram(values)
     p, bit = most_biased_bit(counts)
     if p < P_VALUE:
@@ -121,8 +122,8 @@ def not_uniform(values: np.ndarray) -> str:
 
 
 def distinguishable(first: np.ndarray, second: np.ndarray) -> str:
-    """How values of one message tell two secrets apart; empty where they do not."""
-    places = np.flatnonzero(_alike(histogram(first), histogram(second)) < P_VALUE)
+    """How the values of a message tell two secrets apart, in words; empty if they do not."""
+    places = np.flatnonzero(_same_distribution(histogram(first), histogram(second)) < P_VALUE)
     if len(places):
         return f"byte {places[0]} tells them apart"
     if apart_in_size(first[: 1 << 17].astype(np.float64), second[: 1 << 17].astype(np.float64)) < P_VALUE:
@@ -137,7 +138,7 @@ def _from_even(counts: np.ndarray) -> np.ndarray:
     return special.chdtrc(counts.shape[1] - 1, statistic)
 
 
-def _alike(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def _same_distribution(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """For each row the p-value of Pearson's statistic that two counts are of one distribution."""
     both = ours + theirs
     share = ours.sum(axis=1, keepdims=True) / np.maximum(1, both.sum(axis=1, keepdims=True))
@@ -157,21 +158,21 @@ def apart_in_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 SMALL = 8
-"""All inputs of this magnitude are tried together, as far as they are no more than a run has elements."""
+"""All combinations of inputs up to this magnitude are tried, as far as a run has elements for them."""
 AGAIN = 64
-"""Elements of one run that hold the same inputs."""
+"""Elements of one run with the same inputs."""
 RUNS = 4
 AGAINST = 4
-"""Runs in which a draw has to change nothing before that is said."""
+"""Runs in which bits of a draw must change nothing before they are reported as unused."""
 SINGLES = 200
-"""Runs in which one element alone is at an edge, where elements are not independent."""
+"""Runs in which a single element is at an edge, for protocols whose elements are not independent."""
 
 
 class Outcomes:
-    """The results of a protocol under test, beside its reference's.
+    """The results of a protocol under test, compared with its reference.
 
     Args:
-        protocol: the case's, traced, or one with a fault.
+        protocol: the case's traced protocol, or one with a planted fault.
     """
 
     def __init__(self, protocol: Protocol, case: Case):
@@ -180,12 +181,12 @@ class Outcomes:
         self._edges = constants_of(protocol.program)
         self._plain: dict[int, tuple[list[torch.Tensor], dict]] = {}
         self.tests = 0
-        self.took = float("inf")
+        self.shortest_seconds = float("inf")
         """Seconds of the shortest run so far."""
-        self.looked = self.looked_draws = ""
+        self.summary = self.draws_summary = ""
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What each result has to be.
+        """The exact results.
 
         Raises:
             ArgumentError: the reference gives something else than as many int64 tensors as the protocol has results.
@@ -197,53 +198,53 @@ class Outcomes:
         return tuple(y.to(torch.int64) for y in found)
 
     def spread(self) -> list[torch.Tensor]:
-        """Inputs all over their range: a third at its edges and the protocol's own numbers, the others of all sizes."""
+        """Inputs all over their range: a third at its edges and at the protocol's numbers, the others of all sizes."""
         return [_spread(g, g.size(self.protocol.n), self._random, self._edges) for g in self.protocol.given]
 
-    def filled(self, values: Sequence[int]) -> list[torch.Tensor]:
-        """Inputs all of whose elements are these."""
+    def fill_inputs(self, values: Sequence[int]) -> list[torch.Tensor]:
+        """Inputs whose elements all have these values."""
         sizes = [g.size(self.protocol.n) for g in self.protocol.given]
         return [torch.full(size, value) for size, value in zip(sizes, values, strict=True)]
 
     def play(
         self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False, extreme: bool = False
     ) -> ProtocolRun:
-        """A run, under the draws of this place."""
+        """One run, with the draws of this place."""
         start = time.monotonic()
         found = self.protocol.play(inputs, Draws((self.case.seed, place), extreme), twice)
-        self.took = min(self.took, time.monotonic() - start)
+        self.shortest_seconds = min(self.shortest_seconds, time.monotonic() - start)
         return found
 
     def play_often(self, inputs: Sequence[torch.Tensor], place: object, count: int) -> list[ProtocolRun]:
-        """So many runs of the same inputs."""
+        """`count` runs of the same inputs."""
         draws = ManyDraws((self.case.seed, place), count)
         return [self.protocol.play(inputs, draws.run(i)) for i in range(count)]
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """What does not hold, as check and text; one of each kind."""
+        """The failures, as check and text; at most one of each kind."""
         right = True
         cases = self._cases()
         kinds = dict.fromkeys(kind for kind, *_ in cases)
         for i, (_, inputs, extreme) in enumerate(cases):
             played = self.play(inputs, ("result", i), twice=i == 0, extreme=extreme)
-            wrong = self.first_wrong(inputs, played)
+            wrong = self.first_difference(inputs, played)
             if wrong is not None and right:
                 right = False
                 yield "result", wrong[1]
-        self.looked = f"{len(cases)} runs of {self.protocol.n} elements: {', '.join(kinds)}"
-        self.looked_draws = (
+        self.summary = f"{len(cases)} runs of {self.protocol.n} elements: {', '.join(kinds)}"
+        self.draws_summary = (
             f"{RUNS} runs in which each input stands many times, and stands again; each draw with bits flipped"
         )
-        inputs = self._repeated()
+        inputs = self._repeated_inputs()
         runs = [self.play(inputs, ("draws", i)) for i in range(RUNS)]
-        text = self._varying(inputs, runs)
+        text = self._varying_result(inputs, runs)
         if text:
             yield "draws", text
         if self.case.uniform:
-            yield from (("draws", text) for text in self._unused())
+            yield from (("draws", text) for text in self._unused_draws())
 
     def _cases(self) -> list[tuple[str, list[torch.Tensor], bool]]:
-        """Inputs of all kinds, and whether draws are extreme with them."""
+        """Kinds of inputs, the inputs, and whether their draws are extreme."""
         extreme = self.case.exhaustive > 0
         cases = [("edges, all over the range", self.spread(), False) for _ in range(RUNS)]
         cases += [("the same with extreme draws", self.spread(), True) for _ in range(RUNS * extreme)]
@@ -254,8 +255,10 @@ class Outcomes:
         return cases + [("small ones but for one element", *single) for single in singles]
 
     def _single(self, i: int) -> list[torch.Tensor]:
-        """Inputs of small numbers, of which one element is at an edge or at a number of the protocol's own: where a
-        result depends on all elements, many at their edges hide what each does."""
+        """Small numbers as inputs, with one element at an edge or at one of the protocol's numbers.
+
+        Where a result depends on all elements, several at an edge would hide each other's effect.
+        """
         found = []
         for j, g in enumerate(self.protocol.given):
             edges, size = _edges(g, self._edges), g.size(self.protocol.n)
@@ -267,16 +270,16 @@ class Outcomes:
         return found
 
     def _small(self) -> list[torch.Tensor]:
-        """Every combination of small inputs, over and over."""
+        """Every combination of small inputs, repeated to the number of elements."""
         given = self.protocol.given
         most = SMALL
         while (2 * most + 1) ** len(given) > self.protocol.n and most > 1:
             most -= 1
         values = [[v for v in range(-most, most + 1) if g.low <= v <= g.high] or [g.low] for g in given]
         together = list(zip(*itertools.product(*values), strict=True))
-        return [_cycled(column, g.size(self.protocol.n)) for column, g in zip(together, given, strict=True)]
+        return [_cycle(column, g.size(self.protocol.n)) for column, g in zip(together, given, strict=True)]
 
-    def _repeated(self) -> list[torch.Tensor]:
+    def _repeated_inputs(self) -> list[torch.Tensor]:
         inputs = self.spread()
         if not self.elementwise:
             return inputs
@@ -284,8 +287,8 @@ class Outcomes:
         return [x.reshape(-1)[:distinct].repeat_interleave(AGAIN + 1)[: x.numel()].view(x.shape).clone() if
                 x.numel() <= distinct * (AGAIN + 1) else x for x in inputs]  # fmt: skip
 
-    def _unused(self) -> Iterator[str]:
-        """Draws of which nothing counts, or not the highest byte, or not the lowest bit."""
+    def _unused_draws(self) -> Iterator[str]:
+        """Draws whose highest byte or lowest bit has no effect, in words."""
         program = self.protocol.program
         for at, node in enumerate(program.nodes):
             step = node.step
@@ -296,29 +299,29 @@ class Outcomes:
             sorts = step.name.rsplit("/", 1)[-1] in self.case.sorts
             for bits, said in ((0xFF << (width - 8), "highest byte"), (1, "lowest bit"))[: 1 if sorts else 2]:
                 mask = as_signed(sum(bits << k for k in range(0, 64, width)))
-                if not any(self._changed(i, place, mask) for i in range(AGAINST)):
+                if not any(self._has_effect(i, place, mask) for i in range(AGAINST)):
                     owners = " and ".join(sorted(p.name for p in step.owners))
                     yield f"of {step.name}, which {owners} draw, the {said} changes nothing that is sent or learned"
                     break
 
-    def _changed(self, i: int, place: tuple, mask: int) -> bool:
-        """Whether these bits of a draw change anything in the i-th run; of small shapes what a draw meets may be 0."""
+    def _has_effect(self, i: int, place: tuple, mask: int) -> bool:
+        """Whether bits of a draw change anything in the i-th run. With small shapes a draw may meet a factor 0."""
         draws = Draws((self.case.seed, "unused", i))
         if i not in self._plain:
             inputs = self.spread()
-            self._plain[i] = inputs, seen(self.protocol.play(inputs, draws))
+            self._plain[i] = inputs, observable_values(self.protocol.play(inputs, draws))
         inputs, plain = self._plain[i]
-        return not runs_agree(plain, seen(self.protocol.play(inputs, FlippedDraws(draws, place, mask))))
+        return not runs_agree(plain, observable_values(self.protocol.play(inputs, FlippedDraws(draws, place, mask))))
 
-    def first_wrong(self, inputs: Sequence[torch.Tensor], played: ProtocolRun) -> tuple[int, str] | None:
-        """The first element of a result that is not the reference's, and what it is; None where all are."""
+    def first_difference(self, inputs: Sequence[torch.Tensor], played: ProtocolRun) -> tuple[int, str] | None:
+        """The first element of a result that differs from the reference, and a text about it; None if none does."""
         expected = self.reference(inputs)
         if len(expected) != len(played.results):
             raise ArgumentError(f"the protocol has {len(played.results)} results, and the reference {len(expected)}")
         for i, ((_, y), wanted) in enumerate(zip(played.results, expected, strict=True)):
             if y.shape != wanted.shape:
                 return 0, f"result {i} is of shape {list(y.shape)}, and the reference of {list(wanted.shape)}"
-            off = _beyond(y.to(torch.int64) - wanted, self.case.error)
+            off = _exceeds(y.to(torch.int64) - wanted, self.case.error)
             if bool(off.any()):
                 at = int(off.reshape(-1).nonzero()[0])
                 said = _element(inputs, at) if self.elementwise else "one of the inputs"
@@ -329,32 +332,32 @@ class Outcomes:
                 )
         return None
 
-    def _varying(self, inputs: Sequence[torch.Tensor], runs: Sequence[ProtocolRun]) -> str:
+    def _varying_result(self, inputs: Sequence[torch.Tensor], runs: Sequence[ProtocolRun]) -> str:
         for i in range(len(runs[0].results)):
             results = torch.stack([run.results[i][1].to(torch.int64) for run in runs])
             lowest, highest = results.min(0).values, results.max(0).values
             if self.elementwise and runs[0].results[i][1].numel() == inputs[0].numel():
                 groups = _groups(inputs)
                 lowest, highest = _over(groups, lowest, "amin"), _over(groups, highest, "amax")
-            apart = _beyond(highest - lowest, self.case.varies).reshape(-1)
+            apart = _exceeds(highest - lowest, self.case.varies).reshape(-1)
             if not bool(apart.any()):
                 continue
             at = int(apart.nonzero()[0])
             said = _element(inputs, at) if self.elementwise else "the same inputs"
             ends = f"{int(lowest.reshape(-1)[at])} or {int(highest.reshape(-1)[at])}"
             text = f"result {i} for {said} is {ends}, as somebody draws"
-            return text + self._whose(runs, results, lowest)
+            return text + self._deciding_draw(runs, results, lowest)
         return ""
 
-    def _whose(self, runs: Sequence[ProtocolRun], results: torch.Tensor, lowest: torch.Tensor) -> str:
-        """Which draws decide it, and who knows them."""
+    def _deciding_draw(self, runs: Sequence[ProtocolRun], results: torch.Tensor, lowest: torch.Tensor) -> str:
+        """The draws that decide a varying result, and who knows them, in words."""
         if not self.elementwise:
             return ""
         high = (results > lowest).reshape(-1).numpy()
         best: tuple[float, str, str] = (P_VALUE, "", "")
         for party in runs[0].known:
             columns = [_columns(run, party, lowest.numel()) for run in runs]
-            names = [known.name for known in _aligned(runs[0], party, lowest.numel())]
+            names = [known.name for known in _values_per_element(runs[0], party, lowest.numel())]
             for name, value in _sums(names, [np.concatenate(c) for c in zip(*columns, strict=True)]):
                 for bits in (64, 1, 2, 8, 16, 20, 21, 32, 40, 52):
                     low = value & np.uint64((1 << bits) - 1)
@@ -366,11 +369,11 @@ class Outcomes:
         return f"; {best[1]}, which {best[2]} knows, decides it" if best[1] else ""
 
 
-def _beyond(difference: torch.Tensor, most: int) -> torch.Tensor:
+def _exceeds(difference: torch.Tensor, most: int) -> torch.Tensor:
     return (difference > most) | (difference < -most)
 
 
-def _aligned(run: ProtocolRun, party: str, n: int) -> list[KnownValue]:
+def _values_per_element(run: ProtocolRun, party: str, n: int) -> list[KnownValue]:
     return [
         k
         for k in run.known[party]
@@ -379,7 +382,7 @@ def _aligned(run: ProtocolRun, party: str, n: int) -> list[KnownValue]:
 
 
 def _columns(run: ProtocolRun, party: str, n: int) -> list[np.ndarray]:
-    return [k.value.to(torch.int64).reshape(-1).numpy().view(np.uint64) for k in _aligned(run, party, n)]
+    return [k.value.to(torch.int64).reshape(-1).numpy().view(np.uint64) for k in _values_per_element(run, party, n)]
 
 
 def _sums(names: list[str], values: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -409,7 +412,7 @@ def _element(inputs: Sequence[torch.Tensor], at: int) -> str:
     )
 
 
-def _cycled(values: Sequence[int], size: torch.Size) -> torch.Tensor:
+def _cycle(values: Sequence[int], size: torch.Size) -> torch.Tensor:
     return torch.tensor(values).repeat(-(-size.numel() // len(values)))[: size.numel()].view(size)
 
 
@@ -431,31 +434,29 @@ def _edges(given: Given, own: Sequence[int]) -> np.ndarray:
     return np.array([v for v in near if given.low <= v <= given.high], np.int64)
 
 
-# Every value of a small domain with every number of a small set for each draw: what random draws hardly ever meet.
+# Exhaustive tests on small domains, for cases that random draws rarely meet.
 #
-# A protocol is written for 64 bits, but what it meets can be chosen: its inputs are those near zero, near the ends of
-# their range and near its own numbers, and one draw at a time goes through the numbers between which carries start and
-# end. Among them are the multiples of 2^(64 - w), which are a ring of w bits of their own for whatever adds and
-# compares. The steps are the protocol's; only the draws are given.
-
+# The inputs are those near zero, near the ends of their range and near the protocol's numbers. One draw at a time takes
+# all numbers between which carries start and end. Among them are the multiples of 2^(64 - w): for additions and
+# comparisons they are a ring of w bits. The steps are the protocol's own; only the draws are given.
 
 FILLINGS = (0, -1, None)
-"""What all other draws are; None for uniform."""
+"""The values of all other draws; None for uniform ones."""
 ELEMENTS = 1 << 15
-"""Of one run, at most."""
+"""The most elements of one run."""
 CASES = 1 << 21
-"""In all, at most: more take minutes."""
+"""The most cases in all; more would take minutes."""
 OWN = 2
-"""The protocol's own numbers near which inputs and draws are tried."""
+"""How many of the protocol's numbers inputs and draws are tried near."""
 WHOLE = 8
-"""A range of so many bits is tried as a whole; of several inputs, all their combinations."""
+"""An input range of at most so many bits is tried as a whole; of several inputs all combinations."""
 NAMED = 12
-"""Draws that go through their numbers: of more the first ones, and the others are filled."""
+"""The most draws that go through their numbers; further draws are filled."""
 
 
 @dataclass(frozen=True)
 class _Mask:
-    """One number of each element that somebody draws: a draw, or a row of one."""
+    """A draw, or a row of one, with one number for each element."""
 
     place: Any
     row: int
@@ -464,13 +465,13 @@ class _Mask:
 
 
 class Exhaustive:
-    """A protocol of elements under test on small domains.
+    """The test of an elementwise protocol on small domains.
 
     Args:
-        bits: numbers near a place are 2^bits.
+        bits: 2^bits numbers are tried near each place.
 
     Raises:
-        ArgumentError: so many cases cannot be run.
+        ArgumentError: bits out of range, or too many cases.
     """
 
     def __init__(self, outcomes: Outcomes, bits: int, seed: int):
@@ -482,7 +483,7 @@ class Exhaustive:
         self._values = list(itertools.product(*(_values(g, bits, len(traced.given), own) for g in traced.given)))
         self._numbers = {width: _numbers_of(width, bits, own) for width in (32, 64)}
         self._n = 64 * -(-min(ELEMENTS, len(self._values) * len(self._numbers[64]) * len(FILLINGS)) // 64)
-        self._traced = traced.sized(self._n)
+        self._traced = traced.with_size(self._n)
         every = list(_masks_of(self._traced))
         self._draws = [list(rows) for _, rows in itertools.groupby(every, lambda mask: mask.place)]
         self._masks = every[:NAMED]
@@ -493,13 +494,13 @@ class Exhaustive:
                 f"with exhaustive={bits} there are {self._cases} cases, of which {CASES} can be run: pass fewer bits"
             )
         most = f"{len(self._masks)} of {len(every)}" if len(every) > NAMED else f"{len(every)}"
-        self.looked = (
+        self.summary = (
             f"{len(self._values)} inputs with each of {most} draws at {len(self._numbers[64])} numbers, "
             f"the others zero, -1 and uniform: {self._cases} cases"
         )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """What does not hold, as check and text: the first case."""
+        """The first failure, as check and text."""
         for first in range(0, self._cases, self._n):
             case = np.arange(first, first + self._n) % self._cases
             filling, mask, value, number = (torch.from_numpy(at) for at in np.unravel_index(case, self._sizes))
@@ -508,14 +509,14 @@ class Exhaustive:
             inputs = [column[value].view(size) for column, size in zip(columns, sizes, strict=True)]
             draws = _Steered((self._seed, "exhaustive", first))
             for rows in self._draws:
-                draws.fixed[repr(rows[0].place)] = self._drawn(draws, rows, filling, mask, number)
-            wrong = self._outcomes.first_wrong(inputs, self._traced.play(inputs, draws))
+                draws.fixed[repr(rows[0].place)] = self._steered_words(draws, rows, filling, mask, number)
+            wrong = self._outcomes.first_difference(inputs, self._traced.play(inputs, draws))
             if wrong is not None:
                 at, text = wrong[0] % self._n, wrong[1]
                 yield "exhaustive", text + self._draws_of(int(filling[at]), int(mask[at]), int(number[at]))
                 return
 
-    def _drawn(
+    def _steered_words(
         self, draws: Draws, rows: Sequence[_Mask], filling: torch.Tensor, mask: torch.Tensor, number: torch.Tensor
     ) -> torch.Tensor:
         width = rows[0].width
@@ -538,12 +539,12 @@ class Exhaustive:
 
 
 def in_elements(traced: Protocol) -> bool:
-    """Whether every input has as many elements as there are to be, so that each case can have its own."""
+    """Whether every input has n elements, so that each case can have its own element."""
     return all(given.size(traced.n).numel() == traced.n and callable(given.shape) for given in traced.given)
 
 
 class _Steered(Draws):
-    """Draws of which some are given, by their places."""
+    """Draws of which some are given by their places."""
 
     def __init__(self, seed: tuple):
         super().__init__(seed)
@@ -555,7 +556,7 @@ class _Steered(Draws):
 
 
 def _masks_of(traced: Protocol) -> Iterator[_Mask]:
-    """What is drawn for each element: halves of inputs, and draws with the elements as their last dimension."""
+    """The draws with a number for each element: halves of inputs, and draws with the elements as last dimension."""
     for i, given in enumerate(traced.given):
         if given.party == SHARED:
             yield _Mask(half_of(i), 0, 64, f"A's half of x{i}")
@@ -575,7 +576,7 @@ def _near(centres: Sequence[int], half: int) -> list[int]:
 
 
 def _values(given: Given, bits: int, inputs: int, own: Sequence[int]) -> list[int]:
-    """Of one input: the whole range, if it is small; or what is near zero, its ends and the protocol's own numbers."""
+    """The values of one input: its whole range if that is small; else near zero, its ends and the protocol's numbers."""
     if given.high - given.low < 1 << WHOLE // inputs:
         return list(range(given.low, given.high + 1))
     half = max(1, (1 << bits) // 2 // inputs**2)
@@ -585,28 +586,27 @@ def _values(given: Given, bits: int, inputs: int, own: Sequence[int]) -> list[in
 
 
 def _numbers_of(width: int, bits: int, own: Sequence[int]) -> list[int]:
-    """Of a word: near zero, a change of sign and the protocol's own numbers, and the multiples of a high power."""
+    """The numbers of a draw: near zero, the sign change and the protocol's numbers, and multiples of a high power."""
     near = _near([0, 1 << (width - 1), *own, *(-v for v in own)], 1 << (bits - 1))
     ring = [k << (width - bits) for k in range(1 << bits)]
     sign = 1 << (width - 1)
     return [((v + sign) & ((1 << width) - 1)) - sign for v in [*near, *ring]]
 
 
-# Which secrets a party may not tell apart: those for which its own inputs and what it learns are the same.
-
+# Pairs of secrets that a party must not tell apart: its own inputs and its results are the same for both.
 
 CONSTANTS = 2
-"""Pairs more, of secrets at the protocol's own numbers, where steps decide."""
+"""Additional pairs, with secrets at the protocol's numbers, where steps decide."""
 GROUP = 24
 
 Values = tuple[int, ...]
-"""What each input is, in all its elements."""
+"""The value of each input, in all its elements."""
 Pair = tuple[Values, Values]
 
 
 def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str) -> list[Pair]:
-    """Pairs of secrets that differ as much as they can: in their lowest bits, signs, sizes, sums and zeros, and some of
-    which one is where a step of the protocol decides."""
+    """Pairs of secrets that differ most in their lowest bits, signs, sizes, sums and zeros, and some with a secret where a
+    step of the protocol decides."""
     alike: dict[tuple, list[Values]] = {}
     own = [i for i, g in enumerate(protocol.given) if g.party == party]
     special = [-abs(v) for v in numbers_of(protocol.program) if abs(v) > WIDTH][:CONSTANTS]
@@ -623,7 +623,7 @@ def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator
         if pair is not None:
             found.append(pair)
     known = {values for pair in found for values in pair}
-    for value in special:  # beside a secret that is in another pair already: so it costs one run more
+    for value in special:  # with a secret of another pair if possible, which costs only one further run
         at = [p for p in wanted if any(value in v for v in p) and p not in found]
         pair = max(at, key=lambda p: (bool(known & set(p)), any(set(v) == {value} for v in p)), default=None)
         if pair is not None:
@@ -634,7 +634,7 @@ def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator
 def _candidates(
     protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str, special: list[int]
 ) -> list[tuple[Values, tuple]]:
-    """Secrets, and what the party learns of each."""
+    """Secrets, with the results that the party learns for each."""
     pools = []
     for g in protocol.given:
         near = [0, 1, -1, 2, 3, -7, (1 << 20) + 1, -(1 << 20), 1 << 40, g.low, g.high, g.high - 1, *special]
@@ -663,13 +663,13 @@ def _candidates(
         return [(values, tuple(int(y[at]) for y in results)) for at, values in enumerate(chosen)]
     found = []
     for values in chosen:
-        results = outcomes.reference(outcomes.filled(values))
+        results = outcomes.reference(outcomes.fill_inputs(values))
         found.append((values, tuple(tuple(results[i].reshape(-1).tolist()) for i in learns)))
     return found
 
 
 def _places(random: np.random.Generator, count: int, most: int) -> list[int]:
-    """So many numbers below the count, each once."""
+    """`most` different numbers below the count."""
     if count < 1 << 16:
         return random.permutation(count)[:most].tolist()
     return list(dict.fromkeys(random.integers(count, size=most).tolist()))

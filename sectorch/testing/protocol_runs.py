@@ -1,7 +1,8 @@
-"""A protocol as its test sees it: a traced program, played with every value in sight, and draws that can be repeated.
+"""Runs of a protocol under test: a traced program, computed in one place, with each party's knowledge recorded.
 
-Nothing here is a runtime of parties: all of a program's values are computed in one place, and for each party is noted
-what it would know. The draws come from a seed, so that what is found is found again.
+No parties run here. All values of a program are computed in this process, and for each party `KnowledgeLog` records the
+values that it would know. The draws come from a seed, so a finding can be reproduced. `Case` and `CheckOptions` say
+what is checked.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ from ..mpc.star.shares import Shares, reveal
 from ..session import Session
 from .clock import look_at_clock
 
-# Draws that can be repeated: what is found in a run is found again.
-
 
 class Draws:
-    """What pairs draw in one run, and the halves of inputs: uniform words from a seed, the same for the same place.
+    """The random words of one run, and the halves of shared inputs: from a seed, the same for the same place.
 
     Args:
-        extreme: whether half of them are near a power of two or its negative.
+        extreme: make half of the words lie near a power of two or its negative.
     """
 
     def __init__(self, seed: int | tuple, extreme: bool = False):
@@ -51,17 +50,17 @@ class Draws:
         return torch.from_numpy(found)
 
     def of(self, pair: frozenset[Party], name: str, number: int, setup: bool, count: int) -> torch.Tensor:
-        """What a pair draws at a place of its stream."""
+        """The words that a pair draws at a place of its stream."""
         return self.words(_place(pair, name, number, setup), count)
 
 
 def half_of(i: int) -> tuple:
-    """Where A's half of an input is drawn."""
+    """The place of the draw of A's half of an input."""
     return "half", i
 
 
 def place_of(step: Draw, setup: bool) -> tuple:
-    """Where a step draws."""
+    """The place of a step's draw."""
     return _place(step.owners, step.name, step.number, setup)
 
 
@@ -70,7 +69,7 @@ def _place(pair: frozenset[Party], name: str, number: int, setup: bool) -> tuple
 
 
 class FlippedDraws(Draws):
-    """The same draws, but that of one place has bits flipped: of each word those of one mask."""
+    """The same draws, with the bits of a mask flipped in each word of one place."""
 
     def __init__(self, draws: Draws, place: tuple, mask: int):
         self._draws, self._place, self._mask = draws, place, mask
@@ -81,14 +80,14 @@ class FlippedDraws(Draws):
 
 
 class ManyDraws:
-    """The draws of so many runs: those of a place are made at once."""
+    """The draws of many runs; those of a place are made in one step."""
 
     def __init__(self, seed: int | tuple, runs: int):
         self._draws, self._runs = Draws(seed), runs
         self._places: dict[Any, torch.Tensor] = {}
 
     def run(self, i: int) -> Draws:
-        """Those of one run."""
+        """The draws of one run."""
         return _OneOf(self, i)
 
     def words(self, place: Any, count: int, i: int) -> torch.Tensor:
@@ -109,22 +108,21 @@ class _OneOf(Draws):
         return self.words((pair, name, number, setup), count)
 
 
-# What each party knows in a run of a protocol under test, and how it came by it.
-
+# The knowledge of each party in a run.
 
 TESTS = "the test"
-"""The first part of the paths of what the test does itself: it opens results that are in shares."""
+"""The first part of the paths of the test's own steps, which open results that are in shares."""
 
 
 @dataclass(frozen=True)
 class KnownValue:
-    """A value that a party has, and how it came by it.
+    """A value that a party has, and where it comes from.
 
     Attributes:
-        how: "drawn", "brought" (half an input), "received", "sent", "opened" (computed by several of a message),
-            "shown" (two that it and another sent each other, added mod 2), "joined" (two that it was sent or drew at
-            one place, added mod 2), or "computed", of several values.
-        shows: what of the protocol's purpose a message is declared to show.
+        how: "drawn", "brought" (half an input), "received", "sent", "opened" (computed by several parties from a
+            message), "shown" (the sum mod 2 of two values that it and another party sent each other), "joined" (the
+            sum mod 2 of two values that it received or drew at one place), or "computed" (from several values).
+        shows: the declared purpose of a message, if it shows its receiver something.
     """
 
     name: str
@@ -135,7 +133,7 @@ class KnownValue:
 
 @dataclass
 class ProtocolRun:
-    """One run: what each party knows, by name, the messages, and the results with those who learn them."""
+    """One run: each party's knowledge by its name, the messages, and the results with the parties that learn them."""
 
     known: dict[str, list[KnownValue]] = field(default_factory=dict)
     messages: list[tuple[Header, torch.Tensor]] = field(default_factory=list)
@@ -143,7 +141,7 @@ class ProtocolRun:
 
 
 def side_by_side(runs: Sequence[ProtocolRun]) -> ProtocolRun:
-    """What parties know in all of these runs, each value with the runs as its last dimension."""
+    """The knowledge of the parties in several runs, each value with the runs as its last dimension."""
     found = ProtocolRun()
     for party, known in runs[0].known.items():
         columns = zip(*(run.known[party] for run in runs), strict=True)
@@ -154,8 +152,8 @@ def side_by_side(runs: Sequence[ProtocolRun]) -> ProtocolRun:
     return found
 
 
-def seen(run: ProtocolRun) -> dict[str, list[torch.Tensor]]:
-    """What each party brings, is sent, sends and learns."""
+def observable_values(run: ProtocolRun) -> dict[str, list[torch.Tensor]]:
+    """The values that each party brings, receives, sends and learns."""
     found = {
         name: [k.value for k in known if k.how in ("brought", "received", "sent")] for name, known in run.known.items()
     }
@@ -166,30 +164,27 @@ def seen(run: ProtocolRun) -> dict[str, list[torch.Tensor]]:
 
 
 def runs_agree(one: dict[str, list[torch.Tensor]], other: dict[str, list[torch.Tensor]]) -> bool:
-    """Whether it is the same, bit for bit."""
+    """Whether two runs have the same observable values, bit for bit."""
     return all(
         len(a) == len(b) and all(map(torch.equal, a, b)) for a, b in zip(one.values(), other.values(), strict=True)
     )
 
 
 def is_tests(path: str) -> bool:
-    """Whether a step of this path is the test's own."""
+    """Whether a step of this path belongs to the test."""
     return path.split("/")[0] == TESTS
-
-
-# What is noted for the parties of a protocol under test, step by step.
 
 
 _TYPES = {torch.int64: "int64", torch.int32: "int32", torch.uint8: "bytes"}
 LINEAR = (operator.add, operator.sub, operator.xor)
-"""Steps whose result says no more than their operands."""
+"""Steps whose result tells no more than their operands."""
 
 
 class KnowledgeLog:
-    """What the parties of a program know, as its steps are taken."""
+    """Records the knowledge of a program's parties, step by step."""
 
     def __init__(self, program: Program):
-        self.played = ProtocolRun({party.name: [] for party in program.parties})
+        self.run = ProtocolRun({party.name: [] for party in program.parties})
         self._moved = {slot for node in program.nodes if isinstance(node.step, Move) for slot in node.slots}
         self._shown: dict[tuple, list[torch.Tensor]] = {}
         self._latest: dict[tuple, KnownValue] = {}
@@ -197,12 +192,12 @@ class KnowledgeLog:
         for i in program.inputs:
             self._has[i.party.name].add(i.slot)
 
-    def brought(self, party: str, name: str, half: torch.Tensor) -> None:
-        """A party has a half of an input."""
+    def note_input(self, party: str, name: str, half: torch.Tensor) -> None:
+        """Record a party's half of an input."""
         self._note(party, KnownValue(f"its half of {name}", "brought", half))
 
-    def take(self, node: Node, result: Any) -> None:
-        """A step was taken, with this result."""
+    def note_step(self, node: Node, result: Any) -> None:
+        """Record a step and its result."""
         step = node.step
         for party in step.owners:
             self._has[party.name].update(node.slots)
@@ -218,10 +213,10 @@ class KnowledgeLog:
             self._compute(node, step, result)
 
     def _note(self, party: str, known: KnownValue) -> None:
-        self.played.known[party].append(known)
+        self.run.known[party].append(known)
 
     def _move(self, header: Header, value: torch.Tensor) -> None:
-        self.played.messages.append((header, value))
+        self.run.messages.append((header, value))
         name = f"{header.label} of {header.protocol}{'' if value.dtype == torch.int64 else f' ({_TYPES[value.dtype]})'}"
         own = is_tests(header.path)
         shows = "a result" if own and header.label == "result" else header.shows
@@ -233,7 +228,7 @@ class KnowledgeLog:
             self._join(header.dst.name, header.path, received)
 
     def _show(self, header: Header, value: torch.Tensor) -> None:
-        """What two send each other at one place is, as a rule, one value in two halves."""
+        """Record the sum of two values that two parties send each other at one place: usually the halves of one value."""
         key = header.path, value.shape, value.dtype
         others = self._shown.get((*key, header.dst, header.src))
         if not others:
@@ -245,7 +240,7 @@ class KnowledgeLog:
             self._note(party.name, KnownValue(name, "shown", both))
 
     def _join(self, party: str, path: str, known: KnownValue) -> None:
-        """What a party has at one place may be the halves of one value."""
+        """Record the sum of two values that a party has at one place: they may be the halves of one value."""
         place = party, path, known.value.shape, known.value.dtype
         if place in self._latest:
             other = self._latest[place]
@@ -253,8 +248,11 @@ class KnowledgeLog:
         self._latest[place] = known
 
     def _compute(self, node: Node, step: Compute, result: Any) -> None:
-        """What parties make of several values is often no linear function of these. What several parties make of a
-        message is open to them. Who has what another's step takes may take it too."""
+        """Record the result of a step that is no linear function of known values.
+
+        A result that several parties compute from a message is open to them. A party that has all operands of another
+        party's step can compute its result too.
+        """
         if not step.random:
             for has in self._has.values():
                 if node.taken and has.issuperset(node.taken):
@@ -284,13 +282,13 @@ class Given:
     """One input of a protocol.
 
     Args:
-        party: who has it, by role; or `SHARED`: A and S have half of it each.
-        shape: of about n elements; or a shape.
-        low, high: what it may be, as ring elements. The protocol is held to its word over all of it.
-        phase: as of `net.own`: `Phase.SETUP` for what is the same in every call, as weights are.
+        party: the role of the party that has it; or `SHARED`, if A and S have half of it each.
+        shape: a function from the number of elements to a shape of about that many; or a shape.
+        low, high: its range, as ring elements. The protocol is checked over the whole range.
+        phase: as for `net.own`: `Phase.SETUP` for an input that is the same in every call, such as weights.
 
     Raises:
-        ArgumentError: no whole numbers, low above high, or beyond the ring.
+        ArgumentError: `low` or `high` is no whole number, they are in the wrong order, or beyond the ring.
     """
 
     party: str = SHARED
@@ -317,15 +315,15 @@ class Protocol:
     """A protocol with its inputs, traced for about n elements.
 
     Args:
-        protocol: f(net, *values), whose values are `Shares` where an input is shared and `Located` else. It gives such
-            values, or a tuple of them. What is in shares is revealed to Q; a located result is learned by its owners.
-        dealer: as of `sectorch.Session`.
-        answering: of more than one answering party the protocol is f(nets, *values), with a net for each of them, and
-            what is shared is shared by each of them in turn.
+        protocol: f(net, *values) with `Shares` for shared inputs and `Located` for the others. It returns such values,
+            or a tuple of them. A result in shares is revealed to Q; a located result is learned by its owners.
+        dealer: as for `sectorch.Session`.
+        answering: the number of answering parties. With several the protocol is f(nets, *values), with a net for each
+            of them, and they share the shared inputs in turn.
 
     Raises:
-        ArgumentError: it has no result, or is not the same in every call.
-        SectorchError: what it does is refused by the choreography.
+        ArgumentError: the protocol has no result, or is not the same in every call.
+        SectorchError: the choreography refuses one of its steps.
     """
 
     def __init__(
@@ -346,12 +344,12 @@ class Protocol:
         self.program: Program = self.session.trace(self._play)
         self.parties = self.program.parties
 
-    def sized(self, n: int) -> Protocol:
-        """The same for about n elements."""
+    def with_size(self, n: int) -> Protocol:
+        """The same protocol for about n elements."""
         return Protocol(self._protocol, self.given, self._roles, n, self._dealer, self._answering)
 
     def _play(self, net: Net) -> Any:
-        nets = [net, *(_beside(net, i, A) for i, A in enumerate(self.session.answering[1:], 1))]
+        nets = [net, *(_net_of(net, i, A) for i, A in enumerate(self.session.answering[1:], 1))]
         turns = itertools.cycle(nets)
         given = [self._bring(next(turns) if g.party == SHARED else net, i, g) for i, g in enumerate(self.given)]
         results = self._protocol(net if len(nets) == 1 else nets, *given)
@@ -362,7 +360,7 @@ class Protocol:
             )
         found, self.learners = [], []
         for y in results:
-            located = _open(net, y) if isinstance(y, Shares) else y
+            located = _open_result(net, y) if isinstance(y, Shares) else y
             owners = sorted(located.owners, key=lambda party: party.name)
             if isinstance(y, Shares):
                 owners = [net.Q]
@@ -377,8 +375,8 @@ class Protocol:
         where = net.setup if given.phase == Phase.SETUP else net
         return where.own(getattr(net, given.party), empty, given.phase, f"x{i}")
 
-    def brought(self, inputs: Sequence[torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
-        """What the parties bring, by name: of what is shared, uniform halves."""
+    def inputs_by_name(self, inputs: Sequence[torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
+        """The inputs of the parties by name; uniform halves of shared ones."""
         found = {}
         for i, (given, x) in enumerate(zip(self.given, inputs, strict=True)):
             if given.party == SHARED:
@@ -389,16 +387,16 @@ class Protocol:
         return found
 
     def play(self, inputs: Sequence[torch.Tensor], draws: Draws, twice: bool = False) -> ProtocolRun:
-        """Play it once.
+        """Compute one run.
 
         Args:
-            twice: whether each step is taken twice, to see that it gives the same.
+            twice: compute each step twice, to check that it gives the same.
 
         Raises:
             ArgumentError: a step that is random without `net.fresh`.
         """
         look_at_clock()
-        return play(self.program, self.brought(inputs, draws), draws, self.learners, twice)
+        return play(self.program, self.inputs_by_name(inputs, draws), draws, self.learners, twice)
 
 
 def play(
@@ -408,26 +406,26 @@ def play(
     learners: Sequence[frozenset[str]] = (),
     twice: bool = False,
 ) -> ProtocolRun:
-    """The same of a program and what parties bring into it by name."""
-    notes = KnowledgeLog(program)
+    """Compute one run of a program, with the parties' inputs by name."""
+    log = KnowledgeLog(program)
     values: dict[Any, Any] = {}
     for i in program.inputs:
         values[i.slot] = brought[i.name]
         if i.name.endswith(("_A", "_S")):
-            notes.brought(i.party.name, i.name[:-2], brought[i.name])
+            log.note_input(i.party.name, i.name[:-2], brought[i.name])
     with torch.inference_mode():
         for at, node in enumerate(program.nodes):
             operands = [values[o.slot] if type(o) is OperandRef else o for o in node.operands]
-            result = _taken(node, operands, draws, at < len(program.setup), twice)
+            result = _take_step(node, operands, draws, at < len(program.setup), twice)
             for slot, value in zip(node.slots, result if node.many else (result,), strict=True):
                 values[slot] = value
-            notes.take(node, result)
+            log.note_step(node, result)
     read = [values[leaf.slot] if type(leaf) is OperandRef else leaf for leaf in program.leaves]
-    notes.played.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
-    return notes.played
+    log.run.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
+    return log.run
 
 
-def _taken(node: Node, operands: list, draws: Draws, setup: bool, twice: bool) -> Any:
+def _take_step(node: Node, operands: list, draws: Draws, setup: bool, twice: bool) -> Any:
     step = node.step
     if isinstance(step, Draw):
         count = step.size.numel()
@@ -441,7 +439,7 @@ def _taken(node: Node, operands: list, draws: Draws, setup: bool, twice: bool) -
             )
         return value
     result = step.f(*operands)
-    if twice and not step.random and not _alike(result, step.f(*operands)):
+    if twice and not step.random and not _same_result(result, step.f(*operands)):
         raise ArgumentError(
             f"a step of {step.path or 'the program'} ({getattr(step.f, '__name__', 'a function')}) gives something "
             f"else each time: what a party draws for itself goes through net.fresh"
@@ -449,59 +447,58 @@ def _taken(node: Node, operands: list, draws: Draws, setup: bool, twice: bool) -
     return result
 
 
-def _alike(x: Any, y: Any) -> bool:
+def _same_result(x: Any, y: Any) -> bool:
     if isinstance(x, tuple):
-        return all(map(_alike, x, y))
+        return all(map(_same_result, x, y))
     return torch.equal(x, y) if isinstance(x, torch.Tensor) else True
 
 
 def messages_of(program: Program) -> list[Header]:
-    """The messages that are the protocol's own, and not by which the test opens its result."""
+    """The protocol's own messages, without those that open its result for the test."""
     return [header for header in program.messages if not is_tests(header.path)]
 
 
-def _beside(net: Net, i: int, answering: Party) -> Net:
-    """The net of the i-th answering party, in the same program: its steps and draws have numbers of their own."""
+def _net_of(net: Net, i: int, answering: Party) -> Net:
+    """The net of the i-th answering party in the same program; its steps and draws have numbers of their own."""
     other = Net(net.runtime, net.call, Cast(STAR, {**net.cast.parties, "A": answering}), net._base, net.setup)
     other.tracing, other._steps, other._draws = net.tracing, i << 20, i << 20
     return other
 
 
-def _open(net: Net, y: Shares) -> Any:
-    """y, known to Q; under the test's own name, so that a `reveal` of the protocol under test is told from it."""
+def _open_result(net: Net, y: Shares) -> Any:
+    """Reveal y to Q under the test's own name, which sets it apart from a `reveal` of the protocol under test."""
     with net.declared(ProtocolSpec(TESTS, __name__, (), "Opens a result.", STAR)):
         return reveal(net, y)
 
 
-# What is checked, and against what: the one list of what `check_protocol` and `mutate_protocol` may be told.
-
+# The case to check, and the options of `check_protocol` and `mutate_protocol`.
 
 Reference = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
 
 
 class CheckOptions(TypedDict, total=False):
-    """How a protocol is checked, and how its faults are looked for.
+    """The options of `check_protocol` and `mutate_protocol`.
 
     Attributes:
-        roles: of the protocol's parties; Q, A and S by default.
-        dealer: as of `sectorch.Session`; "Q".
-        answering: how many parties answer; 1. Of more the protocol is f(nets, *values), with a net for each, and the
-            inputs that are shared are shared by each of them in turn.
-        elementwise: whether each element of a result depends on the same element of each input, and of each draw,
-            alone; then the elements of one run are as many experiments. Otherwise each run is one: small shapes find
-            more. True.
-        error: how far a result may be from the reference, in ring elements; 0.
-        varies: how far two results for the same inputs may be apart; 0.
-        uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. True.
-        sorts: labels of draws that rows are sorted by: their lowest bits hardly ever change anything. None.
-        elements: about so many in one run; 4096.
-        pairs: of secrets that each party is compared for, at most; 7.
-        runs: of each secret, for less time; as many as give 16,384 elements of a message, or 512 where each run is one
-            experiment.
-        seed: of inputs and draws; the same seed finds the same. 0.
-        exhaustive: bits of the small domains that are tried in all combinations, where inputs and results have n
-            elements each; and draws near powers of two are tried too. 0 for less time, or for a protocol that may be
-            wrong under draws that hardly ever come, as a hash is under a key that is zero. 3.
+        roles: the roles of the protocol's parties. Default Q, A and S.
+        dealer: as for `sectorch.Session`. Default "Q".
+        answering: the number of answering parties. With several the protocol is f(nets, *values), with a net for each,
+            and they share the shared inputs in turn. Default 1.
+        elementwise: whether each element of a result depends only on the same element of each input and of each draw.
+            The elements of one run are then independent experiments. Otherwise each run is one experiment, and small
+            shapes find more. Default True.
+        error: the largest allowed difference of a result from the reference, in ring elements. Default 0.
+        varies: the largest allowed difference of two results for the same inputs. Default 0.
+        uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. Default True.
+        sorts: labels of draws by which rows are sorted, since their lowest bits rarely change anything. Default none.
+        elements: the number of elements in one run, approximately. Default 4096.
+        pairs: the largest number of pairs of secrets for which each party's views are compared. Default 7.
+        runs: the runs of each secret; fewer take less time. The default gives 16,384 elements of a message, or 512 runs
+            where each run is one experiment.
+        seed: of inputs and draws; the same seed gives the same findings. Default 0.
+        exhaustive: bits of the small domains that are tried in all combinations, if inputs and results have n elements
+            each. Draws near powers of two are tried too. Take 0 for less time, or for a protocol that may be wrong
+            under rare draws, such as a hash with the key zero. Default 3.
     """
 
     roles: Roles
@@ -521,7 +518,7 @@ class CheckOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Case:
-    """A protocol with its inputs, what it has to compute, and the `Options` that hold for it."""
+    """A protocol with its inputs, its reference, and its `CheckOptions`."""
 
     protocol: Callable
     given: Sequence[Given]
@@ -544,10 +541,10 @@ class Case:
     def of(
         cls, protocol: Callable, given: Sequence[Given], reference: Reference, options: CheckOptions
     ) -> Case:  # fmt: skip
-        """The case.
+        """Make a case, and check its arguments.
 
         Raises:
-            ArgumentError: no reference; an option that there is not.
+            ArgumentError: no reference, or an unknown option.
         """
         if not callable(reference):
             raise ArgumentError("a check needs a reference: what the protocol computes, as a function of plain tensors")
@@ -569,11 +566,11 @@ class Case:
             pass
         return cls(protocol, given, reference, **options)
 
-    def traced(self) -> Protocol:
-        """The protocol, traced; errors as of `Protocol`.
+    def trace(self) -> Protocol:
+        """Trace the protocol; errors are those of `Protocol`.
 
         Raises:
-            ArgumentError: its elements are said to be experiments of their own, and share a value.
+            ArgumentError: the case is elementwise, but elements share a value.
         """
         found = Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer, self.answering)
         if self.elementwise and (said := shared_by_elements(found.program, found.n)):
@@ -588,7 +585,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def with_options(f: F) -> F:
-    """Give a function that takes `**options: Unpack[Options]` a signature with each of them and its default."""
+    """Give a function with `**options: Unpack[CheckOptions]` a signature that shows each option and its default."""
     signature, defaults = inspect.signature(f), {field.name: field.default for field in fields(Case)}
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     kinds = get_type_hints(CheckOptions)
@@ -601,8 +598,11 @@ def with_options(f: F) -> F:
 
 
 def shared_by_elements(program: Program, n: int) -> str:
-    """A value of a few numbers that a step takes beside one of n elements, or of their packed bits; of a sum or a
-    difference it tells nothing of its own. Such a product is even in all elements where the few numbers are."""
+    """A value of a few numbers that a step takes beside one of n elements, or of their packed bits; "" if there is none.
+
+    All elements of such a product depend on the few numbers, so they are no independent experiments. Sums and
+    differences do not count.
+    """
     sizes = {i.slot: i.shape.numel() for i in program.inputs}
     for node in program.nodes:
         for slot, y in zip(node.slots, node.results, strict=True):

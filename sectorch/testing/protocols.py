@@ -128,7 +128,7 @@ def check_apart(protocol: Protocol, outcomes: Outcomes, seed: int) -> tuple[dict
     """What was done, by check, and what does not hold."""
     inputs, draws = outcomes.spread(), Draws((seed, "apart"))
     whole = outcomes.protocol.play(inputs, draws)
-    brought = protocol.brought(inputs, draws)
+    brought = protocol.inputs_by_name(inputs, draws)
     found: list[tuple[str, str]] = []
     ended, sent = _in_threads(protocol, brought, draws)
     random = any(isinstance(n.step, Compute) and n.step.random for n in protocol.program.nodes)
@@ -401,16 +401,16 @@ def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, 
             report.findings.append(Finding(check, text))
 
     clock.part("result and draws")
-    traced = case.traced()
+    traced = case.trace()
     outcomes = Outcomes(traced, case)
     note(outcomes.check())
-    report.looked["result"] = outcomes.looked
-    report.looked["draws"] = outcomes.looked_draws
+    report.looked["result"] = outcomes.summary
+    report.looked["draws"] = outcomes.draws_summary
     if case.exhaustive and case.elementwise and in_elements(traced):
         clock.part("exhaustive")
         small = Exhaustive(outcomes, case.exhaustive, case.seed)
         note(small.check())
-        report.looked["exhaustive"] = small.looked
+        report.looked["exhaustive"] = small.summary
     views = Views(traced, outcomes)
     report.elements = views.elements
     needed, left = views.seconds_needed, clock.seconds - clock.took
@@ -421,7 +421,7 @@ def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, 
         )
     clock.part("messages and view")
     note(views.check())
-    report.looked["messages"], report.looked["view"] = views.looked
+    report.looked["messages"], report.looked["view"] = views.summary
     report.tests = views.tests + outcomes.tests
     clock.part("apart and frames")
     done, said = check_apart(traced, outcomes, case.seed)

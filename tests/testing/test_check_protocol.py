@@ -118,7 +118,7 @@ def test_a_step_of_two_values_is_taken_of_values_of_their_type_alone():
 
     options = {"elementwise": False, "runs": 60, "pairs": 1}
     case = Case.of(beside, [Given(shape=(2, 2))] * 2, torch.matmul, options)
-    outcomes = Outcomes(case.traced(), case)
+    outcomes = Outcomes(case.trace(), case)
     assert list(Views(outcomes.protocol, outcomes).check(["A"])) == []
 
 
@@ -177,7 +177,7 @@ def test_an_error_under_one_mask_is_found_on_small_domains_alone():
 
 def on_small_domains(f, given, reference, bits: int = 3) -> list[tuple[str, str]]:
     case = Case.of(f, given, reference, {"elements": 512})
-    outcomes = Outcomes(case.traced(), case)
+    outcomes = Outcomes(case.trace(), case)
     assert in_elements(outcomes.protocol)
     return list(Exhaustive(outcomes, bits, 0).check())
 

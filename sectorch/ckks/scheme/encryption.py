@@ -1,9 +1,9 @@
 """Encryptions under a public key, as SEAL makes them, on our transforms.
 
-(c0, c1) = round((p u + e) / P) + (m, 0): u ternary, e of SEAL's distribution (`loops.binomial`), p the public key modulo
-all primes and the special one P, which is divided away: the error is that of the rounding, whatever e is. Randomness is
-an AES-CTR stream under a key of the operating system's for each call. SEAL's own encryption takes several times as
-long through its binding, most of it to compress the result on its way out.
+(c0, c1) = round((p u + e) / P) + (m, 0): u ternary, e of SEAL's distribution (`loops.binomial`), p the public key
+modulo all primes and the special one P, which is divided away: the error is that of the rounding, whatever e is.
+Randomness is an AES-CTR stream under a key of the operating system's for each call. SEAL's own encryption takes several
+times as long through its binding, most of it to compress the result on its way out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compiled loops over residues: transforms, products, weighted sums and rescaling of ciphertexts.
 
 torch's own kernels make a pass over memory for every step of a modular product; these make one in all. They are
-vectorised by LLVM (numba), release the interpreter's lock, and are spread over torch's threads (`ring.jit.run_in_threads`).
+vectorised by LLVM (numba), release the interpreter's lock, and are spread over torch's threads
+(`ring.jit.run_in_threads`).
 
 Modular products are done in float64 with fused multiply-add. For integers |a| < 2^53 and |w| <= q/2, q < 2^50,
 
