@@ -1,4 +1,4 @@
-"""`check_op`: an operation held to its reference, and to what it says of itself."""
+"""`check_op`: tests an operation against its reference and its stated properties."""
 
 from __future__ import annotations
 
@@ -44,24 +44,23 @@ from .calls import (
 )
 from .reveals import revealed_by
 
-# What a function promises beside its values: every spelling, in place, `out=`, errors, cost, range, gradients.
-
+# Properties besides the values: spellings, in-place forms, `out=`, errors, cost, range, gradients.
 
 STRETCHED = (2.0**-6, 1 - 2.0**-12)
-"""The largest operand is made this part of the activation limit, to see what a function does with large ones."""
+"""Parts of the activation limit to which the largest operand is scaled."""
 
 SATURATED = 0.02
-"""A part of the largest true value by which a result may be off there; what has wrapped around is off by all of it."""
+"""The allowed error with such operands, as a part of the largest true value; a wrapped result is off by all of it."""
 
 
 def spellings(f: Callable) -> list[Callable]:
-    """The function, and others that the table computes as it: its method, its aliases, its in-place forms."""
+    """The function and its other forms in the table: method, aliases, in-place forms."""
     row = row_of(f)
     return list(dict.fromkeys([f, *([] if row is None else [*row.keys, *row.in_place])]))
 
 
 def problems_of_spellings(f: Callable, call: Call, session: Session, allowed: Allowed) -> Iterator[str]:
-    """Each spelling that takes these arguments in plain is right, or refused; what is in place is written."""
+    """Each form that takes these arguments in plain is right or refused, and an in-place form writes its argument."""
     for other in spellings(f):
         outcome = judge_call(other, call, session, allowed)
         if outcome.kind in (WRONG, FOREIGN):
@@ -82,7 +81,7 @@ def _in_place(f: Callable, call: Call, session: Session) -> Iterator[str]:
 
 
 def problems_of_out(f: Callable, call: Call, session: Session) -> Iterator[str]:
-    """`out=` is refused before anything is sent: what is secret is not written into memory that is not."""
+    """`out=` is refused before anything is sent, since a secret must not go into plain memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -112,7 +111,7 @@ def problems_of_out(f: Callable, call: Call, session: Session) -> Iterator[str]:
 
 
 def problems_of_errors(f: Callable, call: Call, session: Session) -> Iterator[str]:
-    """What the plain function refuses is refused by a typed error with a text, and nothing is sent."""
+    """A call that the plain function refuses is refused by a typed error with a text, and nothing is sent."""
     for bad in _bad(call):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -125,7 +124,7 @@ def problems_of_errors(f: Callable, call: Call, session: Session) -> Iterator[st
 
 
 def check_refusal(f: Callable, call: Call, session: Session, kind: type[Exception] = SectorchError) -> Iterator[str]:
-    """A call that must be refused."""
+    """Check that a call is refused, before anything is sent."""
     try:
         given = share_call(call, session)
     except SectorchError:
@@ -148,7 +147,7 @@ def check_refusal(f: Callable, call: Call, session: Session, kind: type[Exceptio
 
 
 def _bad(call: Call) -> Iterator[Call]:
-    """The call with tensors of shapes that do not fit, and without its last argument."""
+    """The call with tensors of wrong shapes, and without its last argument."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -161,7 +160,7 @@ def _bad(call: Call) -> Iterator[Call]:
 
 
 def problems_of_cost(f: Callable, call: Call, session: Session, dry: Session) -> Iterator[str]:
-    """A run on shapes alone has the messages of the real one."""
+    """A dry run has the messages of the real one."""
     ledgers = []
     for at in (session, dry):
         with Profile() as profile:
@@ -182,7 +181,7 @@ def problems_of_cost(f: Callable, call: Call, session: Session, dry: Session) ->
 
 
 def problems_of_range(f: Callable, call: Call, session: Session, reference: Callable | None) -> Iterator[str]:
-    """Where operands are large a result is right or withheld, and never a number that has wrapped around."""
+    """With large operands a result is right or withheld, and never a wrapped number."""
     sizes = [float(v.abs().max()) for v in call.tensors if v.is_floating_point() and v.numel()]
     if not sizes or not max(sizes) > 0:
         return
@@ -191,7 +190,7 @@ def problems_of_range(f: Callable, call: Call, session: Session, reference: Call
         large = call.mapped(lambda v, k=factor: v * k if isinstance(v, torch.Tensor) and v.is_floating_point() else v)
         near = lambda exact: SATURATED * exact.abs().max().clamp(min=1.0)
         outcome = judge_call(f, large, session, near, reference=reference)
-        if outcome.kind == OUT_OF_RANGE:  # torch's result cannot be held: ours has to be withheld
+        if outcome.kind == OUT_OF_RANGE:  # torch's result does not fit the number format, so ours must be withheld
             try:
                 found = [in_parts(reveal_leaf(leaf)) for leaf in pytree.tree_leaves(share_call(large, session).on(f))]
             except SectorchError:
@@ -204,7 +203,7 @@ def problems_of_range(f: Callable, call: Call, session: Session, reference: Call
 
 
 def problems_of_gradient(f: Callable, call: Call, reference: Callable | None) -> Iterator[str]:
-    """The plain function's gradient, where it has one, is the reference's, and that of differences."""
+    """The plain function's gradient, if it has one, equals the reference's and that by differences."""
     if reference is None and getattr(f, "__module__", "").startswith(("torch", "builtins")):
         return
     at = [i for i, leaf in enumerate(call.args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
@@ -234,37 +233,36 @@ def problems_of_gradient(f: Callable, call: Call, reference: Callable | None) ->
         for i, (x, slope) in enumerate(zip(points, found, strict=True)):
             direction, step = torch.cos(torch.arange(x.numel(), dtype=torch.float64)).view(x.shape), 1e-6
             moved = [[y + (s * step * direction if j == i else 0) for j, y in enumerate(points)] for s in (-1, 0, 1)]
-            before, here, after = (float(_summed(through(f)(*m))) for m in moved)
+            before, here, after = (float(_sum_of(through(f)(*m))) for m in moved)
             sides, along = ((here - before) / step, (after - here) / step), float((slope * direction).sum())
-            off = max(min(sides) - along, along - max(sides))  # at a kink it may be anything between
+            off = max(min(sides) - along, along - max(sides))  # at a kink any slope between is right
             if off > 1e-3 * max(1.0, float(slope.abs().sum())):
                 yield f"{call.text(f)}: its gradient for argument {at[i]} is off by {off:.3g} from that of differences"
                 return
 
 
-def _summed(result: Any) -> torch.Tensor:
+def _sum_of(result: Any) -> torch.Tensor:
     return torch.stack([y.double().sum() for y in pytree.tree_leaves(result) if y.is_floating_point()]).sum()
 
 
 def _gradients(f: Callable, points: list[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Of the sum of all results; None where there is no gradient."""
+    """The gradients of the sum of all results; None if there are none."""
     try:
-        total = _summed(f(*points))
+        total = _sum_of(f(*points))
         found = torch.autograd.grad(total, points, allow_unused=True)
     except Exception:
         return None
     return [torch.zeros_like(x) if g is None else g for x, g in zip(points, found, strict=True)]
 
 
-# The smallest call that still fails: tensors are cut to one element a dimension, and numbers made simpler.
-
+# Shrinking a failing call: tensors are cut to one element a dimension, and numbers made simpler.
 
 TRIES = 200
-"""Calls that are tried at most."""
+"""The most calls that are tried."""
 
 
 def smallest(call: Call, fails: Callable[[Call], bool]) -> Call:
-    """A call that fails and of which no simpler one was found to fail; `fails` is asked of each that is tried."""
+    """Shrink a failing call as long as `fails` holds for a simpler one."""
     tries = 0
     simpler = True
     while simpler:
@@ -280,7 +278,7 @@ def smallest(call: Call, fails: Callable[[Call], bool]) -> Call:
 
 
 def _simpler(call: Call) -> Iterator[Call]:
-    """Calls with less in them, those with the least first."""
+    """Simpler calls, the simplest first."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -289,7 +287,7 @@ def _simpler(call: Call) -> Iterator[Call]:
         return Call(*args, **kwargs)
 
     shapes = {tuple(leaves[i].shape) for i in at}
-    for shape in shapes:  # tensors of one shape together, as an element-wise function wants them
+    for shape in shapes:  # tensors of one shape together, as an element-wise function takes them
         for dim, size in enumerate(shape):
             for start, length in ((0, 1), (size - 1, 1), (0, size // 2), (size // 2, size - size // 2)):
                 if 0 < length < size:
@@ -319,12 +317,9 @@ def _weight(x: torch.Tensor) -> float:
     return digits * 1e6 + float((x < 0).sum()) + float((x != 0).sum()) + 1e-3 * float(x.abs().clamp(max=1e5).sum())
 
 
-# An operation held to its samples, each shown as small as it fails.
-
-
 @dataclass(frozen=True)
 class CheckedFunction:
-    """A function with its reference; `error_of` and `refuses` raise AssertionError with the smallest failing call."""
+    """A function with its reference. `error_of` and `refuses` raise AssertionError with a small failing call."""
 
     func: Callable
     allowed: Allowed
@@ -345,8 +340,8 @@ class CheckedFunction:
         return Session(dry=True)
 
     def error_of(self, call: Call) -> float:
-        """The largest error of a call, all of whose promises hold."""
-        outcome = self._judged(call)
+        """Check all properties of a call, and return its largest error."""
+        outcome = self._judge(call)
         if outcome.kind == INVALID:
             raise ArgumentError(
                 f"there is no reference for {call.text(self.func)}: it does not run on plain tensors ({outcome.text}); "
@@ -354,13 +349,13 @@ class CheckedFunction:
             )
         bad = (WRONG, FOREIGN) if self.refusals else (WRONG, FOREIGN, REFUSED)
         if outcome.kind in bad:
-            self._shown(call, outcome.kind)
+            self._raise_smallest(call, outcome.kind)
         if outcome.kind != RIGHT:
             return 0.0
         for kind in (WRONG, FOREIGN):
             for which in self._patterns(call):
-                if self._judged(call, which).kind == kind:
-                    self._shown(call, kind, which)
+                if self._judge(call, which).kind == kind:
+                    self._raise_smallest(call, kind, which)
         if row_of(self.func) is None or self.func in REGISTERED:
             self._reveals_nothing(call)
         for problems in self._problems():
@@ -370,7 +365,7 @@ class CheckedFunction:
         return outcome.error
 
     def _reveals_nothing(self, call: Call) -> None:
-        """An operation gives shares, and opens nothing on the way."""
+        """Check that an operation reveals nothing."""
         for value in revealed_by(self.func, call):
             raise AssertionError(
                 f"{call.text(self.func)}: {value}: an operation reveals nothing; give its result back in shares, or "
@@ -378,7 +373,7 @@ class CheckedFunction:
             )
 
     def refuses(self, pair: Any) -> float:
-        """A call that must be refused, alone or with the kind of its error."""
+        """Check that a call is refused; a pair also names the kind of the error."""
         pair = tuple(pair) if isinstance(pair, (tuple, list)) else (pair,)
         kind = pair[-1] if len(pair) > 1 and isinstance(pair[-1], type) else SectorchError
         call = Call.of(pair[0])
@@ -386,16 +381,16 @@ class CheckedFunction:
             raise AssertionError(said)
         return 0.0
 
-    def _judged(self, call: Call, which: Callable = lambda i: True, at: Session | None = None) -> CallOutcome:
+    def _judge(self, call: Call, which: Callable = lambda i: True, at: Session | None = None) -> CallOutcome:
         return judge_call(self.func, call, at or self.real, self.allowed, which=which, reference=self.reference)
 
-    def _shown(self, call: Call, kind: str, which: Callable = lambda i: True) -> None:
-        small = smallest(call, lambda c: self._judged(c, which).kind == kind)
-        outcome = self._judged(small, which)
+    def _raise_smallest(self, call: Call, kind: str, which: Callable = lambda i: True) -> None:
+        small = smallest(call, lambda c: self._judge(c, which).kind == kind)
+        outcome = self._judge(small, which)
         raise AssertionError(f"{small.text(self.func)}: {outcome.kind}: {outcome.text}")
 
     def _patterns(self, call: Call) -> list[Callable]:
-        """Which tensors are shared, beside all of them."""
+        """Choices of the tensors that are shared, besides all of them."""
         return [lambda i: i == 0, lambda i: i > 0] if len(call.tensors) > 1 else []
 
     def _problems(self) -> Iterator[Callable[[Call], Iterator[str]]]:
@@ -410,8 +405,8 @@ class CheckedFunction:
         yield lambda c: problems_of_gradient(self.func, c, self.reference)
 
     def _as_reference(self, call: Call) -> Iterator[str]:
-        """The session's reference has the bits of three parties; of a series, to a unit in one value of many."""
-        found, ideal = self._judged(call).found, self._judged(call, at=self.ideal).found
+        """`sectorch.reference` has the bits of three parties; for a series, up to a unit in one value of many."""
+        found, ideal = self._judge(call).found, self._judge(call, at=self.ideal).found
         row = row_of(self.func)
         unit = 0.0 if row is not None and row.exact else 2.0 ** -Scheme().frac_bits
         for one, other in zip(found, ideal, strict=False):
@@ -442,40 +437,46 @@ def check_op(
     arguments: dict[str, Any] | None = None,
     elements: int = 1 << 16,
 ) -> float:
-    """Hold an operation to its reference and to what it says of itself; returns the largest error found.
+    """Check an operation against its reference and its stated properties, and return the largest error.
 
-    An operation of `register_op` is held to what it states over its whole domain: for each example, of a shape among
-    no, one, few and many elements and with elements that are spread over the domain, crowded at its ends and near zero,
-    the result of three parties has the shape and type of torch's, is within the stated error of the reference in
-    float64, equals `sectorch.reference` bit for bit if it is exact, is the same from prepared material (to a unit in
-    the last place, if it is not exact), and takes the stated rounds and bytes.
+    An operation of `register_op` is checked over its whole domain. Examples have no, one, few or many elements, which
+    are spread over the domain and dense at its ends and near zero. For each example the result of three parties has
+    torch's shape and type, is within the stated error of the reference in float64, equals `sectorch.reference` bit for
+    bit if it is exact, is the same from prepared material (up to a unit in the last place if it is not exact), and
+    takes the stated rounds and bytes.
 
-    Any function that takes secret tensors, the library's own, a registered one or one of yours that is made of
-    others, is held to `samples`: values, shapes and types are those of the plain call, all tensors shared and one
-    alone; a reference session gives the same bits; every spelling of it is right, and what is in place is written;
-    `out=` is refused and nothing is written; what the plain call refuses is refused by a typed error before anything
-    is sent; a dry run has the messages of the real one; nothing is revealed inside; large operands give a right
-    result or none; and a plain function of yours has the gradient of its reference. What does not hold is shown by a
-    call as small as it was found to fail.
+    Any function of secret tensors (the library's, a registered one, or one of yours) is checked on `samples`:
+
+    - values, shapes and types are those of the plain call, with all tensors shared and with one alone;
+    - a reference session gives the same bits;
+    - every other form of the function is right, and an in-place form writes its argument;
+    - `out=` is refused, and nothing is written;
+    - a call that plain torch refuses is refused by a typed error before anything is sent;
+    - a dry run has the messages of the real one;
+    - nothing is revealed inside;
+    - large operands give a right result or none;
+    - a plain function of yours has the gradient of its reference.
+
+    A failure is shown by a call that was made as small as possible.
 
     Args:
         func: a function of tensors.
         samples: `Call(x, dim=1)`, tensors, tuples of arguments, or samples of torch's `OpInfo`. Without them a
             registered function gets those of its domain.
-        error: how far a result may be off, as a number or a function of the true result; that which was registered
-            unless given. The rounding to the result's type comes on top.
-        reference: what it computes, on plain tensors; what was registered, or the function itself, unless given.
+        error: the allowed error, as a number or a function of the true result. The default is the registered one.
+            Rounding to the result's type may add to it.
+        reference: the function on plain tensors. The default is the registered reference, or the function itself.
         errors: calls that must be refused by a `SectorchError`, or pairs of a call and the error.
         refusals: whether a sample may be refused by a typed error.
-        operands: how many tensors a registered function takes, all secret and of one shape.
-        examples, seed: of the domain's examples.
+        operands: the number of tensors that a registered function takes, all secret and of one shape.
+        examples, seed: the number and the seed of the domain's examples.
         arguments: further arguments of a registered function, by name.
-        elements: of a sample at most, all its tensors together; each is computed some twenty times.
+        elements: the most elements of a sample, of all its tensors together; it is computed about twenty times.
 
     Raises:
-        ArgumentError: a function that is neither registered nor has samples, or samples and no error; no reference: it
-            does not run on plain tensors; a sample of too many elements.
-        AssertionError: what does not hold, and for which call.
+        ArgumentError: the function is not registered and has no samples or no error; it does not run on plain tensors
+            and has no reference; a sample has too many elements.
+        AssertionError: a property does not hold; the text names it and the call.
     """
     stated, given = REGISTERED.get(func), arguments or {}
     name, largest = getattr(func, "__name__", func), 0.0
@@ -517,8 +518,8 @@ def _over_domain(
     examples: int,
     given: dict[str, Any],
 ) -> float:
-    """A registered function by three parties, its examples spread over its domain."""
-    model = _Called(func, given).eval()
+    """Check a registered function of three parties on examples over its domain."""
+    model = _OperationModel(func, given).eval()
     secured, largest = secure(model, session=Session()), 0.0
     for example in range(examples):
         shape = SHAPES[example % len(SHAPES)]
@@ -531,12 +532,12 @@ def _over_domain(
         again = secured(x)
         unit = 0.0 if SHARES.row_of[func].exact else 2.0 ** -Scheme().frac_bits
         near = bool(((again.double() - found.double()).abs() <= unit).all())
-        _hold(near, f"prepared and unprepared results differ for operands {x.tolist()}")
+        _require(near, f"prepared and unprepared results differ for operands {x.tolist()}")
     return largest
 
 
-class _Called(nn.Module):
-    """The operation as a model: its operands are the rows of its input."""
+class _OperationModel(nn.Module):
+    """The operation as a model that takes its operands as the rows of its input."""
 
     def __init__(self, func: Callable, arguments: dict[str, Any]):
         super().__init__()
@@ -546,9 +547,9 @@ class _Called(nn.Module):
         return self._func(*x.unbind(), **self._arguments)
 
 
-def _check_result(model: _Called, stated: RegisteredOp, x: torch.Tensor, found: torch.Tensor) -> float:
+def _check_result(model: _OperationModel, stated: RegisteredOp, x: torch.Tensor, found: torch.Tensor) -> float:
     like, exact = model(x), stated.reference(*x.double().unbind(), **model._arguments)
-    _hold(
+    _require(
         (found.shape, found.dtype) == (like.shape, like.dtype),
         f"the result is {tuple(found.shape)} of {found.dtype}, torch's {tuple(like.shape)} of {like.dtype}",
     )
@@ -565,34 +566,34 @@ def _check_result(model: _Called, stated: RegisteredOp, x: torch.Tensor, found: 
         )
     ideal = reference_of(model)(x).double()
     if SHARES.row_of[model._func].exact:
-        _hold(
+        _require(
             torch.equal(ideal, found.double()),
             f"it is said to be exact, and differs from the reference for {x.tolist()}",
         )
     inside = bool(((ideal - exact).abs() <= allowed + places).all())
-    _hold(inside, "sectorch.reference is not within the stated error")
+    _require(inside, "sectorch.reference is not within the stated error")
     return float(error.max()) if error.numel() else 0.0
 
 
-def _hold(right: bool, said: str) -> None:
+def _require(right: bool, said: str) -> None:
     if not right:
         raise AssertionError(said)
 
 
 def _check_cost(stated: RegisteredOp, profile: Profile, found: torch.Tensor) -> None:
-    """Beside the sharing of the operands, the revealing of the result and the check of the range."""
+    """Check rounds and bytes, without sharing the operands, revealing the result and checking the range."""
     around = {"share", "reveal", "guard"}
     own = [m for m in profile.ledger if m.phase == Phase.ONLINE and m.protocol not in around]
     if stated.rounds is not None and own:
         waited = 1 + max(m.round for m in own) - min(m.round for m in own)
-        _hold(waited <= stated.rounds, f"{waited} rounds online, and {stated.rounds} are stated")
+        _require(waited <= stated.rounds, f"{waited} rounds online, and {stated.rounds} are stated")
     if stated.bytes is not None and found.numel() >= 64:
         sent = sum(m.bytes for m in own) / found.numel()
-        _hold(sent <= stated.bytes, f"{sent:.2f} bytes online per element, and {stated.bytes} are stated")
+        _require(sent <= stated.bytes, f"{sent:.2f} bytes online per element, and {stated.bytes} are stated")
 
 
 def _spread(shape: tuple[int, ...], domain: tuple[float, float], generator: torch.Generator) -> torch.Tensor:
-    """Multiples of a unit in the last place: anywhere in the domain, at its ends, near zero on a scale of powers."""
+    """Multiples of a unit in the last place: all over the domain, at its ends, and near zero on a logarithmic scale."""
     scheme = Scheme()
     unit, limit = 2.0**-scheme.frac_bits, scheme.activation_limit - 1
     low, high = max(domain[0], -limit), min(domain[1], limit)

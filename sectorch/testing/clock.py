@@ -1,4 +1,4 @@
-"""The seconds of a long check: what it is at is shown while it runs, and it stops when they are over."""
+"""The time limit and the progress bar of a long check."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..errors import ArgumentError
 
 
 class TimeOver(BaseException):
-    """The seconds of a check are over. The check itself catches it; `except Exception` of what it runs does not."""
+    """The time limit of a check is over. The check catches it; an `except Exception` in the tested code does not."""
 
 
 class Clock:
-    """The seconds and the progress of one check, as a context.
+    """The time limit and the progress of one check, as a context.
 
     Args:
-        name: of the check, for people.
-        seconds: it may take.
-        progress: whether a bar on standard error shows what it is at; None for where that is a terminal.
+        name: the name of the check, for the bar.
+        seconds: the time limit.
+        progress: whether to show a progress bar on standard error; by default if that is a terminal.
 
     Raises:
         ArgumentError: seconds that are no number above 0.
@@ -51,12 +51,12 @@ class Clock:
         _RUNNING.reset(self._token)
 
     @property
-    def took(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the check began."""
         return time.monotonic() - self._start
 
     def part(self, what: str, count: int | None = None) -> None:
-        """Begin a part of the check, of so many steps.
+        """Begin a part of the check, with `count` steps.
 
         Raises:
             TimeOver: the seconds are over.
@@ -68,16 +68,17 @@ class Clock:
         self.look()
 
     def step(self) -> None:
-        """One step more is done."""
+        """Count a step as done."""
         if self._bar is not None:
             self._bars.advance(self._bar)
 
     def look(self) -> None:
-        """
+        """Check the time limit.
+
         Raises:
             TimeOver: the seconds are over.
         """
-        if self.took > self.seconds:
+        if self.elapsed > self.seconds:
             raise TimeOver
 
 
@@ -85,10 +86,10 @@ _RUNNING: contextvars.ContextVar[Clock | None] = contextvars.ContextVar("check",
 
 
 def look_at_clock() -> None:
-    """Called before each run of a protocol under test.
+    """Check the time limit of the running check, if any; called before each run of a protocol under test.
 
     Raises:
-        TimeOver: the seconds of the check that it is a part of are over.
+        TimeOver: its seconds are over.
     """
     clock = _RUNNING.get()
     if clock is not None:

@@ -312,14 +312,14 @@ def _correlations(vectors: np.ndarray) -> np.ndarray:
 
 
 def differing_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, Bit]:
-    """The two rows whose correlation differs most between two runs, in standard deviations; the last row is constant."""
+    """The largest difference of a correlation between two runs, in standard deviations, and its two rows."""
     apart = np.abs(_correlations(one) - _correlations(other)) / 2**0.5
     at = int(apart.argmax())
     return float(apart.flat[at]), (at // apart.shape[1], at % apart.shape[1])
 
 
 ALL_PLANES = 1500
-"""Bits of a view up to which all bit planes are taken. Of larger views the planes are taken in which carries do not hide
+"""Bits of a view up to which all bit planes are taken. Of larger views those are taken in which carries do not hide
 relations, and those at the numbers that the protocol's steps take."""
 LIMIT = 3000
 SPARE = 128
@@ -451,7 +451,7 @@ class JointView:
         return LeakFinding()
 
     def _exceptions(self, party: str, look: str, values: Values, taken: list[int]) -> int:
-        """The number of elements in which a sum of bits differs from most, in another run of a secret; 0 without one."""
+        """The number of elements in which a sum of bits differs from most, in another run; 0 without one."""
         runs = self._runs_of(values, 2)[1:]
         if not runs:
             return 0
@@ -510,7 +510,7 @@ class JointView:
         return self._lane_cache[party, values]
 
     def _vectors(self, run: ProtocolRun, party: str, look: str) -> tuple[np.ndarray, list[str]]:
-        """Bits of a party's values, each of all elements as packed bytes, and their names; `look` is a key of `LOOKS`."""
+        """Bits of a party's values, of all elements as packed bytes, and their names; `look` is a key of `LOOKS`."""
         most = min(LIMIT, max(0, self._n - SPARE))
         if not most:
             return np.empty((0, 0), np.uint8), []

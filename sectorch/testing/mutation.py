@@ -1,4 +1,4 @@
-"""`mutate_protocol`: plants faults in a protocol, one at a time, and says which of them its check finds."""
+"""`mutate_protocol`: plants faults in a protocol, one at a time, and reports which of them its check finds."""
 
 from __future__ import annotations
 
@@ -42,12 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Faults that are planted in a traced program: each is a program of its own, in which one step does something else.
-#
-# Nothing of a protocol's source is changed. A program is a list of steps, and a fault is another step in the place of
-# one of them, or one that comes in between. It is the same for all parties who take that step, as a fault in the code
-# is.
-
+# Faults in a traced program. Each is a program of its own in which one step is replaced, or one is inserted. The
+# protocol's source is not changed. All parties of a step have the same fault, as with a fault in the code.
 
 KINDS = {
     "no mask": "a draw is zero",
@@ -62,7 +58,7 @@ KINDS = {
     "one": "a result of a step is one more",
     "number": "a public number of a step is one more, or a yes a no: a shift, a width, who adds the public term",
 }
-"""The kinds of faults, and what each is."""
+"""The kinds of faults, with a description of each."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,9 @@ class Mutant:
     """A program with one fault.
 
     Attributes:
-        kind: of `KINDS`.
-        where: the protocol, and what of it is changed.
-        program: with the fault.
+        kind: a key of `KINDS`.
+        where: the protocol, and its changed step.
+        program: the program with the fault.
     """
 
     kind: str
@@ -84,7 +80,7 @@ class Mutant:
 
 
 def mutants_of(program: Program, kinds: set[str] | None = None) -> Iterator[Mutant]:
-    """All mutants of a program, in the order of its steps; of the step by which a test opens its result none."""
+    """All mutants of a program, in the order of its steps, except of the test's own steps."""
     for at, node in enumerate(program.nodes):
         path = node.step.header.path if isinstance(node.step, Move) else getattr(node.step, "path", TESTS)
         if is_tests(path):
@@ -98,14 +94,14 @@ def mutants_of(program: Program, kinds: set[str] | None = None) -> Iterator[Muta
         yield from (mutant for mutant in found if kinds is None or mutant.kind in kinds)
 
 
-# Of what two parties draw.
+# Faults of draws.
 
 
 def _of_draw(program: Program, at: int, node: Node, step: Draw) -> Iterator[Mutant]:
     owners = " and ".join(sorted(p.name for p in step.owners))
     where = f"{step.name} (draw {step.number}) of {owners}"
     for kind, change in (("no mask", torch.zeros_like), ("short mask", _lower_half), ("low bit unmasked", _even)):
-        yield Mutant(kind, where, _between(program, at, step, change, OperandRef(node.slots[0])))
+        yield Mutant(kind, where, _with_changed_draw(program, at, step, change, OperandRef(node.slots[0])))
     for earlier in reversed(program.nodes[:at]):
         other = earlier.step
         if not isinstance(other, Draw):
@@ -115,7 +111,7 @@ def _of_draw(program: Program, at: int, node: Node, step: Draw) -> Iterator[Muta
             yield Mutant(
                 "mask twice",
                 said,
-                _between(program, at, step, _second, OperandRef(node.slots[0]), OperandRef(earlier.slots[0])),
+                _with_changed_draw(program, at, step, _second, OperandRef(node.slots[0]), OperandRef(earlier.slots[0])),
             )
             break
     edges = {frozenset((m.src, m.dst)) for m in program.messages}
@@ -124,23 +120,25 @@ def _of_draw(program: Program, at: int, node: Node, step: Draw) -> Iterator[Muta
             for sender in sorted(step.owners, key=lambda p: p.name):
                 if frozenset((sender, party)) in edges:
                     yield Mutant(
-                        "mask told", f"{where} is sent to {party}", _told(program, at, node, step, sender, party)
+                        "mask told",
+                        f"{where} is sent to {party}",
+                        _with_disclosed_draw(program, at, node, step, sender, party),
                     )
                     break
 
 
-def _between(program: Program, at: int, step: Draw, change: Callable, *operands: OperandRef) -> Program:
-    """Whoever takes what a step made takes it changed."""
+def _with_changed_draw(program: Program, at: int, step: Draw, change: Callable, *operands: OperandRef) -> Program:
+    """The program in which the users of a draw take a changed value."""
     nodes, drawn = program.nodes, program.nodes[at]
     slot = _new_slot(program, drawn)
     taken = Compute(change, step.owners, step.phase, step.path, pure=True)
     changed = Node(taken, operands, (slot,), drawn.results, False, drawn.place)
     renamed = {drawn.slots[0]: slot}
-    later = [replace(node, operands=tuple(_named(o, renamed) for o in node.operands)) for node in nodes[at + 1 :]]
+    later = [replace(node, operands=tuple(_with_slots(o, renamed) for o in node.operands)) for node in nodes[at + 1 :]]
     return _of_nodes(program, [*nodes[: at + 1], changed, *later], at, renamed)
 
 
-def _told(program: Program, at: int, node: Node, step: Draw, sender: Party, party: Party) -> Program:
+def _with_disclosed_draw(program: Program, at: int, node: Node, step: Draw, sender: Party, party: Party) -> Program:
     header = Header(
         step.path, "told", sender, party, Phase.OFFLINE, 1, step.size, step.dtype, "nothing", "", None, True
     )  # fmt: skip
@@ -154,18 +152,18 @@ def _new_slot(program: Program, node: Node) -> Slot:
     return node.slots[0][0], -2, len(program.nodes)
 
 
-def _named(operand: Any, renamed: dict[Slot, Slot]) -> Any:
+def _with_slots(operand: Any, renamed: dict[Slot, Slot]) -> Any:
     return OperandRef(renamed.get(operand.slot, operand.slot)) if type(operand) is OperandRef else operand
 
 
 def _of_nodes(program: Program, nodes: list[Node], at: int, renamed: dict[Slot, Slot]) -> Program:
-    """A program of these steps, of which one, after the step `at`, may be new."""
+    """A program of these steps; one, after the step `at`, may be new."""
     setup = len(program.setup) + (at < len(program.setup)) * (len(nodes) - len(program.nodes))
-    leaves = [_named(leaf, renamed) for leaf in program.leaves]
+    leaves = [_with_slots(leaf, renamed) for leaf in program.leaves]
     return Program(nodes[:setup], nodes[setup:], program.inputs, leaves, program.tree, program.before)
 
 
-# Of what somebody computes.
+# Faults of computed steps.
 
 
 def _of_compute(program: Program, at: int, node: Node, step: Compute) -> Iterator[Mutant]:
@@ -180,9 +178,9 @@ def _of_compute(program: Program, at: int, node: Node, step: Compute) -> Iterato
 
     for i, operand in enumerate(node.operands):
         if type(operand) is OperandRef:
-            yield mutant("term", f", operand {i}", _Operand(step.f, i, _zeroed))
+            yield mutant("term", f", operand {i}", _Operand(step.f, i, _zeros))
         elif isinstance(operand, int):
-            yield mutant("number", f", operand {i}", _Operand(step.f, i, _next))
+            yield mutant("number", f", operand {i}", _Operand(step.f, i, _increment))
     for i, result in enumerate(node.results):
         if isinstance(result, torch.Tensor):
             for kind, change in _CHANGES.items():
@@ -193,7 +191,7 @@ def _of_compute(program: Program, at: int, node: Node, step: Compute) -> Iterato
 
 @dataclass(frozen=True)
 class _Operand:
-    """A function of which one operand is changed."""
+    """A function with one operand changed."""
 
     f: Callable
     place: int
@@ -205,7 +203,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Result:
-    """A function of which a result is changed, or one of a tuple."""
+    """A function with its result changed, or one result of a tuple."""
 
     f: Callable
     place: int | None
@@ -224,11 +222,11 @@ def _name(f: Any) -> str:
     return getattr(f, "__name__", type(f).__name__).strip("_")
 
 
-def _zeroed(x: Any) -> Any:
+def _zeros(x: Any) -> Any:
     return torch.zeros_like(x) if isinstance(x, torch.Tensor) else x
 
 
-def _next(x: Any) -> Any:
+def _increment(x: Any) -> Any:
     return not x if isinstance(x, bool) else x + 1
 
 
@@ -236,7 +234,7 @@ def _second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y.clone()
 
 
-def _negated(x: torch.Tensor) -> torch.Tensor:
+def _negate(x: torch.Tensor) -> torch.Tensor:
     return ~x if x.dtype == torch.bool else -x
 
 
@@ -254,25 +252,25 @@ def _more(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-_CHANGES = {"sign": _negated, "modulus": _lower_half, "low bit": _even, "one": _more}
+_CHANGES = {"sign": _negate, "modulus": _lower_half, "low bit": _even, "one": _more}
 
 
 CHECKS = ("result", "draws", "messages", "view")
-"""By which of its parts a check finds a fault; the cheaper ones are asked first."""
+"""The checks that may find a fault, the cheaper ones first."""
 ALIKE_RUNS = 3
-"""Runs in which a fault that changes nothing has changed nothing."""
+"""Runs in which a fault must change nothing to count as one without effect."""
 
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """A fault, and what became of it.
+    """A fault, and whether a check found it.
 
     Attributes:
         kind, where: as of `Mutant`.
-        by: the check that found it; "" if it was found by none.
-        same: whether nothing that anybody is sent, has or learns differs from the protocol without it, bit for bit.
-        fails: whether the step itself fails, so that there is no such protocol.
-        text: what was found.
+        by: the check that found it; "" if none did.
+        same: whether it has no effect: no party's values differ from those without the fault, bit for bit.
+        fails: whether the changed step itself fails.
+        text: the finding.
     """
 
     kind: str
@@ -288,12 +286,12 @@ class PlantedFault:
 
 @dataclass
 class MutationReport(Display):
-    """Which faults were planted, and which were found.
+    """The planted faults, and which of them were found.
 
     Attributes:
-        planted: all of them.
-        possible: how many there are of these kinds; of more than `most` some were chosen.
-        left: how many of those that were chosen were not planted, since the seconds were over.
+        planted: all planted faults.
+        possible: the number of faults of these kinds, of which `most` were chosen.
+        left: the number of chosen faults that were not planted in time.
     """
 
     planted: list[PlantedFault] = field(default_factory=list)
@@ -304,22 +302,23 @@ class MutationReport(Display):
 
     @property
     def counted(self) -> list[PlantedFault]:
-        """Those that count: they run, and somebody sees something else."""
+        """The faults that run and have an effect."""
         return [p for p in self.planted if not p.same and not p.fails]
 
     @property
     def survivors(self) -> list[PlantedFault]:
-        """Those that count and were not found."""
+        """The faults that count and were not found."""
         return [p for p in self.counted if not p.by]
 
     @property
     def score(self) -> float:
-        """The share of those that count that was found; 1 where none counts."""
+        """The share of the counted faults that was found; 1 if there are none."""
         return 1 - len(self.survivors) / len(self.counted) if self.counted else 1.0
 
     def by_kind(self) -> dict[str, dict[str, int]]:
-        """For each kind of fault how many were found by each check, and how many not ("survivors"), how many change
-        nothing ("same") and with how many a step fails ("fails")."""
+        """For each kind of fault the number found by each check, not found ("survivors"), without effect ("same"), and
+        whose step fails ("fails").
+        """
         found: dict[str, dict[str, int]] = {}
         for p in self.planted:
             what = "fails" if p.fails else "same" if p.same else p.by or "survivors"
@@ -328,7 +327,7 @@ class MutationReport(Display):
         return found
 
     def shown(self) -> Iterator[RenderableType]:
-        """For each kind by which check its faults were found, and those that were not."""
+        """A table with a row for each kind, and the faults that were not found."""
         table = Table(title=f"{len(self.planted)} of {self.possible} faults, each planted alone; seed {self.seed}")
         for column in ("fault", *CHECKS, "not found", "changes nothing", "cannot run"):
             table.add_column(column, justify="left" if column == "fault" else "right")
@@ -361,24 +360,23 @@ def mutate_protocol(
     progress: bool | None = None,
     **options: Unpack[CheckOptions],
 ) -> MutationReport:
-    """Plant faults in a protocol, and see which of them `check_protocol` with the same arguments finds.
+    """Plant faults in a protocol, and report which of them `check_protocol` with the same arguments finds.
 
-    A fault is of one step of the traced program: a draw that is zero, an earlier one, too short, or told to somebody;
-    an operand that is missing; a result that is negated, cut or one more; a public number that is one more. Those that
-    are not found say what a protocol's check is blind to: inputs that are too narrow, an `error` that is too wide, or
-    a leak of a kind that is not looked for.
+    A fault changes one step of the traced program. A draw is zero, an earlier one, too short, or sent to another party;
+    an operand is missing; a result is negated, cut or one more; a public number is one more. Faults that are not found
+    show what the check of a protocol misses: inputs that are too narrow, an `error` that is too wide, or a leak of a
+    kind without a test.
 
     Args:
-        kinds: of `sectorch.testing.KINDS`.
-        most: so many faults at most, drawn by the seed.
-        seconds: it may take; any number unless named. Faults that were not planted by then are `report.left`; those
-            that were are drawn by the seed.
-        progress: whether a bar on standard error shows what it is at; None for where that is a terminal.
-        protocol, given, reference, options: as of `check_protocol`.
+        kinds: keys of `sectorch.testing.KINDS`.
+        most: the largest number of faults, drawn by the seed.
+        seconds: the time limit; none by default. `report.left` counts the faults that were not planted in time; the
+            planted ones are drawn by the seed.
+        progress: whether to show a progress bar on standard error; by default if that is a terminal.
+        protocol, given, reference, options: as for `check_protocol`.
 
     Raises:
-        ArgumentError: a kind that there is not, or the protocol without a fault is refused by its check; no fault was
-            planted in so many seconds.
+        ArgumentError: an unknown kind; the check refuses the protocol without a fault; no fault was planted in time.
         SectorchError: as of `check_protocol`.
     """
     strange = sorted(set(kinds) - set(KINDS))
@@ -395,7 +393,7 @@ def mutate_protocol(
                     f"no fault was planted in {seconds:g} s, which went into '{clock.at}': pass fewer elements=, or "
                     f"more seconds="
                 ) from None
-        report.seconds = clock.took
+        report.seconds = clock.elapsed
     return report
 
 
@@ -426,12 +424,12 @@ def _plant(case: Case, kinds: set[str], most: int | None, report: MutationReport
         changed = copy.copy(traced)
         changed.program = found[i].program
         outcomes = Outcomes(changed, case)
-        report.planted.append(_tried(found[i], changed, outcomes, views, inputs, runs, seed))
+        report.planted.append(_try_fault(found[i], changed, outcomes, views, inputs, runs, seed))
         report.left -= 1
         clock.step()
 
 
-def _tried(
+def _try_fault(
     mutant: Mutant, changed: Protocol, outcomes: Outcomes, views: Views, inputs: Sequence[torch.Tensor],
     runs: Sequence[ProtocolRun], seed: int,
 ) -> PlantedFault:  # fmt: skip
@@ -450,6 +448,6 @@ def _tried(
 
 
 def _who_sees(one: ProtocolRun, other: ProtocolRun) -> set[str]:
-    """Parties to whom two runs under the same draws differ, in what they bring, are sent, send or learn."""
+    """The parties whose observable values differ between two runs with the same draws."""
     first, second = observable_values(one), observable_values(other)
     return {name for name in first if not runs_agree({name: first[name]}, {name: second[name]})}

@@ -576,7 +576,7 @@ def _near(centres: Sequence[int], half: int) -> list[int]:
 
 
 def _values(given: Given, bits: int, inputs: int, own: Sequence[int]) -> list[int]:
-    """The values of one input: its whole range if that is small; else near zero, its ends and the protocol's numbers."""
+    """The values of one input: a small range as a whole; else near zero, its ends and the protocol's numbers."""
     if given.high - given.low < 1 << WHOLE // inputs:
         return list(range(given.low, given.high + 1))
     half = max(1, (1 << bits) // 2 // inputs**2)
@@ -605,8 +605,10 @@ Pair = tuple[Values, Values]
 
 
 def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str) -> list[Pair]:
-    """Pairs of secrets that differ most in their lowest bits, signs, sizes, sums and zeros, and some with a secret where a
-    step of the protocol decides."""
+    """Pairs of secrets that differ most in lowest bits, signs, sizes, sums and zeros.
+
+    Some further pairs have a secret at which a step of the protocol decides.
+    """
     alike: dict[tuple, list[Values]] = {}
     own = [i for i, g in enumerate(protocol.given) if g.party == party]
     special = [-abs(v) for v in numbers_of(protocol.program) if abs(v) > WIDTH][:CONSTANTS]

@@ -228,7 +228,7 @@ class KnowledgeLog:
             self._join(header.dst.name, header.path, received)
 
     def _show(self, header: Header, value: torch.Tensor) -> None:
-        """Record the sum of two values that two parties send each other at one place: usually the halves of one value."""
+        """Record the sum of two values that two parties send each other: usually the halves of one value."""
         key = header.path, value.shape, value.dtype
         others = self._shown.get((*key, header.dst, header.src))
         if not others:
@@ -598,7 +598,7 @@ def with_options(f: F) -> F:
 
 
 def shared_by_elements(program: Program, n: int) -> str:
-    """A value of a few numbers that a step takes beside one of n elements, or of their packed bits; "" if there is none.
+    """Name a value of a few numbers that a step takes beside one of n elements or of their packed bits, if any.
 
     All elements of such a product depend on the few numbers, so they are no independent experiments. Sums and
     differences do not count.

@@ -1,4 +1,4 @@
-"""`check_protocol`: holds a protocol to what it says of itself, as an adversary who is each of its parties would."""
+"""`check_protocol`: tests a protocol's results, and attacks it with the view of each of its parties."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Each party alone, in a thread of its own: the same as the whole, and an error where a message is not what it was.
-
+# Each party alone in a thread: it computes the same as all together, and a changed message ends in an error.
 
 SETUP, CALL = 0, 1
 FAULTS = ("lost", "doubled", "cut")
 PLACES = 8
-"""Messages, at most, each of which is lost, doubled and cut in turn."""
+"""The most messages that are lost, doubled and cut in turn."""
 ENDING = 120.0
-"""Seconds after which a thread counts as hanging; only a step that never ends takes so long."""
+"""Seconds after which a thread counts as hanging."""
 
 
 class _Wires:
-    """The edges of parties in threads. Where all that are left wait for each other, none of them will hear anything."""
+    """The queues between parties in threads, which also detect that all remaining parties wait for each other."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -52,18 +51,18 @@ class _Wires:
         self.running: set[str] = set()
 
     def stuck(self) -> bool:
-        """Whether nobody can go on. Called with the condition held."""
+        """Whether no party can go on. Called with the condition held."""
         return self.running == set(self.waiting) and not any(self.queues[src, me] for me, src in self.waiting.items())
 
     def done(self, party: str) -> None:
-        """It sends no more."""
+        """Mark a party as finished; it sends no more."""
         with self.changed:
             self.running.discard(party)
             self.changed.notify_all()
 
 
 class _End:
-    """One end of an edge between two threads. A fault is of the message of a number that is sent over it."""
+    """One end of a queue between two threads; it may change the message of one number by a fault."""
 
     def __init__(self, wires: _Wires, me: str, other: str):
         self._wires, self._me, self._other = wires, me, other
@@ -81,7 +80,7 @@ class _End:
             self._wires.changed.notify_all()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: messages are not buffered."""
 
     def receive(self) -> Frame:
         wires = self._wires
@@ -107,7 +106,7 @@ def _faulty(parts: list[bytes], fault: str) -> list[bytes]:
     return [*parts[:-1], pack(replace(frame, payload=bytes(frame.payload)[:-1]))]
 
 
-class _Alone(PartyRuntime):
+class _SeededParty(PartyRuntime):
     """A party whose draws come from the test's seed."""
 
     def __init__(self, me: Party, channels: Mapping[Party, _End], draws: Draws):
@@ -124,10 +123,12 @@ class _Alone(PartyRuntime):
         return super().transfer(line, value)
 
 
-def check_apart(protocol: Protocol, outcomes: Outcomes, seed: int) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """What was done, by check, and what does not hold."""
+def check_distributed(
+    protocol: Protocol, outcomes: Outcomes, seed: int
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Run each party alone in a thread. Returns the checks done, in words, and the failures."""
     inputs, draws = outcomes.spread(), Draws((seed, "apart"))
-    whole = outcomes.protocol.play(inputs, draws)
+    together = outcomes.protocol.play(inputs, draws)
     brought = protocol.inputs_by_name(inputs, draws)
     found: list[tuple[str, str]] = []
     ended, sent = _in_threads(protocol, brought, draws)
@@ -136,20 +137,22 @@ def check_apart(protocol: Protocol, outcomes: Outcomes, seed: int) -> tuple[dict
         if isinstance(result, BaseException):
             found.append(("apart", f"{party} alone ends with {type(result).__name__}: {result}"))
     if not found:
-        found += [("apart", text) for text in _different(protocol, whole, ended, sent, random)]
-    looked = {
+        found += [("apart", text) for text in _differences(protocol, together, ended, sent, random)]
+    summary = {
         "apart": f"{len(ended)} parties in threads, each with its own values" + (", results alone" if random else "")
     }
     if not found:
         edges = _edges_of(protocol)
         said = list(_faults(protocol, brought, draws, edges))
         found += [("frames", text) for text in said[:3]]
-        looked["frames"] = f"{min(len(edges), PLACES)} messages, each {', '.join(FAULTS)}"
-    return looked, found
+        summary["frames"] = f"{min(len(edges), PLACES)} messages, each {', '.join(FAULTS)}"
+    return summary, found
 
 
-def _different(protocol: Protocol, whole: Any, ended: Mapping[str, Any], sent: Mapping, random: bool) -> Iterable[str]:
-    for i, (owners, wanted) in enumerate(whole.results):
+def _differences(
+    protocol: Protocol, together: Any, ended: Mapping[str, Any], sent: Mapping, random: bool
+) -> Iterable[str]:
+    for i, (owners, wanted) in enumerate(together.results):
         for party in sorted(owners & {min(owners)}):
             own = pytree.tree_leaves(ended[party])[i]
             if own.is_meta or (not random and not torch.equal(own, wanted)):
@@ -157,7 +160,7 @@ def _different(protocol: Protocol, whole: Any, ended: Mapping[str, Any], sent: M
     if random:
         return
     for party, messages in sent.items():
-        expected = [(h, v) for h, v in whole.messages if h.src.name == party]
+        expected = [(h, v) for h, v in together.messages if h.src.name == party]
         if len(expected) != len(messages):
             yield f"{party} alone sends {len(messages)} messages, and {len(expected)} in the whole"
             continue
@@ -178,7 +181,7 @@ def _numbered(messages: Iterable[tuple[Header, Any]]) -> Iterable[tuple[int, tup
 
 
 def _edges_of(protocol: Protocol) -> list[tuple[str, str, int]]:
-    """Each message as sender, receiver, and its number among those that the one sends the other, setup's first."""
+    """Each message as sender, receiver, and its number among the messages of this edge, those of the setup first."""
     counts: dict[tuple[str, str], itertools.count] = {}
     found = []
     for header in protocol.program.messages:
@@ -195,7 +198,7 @@ def _faults(
         for fault in FAULTS:
             last = number == max(n for s, d, n in edges if (s, d) == (src, dst))
             if fault == "doubled" and last:
-                continue  # nobody reads beyond the last message
+                continue  # no party reads beyond the last message
             ended, _ = _in_threads(protocol, brought, draws, (src, dst, number, fault))
             result = ended[dst]
             if not isinstance(result, SectorchError):
@@ -209,14 +212,14 @@ def _in_threads(
     draws: Draws,
     fault: tuple[str, str, int, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, list]]:
-    """What each party ends with alone, a result or an error, and what it sent."""
+    """The result or the error of each party alone, and the messages that it sent."""
     program, wires = protocol.program, _Wires()
     ends = _ends(wires, protocol.parties)
     if fault is not None:
         ends[fault[0]][fault[1]].fault = fault[2], fault[3]
     found: dict[str, Any] = {}
     runtimes = {
-        party: _Alone(
+        party: _SeededParty(
             party, {other: ends[party.name][other.name] for other in protocol.parties if other != party}, draws
         )
         for party in protocol.parties
@@ -251,7 +254,7 @@ def _ends(wires: _Wires, parties: Iterable[Party]) -> dict[str, dict[str, _End]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What does not hold: of which check, and in words."""
+    """A failure: its check, and a text."""
 
     check: str
     text: str
@@ -262,11 +265,12 @@ class Finding:
 
 @dataclass
 class ProtocolReport(Display):
-    """What was looked at, and what was found.
+    """The report of a check.
 
     Attributes:
-        looked: for each check what it did, in words.
-        elements, tests: in one message of a run; how many p-values were computed, each compared with 10^-12.
+        looked: for each check a text about what it tested.
+        elements: of one message in all runs of a secret.
+        tests: the number of p-values, each compared with 10^-12.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -278,16 +282,16 @@ class ProtocolReport(Display):
 
     @property
     def false_alarms(self) -> float:
-        """A bound on the probability that a sound protocol is refused: of all p-values together, twice over."""
+        """A bound on the probability that a sound protocol is refused: twice the sum over all p-values."""
         return 2 * self.tests * P_VALUE
 
     @property
     def bias_found(self) -> float:
-        """A bit of a message that is 1 with probability 1/2 + e/2 is found with probability 0.9999 from this e on."""
+        """The least e at which a bit that is 1 with probability 1/2 + e/2 is found with probability 0.9999."""
         return FOUND / max(1, self.elements) ** 0.5
 
     def shown(self) -> Iterator[RenderableType]:
-        """A row for each check, and what the whole of them can find."""
+        """A table with a row for each check, and the power of the tests."""
         table = Table(title="What a protocol was held to")
         for column in ("check", "what was done", "found"):
             table.add_column(column)
@@ -334,43 +338,45 @@ def check_protocol(
     progress: bool | None = None,
     **options: Unpack[CheckOptions],
 ) -> ProtocolReport:
-    """Hold a protocol to its word, from nothing but the protocol itself.
+    """Check a protocol's results and attack it, with nothing given but the protocol and a reference.
 
-    What is looked at:
-        result: it is the reference's, on small inputs all of them, on the edges and all over the stated range.
-        draws: it is the same whatever anybody draws or deals: one result for one input, in thousands of runs. No draw
-            has bits that change nothing.
-        exhaustive: it is right on small domains of inputs and of each draw, in all combinations.
-        messages: each is uniform, and the same for any two secrets that its receiver may not tell apart.
-        view: so is all that a party knows together. Sums mod 2 of bits that it drew, received and sent, products of
-            lowest bits among them, and correlations of two bits, do not depend on a secret. It knows what it makes of
-            several values, too, and what another's step makes of what it has.
-        apart: each party alone, in a thread of its own, does what the whole does, and needs nothing that it lacks.
-        frames: a message that is lost, doubled or cut ends with an error at whoever misses it, and with no result.
-        cost: what is stated is what is sent.
+    The checks:
+        result: equals the reference on all small inputs, at the edges and all over the stated range.
+        draws: the result does not depend on what any party draws or deals, in thousands of runs. Every draw has an
+            effect with its highest byte and its lowest bit.
+        exhaustive: the result is right on small domains of inputs and of each draw, in all combinations.
+        messages: each is uniform, and has the same distribution for any two secrets that its receiver may not tell
+            apart.
+        view: the same for all that a party knows together. Sums mod 2 of bits that it drew, received and sent, products
+            of lowest bits, and correlations of two bits do not depend on a secret. A party also knows what it can
+            compute from its values by its own steps or another party's.
+        apart: each party alone, in a thread of its own, computes the same, and needs no value that it lacks.
+        frames: where a message is lost, doubled or cut, its receiver ends with an error and without a result.
+        cost: the stated cost is the measured one.
 
-    What two secrets a party may not tell apart is for the reference to say: those for which its own inputs and what it
-    learns are the same. Nothing here is a proof: a leak that needs more than two values' products, or that shows in no
-    single message and no sum of bits, is not found.
+    A party may not tell two secrets apart if its own inputs and, by the reference, its results are the same for both.
+    None of this is a proof. A leak is not found if it needs products of more than two values, or appears in no single
+    message and no sum of bits.
 
     Args:
-        protocol: f(net, *values), see `sectorch.testing.Given`; whatever else it does, it sends what it declares.
+        protocol: f(net, *values); see `sectorch.testing.Given`.
         given: its inputs.
-        reference: what it computes, in plain torch on int64 tensors of those shapes: the result, or a tuple of them.
+        reference: the same function in plain torch, on int64 tensors of the inputs' shapes: a result or a tuple of
+            them.
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
-        seconds: it may take. A check that is not done by then raises, by what it has found, or for the time.
-        progress: whether a bar on standard error shows what it is at; None for where that is a terminal.
+        seconds: the time limit. A check that takes longer raises, for its findings so far or for the time.
+        progress: whether to show a progress bar on standard error; by default if that is a terminal.
         options: of `sectorch.testing.CheckOptions`: roles, dealer, answering, elementwise, error, varies,
             uniform, sorts, exhaustive, elements, pairs, runs, seed.
 
     Returns:
-        what was done, if nothing was found.
+        A report of the checks, if none failed.
 
     Raises:
-        ProtocolFault: what was found. An AssertionError.
-        ArgumentError: no reference; an option that there is not; a step that is random without `net.fresh`; it would
-            take too long.
-        SectorchError: what the choreography refuses: an undeclared message, a value that its user lacks.
+        ProtocolFault: a check failed. An AssertionError.
+        ArgumentError: no reference; an unknown option; a step that is random without `net.fresh`; the check would take
+            too long.
+        SectorchError: the choreography refuses a step: an undeclared message, or a value that its user lacks.
     """
     case = Case.of(protocol, given, reference, options)
     report = ProtocolReport(seed=case.seed)
@@ -383,14 +389,14 @@ def check_protocol(
                     f"the check was not done after {seconds:g} s, at '{clock.at}': pass fewer elements=, or more "
                     f"seconds="
                 ) from None
-        report.seconds = clock.took
+        report.seconds = clock.elapsed
     if report.findings:
         raise ProtocolFault(report)
     return report
 
 
 def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, clock: Clock) -> None:
-    """All checks of a case, the cheaper ones first; each writes into the report what it did and found.
+    """Run all checks of a case, the cheaper ones first, and fill the report.
 
     Raises:
         TimeOver: the clock's seconds are over; findings so far are in the report.
@@ -413,7 +419,7 @@ def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, 
         report.looked["exhaustive"] = small.summary
     views = Views(traced, outcomes)
     report.elements = views.elements
-    needed, left = views.seconds_needed, clock.seconds - clock.took
+    needed, left = views.seconds_needed, clock.seconds - clock.elapsed
     if needed > left:
         raise ArgumentError(
             f"this would take about {needed:.0f} s more, and {max(0.0, left):.0f} of {clock.seconds:.0f} s are left: "
@@ -424,7 +430,7 @@ def _look(case: Case, cost: Mapping[str, float] | None, report: ProtocolReport, 
     report.looked["messages"], report.looked["view"] = views.summary
     report.tests = views.tests + outcomes.tests
     clock.part("apart and frames")
-    done, said = check_apart(traced, outcomes, case.seed)
+    done, said = check_distributed(traced, outcomes, case.seed)
     note(said)
     report.looked |= done
     if cost is not None:

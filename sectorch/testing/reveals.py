@@ -1,4 +1,4 @@
-"""`check_program`: holds tensor code to the values that it says it reveals."""
+"""`check_program`: checks that tensor code reveals the declared values and no others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARED = f"{_PACKAGE}tensor{os.sep}shared.py"
 
 @dataclass(frozen=True)
 class RevealedValue:
-    """A value that a function has revealed: to whom, of which shape, by which protocol and message, and where."""
+    """A value that a function reveals: its receiver, shape, message and protocol, and the line of code."""
 
     to: str
     shape: tuple[int, ...]
@@ -46,8 +46,8 @@ class RevealedValue:
         return f"{self.to} learns a value of shape {self.shape} {of} ({self.message}), at {self.line}"
 
 
-class _Noting(LocalRuntime):
-    """All parties in this process; notes by which message somebody learns a value."""
+class _RecordingRuntime(LocalRuntime):
+    """All parties in this process; records each message by which a party learns a value."""
 
     def __init__(self, owners: Sequence[str]):
         super().__init__(members_of(1, Q.name, owners, STAR, None, False).parties)
@@ -64,10 +64,10 @@ class _Noting(LocalRuntime):
         while frame is not None:
             code = frame.f_code
             if code.co_filename == _SHARED and code.co_name == "check_range":
-                return  # what is looked at is whether a value left its range
+                return  # this opens only whether a value left its range
             if code.co_filename == _SHARED and code.co_name in ("reveal", "open"):
                 with torch._C.DisableTorchFunctionSubclass():
-                    shape = tuple(frame.f_locals["self"].shape)  # without what says whether it is right
+                    shape = tuple(frame.f_locals["self"].shape)  # the shape without the flags of the range check
             if code.co_filename == _SUMS and code.co_name == "aggregate":
                 shape = tuple(frame.f_locals["first"].shares.shape)
             if not where and not code.co_filename.startswith(_SKIPPED):
@@ -81,17 +81,14 @@ class _Noting(LocalRuntime):
 def revealed_by(
     f: Callable, call: Call, owners: Sequence[str] = (), scheme: Scheme | None = None
 ) -> list[RevealedValue]:
-    """What f reveals on a call's tensors, each shared by its owner: Q unless named."""
+    """The values that f reveals on a call's tensors, each shared by its owner, by default Q."""
     further = [name for name in dict.fromkeys(owners) if name not in ("Q", "A", "S")]
-    noting = _Noting(further)
+    noting = _RecordingRuntime(further)
     session = Session(owners=further, runtime=noting)
     session.origins = noting.origins = Origins()
     noting.revealed.clear()
     owned = iter([*owners, *[Q.name] * (len(call.tensors) - len(owners))])
     count = iter(range(len(call.tensors)))
-
-    def placed(plain: torch.Tensor, name: str, owner: str) -> Any:
-        return share_tensor(plain, session=session, owner=owner, scheme=scheme, name=name)
 
     def share(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -116,35 +113,35 @@ def check_program(
     owners: Sequence[str] = (),
     scheme: Scheme | None = None,
 ) -> ProtocolReport:
-    """Hold tensor code to the values that it says it reveals.
+    """Check that tensor code reveals the declared values and no others.
 
-    The function runs once among three parties in this process, on these inputs, which are shared. What it returns in
-    shares is not revealed; each `reveal`, aggregate, opened result or message by which a party learns a value in it is,
-    whatever it does with it.
+    The function runs once among three parties in this process, on these inputs, which are shared. A result in shares
+    is not revealed. Each `reveal`, aggregate, opened result or message by which a party learns a value in it counts,
+    whatever the function does with the value.
 
     Args:
         f: a function of tensors that may be `SharedTensor`s.
         inputs: a `Call`, a tensor or a tuple of arguments; all tensors are shared.
-        reveals: what f is to reveal, each as who learns it ("Q", "A", "S", an owner) and its shape: exactly these.
-        owners: of the tensors, in their order; Q unless named.
+        reveals: exactly the values that f may reveal, each as its receiver ("Q", "A", "S", an owner) and its shape.
+        owners: the owners of the tensors, in order; by default Q.
         scheme: the number representation.
 
     Returns:
-        what was looked at, if f reveals what is declared and nothing else.
+        A report, if f reveals the declared values and nothing else.
 
     Raises:
-        ProtocolFault: a value that is revealed and not declared: to whom, of which shape, of which input, and the line;
-            or one that is declared and not revealed. An AssertionError.
-        ArgumentError: more owners than tensors, or what declares no reveal.
-        SectorchError: what f itself is refused.
+        ProtocolFault: a value is revealed and not declared (the text has its receiver, shape, inputs and line), or
+            declared and not revealed. An AssertionError.
+        ArgumentError: more owners than tensors, or a wrong declaration.
+        SectorchError: f itself is refused.
 
-    What depends on a value that was revealed is looked at for these inputs alone: give inputs of each kind. A session
-    of f's own is not looked at: what f shares there is no input. All halves are in this process; f must not read them.
+    Code that depends on a revealed value is checked for these inputs only, so give inputs of each kind. A session that
+    f makes itself is not checked. All halves are in this process; f must not read them.
     """
     start, call = time.monotonic(), Call.of(inputs)
     if len(owners) > len(call.tensors):
         raise ArgumentError(f"{len(owners)} owners are named, of {len(call.tensors)} tensors")
-    wanted = Counter(_declared(said) for said in reveals)
+    wanted = Counter(_parse_declaration(said) for said in reveals)
     found = revealed_by(f, call, owners, scheme)
     report = ProtocolReport(looked={"reveals": f"{len(found)} in {call_name(f)}, {wanted.total()} declared"})
     left = wanted.copy()
@@ -161,7 +158,7 @@ def check_program(
     return report
 
 
-def _declared(said: Any) -> tuple[str, tuple[int, ...]]:
+def _parse_declaration(said: Any) -> tuple[str, tuple[int, ...]]:
     try:
         to, shape = said
         return str(to), tuple(int(size) for size in shape)

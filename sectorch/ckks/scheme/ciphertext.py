@@ -300,8 +300,8 @@ def check_capacity(c: Any, what: str) -> Any:
         raise ScaleError(
             f"{what} may give values up to {spelled} where its level, with {c.levels_left} multiplications left, holds "
             f"those below 2^{math.log2(room):.1f}: they would wrap. Declare a smaller bound "
-            f"(encrypt(x, keys, bound=...), or e.bounded(...)), make keys with integer_bits= or one level more, or scale "
-            f"the layer down"
+            f"(encrypt(x, keys, bound=...), or e.bounded(...)), make keys with integer_bits= or one level more, or "
+            f"scale the layer down"
         )
     return c
 

@@ -121,8 +121,9 @@ class PublicKeys:
 
     @cached_property
     def encryption_key(self) -> np.ndarray:
-        """The public key as `encryption.encrypt_fresh` takes it: [2, primes + 1, N], the special prime's residues last, the others
-        divided by it; centred float64.
+        """The public key as `encryption.encrypt_fresh` takes it: centred float64 [2, primes + 1, N].
+
+        The special prime's residues are last; the others are divided by it.
         """
         p, residues = self.parameters, self.context.parse_public_key(self._blob("public"))
         rows = []

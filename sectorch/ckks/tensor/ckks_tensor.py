@@ -141,7 +141,7 @@ class CKKSTensor(torch.Tensor):
 
     @property
     def bound(self) -> float:
-        """A bound on every value's magnitude, by declared bounds and the computation. Only the evaluator may know it."""
+        """A bound on every value's magnitude, which only the evaluator may know."""
         return self.cipher.bound
 
     @property
