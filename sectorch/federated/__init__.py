@@ -1,10 +1,10 @@
-"""What federated experiments have in common: participants, settings, run folders, training, progress, results.
+"""The common parts of federated experiments: participants, settings, run folders, training, progress, results.
 
     clients, test, classes = privhfl.federation("digits", clients=10)
     result = privhfl.PrivHFL(clients, test, classes, out="runs/first").run()      # any paper: run, look, write
     result.write("runs/first", drawn=True)
 
-A paper's package holds its figures, algorithm and settings; all else is here, once.
+A paper's package has its algorithm and settings; all else is here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command of a paper: options from its settings, several seeds, values and controls, an estimate, files, tables."""
+"""Settings declared once (`Options`), studies of several runs (`Study`), and the command of a paper (`Command`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .outcome import Outcome, write_csv
 from .parties import Parties, Simulation
 from .watch import Estimate, Screen, Watch, agree
 
-# Settings that are declared once: the dataclass's field is the check, the command line's option, and the line in docs.
+# Settings that are declared once: a field gives the check, the command line's option, and the line in the docs.
 #
 # @dataclass(frozen=True)
 # class Settings(Options):
@@ -52,13 +52,12 @@ from .watch import Estimate, Screen, Watch, agree
 #     secure: bool = option(True, "use the protocol", flag="plain", off="the same in the clear; protects nothing")
 #     local: Training = option(Training(), "local training")      # --local-epochs, --local-lr, ...
 
-
 Spec = TypeVar("Spec", bound="Options")
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type and default. See `option`."""
+    """The properties of a field besides its type and default; see `option`."""
 
     about: str
     least: float | None = None
@@ -108,17 +107,16 @@ def option(
     """A field of `Options`.
 
     Args:
-        default: the field's; None where something else decides, and `about` says what.
-        about: what it is, with its unit, for help and docs.
+        default: the default; None where something else decides, which `about` names.
+        about: a description with the unit, for help and docs.
         least, above, most, below: the range of a number, or of each of a tuple.
-        among: the words that may be chosen.
-        flag: its name on the command line; the field's own unless named.
-        off: the help of a flag that switches off what is on by default.
-        short: its name of one letter.
-        several: whether several values may stand on the command line, of which each makes a run.
-        hidden: whether none can stand there.
-        own: that among parties apart each says it for itself, and never another for it: "value", or "folder" for a
-            path.
+        among: the allowed words.
+        flag: its name on the command line; by default the field's.
+        off: the help of a flag that switches it off, for a field that is on by default.
+        short: a name of one letter.
+        several: whether the command line takes several values, with a run for each.
+        hidden: whether the command line leaves it out.
+        own: "value", or "folder" for a path, if each party of a federation sets it for itself.
     """
     made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own)
     return field(default=default, metadata={"option": made})
@@ -274,15 +272,15 @@ def _default(cls: type[Options], name: str) -> Any:
     return next(f.default for f in fields(cls) if f.name == name)  # pyright: ignore[reportArgumentType]  as above
 
 
-# Several runs side by side: values of one setting, controls and seeds; means, their spread, and honest differences.
+# Several runs side by side: values of one setting, controls and seeds, with means, spreads and differences.
 
 
 @dataclass
 class Study:
-    """Headlines of runs, by condition and seed. The first condition is what the others are compared with.
+    """Headlines of runs, by condition and seed. The others are compared with the first condition.
 
     Args:
-        across: what differs between conditions, for titles and plots.
+        across: the name of the difference between conditions, for titles and plots.
     """
 
     across: str
@@ -290,13 +288,13 @@ class Study:
     found: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
 
     def add(self, condition: str, seed: int, outcome: Outcome) -> None:
-        """One run more."""
+        """Add a run."""
         self.unit = outcome.unit
         self.found.setdefault(condition, {})[seed] = outcome.headline()
 
     @property
     def factor(self) -> float:
-        """Of what is shown: fractions are shown in percent."""
+        """The factor for display: fractions are shown in percent."""
         return 100.0 if self.unit == "%" else 1.0
 
     @property
@@ -404,16 +402,12 @@ F = TypeVar("F", bound=Options)
 S = TypeVar("S", bound=Options)
 
 
-class Join(Protocol):
-    """Makes this process one party of a federation."""
-
-    def __call__(
-        self, path: Path, as_: str, folder: Path | None, *, needs: Sequence[str]
-    ) -> AbstractContextManager[Parties]: ...
+Join = Callable[..., AbstractContextManager[Parties]]
+"""join(path, as_, folder, needs=): makes this process one party of a federation."""
 
 
 class Run(Protocol):
-    """What a paper's class is to the harness."""
+    """A run of a paper, for the command."""
 
     def run(self, watch: Watch | None = None) -> Outcome: ...
 
@@ -424,14 +418,14 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run keeps its work, and who does it.
+    """The folders, workers and parties of a run.
 
     Args:
-        out: its own folder.
-        shared: a folder for what several runs of one command have in common.
-        workers: that work beside each other.
-        root: where data sets lie.
-        parties: who is here; all of them unless given.
+        out: the run's folder.
+        shared: a folder for the common files of several runs of one command.
+        workers: its worker processes.
+        root: the folder of data sets.
+        parties: the parties; by default all in this process.
     """
 
     out: Path
@@ -441,9 +435,9 @@ class Place:
     parties: Parties = field(default_factory=Simulation)
 
     def own(self, seed: int) -> int:
-        """The seed of what a party draws for itself, its first weights and its batches.
+        """The seed of a party's own draws: its first weights and its batches.
 
-        Where all parties are here it is that of the command line. Parties apart all know that one: each draws its own
+        In a simulation it is the command line's seed. In a federation all parties know that one, so each draws its own
         from the operating system, once for a run folder.
         """
         if isinstance(self.parties, Simulation):

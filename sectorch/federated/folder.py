@@ -1,12 +1,13 @@
-"""The run folder: what is finished is on disk, whole or not at all, so that a killed run goes on where it was.
+"""The run folder, with the finished parts of a run, and workers in other processes.
+
+A finished part is on disk as a whole or not at all, so a killed run goes on after its last finished part.
 
     run.json        what the run is; another run in the same folder is refused
     NAME.pt         tensors of a finished part, loaded with `weights_only=True`
     NAME.json       its record, written last: where it is, the tensors are
     NAME.jsonl      lines that are appended and synchronised one by one; a line that a kill cut short is dropped
 
-Names may hold slashes. A run folder holds the models of all participants: it belongs to a simulation, and is as secret
-as they are.
+Names may have slashes. The run folder of a simulation has the models of all participants, and is as secret as they are.
 """
 
 from __future__ import annotations
@@ -219,13 +220,11 @@ def _short(value: Any) -> str:
     return "other content" if len(text) > 40 or re.fullmatch('"[0-9a-f]{32}"', text) else text
 
 
-# Work in other processes of this machine, or on others through Ray.
+# Work in other processes of this machine, or on other machines through Ray.
 #
-# `Workers.ahead` starts new processes, which leave files; what they are to do is pickled to them, and nothing comes
-# back but errors. `forked` forks, for parties whose keys must not be written down: results come back as JSON lines.
-#
-# A forked child inherits the parties with their keys, so no key is ever written down for it. It uses one thread.
-
+# `Workers.ahead` starts new processes. Their tasks are pickled, their results are files, and only errors come back.
+# `forked` forks, for parties whose keys must not be written anywhere: a child inherits the parties with their keys,
+# uses one thread, and sends its results back as JSON lines.
 
 Work = Callable[[Any], Iterable[dict]]
 KINDS = ("processes", "ray")
@@ -233,7 +232,7 @@ KINDS = ("processes", "ray")
 
 @dataclass(frozen=True)
 class Workers:
-    """Who works beside each other.
+    """Worker processes.
 
     Args:
         count: processes of this machine; 1 forks none.
@@ -253,10 +252,10 @@ class Workers:
         self, tasks: Sequence, work: Callable[[Any, RunFolder], Any], folder: RunFolder,
         done: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Do tasks beside each other whose results are the files that they leave in the folder.
+        """Do tasks in parallel, whose results are files in the folder.
 
-        With one process of this machine nothing is done: whoever needs a result makes it then. A result made on one
-        thread, as a worker's, may differ in its last bits from one that was made on several.
+        With one process of this machine nothing is done here, and a result is made when it is needed. A worker uses one
+        thread, so its result may differ in the last bits from one that was made on several.
 
         Args:
             work: does a task, and keeps its result in the folder that it is given.

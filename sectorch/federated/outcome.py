@@ -1,4 +1,4 @@
-"""What every run ends with: tables, sentences, results.json, CSV files, and plots as data."""
+"""The outcome of a run: tables, results.json, CSV files and plots; each role's received messages; scores."""
 
 from __future__ import annotations
 
@@ -91,11 +91,10 @@ def percents(values: Sequence[float]) -> list[str]:
     return [*(f"{100 * v:.2f}" for v in values), gain]
 
 
-# What each role received, counted from the ledger as a run goes on, and shown by what it says.
-
+# The messages that each role received, counted from the ledger during a run.
 
 Key = tuple[str, str, str, str, str]
-"""Receiver's role, protocol, message, what hides it, what it shows (empty: uniform bits)."""
+"""The receiver's role, the protocol, the message, its mask, and what it shows (empty: uniform bits)."""
 
 
 class Received(Observer):
@@ -133,7 +132,7 @@ def merged(reports: Iterable[list[dict]]) -> list[dict]:
 
 
 def table(rows: list[dict]) -> Table:
-    """What each role received over all queries of the run, by what it shows; each message is in results.json."""
+    """A table of the messages that each role received, by what they show; results.json has each message."""
     shown = Table(title="What each role received (from the ledger)")
     for column in ("role", "learns", "protocols", "messages", "MB"):
         shown.add_column(column, justify="right" if column in ("messages", "MB") else "left")
@@ -146,12 +145,12 @@ def table(rows: list[dict]) -> Table:
     return shown
 
 
-# Accuracy, balanced accuracy, and fairness criteria (the definitions are those of CaPC, appendix D).
+# Accuracy, balanced accuracy, and fairness criteria, as defined in CaPC, appendix D.
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well predictions fit: the fraction of right ones, and the recall of each class (NaN where it has no sample).
+    """The share of right predictions, and the recall of each class (NaN for a class without samples).
 
     `balanced` is the mean of the recalls (definition 9).
     """
@@ -161,8 +160,8 @@ class Scores:
 
     @property
     def balanced(self) -> float:
-        there = [value for value in self.per_class if value == value]
-        return sum(there) / len(there)
+        recalls = [value for value in self.per_class if value == value]
+        return sum(recalls) / len(recalls)
 
     def as_dict(self) -> dict:
         """For JSON, which has no NaN."""

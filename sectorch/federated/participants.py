@@ -1,4 +1,4 @@
-"""Who takes part with which data, and the checks that all federations make before anything is trained."""
+"""Participants with their models and data, their checks, and federations made of one data set."""
 
 from __future__ import annotations
 
@@ -138,8 +138,7 @@ def check_fits(model: nn.Module, name: str, shape: Sequence[int], classes: int, 
         raise ArchitectureError(f"{name} gives {what} for two images, but logits (2, {classes}) were expected")
 
 
-# One data set divided among participants with architectures in turn: what an experiment starts from.
-
+# One data set divided among participants, whose architectures take turns.
 
 Build = Callable[[str, Sequence[int], int, int], nn.Module]
 """Name, shape of an image, classes, seed -> a network."""
@@ -179,13 +178,13 @@ def participants(
     """Participants c1, c2, ..., the test set and the number of classes.
 
     Args:
-        samples: of each; the training split divided evenly unless named.
+        samples: of each participant; by default the training split is divided evenly.
         names: of architectures; participant i has number i modulo their count, so three are used by n/3 each.
         build: makes a network; its seed depends on the federation's seed and the participant.
         own: seed of the first weights, in place of the federation's.
 
     Raises:
-        ArchitectureError, DataError, PartitionError: as they are raised by those who make the parts.
+        ArchitectureError, DataError, PartitionError: as of `build`, `load` and `partition`.
     """
     parts = partition(
         dataset.train.labels, how.clients, samples, kind=how.partition, alpha=how.alpha,
@@ -202,22 +201,21 @@ def participants(
 
 
 def images_and_labels(people: Sequence[Participant]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Everybody's samples together: what pooled training would have."""
+    """The samples of all participants together, for pooled training."""
     return torch.cat([p.images for p in people]), torch.cat([p.labels for p in people])
 
 
-# The participants' architectures by name: the papers' families, and small ones for small images.
+# Architectures by name: those of the papers, and small ones for small images.
 #
 # | name | image | source |
 # | --- | --- | --- |
 # | vgg5 | 3 x 32 x 32 | CaPC, 4.2 (CIFAR10) |
-# | vgg7, resnet8, resnet10 | 3 x 32 x 32 | PrivHFL, appendix F (SVHN, CIFAR10); `sectorch/nn/models/` |
+# | vgg7, resnet8, resnet10 | 3 x 32 x 32 | PrivHFL, appendix F (SVHN, CIFAR10); `sectorch/nn/models.py` |
 # | resnet14, resnet16, resnet18 | 3 x 64 x 64 | PrivHFL, appendix F (Tiny ImageNet) |
 # | vgg7-small, resnet8-small, resnet10-small | any from 8 x 8 | ours: the same layers, channels divided by four |
 # | lenet | 1 x 28 x 28 | CaPC, F.2 |
 # | mlp, cnn | any | ours: a hidden layer of 64; a convolution, pooling and a linear layer, without batch statistics |
 # | square | any | ours, for CKKS: a hidden layer of 32 whose activation is a square (CryptoNets) |
-
 
 Constructor = Callable[[int, Sequence[int]], nn.Module]
 """Number of classes, shape of one image [C, H, W] -> a network in training mode."""

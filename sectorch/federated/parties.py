@@ -1,7 +1,7 @@
-"""Who takes part in a program: all parties in this process, or one of them, whose others are elsewhere.
+"""The parties of a program, all in this process or one of them, and turns of clients with a server.
 
-A program among parties is a function of `Parties`. It opens sessions by their roles, brings in what the parties that
-are here have, and returns what they learned. The same function runs as a simulation (`Simulation`) and as one party of
+A program among parties is a function of `Parties`. It opens sessions by their roles, takes the inputs of the parties
+that are here, and returns their results. The same function runs as a simulation (`Simulation`) and as one party of
 a federation (`sectorch.network.federation.party.Federation`), with the same results.
 """
 
@@ -23,14 +23,14 @@ from ..errors import ArgumentError
 from ..session import S, Session
 
 Names = Mapping[str, str | Sequence[str]]
-"""Of the parties that play each role; several in a list."""
+"""The names of the parties by role; several parties of a role in a list."""
 
 
 class Parties(Protocol):
-    """What a program among parties is given.
+    """The parties of a program: the simulation's, or those of a federation.
 
-    `inputs` are the tensors that the parties that are here bring, by name. `folder` is where they keep what a later run
-    goes on with (`sectorch.Checkpoints`); it need not be there.
+    `inputs` are the tensors of the parties that are here, by name. `folder` is for the state with which a later run
+    goes on (`sectorch.Checkpoints`); it need not exist.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -46,27 +46,27 @@ class Parties(Protocol):
         """A session of these roles, which ends with the block.
 
         Args:
-            names: of the parties that play them, by role; they go by their roles' names unless given. In secure
-                inference (`STAR`) A may be several, in a list: they are the session's `answering`, in that order; D may
-                be a dealer, and O a list of owners that hold no shares (`Session(owners=)`).
-            label: of two sessions of the same parties at the same time, each has its own.
-            agreed: settings, or a program's digest, that must be the same at all parties.
+            names: the parties' names by role; by default those of the roles. In secure inference (`STAR`) A may be a
+                list, which gives the session's `answering` in that order; D may be a dealer, and O a list of owners
+                without shares (`Session(owners=)`).
+            label: two sessions of the same parties at the same time need different labels.
+            agreed: settings, or a program's digest, which must be the same at all parties.
         """
         ...
 
     def runtime(
         self, roles: Roles, parties: Mapping[Party, str], *, label: str = ..., agreed: str = ...
     ) -> AbstractContextManager[Runtime]:
-        """What a session runs on: for protocols in which several parties play one role, on nets of their own.
+        """The runtime of a session, for protocols with nets of their own, in which several parties play one role.
 
         Args:
-            parties: everyone, with the name that it goes by among the parties.
+            parties: all parties, with their names.
         """
         ...
 
 
 class Simulation:
-    """All parties in this process: for development and as the oracle of tests. It protects nothing."""
+    """All parties in this process, for development and as the oracle of tests. It protects nothing."""
 
     def __init__(self, inputs: Mapping[str, torch.Tensor] | None = None, folder: str | Path = "kept"):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
@@ -91,22 +91,22 @@ class Simulation:
         yield LocalRuntime(frozenset(parties))
 
 
-def listed(names: str | Sequence[str]) -> list[str]:
-    """One name, or several."""
+def as_list(names: str | Sequence[str]) -> list[str]:
+    """One name or several, as a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
 def star(names: Names, dry: bool = False) -> Session:
     """A session of secure inference in one process; see `Parties.session`."""
-    dealer, owners = "D" if "D" in names else "Q", listed(names.get("O", ()))
-    return Session(answering=len(listed(names.get("A", "A"))), dealer=dealer, owners=owners, dry=dry)
+    dealer, owners = "D" if "D" in names else "Q", as_list(names.get("O", ()))
+    return Session(answering=len(as_list(names.get("A", "A"))), dealer=dealer, owners=owners, dry=dry)
 
 
 def tensors(result: Any) -> dict[str, torch.Tensor]:
-    """What a program returned, by name: a tensor, a mapping of tensors, or nothing. What others learned is left out.
+    """The results of a program by name, from a tensor, a mapping of tensors, or None; without other parties' results.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: the program returned something else.
     """
     if result is None:
         return {}
@@ -116,11 +116,9 @@ def tensors(result: Any) -> dict[str, torch.Tensor]:
     return {str(name): value for name, value in named.items() if not value.is_meta}
 
 
-# Clients and a server in processes apart take turns: what one says, all hear, from the beginning of a run to its end.
-#
-# Each client has a net of its own with the server. A paper declares what is said (a protocol from C to S) and how it is
-# passed on (one from S to C), of the roles in `TURN`.
-
+# Turns of clients: a client sends a message to the server, which broadcasts it. Each client has a net of its own with
+# the server. A paper declares the message (a protocol from C to S) and its broadcast (one from S to C), of the roles
+# `TURN`.
 
 TURN = Roles("C S", edges="C-S")
 
@@ -129,10 +127,10 @@ Say = Callable[[Net, Located], Located]
 
 
 class Turns:
-    """All clients and the server: that one is lost ends the run for all.
+    """All clients and the server in a run. The loss of one of them ends the run for all.
 
     Args:
-        clients: their names, in the order of their turns.
+        clients: the clients' names, in the order of their turns.
     """
 
     def __init__(self, clients: Sequence[str], runtime: Runtime):
@@ -144,46 +142,48 @@ class Turns:
             for number, (name, cast) in enumerate(zip(parties, casts, strict=True))
         }
 
-    def hear(self, client: str, said: torch.Tensor | None, count: int, tell: Say, told: Say) -> torch.Tensor:
-        """What a client says to the server, and the server to everybody. Rounds 2, bytes 8 count (clients + 1).
+    def hear(self, client: str, message: torch.Tensor | None, count: int, tell: Say, broadcast: Say) -> torch.Tensor:
+        """Send a client's message to the server, which broadcasts it. Rounds 2, bytes 8 count (clients + 1).
 
         Args:
-            said: int64 [count], at the client; None elsewhere.
+            message: int64 [count], at the client; None elsewhere.
         """
         net = self._nets[client]
-        return self._passed(tell(net, net.own(net.C, _or_blank(said, count))), told)
+        return self._broadcast(tell(net, net.own(net.C, _or_meta(message, count))), broadcast)
 
-    def hear_all(self, said: Mapping[str, torch.Tensor], count: int, tell: Say, told: Say) -> dict[str, torch.Tensor]:
-        """What each client says, at everybody. Rounds 2, bytes 8 count clients (clients + 1).
+    def hear_all(
+        self, messages: Mapping[str, torch.Tensor], count: int, tell: Say, broadcast: Say
+    ) -> dict[str, torch.Tensor]:
+        """Broadcast a message of each client. Rounds 2, bytes 8 count clients (clients + 1).
 
         Args:
-            said: int64 [count] of the clients that are here.
+            messages: int64 [count], of the clients that are here.
         """
-        at_S = [tell(net, net.own(net.C, _or_blank(said.get(name), count))) for name, net in self._nets.items()]
+        at_S = [tell(net, net.own(net.C, _or_meta(messages.get(name), count))) for name, net in self._nets.items()]
         with run_in(next(iter(self._nets.values()))):
             value = compute(torch.cat, at_S)
-        return dict(zip(self._nets, self._passed(value, told).split(count), strict=True))
+        return dict(zip(self._nets, self._broadcast(value, broadcast).split(count), strict=True))
 
-    def _passed(self, value: Located, told: Say) -> torch.Tensor:
+    def _broadcast(self, value: Located, broadcast: Say) -> torch.Tensor:
         for net in self._nets.values():
-            value = told(net, value)
+            value = broadcast(net, value)
         return next(iter(self._nets.values())).agreed(value, self._everyone)
 
 
-def _or_blank(said: torch.Tensor | None, count: int) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.int64, device="meta") if said is None else said
+def _or_meta(message: torch.Tensor | None, count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.int64, device="meta") if message is None else message
 
 
 @contextmanager
-def joined(clients: Sequence[str], together: Parties, *, label: str, agreed: str) -> Iterator[Turns]:
-    """Everybody meets.
+def meet(clients: Sequence[str], together: Parties, *, label: str, agreed: str) -> Iterator[Turns]:
+    """Open a run of all clients and the server.
 
     Args:
-        label: the paper's.
-        agreed: what all have to agree on.
+        label: of the paper.
+        agreed: settings that must be the same at all parties.
 
     Raises:
-        RefusedError: another party has other settings, or knows of others than these. PeerLostError: one did not come.
+        RefusedError: another party has other settings or other parties. PeerLostError: a party is missing.
     """
     everyone = {**{Party(name, "C"): name for name in clients}, S: S.name}
     with together.runtime(TURN, everyone, label=label, agreed=agreed) as runtime:

@@ -1,4 +1,4 @@
-"""Training on a participant's own machine, in the clear, and what a trained model gives."""
+"""Training and predictions on a participant's own machine, in the clear."""
 
 from __future__ import annotations
 
@@ -148,17 +148,15 @@ def features(model: nn.Module, images: torch.Tensor, batch: int = 512) -> torch.
     return torch.cat([entered.flatten(1) for entered, _ in seen])
 
 
-# Many small models trained side by side as one batched computation (`torch.func`), each as it would be on its own.
-#
-# A scikit-learn classifier may stand in a model's place; `answer_of` and `logits_of` take both.
-
+# Many small models trained as one batched computation (`torch.func`), with the same results as one by one. A
+# scikit-learn classifier may take a model's place; `answer_of` and `logits_of` take both.
 
 _DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One model to be trained, an untrained nn.Module or a scikit-learn classifier, which is copied; and its data."""
+    """A model to train (an nn.Module or a scikit-learn classifier, which is copied) and its data."""
 
     name: str
     model: Any
@@ -172,7 +170,7 @@ def train_all(
     """Trained copies of all models, by name, in evaluation mode. The same seed gives the same models.
 
     Args:
-        tick: called with the number of models that are finished.
+        tick: called with the number of finished models.
     """
     trained: dict[str, Any] = {}
     for group in grouped(tasks, how):

@@ -1,12 +1,12 @@
-"""What a run tells while it goes on: `Watch` is silent, `Screen` shows bars and a table that grows."""
+"""Progress of a run (`Watch` is silent, `Screen` shows bars and a growing table), and estimates before it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 
 from ..cli.command import bars
 from .errors import TooLongError
@@ -16,11 +16,11 @@ Tick = Callable[..., None]
 
 
 def silent(count: int = 1) -> None:
-    """The tick of a step that nobody watches."""
+    """The tick of a step without a display."""
 
 
 class Watch:
-    """Override what you want to see."""
+    """Callbacks of a run; override those that you need."""
 
     def begins(self, units: int) -> None:
         """The run has so many units of work (participants times rounds, coalitions, ...)."""
@@ -33,28 +33,22 @@ class Watch:
         """A unit of this name is done and, where the run has a folder, on disk."""
 
     def note(self, text: str) -> None:
-        """Something worth a line, until the next one."""
+        """A line of text, shown until the next one."""
 
     def warn(self, text: str) -> None:
-        """Something that people are to read, now and later."""
-
-
-class Shown(Protocol):
-    """A run that can show how far it has come."""
-
-    def so_far(self) -> RenderableType: ...
+        """A warning, which stays visible."""
 
 
 class Screen(Watch):
     """A bar for the run, one for its present step, the last note, and the run's own table.
 
     Args:
-        run: whose `so_far` is drawn.
-        console: where warnings are printed, to stay.
-        what: what the units are, for the bar.
+        run: its `so_far()` gives the table.
+        console: prints the warnings.
+        what: the name of the units, for the bar.
     """
 
-    def __init__(self, run: Shown, console: Console, what: str = "run"):
+    def __init__(self, run: Any, console: Console, what: str = "run"):
         self.run, self.console, self.said = run, console, ""
         self.progress = bars()
         self.whole = self.progress.add_task(what, total=None)
@@ -81,8 +75,7 @@ class Screen(Watch):
         self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-# What a run will take, told before it begins, and a question where it is a day or more.
-
+# Estimates before a run begins; a run of a day or more needs consent.
 
 MINUTE, DAY = 60.0, 86_400.0
 TERABYTE = 1e12
@@ -107,18 +100,18 @@ class Estimate:
 
     @property
     def long(self) -> bool:
-        """A day, or a terabyte."""
+        """Whether the run takes a day or a terabyte."""
         return self.seconds >= DAY or self.bytes >= TERABYTE
 
 
 def agree(estimate: Estimate, console: Console, yes: bool) -> None:
-    """Say what a run takes that is over a minute; where it is much, ask.
+    """Print the estimate of a run of over a minute, and ask for consent to a long one.
 
     Args:
-        yes: it was agreed to beforehand.
+        yes: consent was given beforehand.
 
     Raises:
-        TooLongError: nobody agreed, or nobody is there to be asked.
+        TooLongError: consent was refused, or there is no terminal to ask.
     """
     if estimate.seconds < MINUTE and not estimate.long:
         return

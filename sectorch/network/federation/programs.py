@@ -37,7 +37,7 @@ from ...cli.command import Parser
 from ...errors import ArgumentError, IdentityError
 from ...federated.command import Command, Option, chosen, owned, sweeps
 from ...federated.errors import FederationError
-from ...federated.parties import Names, listed, star
+from ...federated.parties import Names, as_list, star
 from ...mpc.star.key_agreement import Identities
 from ...session import Session, answering_parties
 from ..identity.identity import fingerprint
@@ -58,13 +58,13 @@ def star_of(names: Names) -> dict[Party, str]:
             f"secure inference has one Q, one S, one A or a list of them, and may have a D and a list O of owners; got "
             f"{dict(names)}"
         )
-    answering = listed(names["A"])
+    answering = as_list(names["A"])
     if not answering:
         raise ArgumentError("a session needs at least one answering party, got none")
     return {
         **{Party(role, role): str(names[role]) for role in single},
         **dict(zip(answering_parties(len(answering)), answering, strict=True)),
-        **{Party(name, "O"): name for name in listed(names.get("O", ()))},
+        **{Party(name, "O"): name for name in as_list(names.get("O", ()))},
     }
 
 

@@ -26,7 +26,7 @@ from ...errors import FrameError
 from ...federated.folder import RunFolder, Workers, digest, named
 from ...federated.outcome import Received, Scores, scores
 from ...federated.participants import Samples
-from ...federated.parties import TURN, Parties, Simulation, Turns, joined
+from ...federated.parties import TURN, Parties, Simulation, Turns, meet
 from ...federated.training import Task, answer_of, features, grouped, logits_of, seconds_of_all, train_all, train_group
 from ...federated.watch import Estimate, Watch
 from ...session import S
@@ -398,7 +398,7 @@ class CaPC:
     def _turns(self, models: dict[str, Any], watch: Watch, books: Mapping[str, BudgetFile]) -> Asking:
         """All askers, each here or elsewhere; retraining waits until nobody waits for this party."""
         names, said = [party.name for party in self.parties], self._agreed()
-        with joined(names, self.together, label="capc", agreed=said) as turns:
+        with meet(names, self.together, label="capc", agreed=said) as turns:
             asking = self._asking(models, self.folder, books, turns)
             for party in self.querying:
                 if self.together.present(party.name):

@@ -136,7 +136,7 @@ class Result(Outcome):
 
     @property
     def epsilon(self) -> float | None:
-        """See `privacy.py`; None without noise."""
+        """(epsilon, delta) of the noise, see the first section; None without noise."""
         return epsilon(self.records, self.settings)
 
     @property

@@ -271,7 +271,7 @@ def own_view(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torc
     return features_and_logits(model, images)
 
 
-# FedAvg and FedAvg with differential privacy, for comparison (section 4.2). The other baselines are in `training.py`.
+# FedAvg and FedAvg with differential privacy, for comparison (section 4.2). The other baselines are the `losses` above.
 #
 # Models are averaged by number of samples (McMahan et al., 2016), after each party has, for "fedavg-dp", added Gaussian
 # noise of `model_sigma` to every parameter of its own (Wei et al., 2020; the paper has 0.01).

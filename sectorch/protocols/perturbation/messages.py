@@ -201,7 +201,7 @@ class Update:
 
 # What a server and a client send each other: the roles, and a declared message or two to a protocol.
 #
-# What a message holds is in `messages.py`, when it is sent in `rounds.py`; what it shows, in docs/perturbation.md.
+# `rounds.py` says when a message is sent, and docs/perturbation.md what it shows.
 
 
 PAIR = Roles("Server Client", edges="Server-Client")

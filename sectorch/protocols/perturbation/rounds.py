@@ -5,7 +5,7 @@ Each round:  the noisy model down; in the paper's cross-entropy exchange a reque
 Double masks: who sent an update down, an opening up
 
 The same program runs with all parties in this process or with one in each (`sectorch.choreography.run.party`). What a
-message holds is in `messages.py`; what it shows, in docs/perturbation.md. Source: section III; Bonawitz et al. 2017.
+message shows is in docs/perturbation.md. Source: section III; Bonawitz et al. 2017.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ...federated.errors import FederationError
 from ...federated.folder import RunFolder, Workers, digest, named
 from ...federated.outcome import Received
 from ...federated.participants import Participant, Samples
-from ...federated.parties import Parties, Simulation, Turns, joined
+from ...federated.parties import Parties, Simulation, Turns, meet
 from ...federated.training import accuracy, features, predict, seconds_of, train
 from ...federated.watch import Estimate, Watch
 from ...session import S
@@ -124,7 +124,7 @@ class PrivHFL:
         known = [[c.name, len(c.images), c.shape, str(c.model)] for c in self.clients]
         said = json.dumps([self.settings.as_dict(), known, self.classes])
         names = [client.name for client in self.clients]
-        with joined(names, self.together, label="privhfl", agreed=said) as turns:
+        with meet(names, self.together, label="privhfl", agreed=said) as turns:
             yield turns
 
     def _round(self, t: int, turns: Turns | None, watch: Watch) -> None:

@@ -58,7 +58,7 @@ def secure_query(
         frac_bits: fraction bits of the shares.
         relu: "exact", or the paper's leaky "privhfl".
         normalise: sum the softmax of the logits instead, computed on shares (appendix B.3, Figure 13).
-        sigma: of the discrete Gaussian noise that S adds to each sum; 0 is none. See `privacy.py`.
+        sigma: of the discrete Gaussian noise that S adds to each sum; 0 is none. See `settings.curve`.
         chunk: queries that go at once; by memory unless named. Shares of a chunk are dropped before the next one
             starts; what stays is one masked model at a time, and shares of the logits.
         tick: called after each chunk of each answering party.

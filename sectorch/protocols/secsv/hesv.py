@@ -34,7 +34,7 @@ from .values import CorruptedCiphertextError, FederationError, members
 
 # What client and server of HESV compute alone: Matrix Squaring on encrypted models and samples (SecSV, section 4).
 #
-# Each function is a step of the choreography (`hesv.py`), on ciphertexts and on what a client decrypts. All but those
+# Each function is a step of the choreography below, on ciphertexts and on what a client decrypts. All but those
 # that decrypt give the shapes of their results from shapes.
 
 
