@@ -71,7 +71,7 @@ def in_plain(f: Callable, call: Call, scale: float = 1.0) -> Plain | None:
         return v
 
     torch.manual_seed(3)
-    results = [y for y in floats(call.mapped(leaf).on(f)) if y.requires_grad]
+    results = [y for y in floats(call.map(leaf).on(f)) if y.requires_grad]
     if not results:
         return None
     found = torch.autograd.grad(weighted(results, scale), given, allow_unused=True)
@@ -95,7 +95,7 @@ def spread(f: Callable, call: Call, at: Plain, scale: float, last: float, shaken
             return (v.detach() + shift).requires_grad_()
 
         try:
-            other = in_plain(f, call.mapped(moved), scale)
+            other = in_plain(f, call.map(moved), scale)
         except Exception:  # an input just outside the domain
             continue
         assert other is not None
@@ -122,7 +122,7 @@ def outcome(
     scheme = scheme or Scheme()
     bits, last = scheme.frac_bits, 2.0**-scheme.frac_bits
     dtypes = [v.dtype for v in floats((call.args, call.kwargs)) if v.requires_grad]
-    call = call.mapped(lambda v: on_grid(v, bits))
+    call = call.map(lambda v: on_grid(v, bits))
     try:
         at = in_plain(f, call)
         if at is None:
@@ -146,7 +146,7 @@ def outcome(
 
     try:
         torch.manual_seed(3)
-        shared = call.mapped(leaf)
+        shared = call.map(leaf)
         results = [y for y in floats(shared.on(f)) if y.requires_grad]
         if len(results) != len(at.results):
             return CallOutcome(WRONG, f"{len(results)} results with a gradient, and not {len(at.results)}")

@@ -205,6 +205,9 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.network.aio.Connection`, `Model`, `Federation`": names_of(
         aio, Connection="AsyncConnection", Model="AsyncModel", Federation="AsyncFederation"
     ),
+    "`sectorch.testing.Call(...).mapped(f)`": [
+        (lambda: testing.Call(2, 3).mapped(float).args, lambda: testing.Call(2, 3).map(float).args),
+    ],
     "`sectorch.testing.Options`, `Planted`": names_of(testing, Options="CheckOptions", Planted="PlantedFault"),
 }
 """By the first column: old and new, each as what can be compared."""

@@ -1,4 +1,4 @@
-"""One call of a function on secret tensors, judged against the same call in plain."""
+"""A call of a function on secret tensors, compared with the same call in plain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..choreography.ledger import Profile
+from ..deprecation import renamed_attribute
 from ..errors import SectorchError
 from ..ring import FRAC_BITS, range_limit
 from ..session import Session
@@ -22,29 +23,31 @@ RIGHT, REFUSED, WRONG, FOREIGN, OUT_OF_RANGE, INVALID = (
     "right", "refused", "wrong", "foreign error", "out of range", "invalid",
 )  # fmt: skip
 Which = Callable[[int], bool]
-"""Which of a call's tensors are shared, by their numbers."""
+"""Whether the i-th tensor of a call is shared."""
 
 Allowed = Callable[[torch.Tensor], torch.Tensor | float]
-"""How far a result may be off, element by element, for the true one."""
+"""The allowed error of each element, from the true result."""
 
 
 class Call:
-    """The arguments of a call: `Call(x, 2, dim=1)`. Tensors anywhere inside, in lists and tuples too, may be shared."""
+    """The arguments of a call: `Call(x, 2, dim=1)`. Tensors may stand in lists and tuples too."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self.args, self.kwargs = args, kwargs
 
     @classmethod
     def of(cls, sample: Any) -> Call:
-        """A call, a tensor, a tuple of arguments, or a sample of torch's operator tests (`input`, `args`, `kwargs`)."""
+        """Make a call from a call, a tensor, a tuple of arguments, or a sample of torch's `OpInfo`."""
         if isinstance(sample, Call):
             return sample
         if hasattr(sample, "input") and hasattr(sample, "args"):
             return cls(sample.input, *sample.args, **sample.kwargs)
         return cls(*sample) if isinstance(sample, tuple) else cls(sample)
 
-    def mapped(self, f: Callable[[Any], Any]) -> Call:
-        """f of every leaf."""
+    mapped = renamed_attribute("mapped", "map")
+
+    def map(self, f: Callable[[Any], Any]) -> Call:
+        """The call with f applied to every leaf of its arguments."""
         args, kwargs = pytree.tree_map(f, (self.args, self.kwargs))
         return Call(*args, **kwargs)
 
@@ -53,11 +56,11 @@ class Call:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
     def on(self, f: Callable) -> Any:
-        """The result of f; an iterator as a tuple."""
+        """Call f; an iterator is returned as a tuple."""
         return as_tuple(f(*self.args, **self.kwargs))
 
     def text(self, f: Callable) -> str:
-        """As a user writes it."""
+        """The call as a user writes it."""
         written = lambda v: repr(v.tolist()) if isinstance(v, torch.Tensor) and v.dim() == 0 else repr(v)
         one = lambda v: " ".join(written(v).split())
         named = [f"{name}={one(value)}" for name, value in self.kwargs.items()]
@@ -68,14 +71,14 @@ class Call:
 
 
 def call_name(f: Callable) -> str:
-    """How a user calls a function: torch's with its module, any other by its name."""
+    """The name of a function as a user writes it: torch's with its module, others alone."""
     of_torch = row_of(f) is not None or (getattr(f, "__module__", None) or "torch").startswith("torch")
     return spell(f) if of_torch else getattr(f, "__name__", type(f).__name__)
 
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """How a call went, and what is to be said of it; `error` is the largest that was seen, `found` what was opened."""
+    """The outcome of a call: its kind, a text, the largest error, and the revealed results (`found`)."""
 
     kind: str
     text: str = ""
@@ -89,7 +92,7 @@ def as_tuple(result: Any) -> Any:
 
 
 def reveal_leaf(x: Any) -> Any:
-    """The plain value of a result's leaf. A private one meets a shared zero, which is the only way that it has."""
+    """The plain value of a result's leaf. A private tensor is added to a shared zero, since it has no `reveal`."""
     if isinstance(x, (SharedTensor, ComplexShared)):
         return x.reveal()
     if isinstance(x, PrivateTensor):
@@ -99,7 +102,7 @@ def reveal_leaf(x: Any) -> Any:
 
 
 def lines(profile: Profile) -> list[tuple]:
-    """A ledger without what names a session: calls are numbered as they come."""
+    """The messages of a ledger without the session's own numbers: calls are numbered from 0."""
     calls: dict[int, int] = {}
     return [
         (calls.setdefault(m.call, len(calls)), m.path, m.label, m.src.name, m.dst.name, m.phase, m.round,
@@ -109,7 +112,7 @@ def lines(profile: Profile) -> list[tuple]:
 
 
 def share_call(call: Call, session: Session, which: Which = lambda i: True, dtype: torch.dtype | None = None) -> Call:
-    """The call with its tensors shared, those of `dtype` alone where one is named; the others are copies."""
+    """The call with its tensors shared, only those of `dtype` if it is given; the others are copied."""
     count = itertools.count()
 
     def place(leaf: Any) -> Any:
@@ -117,14 +120,14 @@ def share_call(call: Call, session: Session, which: Which = lambda i: True, dtyp
             return leaf
         if dtype in (None, leaf.dtype) and which(next(count)):
             plain = leaf.detach()
-            held = session.present(session.answering[0])  # in a dry run nobody is, and shapes are shared
-            return _shared(plain if held else torch.empty_like(plain, device="meta"), session)
+            has_values = session.present(session.answering[0])  # a dry run shares shapes
+            return _share(plain if has_values else torch.empty_like(plain, device="meta"), session)
         return leaf.detach().clone()
 
-    return call.mapped(place)
+    return call.map(place)
 
 
-def _shared(plain: torch.Tensor, session: Session) -> Any:
+def _share(plain: torch.Tensor, session: Session) -> Any:
     if plain.is_complex():
         parts = plain.real.contiguous(), plain.imag.contiguous()
         return torch.complex(*(share_tensor(part.detach(), session=session) for part in parts))
@@ -144,7 +147,7 @@ def widen_leaf(leaf: Any) -> Any:
 
 
 def in_parts(leaf: Any) -> Any:
-    """A complex tensor as its real and imaginary parts; anything else as it is."""
+    """A complex tensor as its real and imaginary parts; anything else unchanged."""
     complex_too = isinstance(leaf, torch.Tensor) and leaf.is_complex()
     return torch.view_as_real(leaf.resolve_conj()) if complex_too else leaf
 
@@ -167,28 +170,28 @@ def judge_call(
     between: tuple[float, float] | None = None,
     wide: bool = True,
 ) -> CallOutcome:
-    """One call on secret tensors against the same in plain: values in float64, shapes and dtypes as the plain call has.
+    """Compare a call on secret tensors with the plain one: values in float64, shapes and dtypes of the plain call.
 
     Args:
-        allowed: how far a result may be off; a rounding to the result's dtype comes on top.
-        which, dtype: of the tensors that are shared; see `secret`.
-        reference: what the function computes; it itself unless given.
-        between: results outside are beyond the function's range, and not looked at.
-        wide: compare with the plain call in float64; else with that in the call's own dtypes.
+        allowed: the allowed error, to which rounding to the result's dtype may add.
+        which, dtype: the tensors to share; see `share_call`.
+        reference: the exact function; by default the function itself.
+        between: results outside are beyond the function's range, and not compared.
+        wide: compare with the plain call in float64; else in the call's own dtypes.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            typed = call.mapped(copy_leaf).on(function)
+            typed = call.map(copy_leaf).on(function)
         except Exception as error:
             if reference is None:
                 return CallOutcome(INVALID, f"torch itself: {error}")
-            typed = call.mapped(copy_leaf).on(reference)
+            typed = call.map(copy_leaf).on(reference)
         torch.manual_seed(0)
         try:
-            exact = call.mapped(widen_leaf).on(reference or function) if wide or reference else typed
-        except Exception:  # there is no such form in float64
+            exact = call.map(widen_leaf).on(reference or function) if wide or reference else typed
+        except Exception:  # the function does not take float64
             exact = typed
         try:
             result = share_call(call, session, which, dtype).on(function)
@@ -212,7 +215,7 @@ def judge_call(
 
 
 def compare_leaves(found: tuple, like: list[Any], true: list[Any], allowed: Allowed) -> CallOutcome:
-    """Leaves against those of the plain call: shapes and dtypes of `like`, values of `true`."""
+    """Compare leaves with those of the plain call: shapes and dtypes with `like`, values with `true`."""
     if len(found) != len(like):
         return CallOutcome(WRONG, f"{len(found)} results instead of {len(like)}", found=found)
     worst = 0.0

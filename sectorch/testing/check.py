@@ -85,10 +85,10 @@ def problems_of_out(f: Callable, call: Call, session: Session) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            leaves = pytree.tree_leaves(call.mapped(copy_leaf).on(f))
+            leaves = pytree.tree_leaves(call.map(copy_leaf).on(f))
             given = [torch.zeros_like(leaf) for leaf in leaves]
             out = given[0] if len(given) == 1 else tuple(given)
-            plain = call.mapped(copy_leaf)
+            plain = call.map(copy_leaf)
             if f(*plain.args, **plain.kwargs, out=out) is NotImplemented:
                 return
         except Exception:
@@ -116,7 +116,7 @@ def problems_of_errors(f: Callable, call: Call, session: Session) -> Iterator[st
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                bad.mapped(copy_leaf).on(f)
+                bad.map(copy_leaf).on(f)
                 continue
             except Exception:
                 pass
@@ -187,7 +187,7 @@ def problems_of_range(f: Callable, call: Call, session: Session, reference: Call
         return
     for part in STRETCHED:
         factor = part * Scheme().activation_limit / max(sizes)
-        large = call.mapped(lambda v, k=factor: v * k if isinstance(v, torch.Tensor) and v.is_floating_point() else v)
+        large = call.map(lambda v, k=factor: v * k if isinstance(v, torch.Tensor) and v.is_floating_point() else v)
         near = lambda exact: SATURATED * exact.abs().max().clamp(min=1.0)
         outcome = judge_call(f, large, session, near, reference=reference)
         if outcome.kind == OUT_OF_RANGE:  # torch's result does not fit the number format, so ours must be withheld
@@ -195,7 +195,7 @@ def problems_of_range(f: Callable, call: Call, session: Session, reference: Call
                 found = [in_parts(reveal_leaf(leaf)) for leaf in pytree.tree_leaves(share_call(large, session).on(f))]
             except SectorchError:
                 continue
-            like = [in_parts(leaf) for leaf in pytree.tree_leaves(large.mapped(widen_leaf).on(reference or f))]
+            like = [in_parts(leaf) for leaf in pytree.tree_leaves(large.map(widen_leaf).on(reference or f))]
             wide = lambda v: v.to(torch.float64) if isinstance(v, torch.Tensor) else v
             outcome = compare_leaves(tuple(map(wide, found)), [*map(wide, like)], [*map(wide, like)], near)
         if outcome.kind in (WRONG, FOREIGN):

@@ -1,4 +1,7 @@
-"""`sectorch bench`: three processes over an emulated link, in seconds, rounds and bytes."""
+"""Three parties as processes on this machine over an emulated link (`Stage`), and `sectorch bench`, which times them.
+
+S and A are processes of their own, Q is this one.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,6 @@ from ..network.store import Store
 from ..nn.models import ZOO, randomize_batchnorm
 from ..serving.description import Example
 from ..serving.model_file import save_model
-
-# Three parties on this machine for trying out and measuring: S and A as processes of their own, Q in this one.
-
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
 START = 120.0
@@ -76,8 +76,8 @@ class Stage:
         options: tuple[str, ...] = (),
     ):
         self._cores = sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else []
-        self._kept = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
-        self.folder = Path(self._kept.name)
+        self._temporary = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
+        self.folder = Path(self._temporary.name)
         self._placed = 0
         self._network, self._threads, self._options = network, threads, options
         self.processes: dict[str, subprocess.Popen] = {}
@@ -116,11 +116,11 @@ class Stage:
     def start_answering(self, name: str) -> None:
         files = (*self._files(name, "--ca"), "--pins", str(self.pins.path))
         store = ("--store", str(self.folder / f"store-{name}"))
-        to = ("--server", f"localhost:{self._way()}")
+        to = ("--server", f"localhost:{self._port()}")
         self._start(name, ["answer", str(self.folder / f"{name}.safetensors"), "--name", name, *to, *files, *store])
 
     def credentials(self, name: str) -> Credentials:
-        """A client's, made when it is first named; all of them know each other's identity keys."""
+        """A client's credentials, made on first use; all clients know each other's identity keys."""
         if not (self.folder / f"{name}.pem").exists():
             identity = enrol(self.folder, name).identity
             if identity is None:
@@ -129,9 +129,9 @@ class Stage:
         return Credentials.read(*(self.folder / f for f in (f"{name}.pem", f"{name}-key.pem", "ca.pem")))
 
     def connect(self, name: str, direct: bool = False) -> Connection:
-        """A client's connection from this process; waits for the server to come up. `direct` is past the network."""
+        """Connect a client in this process, waiting for the server to start. `direct` goes past the emulated link."""
         credentials, end = self.credentials(name), time.monotonic() + START
-        address = f"localhost:{self.port if direct else self._way()}"
+        address = f"localhost:{self.port if direct else self._port()}"
         store = Store(self.folder / f"store-of-{name}")
         while True:
             try:
@@ -160,7 +160,7 @@ class Stage:
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen([*PROGRAM, *arguments], env=environment, stdout=log, stderr=log)
 
-    def _way(self) -> int:
+    def _port(self) -> int:
         """The port to dial: the server's, or that of a relay of this client's own."""
         if self._network is None:
             return self.port
@@ -182,7 +182,7 @@ class Stage:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-        self._kept.cleanup()
+        self._temporary.cleanup()
 
 
 console = Console(stderr=True)
@@ -307,7 +307,7 @@ def _run(options: argparse.Namespace, results: Console) -> None:
 
 
 def table(rows: list[Figures], about: dict) -> Table:
-    """Figures for people."""
+    """The figures as a table."""
     title = f"Three processes, {about['round_trip_ms']:g} ms round trip, {about['mbit']:g} Mbit/s each way"
     shown = Table(title=title)
     for column in ("net", "batch", "s", "s offline", "s online", "rounds", "MB offline", "MB online", "error"):

@@ -1,4 +1,4 @@
-"""What holds a module to what `secure` promises of it: is it supported, said before it runs, and is it right."""
+"""`check_module`: checks that a module is supported by `secure`, or refused before it runs, and that it is right."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ..tensor import Scheme
 from ..tensor.shared import Opening
 
 AT = re.compile(r"at (\S.*?):(\d+)(?=[:\s]|$)")
-HOUSES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", "<")
-"""Where no code of a model is."""
+LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", "<")
+"""Folders without code of a model."""
 
 
 class ModuleFault(AssertionError):
-    """A module that is refused, or whose secure results are wrong; `report` says all that was found.
+    """A module is refused, or its secure results are wrong; `report` has all findings.
 
     What to do:
         `report.change` is the first line of the model's code to change; `report.problems` are all, with their layers.
@@ -51,21 +51,21 @@ class ModuleFault(AssertionError):
 
 @dataclass
 class ModuleReport(Display):
-    """What `check_module` found.
+    """The findings of `check_module`.
 
     Attributes:
         kind, form: the module's class, and the inputs that the verdict is for.
-        supported: whether inputs of this form can be run; from shapes alone, before anything is shared.
-        problems: what is refused, with layer and line, in the order of the forward; the first in `problem`.
-        change: the first line of the model's code to change, as it stands there; empty where none is known.
-        other_rows: what is said of the same inputs with other numbers of rows, where they are refused.
-        alone: why the module runs operation by operation; then the verdict is for this one call of its forward.
+        supported: whether inputs of this form can be run; known from shapes, before anything is shared.
+        problems: the refusals, with layer and line, in the order of the forward; `problem` is the first.
+        change: the first line of the model's code to change; empty if it is not known.
+        other_rows: the errors of the same inputs with other numbers of rows.
+        alone: the reason why the module runs operation by operation; the verdict then holds for this call only.
         explained: the cost, layer by layer.
-        learned: what Q learns of a call.
-        not_run: why no call was made; empty where one was.
-        equal: whether the secure result is that of `sectorch.reference`, to the bit (smooth functions: one unit).
-        error, plain_error: of the secure result, and of the plain one in its own dtype, to the plain one in float64, by
-            its largest magnitude.
+        learned: the values that Q learns in a call.
+        not_run: the reason why no call was made, or empty.
+        equal: whether the secure result equals that of `sectorch.reference`, bit for bit (smooth functions: one unit).
+        error, plain_error: the distance of the secure result, and of the plain one in its own dtype, from the plain one
+            in float64, relative to its largest magnitude.
         ranges: layers by their largest value, the largest first, and the limit of activations.
     """
 
@@ -92,12 +92,12 @@ class ModuleReport(Display):
 
     @property
     def passed(self) -> bool:
-        """Supported, and where it was run equal to the reference and near the plain result."""
+        """Whether it is supported and, if it was run, equal to the reference and near the plain result."""
         near = self.error is None or self.error <= self.tolerance
         return self.supported and not self.problems and self.equal is not False and near
 
     def shown(self) -> Iterator[RenderableType]:
-        """Whether it is supported, and all that was found, a line each."""
+        """The verdict, and a line for each finding."""
         yield Text(f"{self.kind}, {self.form}: {'supported' if self.supported else 'not supported'}")
         yield from (Text(f"  {line}") for line in self._lines())
 
@@ -141,34 +141,34 @@ def check_module(
     megabytes: float = 2000,
     refuse: bool = True,
 ) -> ModuleReport:
-    """Hold a module to what `sectorch.secure` promises: supported or not before it runs, and right if it is.
+    """Check that `sectorch.secure` supports a module, and that its secure results are right.
 
-    What is said of support comes from shapes and the weights' ranges, without a value of the example; then the module
-    is run by three parties in this process, by `sectorch.reference`, and in plain float64.
+    Support is known from shapes and the weights' ranges, without the values of the example. Then the module is run by
+    three parties in this process, by `sectorch.reference`, and in plain float64.
 
     Args:
-        model: in evaluation mode; it is not changed.
-        example: a tensor, or `Inputs(...)` of several; its values are looked at by the run alone.
-        scheme: that of `secure`.
-        tolerance: how far the secure result may be from plain float64, of its largest magnitude.
-        run: whether to run it; else only what is known before.
-        rows: other numbers of rows for which support is asked, where the example's tensors have rows in common.
-        megabytes: what a call may send at most to be run; a core takes some 100 MB a second.
-        refuse: raise for what does not hold; else it is in the report only.
+        model: a module in evaluation mode; it is not changed.
+        example: a tensor, or `Inputs(...)` of several. Only the run uses its values.
+        scheme: as for `secure`.
+        tolerance: the allowed distance of the secure result from plain float64, relative to its largest magnitude.
+        run: whether to run the module; else only support is checked.
+        rows: other numbers of rows to check for support, if the example's tensors have a common number of rows.
+        megabytes: a call that sends more is not run; a core takes about 100 MB a second.
+        refuse: raise an error for a failure; else it is only in the report.
 
     Raises:
-        ModuleFault: an AssertionError with the report as its text: refused, differing from the reference, out of range,
-            or farther than `tolerance` from plain.
-        ArgumentError: no module, an example that the plain module itself does not take, a bad tolerance.
+        ModuleFault: an AssertionError with the report as its text: the module is refused, differs from the reference,
+            leaves the range, or is farther than `tolerance` from plain.
+        ArgumentError: no module, an example that the plain module does not take, or a wrong tolerance.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"check_module takes an nn.Module, got a {type(model).__name__}")
     if not tolerance > 0 or not megabytes > 0:
         raise ArgumentError(f"tolerance and megabytes are above 0, got {tolerance} and {megabytes}")
     scheme, inputs = scheme_of("check_module", scheme), Inputs.of(example)
-    report = ModuleReport(type(model).__name__, _described(inputs), tolerance)
+    report = ModuleReport(type(model).__name__, _describe(inputs), tolerance)
     plain = _plain(model, inputs)
-    secured = _said_before(model, inputs, scheme, rows, report)
+    secured = _check_support(model, inputs, scheme, rows, report)
     if secured is not None and run:
         cost = 0.0 if report.explained is None else report.explained.bytes / 1e6
         if cost > megabytes:
@@ -182,15 +182,15 @@ def check_module(
     return report
 
 
-def _described(inputs: Inputs) -> str:
+def _describe(inputs: Inputs) -> str:
     return ", ".join(
         f"{name} {list(s)} of {str(d).removeprefix('torch.')}" for name, (s, d) in inputs.described.items()
     )
 
 
 @contextmanager
-def _noted(report: ModuleReport) -> Iterator[None]:
-    """What is refused inside becomes the report's problem, with the line of the model where it is known."""
+def _noting_errors(report: ModuleReport) -> Iterator[None]:
+    """Record an error of the block as a problem of the report, with the line of the model if it is known."""
     try:
         yield
     except Exception as error:
@@ -202,40 +202,44 @@ def _noted(report: ModuleReport) -> Iterator[None]:
 
 
 def _source(error: Exception) -> str:
-    """The file and line of the model at which an error came up: as it says, or its innermost frame there."""
+    """The file and line of the model where an error arose: from its text, or its innermost frame in the model."""
     place = getattr(error, "layer", "") or getattr(error, "place", "") or str(error)
     if found := AT.search(place):
         return f"{found[1]}:{found[2]}"
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HOUSES)]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own and not isinstance(error, SectorchError) else ""
 
 
 def _line(source: str) -> str:
-    """FILE:LINE with what stands there."""
+    """FILE:LINE with the text of that line."""
     path, _, number = source.rpartition(":")
     text = linecache.getline(path, int(number)).strip() if number.isdigit() else ""
     return f"{source}  {text}".strip()
 
 
-def _said_before(
+def _check_support(
     model: nn.Module, inputs: Inputs, scheme: Scheme, rows: tuple[int, ...], report: ModuleReport
 ) -> SecureModule | None:
-    """Support, cost and what is learned, from shapes and weights; None where it is refused."""
+    """Fill in support, cost and the values that Q learns, from shapes and weights.
+
+    Returns:
+        The secure module; None if it is refused.
+    """
     secured: SecureModule | None = None
-    with _noted(report):
+    with _noting_errors(report):
         secured = secure(model, scheme, session=Session())
-        with suppress(Exception):  # which is noted below
+        with suppress(Exception):  # the block below records the same error
             secured.choose_format(inputs)
         report.limit = secured.scheme.activation_limit
     if secured is None:
         return None
-    with _noted(report):
+    with _noting_errors(report):
         report.explained = explain(secured, inputs)
         report.alone = secured.graphs.eager_reason or ""
         layers = [layer for layer in report.explained.layers if layer.problem]
         report.problems += [f"{layer.name}: {layer.problem}" for layer in layers]
         report.change = next((_line(layer.source) for layer in layers if layer.source), "")
-    with _noted(report):
+    with _noting_errors(report):
         secured._check_once(inputs)
         if not report.alone:
             secured.check_weights(inputs)
@@ -244,20 +248,20 @@ def _said_before(
         return None
     for other in rows:
         if inputs.rows is not None and other != inputs.rows:
-            _said_of_rows(secured, inputs.meta(other), other, report)
-    report.learned = _learned(secured, inputs, report.explained)
+            _check_rows(secured, inputs.meta(other), other, report)
+    report.learned = _values_learned(secured, inputs, report.explained)
     return secured
 
 
-def _said_of_rows(secured: SecureModule, inputs: Inputs, rows: int, report: ModuleReport) -> None:
+def _check_rows(secured: SecureModule, inputs: Inputs, rows: int, report: ModuleReport) -> None:
     try:
         secured._check_once(inputs)
-    except Exception as error:  # what the forward itself raises is said as well
+    except Exception as error:  # errors of the forward itself too
         report.other_rows[rows] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _learned(secured: SecureModule, inputs: Inputs, explained: Explanation | None) -> list[str]:
-    """The results, whether all was in range, and what a protocol that leaks shows."""
+def _values_learned(secured: SecureModule, inputs: Inputs, explained: Explanation | None) -> list[str]:
+    """The values that Q learns: results, whether all values were in range, and what leaky protocols show."""
     outputs = secured._check(inputs.meta()).outputs
     opened = pytree.tree_leaves(outputs, is_leaf=lambda y: isinstance(y, Opening))
     found = [f"a result of {list(y.plain.shape)}" for y in opened if isinstance(y, Opening)]
@@ -274,7 +278,7 @@ def _learned(secured: SecureModule, inputs: Inputs, explained: Explanation | Non
 
 
 def _plain(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
-    """The module's own result, of a copy with the same weights: a forward may leave something behind."""
+    """The plain result, computed by a copy with the same weights, since a forward may change its module."""
     weights = {id(t): t for t in (*model.parameters(), *model.buffers())}
     try:
         with torch.no_grad():
@@ -282,7 +286,7 @@ def _plain(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     except Exception as error:
         said = " ".join(str(error).split())
         raise ArgumentError(
-            f"{type(model).__name__} itself does not take {_described(inputs)} ({type(error).__name__}: {said}); "
+            f"{type(model).__name__} itself does not take {_describe(inputs)} ({type(error).__name__}: {said}); "
             f"give an example that it takes in plain"
         ) from error
 
@@ -294,7 +298,7 @@ def _run(
     given = inputs.wide()
     exact = _leaves(original(secured.plain, given))
     report.ranges = _ranges(secured, inputs, given)
-    with _noted(report):
+    with _noting_errors(report):
         try:
             found = _leaves(secured(inputs))
         except RangeExceededError as error:
@@ -312,7 +316,7 @@ def _leaves(result: Any) -> list[torch.Tensor]:
 
 
 def _near(a: torch.Tensor, b: torch.Tensor, unit: float) -> bool:
-    """Equal; but for a value in 2^28 of smooth functions, which may be a unit apart."""
+    """Whether two results are equal, except for rare values of smooth functions, which may differ by a unit."""
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     apart = (a.double() - b.double()).abs()
@@ -320,7 +324,7 @@ def _near(a: torch.Tensor, b: torch.Tensor, unit: float) -> bool:
 
 
 def _off(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    """The largest difference over the largest magnitude of a result; infinite where they cannot be compared."""
+    """The largest difference over the largest magnitude of a result; infinite if their shapes differ."""
     if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in exact]:
         return math.inf
     worst = 0.0

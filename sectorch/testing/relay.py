@@ -19,11 +19,11 @@ CHUNK = 16 << 10
 
 
 class Direction:
-    """One direction of one connection; when both have ended (see `ended`, which they share), the sockets are closed."""
+    """One direction of a connection. The sockets are closed when both directions, which share `ended`, have ended."""
 
     def __init__(self, source: socket.socket, target: socket.socket, delay: float, rate: float, ended: list):
         self._source, self._target, self._delay, self._rate, self._ended = source, target, delay, rate, ended
-        self._flying: deque[tuple[float, bytes]] = deque()
+        self._in_flight: deque[tuple[float, bytes]] = deque()
         self._changed = threading.Condition()
         self._room = int(max(256 << 10, 2 * delay * rate / 8)) // CHUNK + 1
         for work in (self._read, self._write):
@@ -38,9 +38,9 @@ class Direction:
                 data = b""
             free = max(free, time.perf_counter()) + 8 * len(data) / self._rate
             with self._changed:
-                self._flying.append((free + self._delay, data))
+                self._in_flight.append((free + self._delay, data))
                 self._changed.notify_all()
-                while data and len(self._flying) > self._room:
+                while data and len(self._in_flight) > self._room:
                     self._changed.wait()
             if not data:
                 return
@@ -48,9 +48,9 @@ class Direction:
     def _write(self) -> None:
         while True:
             with self._changed:
-                while not self._flying:
+                while not self._in_flight:
                     self._changed.wait()
-                due, data = self._flying.popleft()
+                due, data = self._in_flight.popleft()
                 self._changed.notify_all()
             if (left := due - time.perf_counter()) > 0:
                 time.sleep(left)

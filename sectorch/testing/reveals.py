@@ -101,7 +101,7 @@ def revealed_by(
             )
         return share_tensor(plain, session=session, owner=owner, scheme=scheme, name=name)
 
-    call.mapped(share).on(f)
+    call.map(share).on(f)
     return noting.revealed
 
 

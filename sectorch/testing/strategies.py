@@ -1,4 +1,4 @@
-"""hypothesis strategies for what sectorch takes: tensors, calls, number formats, models, programs, sessions.
+"""hypothesis strategies for tensors, calls, number formats, models, programs and sessions.
 
     from hypothesis import given
     from sectorch.testing import strategies as sts
@@ -29,16 +29,10 @@ from ..session import Session
 from ..tensor import Scheme
 from .calls import Call
 
-# hypothesis, which is not needed by anything else: one error with the way out where it is missing.
-
-
 with required_imports("sectorch.testing.strategies", "hypothesis", ArgumentError):
     import hypothesis.strategies as strategies
 
-__all__ = ["strategies"]
-
-
-# Steps of random programs: what may follow, and how far its result may be from torch's.
+# Steps of random programs, with bounds on the error of their results.
 #
 # Errors are counted in ulps of 2^-20. `ready(e)` is the error of an operand that may have to be truncated first.
 
@@ -47,7 +41,7 @@ ULP = 2.0**-20
 
 
 def series(which: Series) -> float:
-    """Ulps of a series: its fit, dealt values rounded to 24 bits, public multipliers to 22 (two a term)."""
+    """Error of a series in ulps: its fit, dealt values rounded to 24 bits, public multipliers to 22 (two a term)."""
     return 2**20 * (which.error + which.weight * 2.0**-25 + len(which.cos) * 2.0**-22)
 
 
@@ -104,7 +98,7 @@ def times(x: ProgramValue, factor: float) -> float:
 
 
 def pick(draw: Any, values: list[ProgramValue], fits: Callable[[ProgramValue], bool] = lambda v: True) -> Any:
-    """The number of a variable that fits, a recent one more often; None where none does."""
+    """The number of a variable that fits, recent ones more often; None if none does."""
     found = [i for i, value in enumerate(values) if fits(value)]
     return draw(strategies.sampled_from(found + 2 * found[-2:])) if found else None
 
@@ -190,8 +184,8 @@ def extreme(draw, values):
     )
 
 
-def _apart(x: ProgramValue, y: torch.Tensor, error: float) -> bool:
-    """Whether a comparison has one answer: the values differ by more than their errors, or have none."""
+def _is_definite(x: ProgramValue, y: torch.Tensor, error: float) -> bool:
+    """Whether a comparison has a definite result: the values differ by more than their errors, or have no errors."""
     if x.error + error == 0:
         return True
     try:
@@ -202,7 +196,7 @@ def _apart(x: ProgramValue, y: torch.Tensor, error: float) -> bool:
 
 def compare_step(draw, values):
     i = pick(draw, values)
-    j = pick(draw, values, lambda v: _apart(values[i], v.plain, v.error))
+    j = pick(draw, values, lambda v: _is_definite(values[i], v.plain, v.error))
     if j is None:
         return None
     sign, run = draw(strategies.sampled_from([(">", torch.gt), ("<=", torch.le), ("==", torch.eq), ("!=", torch.ne)]))
@@ -211,7 +205,7 @@ def compare_step(draw, values):
 
 def choose_step(draw, values):
     i, c = pick(draw, values), draw(strategies.sampled_from([0.0, 0.5, -0.3]))
-    if not _apart(values[i], torch.tensor(c, dtype=torch.float64), 0.5):
+    if not _is_definite(values[i], torch.tensor(c, dtype=torch.float64), 0.5):
         return None
     j, k = pick(draw, values), pick(draw, values)
     return ProgramStep(
@@ -350,16 +344,15 @@ KINDS = [
 ]
 
 
-# Random programs: inputs, and steps on tensors of which each says how far its fixed-point result may be off.
-
+# Random programs.
 
 SHAPES = [(), (1,), (3,), (2, 3), (3, 2), (2, 1), (3, 3), (1, 2, 3, 3), (2, 2, 2, 2)]
 ROLES = ["shared", "shared", "whole", "private", "public"]
-"""Who holds an input; `whole` is shared as integers, which have no fraction bits, and passes for float64."""
+"""The owner of an input; `whole` is shared as integers without fraction bits, in place of float64."""
 
 
 class RandomProgram:
-    """Inputs v0, v1, ... with who holds them, and the steps that follow. Its repr is what a failure prints."""
+    """Inputs v0, v1, ... with their owners, and steps on them. A failure prints its repr."""
 
     def __init__(self):
         self.inputs: list[tuple[torch.Tensor, str]] = []
@@ -415,11 +408,9 @@ def programs(draw: Any, longest: int = 8) -> RandomProgram:
     return program
 
 
-# Random modules as people write them: branches on public values, hooks, tied weights, code in place, more arguments.
+# Random modules: layers, branches on public values, hooks, tied weights, in-place code, further arguments.
 #
-# A module is a list of steps that its forward runs. It is made by running it: each step is drawn to fit what came
-# before.
-
+# A module is a list of steps. It is made by running it: each step is drawn to fit the results of those before.
 
 C, SIDE = 4, 4
 WIDTH = 6
@@ -444,7 +435,7 @@ class RandomModule(nn.Module):
         return x if scale is None else x * scale
 
     def alternative(self, x):
-        """For whoever replaces forward."""
+        """A second forward, for tests that replace the first."""
         return RandomModule.forward(self, x) * 2
 
 
@@ -459,7 +450,7 @@ def _norm(draw: random.Random, norm: Any) -> nn.Module:
 
 
 def _layer(model: RandomModule, draw: random.Random, make: Callable) -> Callable:
-    """A step that calls a layer: a new one, or in one of four cases one of that kind that is there already."""
+    """A step that calls a layer: a new one or, in one of four cases, an earlier one of that kind."""
     made = make()
     same = [i for i, layer in enumerate(model.layers) if type(layer) is type(made) and str(layer) == str(made)]
     if same and draw.random() < 0.25:
@@ -667,13 +658,13 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def shapes(
     dims: tuple[int, int] = (0, 4), sides: tuple[int, int] = (0, 4)
 ) -> strategies.SearchStrategy[tuple[int, ...]]:
-    """Shapes with so many dimensions, each of so many entries; with sides from 0 on, empty ones too."""
+    """Shapes with a range of dimensions and of sides; with sides from 0 on also empty ones."""
     return strategies.lists(strategies.integers(*sides), min_size=dims[0], max_size=dims[1]).map(tuple)
 
 
 @strategies.composite
 def broadcastable(draw: Any, count: int = 2, dims: tuple[int, int] = (0, 3), side: int = 3) -> tuple[tuple, ...]:
-    """So many shapes that broadcast together: dimensions of one, and leading ones left out."""
+    """`count` shapes that broadcast together, with dimensions of one and without leading ones."""
     whole = draw(strategies.lists(strategies.integers(1, side), min_size=dims[0], max_size=dims[1]))
     found = []
     for _ in range(count):
@@ -740,11 +731,11 @@ def tensors(
         entries = strategies.integers(max(math.ceil(low), info.min), min(math.floor(high), info.max))
     count = math.prod(size)
     x = torch.tensor(draw(strategies.lists(entries, min_size=count, max_size=count)), dtype=of).reshape(size)
-    return _laid(x if rows is None else x.expand(rows, *size[1:]), layout)
+    return _with_layout(x if rows is None else x.expand(rows, *size[1:]), layout)
 
 
 def _multiples(low: float, high: float, unit: float) -> strategies.SearchStrategy[float]:
-    """Multiples of a unit: anywhere, at the ends, and near zero on a scale of powers of two."""
+    """Multiples of a unit: all over the range, at its ends, and near zero on a logarithmic scale."""
     first, last = math.ceil(low / unit), math.floor(high / unit)
     near = (
         strategies.integers(0, 40)
@@ -757,8 +748,8 @@ def _multiples(low: float, high: float, unit: float) -> strategies.SearchStrateg
     )
 
 
-def _laid(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same entries, lying in memory as named, where the shape has a way to."""
+def _with_layout(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same entries in another memory layout, if the shape has one."""
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and x.dim():
@@ -770,7 +761,7 @@ def _laid(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 @strategies.composite
 def calls(draw: Any, count: int = 2, **how: Any) -> Call:
-    """Calls with so many tensors that broadcast together; the arguments of `tensors` go along."""
+    """Calls with `count` tensors that broadcast together; `how` are arguments of `tensors`."""
     return Call(*(draw(tensors(shape, **how)) for shape in draw(broadcastable(count))))
 
 
@@ -790,14 +781,16 @@ def schemes(draw: Any, frac_bits: tuple[int, int] = (1, 26), relu: Sequence[str]
 
 
 def modules() -> strategies.SearchStrategy[tuple[nn.Module, torch.Tensor]]:
-    """Small modules as people write them, each with an input: layers, hooks, tied weights, code in place, branches on
-    shapes. They are in evaluation mode and small enough to be run by three parties in milliseconds."""
+    """Small modules, each with an input: layers, hooks, tied weights, in-place code, branches on shapes.
+
+    They are in evaluation mode, and three parties run them in milliseconds.
+    """
     return strategies.integers(0, 2**32 - 1).map(random_module)
 
 
 @strategies.composite
 def sessions(draw: Any, answering: tuple[int, int] = (1, 3), reference: bool = True) -> Session:
-    """Sessions in this process: with so many answering parties, with a dealer of its own or none, or the reference."""
+    """Sessions in this process, with several answering parties, with or without a dealer, or the reference."""
     if reference and draw(strategies.booleans()):
         return Session(reference=True)
     return Session(answering=draw(strategies.integers(*answering)), dealer=draw(strategies.sampled_from(["Q", "D"])))

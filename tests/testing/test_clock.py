@@ -25,7 +25,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[int]]:
 
     def start() -> Iterator[int]:
         seconds = itertools.count()
-        monkeypatch.setattr(clock.Clock, "took", property(lambda self: float(next(seconds))))
+        monkeypatch.setattr(clock.Clock, "elapsed", property(lambda self: float(next(seconds))))
         return seconds
 
     return start
