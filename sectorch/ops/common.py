@@ -134,12 +134,12 @@ KEPT = 2.0**-13
 
 
 def with_dtype(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
-    """The same ring elements for another dtype."""
+    """x with another dtype and unchanged ring elements."""
     return x.like(x.shares, bound=x.bound, dtype=dtype)
 
 
 def as_floating(x: SharedTensor) -> SharedTensor:
-    """The same ring elements as a floating-point operand of torch functions."""
+    """x as a floating-point operand of torch functions, with unchanged ring elements."""
     return x if fractional(x) else with_dtype(x, torch.float32)
 
 
@@ -153,7 +153,7 @@ def is_secret(x: Any) -> bool:
 
 
 def raise_scale(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
-    """The same value with more fraction bits: a local shift to the left."""
+    """x with more fraction bits: a local shift to the left."""
     bits = scale_bits - x.scale_bits
     if bits == 0:
         return x

@@ -212,10 +212,10 @@ def rearrange(context: Context, func: Callable, *tensors: Any) -> Any:
     known = [x.bound for x in parts if x.bound is not None]
     bound = max(known) if len(known) == len(parts) else None
 
-    def taken(places: torch.Tensor) -> SharedTensor:
+    def reordered(places: torch.Tensor) -> SharedTensor:
         return first.like(context.backend.each(partial(_entries_at, places=places), everything), bound=bound)
 
-    return pytree.tree_map(taken, func(*numbers))
+    return pytree.tree_map(reordered, func(*numbers))
 
 
 def _with_leading_zero(*parts: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ ABSORBS = 2.0**29
 """Public numbers from here on absorb a summand: the sum is the number, up to float32's rounding."""
 
 ABSORBS_WIDE = 2.0**58
-"""The same of float64."""
+"""As `ABSORBS`, for float64."""
 
 LEAST = 64.0
 """The least magnitude of a stand-in that was scaled: e^-64 is zero."""
@@ -83,7 +83,7 @@ BOUNDED = frozenset((
 """Operations that are right if stand-ins are taken for large numbers, and whose results hold none."""
 
 BOUNDED_BELOW = frozenset(("elu", "exp", "expm1"))
-"""The same, for negative stand-ins."""
+"""As `BOUNDED`, for negative stand-ins alone."""
 
 COMPARED = {"eq": "eq", "ne": "eq", "ge": "ge", "lt": "ge", "le": "le", "gt": "le"}
 """Each comparison, and the one that it is or that it negates."""

@@ -148,7 +148,7 @@ def _factor_limits(context: Context, x: SharedTensor, y: SharedTensor, terms: in
 def _factors(
     context: Context, x: SharedTensor, y: SharedTensor, terms: int, most: tuple[float | None, float | None]
 ) -> tuple[SharedTensor, SharedTensor]:
-    """Two settled factors; where their products may leave the ring, each is below the activation limit, or `most`."""
+    """Two factors, held to the activation limit or to `most` if their products could leave the ring."""
     if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
         return x, y
     limit = context.scheme.activation_limit

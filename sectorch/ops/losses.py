@@ -273,7 +273,7 @@ def _triplet_with_distance(
     anchor: Any, positive: Any, negative: Any, *, distance_function: Any = None, margin: float = 1.0,
     swap: bool = False, reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    """The same with a distance function of the caller's, which is made of torch functions."""
+    """The triplet loss with a distance function of the caller's, which is made of torch functions."""
     return _triplet(distance_function or F.pairwise_distance, anchor, positive, negative, margin, swap, reduction)
 
 

@@ -278,7 +278,7 @@ def standardize(
 
 
 def _inverse_root(context: Context, normal: Normal, root: SharedTensor, gain: float, bits: int) -> Value:
-    """root gain 2^(bits - e/2) for a wide range of e: first what is no power of two, and then an exact power."""
+    """root gain 2^(bits - e/2) for a wide range of e: first the part that is no power of two, then an exact power."""
     backend, finer = context.backend, context.frac_bits + 1
 
     def split(e: int) -> tuple[float, int]:
@@ -558,7 +558,7 @@ def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None
 @implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|", exact=False)
 def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
                 dtype: Any = None) -> torch.Tensor:  # fmt: skip
-    """Of a matrix only the Frobenius norm; other orders are norms of operators."""
+    """Vector norms, and for matrices the Frobenius norm, 1 and infinity; other orders are operator norms."""
     matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
     rows, columns = dim if isinstance(dim, (list, tuple)) and matrix else (-2, -1)
     if matrix and ord in (1, -1, math.inf, -math.inf):

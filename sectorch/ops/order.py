@@ -266,7 +266,7 @@ implements("cummin", torch.cummin, T.cummin, note="positions stay secret")(_runn
 
 
 def _count_passed(x: Any, bounds: Any, right: bool) -> torch.Tensor:
-    """How many of the bounds, along their last dimension, are below each x, or not above it."""
+    """The number of bounds, along their last dimension, that are below each x, or with `right` not above it."""
     passed = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
     return passed.sum(-1)
 

@@ -61,10 +61,10 @@ def _with_public_arguments(func: Callable, x: Any, *args: Any, **kwargs: Any) ->
     """func, x and public arguments, as `local_map` takes them. Public tensors keep their content in a dry run."""
     if not kwargs and not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(args)):
         return func, x, *args
-    return partial(_called, func=func, args=args, kwargs=kwargs), x
+    return partial(_apply_with, func=func, args=args, kwargs=kwargs), x
 
 
-def _called(v: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+def _apply_with(v: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
     return func(v, *args, **kwargs)
 
 

@@ -120,7 +120,7 @@ _COPY_OR_VIEW = {
 
 
 class Layout:
-    """Where the entries of a tensor lie in memory that other tensors share. It is computed when a write needs it.
+    """The positions of a tensor's entries in memory that other tensors share, computed when a write needs them.
 
     Attributes:
         members: the tensors of this memory that are alive, in one list for all of them.
@@ -239,7 +239,7 @@ SECRETS = {
 
 
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
-    """What `__torch_function__` of every secret tensor does. Whatever it raises is a `SectorchError` with a text."""
+    """`__torch_function__` of all secret tensors. Every exception becomes a `SectorchError` with a text."""
     try:
         return _dispatch(func, args, dict(kwargs))
     except SectorchError as error:

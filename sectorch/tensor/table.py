@@ -39,7 +39,7 @@ from .shared import Scheme, SharedTensor
 
 @dataclass(frozen=True)
 class Context:
-    """What a handler computes in: the session, the answering party and the scheme of its operands."""
+    """The context of a handler: the session, the answering party and the scheme of its operands."""
 
     session: Session
     party: Party
