@@ -62,7 +62,6 @@ NAMES = {
     "network.commands.serve.both": "to be renamed",
     "network.federation.proposals.Ended": "an event of a proposal",
     "network.federation.proposals.Proposed": "an event of a proposal",
-    "ops.complex_numbers.itself": "a real function of a complex tensor, by torch's names",
     "ring.bitloops.placed": "a compiled loop, found by its name",
     "ring.fieldloops.combined": "a compiled loop, found by its name",
     "ring.fieldloops.reduced": "a compiled loop, found by its name",

@@ -94,7 +94,7 @@ def conj(context: Context, x: ComplexShared) -> ComplexShared:
 
 
 @of_complex(torch.resolve_conj, T.resolve_conj, torch.resolve_neg, T.resolve_neg)
-def itself(context: Context, x: ComplexShared) -> ComplexShared:
+def identity(context: Context, x: ComplexShared) -> ComplexShared:
     return x
 
 
