@@ -351,15 +351,15 @@ class Net:
         self.tracing: StepListener | None = None
         """Who writes down the steps, where nobody is present."""
         self.verified = False
-        """Whether the dealer proves what it sends before it is used; see `mpc/star/prove.py`."""
+        """Whether the dealer has to prove what it deals; see `mpc/star/dealing_proofs.py`."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
         self.claims: Any = None
-        """What was dealt and is not proved yet; see `mpc/star/claims.py`."""
+        """The claims of dealt values that are not proved yet; see `mpc/star/dealing_proofs.py`."""
         self.round_bytes: int | None = None
-        """What a round is worth in this call, where its scheme says so; see `mpc/star/trees.py`."""
+        """Bytes that a round is worth in this call, where its scheme sets it; see `mpc/star/compare.py`."""
         self.spent = 0
-        """Bytes that this call is dealt in addition, for fewer rounds; see `mpc/star/largest.py`."""
+        """Bytes that this call is dealt in addition for fewer rounds; see `levels_worth` in `mpc/star/maximum.py`."""
         self.origins: Origins | None = None
         """Who notes which inputs a value was computed from."""
         self.raised: list[Any] = []
