@@ -126,7 +126,7 @@ class Ours:
             channels[parties["S"]] = link.open(SESSION)
             self._stream = dial(f"localhost:{port}", credentials, link, 30)
         for channel in channels.values():
-            channel.expect(1 << 28)
+            channel.grant_credit(1 << 28)
         self._runtime = PartyRuntime(parties[me], SESSION, channels)
 
     def send(self, line: Sent) -> None:

@@ -38,7 +38,7 @@ from sectorch.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from sectorch.network.parties.session import reason
+from sectorch.network.parties.session import abort_reason
 from sectorch.tensor import PrivateTensor, SharedTensor
 from sectorch.tensor.signatures import DROPPED
 from sectorch.tensor.table import SHARES, OpTable
@@ -479,7 +479,7 @@ def test_ids_out_of_range_raise_at_q(moved: str, rows: int, data: st.DataObject)
             secured(ids)
         sent = {line.path for line in profile.ledger if line.phase != Phase.SETUP}  # the masked table is no query's
         assert sent <= {"share"}, "something of the look-up was sent"
-        assert reason(raised.value, "'alice'") == "DimensionError: at 'alice', whose own log says more"
+        assert abort_reason(raised.value, "'alice'") == "DimensionError: at 'alice', whose own log says more"
         return
     assert bool(((secured(ids) - expected).abs() <= 2.0**-20 + expected.abs() * 2.0**-23).all())
 

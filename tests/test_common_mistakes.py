@@ -735,12 +735,12 @@ def test_a_text_that_is_named_as_an_array(tmp_path):
 
 
 def test_a_reason_that_is_passed_on_twice_is_named_once():
-    from sectorch.network.parties.session import reason
-    from sectorch.network.wire.channel import error_of
+    from sectorch.network.parties.session import abort_reason
+    from sectorch.network.wire.channel import parse_error
 
-    first = error_of(reason(KeyboardInterrupt(), "hospital-a"))
-    assert str(error_of(f"{type(first).__name__}: {first}")) == "stopped by its user"
-    assert str(error_of("ValueError: at S, whose own log says more")) == "ValueError: at S, whose own log says more"
+    first = parse_error(abort_reason(KeyboardInterrupt(), "hospital-a"))
+    assert str(parse_error(f"{type(first).__name__}: {first}")) == "stopped by its user"
+    assert str(parse_error("ValueError: at S, whose own log says more")) == "ValueError: at S, whose own log says more"
 
 
 def test_a_number_of_numpys_is_no_array(plain):

@@ -110,21 +110,21 @@ def test_to_cancel_a_program_ends_it_at_the_others(world):
     found = asyncio.run(all_of_them())
     assert isinstance(found[-1], errors.SectorchError), "the collector; a hospital may have sent its part before"
     assert any("'north'" in str(error) and "stopped by its user" in str(error) for error in found)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_to_cancel_a_party_that_waits_ends_its_wait(world):
     async def wait():
         async with aio.AsyncFederation(world.path, "north") as federation:
             task = asyncio.create_task(federation.run(secure_sum.program, {"H1": torch.zeros(4)}))
-            while not world.server._meetings._waiting:
+            while not world.server._broker._waiting:
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
 
     asyncio.run(wait())
-    assert until(lambda: not world.server._meetings._waiting, 30)
+    assert until(lambda: not world.server._broker._waiting, 30)
 
 
 def test_it_is_used_within_async_with(world):

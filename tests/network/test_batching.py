@@ -55,8 +55,8 @@ def expected(small_model):
 def groups(monkeypatch):
     """How many calls were taken together, at S and at A, each time."""
     found: list[int] = []
-    inner = batching.run
-    monkeypatch.setattr(batching, "run", lambda group: (found.append(len(group)), inner(group)))
+    inner = batching.run_group
+    monkeypatch.setattr(batching, "run_group", lambda group: (found.append(len(group)), inner(group)))
     return found
 
 
@@ -64,7 +64,7 @@ class Held:
     """All turns are taken, so that calls gather, until `go`."""
 
     def __init__(self, world):
-        self._gathering, self._turns = world.server._serving._gathering, world.server._turns
+        self._batcher, self._turns = world.server._serving._batcher, world.server._turns
         self._go, self._in = threading.Event(), threading.Barrier(RUNNING + 1)
         for i in range(RUNNING):
             threading.Thread(target=self._hold, args=(f"holder-{i}",), daemon=True).start()
@@ -76,7 +76,7 @@ class Held:
             self._go.wait(60)
 
     def ready(self, count: int) -> bool:
-        return until(lambda: sum(map(len, self._gathering._waiting.values())) == count, 30)
+        return until(lambda: sum(map(len, self._batcher._waiting.values())) == count, 30)
 
     def go(self) -> None:
         self._go.set()
@@ -101,7 +101,7 @@ def asked(remotes, wrong: dict) -> tuple[dict, list[threading.Thread]]:
 def at_rest(world) -> bool:
     """Whether S and A have done all that they do in calls."""
     running = sum(turns.figures()["calls_running"] for turns in (world.server._turns, world.party._turns))
-    return not running and not world.server._serving._gathering._kept
+    return not running and not world.server._serving._batcher._reserved
 
 
 def finished(threads: list[threading.Thread]) -> None:
@@ -119,7 +119,7 @@ def test_calls_that_wait_are_taken_together_and_give_what_each_would_give(world,
     assert not wrong
     assert groups == [CLIENTS, CLIENTS], "once at S, once at A"
     assert all(torch.equal(found[i], expected[i]) for i in range(CLIENTS))
-    assert until(lambda: world.server._serving._gathering._kept == 0, 30)
+    assert until(lambda: world.server._serving._batcher._reserved == 0, 30)
 
 
 def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, groups):
@@ -132,7 +132,7 @@ def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, group
     finished(threads)
     assert isinstance(wrong.pop(2), errors.PeerLostError) and not wrong
     assert all(torch.equal(found[i], expected[i]) for i in range(CLIENTS) if i != 2)
-    assert until(lambda: world.server._serving._gathering._kept == 0, 30)
+    assert until(lambda: world.server._serving._batcher._reserved == 0, 30)
 
 
 def test_a_call_that_fails_at_a_in_the_middle_leaves_the_others(world, remotes, expected, groups, monkeypatch):

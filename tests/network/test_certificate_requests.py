@@ -244,8 +244,8 @@ def test_the_commands_of_the_documents_make_three_parties_that_know_each_other(t
     assert len(lines) == 16
     of = lambda folder, name: Credentials.read(f"{folder}/{name}.pem", f"{folder}/{name}-key.pem", f"{folder}/ca.pem")
     a, b = of("a", "hospital-a"), of("b", "hospital-b")
-    assert Pins("a/pins").known() == {"hospital-b": fingerprint_of(b.identity)}
-    assert Pins("b/pins").known() == {"hospital-a": fingerprint_of(a.identity)}
+    assert Pins("a/pins").fingerprints() == {"hospital-b": fingerprint_of(b.identity)}
+    assert Pins("b/pins").fingerprints() == {"hospital-a": fingerprint_of(a.identity)}
     server = Server("localhost:0", of("s", "server"))
     try:
         with connect(f"localhost:{server.port}", a, pins=Pins("a/pins")) as connection:

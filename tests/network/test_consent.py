@@ -35,7 +35,7 @@ from sectorch.network.federation.policy import Policy
 from sectorch.network.federation.programs import DryParties, dry_run_source
 from sectorch.network.federation.reveals import Ledger, bounds_of, word_counts
 from sectorch.network.federation.service import PartyService, ProgramStart, RunParties, describe_proposal
-from sectorch.network.parties.session import reason
+from sectorch.network.parties.session import abort_reason
 from sectorch.network.receipts.audit import audit, page
 from sectorch.testing.local_network import PROGRAM as COMMAND
 from sectorch.testing.local_network import free_port
@@ -367,7 +367,10 @@ def check_refused(results, ledgers):
     own = [error for error in refused if "has not agreed to this, and nothing of it was sent" in str(error)]
     assert own and isinstance(results["beta"], errors.SectorchError)
     assert not any("[3]" in text or "the input" in text for text in ledgers["beta"].sent)
-    assert all("see its own log" in reason(error, "'beta'") and "811" not in reason(error, "'beta'") for error in own)
+    assert all(
+        "see its own log" in abort_reason(error, "'beta'") and "811" not in abort_reason(error, "'beta'")
+        for error in own
+    )
 
 
 def masked_shape(parties):
@@ -383,7 +386,7 @@ def test_a_shape_of_a_masked_message_tells_nothing(world):
     results, _, _ = runs(world, masked_shape)
     assert "has not agreed to this" in str(results["gamma"]) and "[811]" in str(results["gamma"])
     assert all(isinstance(e, errors.SectorchError) and "811" not in str(e) for n, e in results.items() if n != "gamma")
-    assert "811" not in reason(results["gamma"], "'gamma'")
+    assert "811" not in abort_reason(results["gamma"], "'gamma'")
 
 
 class Unmasked(torch.Tensor):
@@ -458,7 +461,7 @@ def test_what_a_program_says_to_others_beside_its_messages_holds_nothing(world):
         try:
             raise kind("811 245 377")
         except errors.RefusedError as error:
-            assert "811" not in reason(error, "'beta'")
+            assert "811" not in abort_reason(error, "'beta'")
 
 
 PROGRAM = """
@@ -518,7 +521,7 @@ def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, cap
             thread = threading.Thread(target=party.keep, args=(stopped, lambda _: None), daemon=True)
             thread.start()
             running.append((party, stopped, thread))
-            assert until(lambda name=name: world.server._meetings.notes.token(name), 30)
+            assert until(lambda name=name: world.server._broker.notes.token(name), 30)
         notes: Queue[dict] = Queue()
         with Federation(world.path, "gamma", on_note=notes.put) as federation:
             ended = ProgramStart(federation, describe_proposal(federation.file, "gamma", what), notes).run(5.0)

@@ -158,7 +158,7 @@ def test_one_that_waits_hears_at_once_that_a_session_it_is_in_has_failed(world, 
 
     def south() -> None:
         with world.party("south") as federation, federation.session(roles, label="outer"):
-            assert until(lambda: ("inner", ("north", "south")) in world.server._meetings._waiting, 30)
+            assert until(lambda: ("inner", ("north", "south")) in world.server._broker._waiting, 30)
             federation.connection._stream.close()  # as one that is killed
 
     def north() -> None:

@@ -52,7 +52,7 @@ def test_four_parties_sum_through_a_server(world):
     found = summed(world, inputs)
     assert torch.equal(found["collector"], sum(inputs.values()))
     assert [found[name] for name in PARTIES if name != "collector"] == [None] * 3
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def raising(found: dict) -> dict[str, type]:
@@ -66,13 +66,13 @@ def test_parties_that_would_do_different_things_do_not_meet(world):
     quick = {name: world.party(name) for name in ("north", "west")}
     meet = lambda name: quick[name]._meet("x", ("north", "west"), b"1" * 32)
     first, _ = begun(["north"], meet)
-    assert until(lambda: world.server._meetings._waiting, 30)
+    assert until(lambda: world.server._broker._waiting, 30)
     with pytest.raises(errors.BusyError, match="waits for 'x' already"), world.party("north") as again:
         again._meet("x", ("north", "west"), b"1" * 32)
     with pytest.raises(errors.RefusedError, match="north would run something else as 'x' than 'west'"):
         quick["west"]._meet("x", ("north", "west"), b"2" * 32)
     assert until(lambda: "north" in first, 30) and isinstance(first["north"], errors.RefusedError), "it is told too"
-    assert not world.server._meetings._waiting
+    assert not world.server._broker._waiting
     for federation in quick.values():
         federation.close()
 
@@ -83,7 +83,7 @@ def test_a_party_that_stops_waiting_can_come_again(world):
         for _ in range(2):
             with pytest.raises(errors.PeerLostError, match="not all of"), federation.session(ROLES):
                 pass
-        assert until(lambda: not world.server._meetings._waiting, 30)
+        assert until(lambda: not world.server._broker._waiting, 30)
 
 
 def test_nobody_meets_in_anothers_name(world):
@@ -143,7 +143,7 @@ class Between:
     """Changes frames that the server hands on."""
 
     def __init__(self, monkeypatch, change):
-        hand_on = links._hand_on
+        hand_on = links._forward_frame
         self.seen: list = []
 
         def handing(frame, to, ready):
@@ -151,7 +151,7 @@ class Between:
                 self.seen.append(changed)
                 hand_on(changed, to, ready)
 
-        monkeypatch.setattr(links, "_hand_on", handing)
+        monkeypatch.setattr(links, "_forward_frame", handing)
 
 
 def test_the_server_sees_lengths_and_no_content(world, monkeypatch):
@@ -223,7 +223,7 @@ def test_a_party_that_fails_ends_the_session_for_all(world, who):
     for name in PARTIES:
         if isinstance(found[name], errors.SectorchError):
             assert "secret" not in str(found[name]) and who in str(found[name])
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     inputs = vectors(8)
     assert torch.equal(summed(world, inputs)["collector"], sum(inputs.values())), "and the next one is right"
 
@@ -261,6 +261,6 @@ def test_a_party_that_dies_at_a_message(world, who, at):
     assert all(issubclass(kind, errors.SectorchError) for kind in raising(found).values())
     right = found["collector"]
     assert isinstance(right, BaseException) or torch.equal(right, sum(vectors(9).values()))
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     inputs = vectors(10)
     assert torch.equal(summed(world, inputs)["collector"], sum(inputs.values()))

@@ -53,7 +53,7 @@ def test_a_flood_of_credits_does_not_close_the_other_partys_connection():
 
     def flood(_: str) -> None:
         for _ in range(40):
-            links._hand_on(frame, victim, ready())
+            links._forward_frame(frame, victim, ready())
 
     begun(["north"], flood)[1][0].join(1)
     assert victim.closed is None and victim.outbox.size <= OUTBOX_BYTES + 2 * frame.size
@@ -78,7 +78,7 @@ def test_one_that_takes_nothing_is_lost_and_holds_up_a_sender_once(monkeypatch):
     monkeypatch.setattr(channel, "STUCK", 0.1)
     stuck = link("south")
     stuck.send(bytes(OUTBOX_BYTES + 1))
-    links._hand_on(Frame(Kind.DATA, RUN, payload=b"x"), stuck, ready())
+    links._forward_frame(Frame(Kind.DATA, RUN, payload=b"x"), stuck, ready())
     assert isinstance(stuck.closed, errors.PeerLostError)
 
 
@@ -87,12 +87,12 @@ def test_what_comes_for_one_that_was_closed_for_any_reason_is_dropped(kind):
     """Its frames were no frames, say; whoever sends to it is in other sessions too."""
     closed = link("south")
     closed.close(kind("a frame's lengths do not add up"))
-    links._hand_on(Frame(Kind.DATA, RUN, payload=b"x"), closed, ready())
+    links._forward_frame(Frame(Kind.DATA, RUN, payload=b"x"), closed, ready())
 
 
 def test_a_frame_larger_than_a_part_is_not_handed_on():
     with pytest.raises(errors.FrameError, match="for another party"):
-        links._hand_on(Frame(Kind.ABORT, RUN, payload=bytes(2 << 20)), link(), ready())
+        links._forward_frame(Frame(Kind.ABORT, RUN, payload=bytes(2 << 20)), link(), ready())
 
 
 def asked(**more) -> messages.Meet:
@@ -126,7 +126,7 @@ def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
     south.close(errors.PeerLostError("over"))
     kinds = [frame.kind for frame in unpack(south.outbox.take() or b"")]
     assert Kind.CONTROL in kinds and kinds[-1] == Kind.ABORT
-    assert not len(meetings) and not south.sessions and not south._onward
+    assert not len(meetings) and not south.sessions and not south._forwards
 
 
 def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
@@ -134,12 +134,12 @@ def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
     meetings, north, south = SessionBroker(), link("north"), link("south")
     meetings.meet(north, asked())
     meetings.meet(south, asked())
-    heard, part, refuse = [], south.part, south.refuse
-    monkeypatch.setattr(south, "part", lambda session: (heard.append("parted"), part(session)))
+    heard, part, refuse = [], south.end_forwarding, south.refuse
+    monkeypatch.setattr(south, "end_forwarding", lambda session: (heard.append("parted"), part(session)))
     monkeypatch.setattr(south, "refuse", lambda session, text: (heard.append(text), refuse(session, text)))
     north.close(errors.PeerLostError("it left"))
     assert heard[:1] == ["PeerLostError: 'north' gave up or is lost: it left"]
-    assert "parted" in heard and not south._onward and not south.sessions
+    assert "parted" in heard and not south._forwards and not south.sessions
     south.close(errors.PeerLostError("over"))
 
 
@@ -157,12 +157,12 @@ def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
         with world.party(name) as federation:
             if name == "north":
                 federation.connection.ask(asked(label="y", digest=federation.file.digest), messages.PartiesMissing)
-                assert until(lambda: not world.server._meetings._waiting, 30)
+                assert until(lambda: not world.server._broker._waiting, 30)
                 try:
-                    return until(lambda: len(world.server._meetings) == 0, 10)
+                    return until(lambda: len(world.server._broker) == 0, 10)
                 finally:
                     heard.set()
-            assert until(lambda: world.server._meetings._waiting, 30)
+            assert until(lambda: world.server._broker._waiting, 30)
             federation._meet("y", ("north", "south"), bytes.fromhex(federation.file.digest))
             return heard.wait(60)  # it stays, and does not end the session itself
 

@@ -73,7 +73,7 @@ def taking_part(world, made, tmp_path, how: Settings = QUICK, watch: dict[str, W
             return run.run((watch or {}).get(name, Watch()))
 
     found = each(ROLES, work)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     return found
 
 
@@ -148,7 +148,7 @@ def test_an_organisation_that_affords_no_more_is_named_to_who_asks(world, made, 
     assert all("\n" not in said for said in (record.stopped, str(found["south"]), str(found["west"])))
     assert found["hub"].records == {}
     np.testing.assert_allclose(ledger(tmp_path, "west")["curve"], 3 * curve)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     again = each(ROLES, work)
     assert torch.equal(again["north"].records["p1"].labels, record.labels), "what is stopped stays stopped"
     np.testing.assert_allclose(ledger(tmp_path, "west")["curve"], 3 * curve)

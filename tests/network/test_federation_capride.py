@@ -71,7 +71,7 @@ def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_pat
     found = each(ROLES, lambda name: work(name, Stopped() if name == "south" else Watch()))
     assert isinstance(found["south"], FederationError)
     assert all(isinstance(found[name], NetworkError) for name in ("north", "west")), found
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     found = each(ROLES, lambda name: work(name, Watch()))
     assert not any(isinstance(result, BaseException) for result in found.values()), found
     seen: set[tuple] = set()
@@ -83,7 +83,7 @@ def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_pat
         assert 10 * (apart - one).norm() < (local - plain).norm()
         assert 10 * (apart - plain).norm() < (local - plain).norm()
     assert seen == lines(whole)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_another_temperature_is_refused_before_a_key_is_made(world, made, tmp_path):

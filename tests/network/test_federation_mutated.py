@@ -84,7 +84,7 @@ def test_mutated_frames_of_a_party_at_the_server(world, count):
     met(world, parties := joined(world))
     for party in parties.values():
         party.close()
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 @pytest.mark.parametrize("count", [30, *long(10_000)])

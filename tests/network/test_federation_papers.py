@@ -70,7 +70,7 @@ def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, 
     assert all(loss != loss for loss in history["server-party"].losses), "the training loss is nobody's to know"
     apart = {line for line in lines(found["server-party"][1]) if "perturbation_begin" not in line[0]}
     assert {line[:-1] for line in apart} == {line[:-1] for line in lines(whole)}
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_fedavg_is_no_program_of_parties_apart(world):
@@ -103,7 +103,7 @@ def test_a_stopped_run_goes_on_where_the_server_is(world, tmp_path):
     found = each(CLIENTS, lambda name: work(name, Stopped() if name == "south" else Watch()))
     assert isinstance(found["south"], FederationError)
     assert all(isinstance(found[name], SectorchError) for name in CLIENTS), found
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     found = each(CLIENTS, lambda name: work(name, Watch()))
     assert not any(isinstance(result, BaseException) for result in found.values()), found
     assert all(len(history.losses) == 40 for history in found.values())

@@ -74,7 +74,7 @@ def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
     assert all(isinstance(found[name], NetworkError) for name in ("north", "west", "hub")), found
     labels = lambda name: (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes()
     kept = {name: labels(name) for name in ("north", "south")}
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     found = each(ROLES, lambda name: work(name, Watch()))
     assert not any(isinstance(result, BaseException) for result in found.values()), found
     for name, content in kept.items():
@@ -86,7 +86,7 @@ def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
             for key, value in together.models[role].state_dict().items():
                 torch.testing.assert_close(result.models[role].state_dict()[key], value, rtol=0, atol=1e-4)
                 assert (value - first[role][key]).abs().max() > 2e-3, "training moves weights by much more"
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_other_settings_are_refused_before_anybody_asks(world, made):

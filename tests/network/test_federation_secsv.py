@@ -91,7 +91,7 @@ def test_a_round_is_valued_by_parties_apart_as_in_one_process(world, made):
     assert found["hub"][0] == expected and len(expected) == 7
     assert [found[name][0] for name in ROLES if name != "hub"] == [None] * 4
     assert all(ledger == sent for _, ledger in found.values())
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_one_party_in_two_parts_is_refused(world):

@@ -50,7 +50,7 @@ def world(tmp_path_factory):
 def test_a_session_is_at_the_server_that_takes_part_in_it(world, monkeypatch, left, right, at):
     """Equal to one process, and only that server names it; where none takes part, the first one does."""
     begun, begin = defaultdict(int), SessionBroker._begin
-    named = {id(server._meetings): name for name, server in world.servers.items()}
+    named = {id(server._broker): name for name, server in world.servers.items()}
 
     def noted(self, *arguments):
         begun[named[id(self)]] += 1
@@ -69,7 +69,7 @@ def test_a_session_is_at_the_server_that_takes_part_in_it(world, monkeypatch, le
     learned = next(name for name, role in playing.items() if role == right)
     assert torch.equal(found[learned], program(Simulation(inputs), left, right)), found
     assert begun == {at: 1}
-    assert until(lambda: not any(len(server._meetings) for server in world.servers.values()), 30)
+    assert until(lambda: not any(len(server._broker) for server in world.servers.values()), 30)
 
 
 def test_a_server_that_begins_a_session_of_another_one_is_not_heard(world):

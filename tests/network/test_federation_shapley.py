@@ -49,7 +49,7 @@ def valued(world, made, tmp_path, watch: dict[str, Watch] | None = None, setting
             return run.run((watch or {}).get(name, Watch()))
 
     got = each(ROLES, work)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     return got
 
 

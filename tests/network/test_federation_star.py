@@ -67,7 +67,7 @@ def test_a_sum_of_two_models_by_parties_apart(world):
     assert all(found[name][0].is_meta for name in ("south", "west", "hub"))
     for _, profile in found.values():
         assert {line[:-1] for line in lines(profile)} == {line[:-1] for line in lines(whole)}
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
 
 
 def test_a_server_that_puts_its_own_key_between_q_and_one_that_answers_is_noticed(world, monkeypatch):

@@ -24,7 +24,7 @@ def test_an_idle_session_ends_and_the_next_call_opens_another(trio, small_model)
     for _ in range(2):
         assert (remote(X) - small_model(X)).abs().max() < 1e-4
         assert until(lambda: trio.server.sessions == trio.party.connection.link.sessions == 0, 30)
-    told = [opened.channel._failure for opened in remote._opened.values()]
+    told = [opened.channel._failure for opened in remote._sessions.values()]
     assert {type(error).__name__ for error in told} == {"SessionOverError"}
     assert "nothing was asked for 0.3 s" in str(told[0])
 

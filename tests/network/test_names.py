@@ -23,7 +23,7 @@ from sectorch.network import Credentials, Pins, answer, connect
 from sectorch.network.messages import Serve, message_form, parse_message
 from sectorch.network.names import name_of, readable
 from sectorch.network.parties.server import Server
-from sectorch.network.wire.channel import Link, error_of
+from sectorch.network.wire.channel import Link, parse_error
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 RULE = r"is 1 to 64 letters \(ASCII\), digits and _ \. - @, and starts with a letter or digit; got "
@@ -81,7 +81,7 @@ def test_words_of_others_are_a_line_that_controls_nothing(text):
 
 @pytest.mark.parametrize("kind", ["AbortedError", "IdentityError", "BusyError"])
 def test_what_the_server_says_of_an_error_controls_no_terminal(kind):
-    error = error_of(f"{kind}: nothing\x1b[2J\nerror: trust me")
+    error = parse_error(f"{kind}: nothing\x1b[2J\nerror: trust me")
     assert str(error).isprintable() and "nothing" in str(error)
 
 
@@ -90,8 +90,8 @@ def test_who_wants_a_key_pinned_is_told_apart(star):
     wish = (
         "the identity key of 'hospital-b' has changed. If it confirms: sectorch keys pin hospital-b SHA256:" + "a" * 43
     )
-    assert str(error_of(f"IdentityError: {wish}")) == f"{wish} (as the server relays it)"
-    assert str(error_of(f"IdentityError: {error_of(f'IdentityError: {wish}')}")).count("relays it") == 1
+    assert str(parse_error(f"IdentityError: {wish}")) == f"{wish} (as the server relays it)"
+    assert str(parse_error(f"IdentityError: {parse_error(f'IdentityError: {wish}')}")).count("relays it") == 1
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
         connection.link.tell = lambda request: connection._request(
@@ -207,7 +207,7 @@ def test_a_server_that_relays_what_is_no_name_is_refused_by_the_answering_party(
         assert re.search(f"FrameError: the name of a client that the server relays {RULE}", said), ascii(name)
         assert not pins.exists(), ascii(name)
         assert (trio.connection.model("hospital-b")(X)).shape == (2, 4), f"the query after {name!a}"
-        assert trio.party._pins.known().keys() == {"alice"}, ascii(name)
+        assert trio.party._pins.fingerprints().keys() == {"alice"}, ascii(name)
     assert all(record.getMessage().isprintable() for record in caplog.records if record.name.startswith("sectorch"))
 
 

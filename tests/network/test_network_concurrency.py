@@ -194,7 +194,7 @@ def test_too_many_waiting_calls_are_refused():
 
 def test_a_busy_server_says_so(pki, small_model, tmp_path, monkeypatch):
     _, made = pki
-    monkeypatch.setattr("sectorch.network.parties.server.SESSIONS_EACH", 2)
+    monkeypatch.setattr("sectorch.network.parties.server.SESSIONS_PER_CLIENT", 2)
     trio = Trio(made, small_model, X, tmp_path)
     held = [trio.connection.model("hospital-b") for _ in range(2)]
     with pytest.raises(errors.BusyError, match="2 sessions are open, 2 of them of 'alice'"):
@@ -213,7 +213,7 @@ def test_a_receiver_that_is_slow_holds_the_sender_back(pki, small_model, tmp_pat
 
     def watched(self, frame, read):
         take(self, frame, read)
-        held.append(self._came - self._used)
+        held.append(self._received - self._read)
 
     monkeypatch.setattr(Channel, "take", watched)
     _, made = pki

@@ -28,38 +28,38 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(("call", "ends"), [(600.0, True), (None, False)])
 def test_beats_are_words_of_the_server_and_none_of_a_client(clock, call, ends):
     deadline = Deadline("mallory", 60, call)
-    with deadline.waiting(60) as wait:
+    with deadline.start_wait(60) as wait:
         for now in range(5, 60, 5):
             clock[0] = now
             deadline.heard(beat=True)
         clock[0] = 61.0
         if ends:
             with pytest.raises(errors.PeerLostError, match="mallory has said nothing for 60 s"):
-                wait.left()
+                wait.remaining()
         else:
-            assert wait.left() == 54.0
+            assert wait.remaining() == 54.0
 
 
 def test_all_waits_of_a_call_have_a_limit_together_and_bytes_lengthen_it(clock):
     deadline = Deadline("mallory", 60, 100)
     deadline.moved(1 << 30)  # before the call
-    deadline.begin()
+    deadline.begin_call()
     for _ in range(3):
-        with deadline.waiting(60) as wait:
+        with deadline.start_wait(60) as wait:
             clock[0] += 30
             deadline.heard(beat=False)
-            assert wait.left() is not None
+            assert wait.remaining() is not None
         clock[0] += 1000  # of this party's own
-    with deadline.waiting(60) as wait:
-        assert wait.left() == 10.0
+    with deadline.start_wait(60) as wait:
+        assert wait.remaining() == 10.0
         deadline.moved(5 << 20)
-        assert wait.left() == 15.0
+        assert wait.remaining() == 15.0
         clock[0] += 15
         with pytest.raises(errors.PeerLostError, match="keeps a call waiting for more than 100 s in all"):
-            wait.left()
-    deadline.rest()
-    with deadline.waiting(None) as wait:
-        assert wait.left() is None
+            wait.remaining()
+    deadline.end_call()
+    with deadline.start_wait(None) as wait:
+        assert wait.remaining() is None
 
 
 def test_credits_for_what_was_never_sent_end_the_connection():
@@ -115,7 +115,7 @@ def test_one_client_that_has_all_running_calls_does_not_keep_out_another():
 def test_clients_that_ask_and_only_beat_are_given_up_and_others_are_answered(pki, small_model, tmp_path, monkeypatch):
     """Two sessions of one client and one of another one, on a server of two calls at a time."""
     trio = Trio(pki[1], small_model, X, tmp_path)
-    trio.server._waits = 1.0, 600.0  # of the links that are made from now on
+    trio.server._timeouts = 1.0, 600.0  # of the links that are made from now on
     over, beating = threading.Event(), []
     honest = trio.connection
     held: list[Channel] = []
@@ -123,7 +123,7 @@ def test_clients_that_ask_and_only_beat_are_given_up_and_others_are_answered(pki
         trio.start_querying(name=name)
         beating.append(trio.connection)
         for _ in range(count):
-            (opened,) = trio.connection.model("hospital-b")._opened.values()
+            (opened,) = trio.connection.model("hospital-b")._sessions.values()
             opened.channel.tell({"do": "predict", "program": 0, "rows": 2, "use": [], "then": []})
             held.append(opened.channel)
 

@@ -98,9 +98,9 @@ def test_a_party_that_hangs_is_an_error_after_the_stated_time(trio, small_model)
     """
     asked(trio, X)
     (link,) = trio.links("A")
-    waits = [(at_server, at_server._waits) for at_server in trio.links("S")]
+    waits = [(at_server, at_server._timeouts) for at_server in trio.links("S")]
     for at_server, (_, call) in waits:
-        at_server._waits = 1.0, call
+        at_server._timeouts = 1.0, call
     inner, sent = link.send, [0]
 
     def hanging(data: bytes, urgent: bool = False) -> None:
@@ -115,7 +115,7 @@ def test_a_party_that_hangs_is_an_error_after_the_stated_time(trio, small_model)
     assert time.monotonic() - start >= 1.0
     link.send = inner
     for at_server, before in waits:
-        at_server._waits = before
+        at_server._timeouts = before
     assert until(trio.idle, IN_TIME)
     assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
 
@@ -158,7 +158,7 @@ def test_frames_for_another_session_or_of_another_place_are_refused(trio, small_
     assert until(trio.idle, IN_TIME)
     for chosen in (old[0], old[-1]):
         remote = trio.connection.model("hospital-b")
-        (session,) = remote._opened
+        (session,) = remote._sessions
         frame = Frame(
             Kind.DATA, session, chosen.call, chosen.number, chosen.path, chosen.label, chosen.dtype, chosen.shape,
             payload=chosen.payload,

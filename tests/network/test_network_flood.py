@@ -53,7 +53,7 @@ def test_an_idle_session_takes_little_and_ends_the_connection():
         nonlocal most
         for _ in range(1 << 10):
             yield PART
-            most = max(most, channel.waiting)
+            most = max(most, channel.unread_bytes)
 
     flooded(link, messages())
     assert "more than it was given room for" in str(link.closed)
@@ -105,7 +105,7 @@ def test_idle_sessions_of_a_link_have_a_bound_together(monkeypatch):
         nonlocal most
         for part in parts:
             yield part
-            most = max(most, sum(c.waiting for c in opened))
+            most = max(most, sum(c.unread_bytes for c in opened))
 
     flooded(link, messages())
     assert "idle sessions" in str(link.closed) and most <= 6 << 20
@@ -113,7 +113,7 @@ def test_idle_sessions_of_a_link_have_a_bound_together(monkeypatch):
 
 def test_a_session_that_expects_more_has_room_for_it_until_it_rests():
     link, channel = opened()
-    channel.expect(40 << 20)
+    channel.grant_credit(40 << 20)
     largest = torch.zeros(40 << 17, dtype=torch.int64)
     window = [PART] * ((channels.WINDOW >> 20) - 1)
     frames = [*window, *parts_of(Frame(Kind.DATA, SESSION), largest)]
@@ -122,14 +122,14 @@ def test_a_session_that_expects_more_has_room_for_it_until_it_rests():
             link._route(f)
     for _ in frames:
         channel.receive()
-    assert channel.waiting == 0
-    channel.rest()
+    assert channel.unread_bytes == 0
+    channel.end_call()
     flooded(link, [PART] * 5)
 
 
 def test_room_is_bounded_whatever_a_program_says():
     link, channel = opened()
-    channel.expect(1 << 50)
+    channel.grant_credit(1 << 50)
     assert channel._room < channels.WINDOW + channels.LARGEST + (8 << 20)
     assert link.closed is None
 
@@ -154,20 +154,20 @@ def test_requests_that_are_answered_are_not():
 def test_a_sender_waits_in_the_middle_of_a_message_until_the_receiver_is_ready():
     """Of 40 MiB it sends what an idle receiver keeps, and the rest once that says that it is ready."""
     there, here = opened(), opened()
-    here[1].begin()
+    here[1].begin_call()
     big = torch.arange(5 << 20, dtype=torch.int64)
     sending = threading.Thread(target=here[1].send, args=(parts_of(Frame(Kind.DATA, SESSION), big),))
     sending.start()
     out = iter(lambda: here[0].outbox.take() or b"", None)
-    while there[1].waiting < channels.AHEAD:
+    while there[1].unread_bytes < channels.AHEAD:
         for frame in links.unpack(next(out)):
             there[0]._route(frame)
     assert not until(lambda: not here[0].outbox.empty(), 0.3) and sending.is_alive()
-    assert there[1].waiting <= channels.IDLE
-    there[1].expect(big.nbytes)
+    assert there[1].unread_bytes <= channels.IDLE
+    there[1].grant_credit(big.nbytes)
     for frame in links.unpack(there[0].outbox.take() or b""):
         here[0]._route(frame)
-    while there[1].waiting < big.nbytes:
+    while there[1].unread_bytes < big.nbytes:
         for frame in links.unpack(next(out)):
             there[0]._route(frame)
     sending.join()
@@ -208,7 +208,7 @@ def test_a_client_that_floods_idle_sessions_of_a_server_process(tmp_path):
             connection = stage.connect("mallory", direct=True)
             remotes = [connection.model("hospital-b") for _ in range(4)]
             with suppress(NetworkError):
-                for session in [name for remote in remotes for name in remote._opened]:
+                for session in [name for remote in remotes for name in remote._sessions]:
                     flood(connection.link, session, 100)
                 until(lambda: connection.link.closed is not None, 10)
             ended += connection.link.closed is not None
@@ -226,7 +226,7 @@ def test_a_server_that_floods_an_idle_session_of_a_client(pki, small_model, tmp_
         remote = trio.connection.model("hospital-b")
         remote(X)
         assert until(lambda: all(c.idle for link in trio.links("SAQ"[1]) for c in link._channels.values()), 10)
-        (session,) = remote._opened
+        (session,) = remote._sessions
         client = trio.connection if who == "Q" else trio.party.connection
         (link,) = [link for link in trio.links("S") if link.peer == client.name and link.closed is None]
         channel = client.link._channels[session]
@@ -234,7 +234,7 @@ def test_a_server_that_floods_an_idle_session_of_a_client(pki, small_model, tmp_
 
         def watched(frame, read):
             take(frame, read)
-            waiting.append(channel.waiting)
+            waiting.append(channel.unread_bytes)
 
         channel.take = watched
         with suppress(NetworkError):

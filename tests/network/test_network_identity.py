@@ -64,7 +64,7 @@ def test_whom_nobody_has_pinned_is_refused_unless_somebody_says_otherwise(pki, s
             with pytest.raises(errors.IdentityError, match="'alice' is not among them"):
                 connection.model("hospital-b")(X)
         assert (A, frozenset((Q, A))) not in installed
-        assert Pins().known() == {"hospital-b": fingerprint_of(made["hospital-b"].identity)}
+        assert Pins().fingerprints() == {"hospital-b": fingerprint_of(made["hospital-b"].identity)}
     finally:
         party.close()
         server.stop()
@@ -77,8 +77,8 @@ def test_both_clients_learn_each_other_on_first_use_where_that_is_said_and_know_
         assert (remote(X) - small_model(X)).abs().max() < 1e-4
         remote.close()
     of = {name: fingerprint_of(trio.made[name].identity) for name in ("alice", "hospital-b")}
-    assert pins["Q"].known() == {"hospital-b": of["hospital-b"]}
-    assert pins["A"].known() == {"alice": of["alice"]}
+    assert pins["Q"].fingerprints() == {"hospital-b": of["hospital-b"]}
+    assert pins["A"].fingerprints() == {"alice": of["alice"]}
 
 
 @pytest.mark.parametrize("first_use", [False, True])
@@ -196,7 +196,7 @@ def test_a_server_in_the_middle_is_noticed_before_a_key_is_used(trio, small_mode
 def test_a_middle_that_signs_for_itself_is_refused_by_the_pins(trio, meddling):
     """Its keys and signatures are right, in the name of the other; but that name is pinned to another key."""
     trio.connection.model("hospital-b").close()
-    (offer,) = trio.party._offers.all()
+    (offer,) = trio.party._offers.latest()
     agreed = context(offer.description, offer.edition, Scheme(), 0, 1)
     own = Identities({"Q": "alice", "A": "hospital-b"}, context=agreed)
     public, heard = keypair()[1], {}

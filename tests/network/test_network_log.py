@@ -16,7 +16,7 @@ from sectorch import errors, files
 from sectorch.network import Store
 from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity
 from sectorch.network.log import QUERIES, LineFormatter, begin, write
-from sectorch.network.parties.session import reason
+from sectorch.network.parties.session import abort_reason
 from sectorch.network.store import version
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -49,7 +49,7 @@ def test_each_party_has_a_line_of_each_query_and_they_agree(trio, caplog):
     described = trio.described[0]
     same = {
         "client": "alice", "model": "hospital-b", "rows": "2", "outcome": "done",
-        "version": version(described, trio.party._offers.all()[0].edition),
+        "version": version(described, trio.party._offers.latest()[0].edition),
     }  # fmt: skip
     own = [
         {},
@@ -134,7 +134,7 @@ def _key(folder, monkeypatch):
 
 
 def test_an_error_of_another_kind_names_the_party_where_it_arose():
-    assert reason(KeyError("a weight"), "the server") == "KeyError: at the server, whose own log says more"
+    assert abort_reason(KeyError("a weight"), "the server") == "KeyError: at the server, whose own log says more"
 
 
 # Lines.

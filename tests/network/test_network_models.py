@@ -49,7 +49,7 @@ def test_many_shapes_fill_no_memory(pki, small_model, tmp_path):
         remote, ideal = trio.connection.model("hospital-b"), sectorch.reference(small_model)
         for rows in [*range(1, len(x) + 1), 1, len(x)]:
             assert torch.equal(remote(x[:rows]), ideal(x[:rows]))
-        (opened,) = remote._opened.values()
+        (opened,) = remote._sessions.values()
         (module,) = opened.party._modules
         assert len(module._checked) == KEPT_SHAPES
     finally:

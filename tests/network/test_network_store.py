@@ -364,7 +364,7 @@ def test_prepare_is_refused_over_the_budget_of_any_party(trio, small_model, who)
 def test_another_client_cannot_use_the_material(trio, small_model):
     remote = trio.connection.model("hospital-b")
     remote.prepare((2, 1, 8, 8), 1)
-    (session,) = remote._opened
+    (session,) = remote._sessions
     remote.close()
     assert until(trio.idle, 60)
     trio.start_querying(name="bob")

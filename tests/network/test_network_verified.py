@@ -21,7 +21,7 @@ from sectorch.network.commands.ask import query
 from sectorch.network.federation.policy import _accepted
 from sectorch.network.messages import NumberFormat, message_form, parse_message
 from sectorch.network.parties.answer import Admission
-from sectorch.network.parties.session import scheme_in, scheme_of
+from sectorch.network.parties.session import scheme_from_message, scheme_to_message
 
 VERIFIED = Scheme(verified=True)
 GOOD = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -313,10 +313,10 @@ def test_options_that_do_not_go_together_are_one_line(tmp_path, capsys, options,
 
 def test_a_request_without_the_word_is_one_without_a_proof():
     """As a client of before sends it."""
-    said = message_form(scheme_in(VERIFIED))
-    assert scheme_of(parse_message(NumberFormat, said)) == VERIFIED
+    said = message_form(scheme_to_message(VERIFIED))
+    assert scheme_from_message(parse_message(NumberFormat, said)) == VERIFIED
     del said["verified"]
-    assert scheme_of(parse_message(NumberFormat, said)) == Scheme()
+    assert scheme_from_message(parse_message(NumberFormat, said)) == Scheme()
     for wrong in ("yes", 1, None):
         with pytest.raises(errors.FrameError, match="verified: expected `bool`"):
             parse_message(NumberFormat, {**said, "verified": wrong})

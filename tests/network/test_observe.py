@@ -237,7 +237,7 @@ def test_nothing_but_names_and_sums_is_in_the_metrics(trio, metrics):
     text = without.page()[2].decode()
     secret = [
         fingerprint_of(trio.made["alice"].identity),
-        trio.party._offers.all()[0].edition,
+        trio.party._offers.latest()[0].edition,
         "127.0.0.1",
         "localhost",
         "SHA256",

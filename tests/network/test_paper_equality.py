@@ -38,7 +38,7 @@ def world(request, tmp_path):
     torch.set_num_threads(1)  # as `each` has it: sums of two threads are rounded otherwise
     yield world
     torch.set_num_threads(threads)
-    assert until(lambda: len(world.server._meetings) == 0, 30)
+    assert until(lambda: len(world.server._broker) == 0, 30)
     world.close()
 
 

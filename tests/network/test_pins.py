@@ -30,7 +30,7 @@ def test_a_name_with_a_space_at_its_end_locks_nobody_out(tmp_path):
         pins.check("hospital-a ", KEYS[1])
     pins.check("hospital-a", KEYS[0])
     pins.check("hospital-c", KEYS[2])
-    assert pins.known() == {"hospital-a": PRINTS[0], "hospital-c": PRINTS[2]}
+    assert pins.fingerprints() == {"hospital-a": PRINTS[0], "hospital-c": PRINTS[2]}
 
 
 def test_a_name_with_a_line_break_pins_nobody_else(tmp_path):
@@ -38,7 +38,7 @@ def test_a_name_with_a_line_break_pins_nobody_else(tmp_path):
     pins = Pins(tmp_path / "pins", first_use=True)
     with pytest.raises(errors.IdentityError, match="the other party's name is 1 to 64"):
         pins.check(f"x {PRINTS[3]}\nvictim", KEYS[1])
-    assert pins.known() == {}
+    assert pins.fingerprints() == {}
 
 
 TEXT = st.text(max_size=80) | st.text("ab1 _.-@#\n\r\t\x0b\x85\u2028\x00\u0430\uff41:", max_size=70)
@@ -57,7 +57,7 @@ def test_whatever_the_name_the_file_stays_whole(tmp_path_factory, name, by_hand)
         assert str(error).isprintable()
         return
     assert name.isascii() and name == name.strip() and len(name.split()) == 1 and name[0].isalnum()
-    assert pins.known() == {"hospital-a": PRINTS[0], name: PRINTS[1]}
+    assert pins.fingerprints() == {"hospital-a": PRINTS[0], name: PRINTS[1]}
 
 
 @given(TEXT)
@@ -98,7 +98,7 @@ def test_a_broken_line_is_the_loss_of_its_name_alone(tmp_path, text, first_use):
     pins.check("carol", KEYS[2])
     with pytest.raises(errors.IdentityError, match="has changed"):
         pins.check("bob", KEYS[0])
-    assert pins.known() == {"bob": PRINTS[1], "carol": PRINTS[2]}
+    assert pins.fingerprints() == {"bob": PRINTS[1], "carol": PRINTS[2]}
     command = str(refused.value)[str(refused.value).index("sectorch keys pin") :]
     assert keys(shlex.split(command)[2:]) == 0, "the way out"
     pins.check("alice", KEYS[3])
@@ -135,7 +135,7 @@ def test_whatever_is_in_the_file_no_wrong_key_is_trusted(tmp_path_factory, junk,
     for first_use in (False, True):
         for name in ("alice", "bob"):
             before = path.read_bytes()
-            if Pins(path).known().get(name) is None and first_use:
+            if Pins(path).fingerprints().get(name) is None and first_use:
                 continue  # a name of which nothing is left is new, and a file that is whole says nothing of it
             with pytest.raises(errors.IdentityError):
                 Pins(path, first_use=first_use).check(name, KEYS[2])
@@ -167,7 +167,7 @@ def test_the_pin_file_survives_many_writers(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert Pins(tmp_path / "pins").known() == {name: fingerprint(key) for name, key in made.items()}
+    assert Pins(tmp_path / "pins").fingerprints() == {name: fingerprint(key) for name, key in made.items()}
 
 
 @pytest.mark.parametrize("text", ["alice", "alice md5:abc", "alice SHA256:a\nalice SHA256:b", "\xff"])

@@ -133,8 +133,8 @@ def test_a_request_that_goes_on_from_another_call_is_refused(remote):
     ids, mask = prompts()
     texts = RemoteTexts(remote)
     token, past = texts._call(texts._first(ids, mask, None))
-    (opened,) = remote._opened.values()
-    opened.party.stayed += 1
+    (opened,) = remote._sessions.values()
+    opened.party.retained_calls += 1
     with pytest.raises(Exception, match="another call than the last"):
         texts._call(texts._next(token, mask, past, 1, None))
 

@@ -70,7 +70,7 @@ def test_a_server_cannot_pass_one_model_off_as_another(trio, small_model, monkey
     monkeypatch.setattr(registry, "find", lambda name, *args: find("hospital-b", *args))
     with pytest.raises((errors.KeyAgreementError, errors.SessionOverError)):
         trio.connection.model("hospital-b/later")
-    monkeypatch.setattr(trio.party._offers, "find", lambda name, edition: trio.party._offers.all()[0])
+    monkeypatch.setattr(trio.party._offers, "find", lambda name, edition: trio.party._offers.latest()[0])
     with pytest.raises(errors.KeyAgreementError):
         trio.connection.model("hospital-b/later")
 

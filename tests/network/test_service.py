@@ -98,7 +98,7 @@ class Ups(World):
         thread = threading.Thread(target=party.keep, args=(stopped, lambda _: None), daemon=True)
         thread.start()
         self.running[name] = party, stopped, thread
-        assert until(lambda: self.server._meetings.notes.token(name), 30)
+        assert until(lambda: self.server._broker.notes.token(name), 30)
         return party
 
     def down(self, name: str) -> None:
@@ -106,7 +106,7 @@ class Ups(World):
         stopped.set()
         party.stop()
         thread.join(30)
-        assert not thread.is_alive() and until(lambda: not self.server._meetings.notes.token(name), 30)
+        assert not thread.is_alive() and until(lambda: not self.server._broker.notes.token(name), 30)
 
     def start(self, by: str = "right", function: str = "program", change=lambda p: p) -> dict:
         notes: Queue[dict] = Queue()
@@ -337,7 +337,7 @@ def test_one_that_is_lost_ends_the_run_at_the_others_and_the_next_one_is_right(w
     assert "PeerLostError" in found["x"]["right"]["outcome"] or "'left'" in found["x"]["right"]["outcome"]
     assert time.monotonic() - began < 30
     stuck["HELD"].set()
-    assert until(lambda: world.server._meetings.notes.token("left"), 30)
+    assert until(lambda: world.server._broker.notes.token("left"), 30)
     assert until(lambda: not any(party._runs for party, *_ in world.running.values()), 30)
     assert world.start()["right"]["outcome"] == "done"
     stuck["HELD"].clear(), stuck["THERE"].clear()

@@ -68,7 +68,7 @@ def test_frames_of_all_sizes_come_whole_and_in_order(ends, towards):
     sizes = [0, 1, 100, PART_BYTES, 7, *(edge + d for edge in edges for d in (-60, -45, -44, 0, 1)), 3 * PART_BYTES, 5]
     sent, channel = frames(sizes), to.open(SESSION)
     from_.open(SESSION)
-    channel.expect(1 << 28)
+    channel.grant_credit(1 << 28)
     for frame in sent:
         from_.send(frame)
     for i, frame in enumerate(sent):
@@ -82,7 +82,7 @@ def test_many_threads_send_at_once_and_each_ones_frames_stay_in_order(ends):
     for session in sessions:
         ends.client.open(session)
     for channel in channels:
-        channel.expect(1 << 28)
+        channel.grant_credit(1 << 28)
 
     def send(session: bytes) -> None:
         for number in range(200):

@@ -63,13 +63,13 @@ def ended(monkeypatch):
     """The errors with which sessions ended at answering parties."""
     found = []
     answering = sys.modules["sectorch.network.parties.answer"]  # the package's `answer` is the function
-    reason = answering.reason
+    abort_reason = answering.abort_reason
 
     def kept(error, who):
         found.append(type(error))
-        return reason(error, who)
+        return abort_reason(error, who)
 
-    monkeypatch.setattr(answering, "reason", kept)
+    monkeypatch.setattr(answering, "abort_reason", kept)
     return found
 
 

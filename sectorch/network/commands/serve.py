@@ -143,7 +143,7 @@ class MultiServer:
         with self._lock:
             if (address, worker) in self._others or self._stopped.is_set():
                 return
-            other = self._others[address, worker] = self._party.beside(address, worker)
+            other = self._others[address, worker] = self._party.at_server(address, worker)
         thread = threading.Thread(target=self._beside, args=(other, address), daemon=True, name=f"at {address}")
         thread.start()
 

@@ -410,10 +410,10 @@ class SessionBroker:
 
     def _clear(self, running: _Running) -> None:
         for name, link in running.links.items():
-            link.part(running.run)
+            link.end_forwarding(running.run)
             for other in running.links:
                 if other != name:
-                    link.part(wire_of(running.run, name, other))
+                    link.end_forwarding(wire_of(running.run, name, other))
 
 
 def _refuse(link: Link, key: Key, error: NetworkError) -> None:

@@ -289,7 +289,7 @@ class ListedPins(Pins):
         super().__init__(where)
         self._known = dict(known)
 
-    def known(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         return dict(self._known)
 
     def check(self, name: str, public: bytes) -> None:

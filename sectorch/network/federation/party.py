@@ -25,7 +25,7 @@ from ...session import Q, Session
 from ..messages import ControlMessage, Delivery, Meet, PartFinished, PartiesMissing, Refusal, SessionBegin, Unmeet
 from ..names import readable
 from ..parties.client import Connection
-from ..parties.session import RemoteSession, reason
+from ..parties.session import RemoteSession, abort_reason
 from ..wire.channel import Channel, copy_error
 from ..wire.tls_stream import no_other_threads, start_thread
 from .broker import Key, wire_of
@@ -135,7 +135,7 @@ class SessionEnds:
 
     def give_up(self, error: BaseException) -> None:
         """The others' session ends with the reason, which holds no secret."""
-        self._control.abort(reason(error, f"'{self._connection.name}'"))
+        self._control.abort(abort_reason(error, f"'{self._connection.name}'"))
         if isinstance(error, SectorchError):  # another thread of this party, which is in it, ends with the same
             self._failed(error)
         self.close()

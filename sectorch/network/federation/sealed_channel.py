@@ -38,13 +38,13 @@ class RelayedChannel(Channel):
         except FrameError as error:
             self.fail(error)
 
-    def _heard(self, frame: Frame) -> None:
+    def _note_activity(self, frame: Frame) -> None:
         """Sealed frames alone are the other end's words: the server can make up the others, and a hanging party live.
 
         One that is made up is noticed by whoever reads it.
         """
         if frame.kind == Kind.DATA:
-            super()._heard(frame)
+            super()._note_activity(frame)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class SealedChannel:
         self._sending = threading.Lock()
         self._seal: AESGCM | None = None
         self._open: AESGCM | None = None
-        channel.begin()
-        channel.expect(largest + (largest >> 12) + (1 << 20))
+        channel.begin_call()
+        channel.grant_credit(largest + (largest >> 12) + (1 << 20))
 
     def hello(self) -> None:
         """Say the public key of this session."""
@@ -97,7 +97,7 @@ class SealedChannel:
         Raises:
             FrameError: what came is no key.
         """
-        self._theirs = self._heard("hello", KEY_BYTES)
+        self._theirs = self._note_activity("hello", KEY_BYTES)
         ends = self._ends
         signed = ends.key.sign(ends.statement(ends.me, self._public, ends.other, self._theirs))
         self._say("proof", ends.key.public_key().public_bytes_raw() + signed)
@@ -108,7 +108,7 @@ class SealedChannel:
         Raises:
             KeyAgreementError: a signature of something else, or a key that is none. IdentityError: of somebody else.
         """
-        ends, proof = self._ends, self._heard("proof", KEY_BYTES + SIGNATURE_BYTES)
+        ends, proof = self._ends, self._note_activity("proof", KEY_BYTES + SIGNATURE_BYTES)
         public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
         try:
             known = Ed25519PublicKey.from_public_bytes(public)
@@ -181,7 +181,7 @@ class SealedChannel:
     def _say(self, label: str, data: bytes) -> None:
         self._channel.send([pack(Frame(Kind.DATA, self._channel.session, label=label, payload=data))])
 
-    def _heard(self, label: str, size: int) -> bytes:
+    def _note_activity(self, label: str, size: int) -> bytes:
         frame = self._channel.receive()
         if frame.kind != Kind.DATA or frame.label != label or len(frame.payload) != size:
             raise FrameError(f"'{self._ends.other}' does not agree on keys as this version does")

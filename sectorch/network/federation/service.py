@@ -43,7 +43,7 @@ from ..identity.identity import Credentials
 from ..log import query, write
 from ..messages import Delivery, IsUp, Note, PartiesUp, WhoIsUp
 from ..names import readable
-from ..parties.session import in_full, join_threads, reason
+from ..parties.session import abort_reason, join_threads, log_text
 from ..receipts.receipts import Receipts
 from ..wire.channel import copy_error
 from ..wire.fair_queue import FairQueue
@@ -150,7 +150,7 @@ class ProgramRun:
                 finally:
                     asked.more["revealed"] = self._ledger.text[:TEXT]
         except BaseException as error:
-            self._keep({**record, "outcome": in_full(error), "seconds": time.perf_counter() - began})
+            self._keep({**record, "outcome": log_text(error), "seconds": time.perf_counter() - began})
             raise
         finally:
             timer.cancel()
@@ -308,9 +308,9 @@ class PartyService:
                     raise IdentityError(f"a note of '{word.by}' that came from another")
                 self._heard(word)
             except SectorchError as error:
-                write(log, "note refused", logging.WARNING, by=sender, why=in_full(error))
+                write(log, "note refused", logging.WARNING, by=sender, why=log_text(error))
             except Exception as error:  # the next one is read whatever was wrong with this one
-                write(log, "note refused", logging.ERROR, by=sender, why=in_full(error))
+                write(log, "note refused", logging.ERROR, by=sender, why=log_text(error))
                 log.debug("in detail", exc_info=error)
 
     def _heard(self, word: Proposed | Word) -> None:
@@ -338,11 +338,11 @@ class PartyService:
             self._admit(self.policy.agree(proposal))
         except (RefusedError, BusyError, FrameError) as error:
             said = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
-            own = None if error.__cause__ is None else in_full(error.__cause__)
+            own = None if error.__cause__ is None else log_text(error.__cause__)
             write(log, "refused", run=word.run, by=word.by, why=error, own=own)
         except Exception as error:
             said = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
-            write(log, "refused", logging.ERROR, run=word.run, by=word.by, own=in_full(error))
+            write(log, "refused", logging.ERROR, run=word.run, by=word.by, own=log_text(error))
         else:
             write(log, "accepted", run=proposal.nonce, by=proposal.by, program=proposal.name)
         digest = "" if not said["yes"] else proposal_of(word).digest
@@ -389,8 +389,8 @@ class PartyService:
             with self._turns.turn(proposal.nonce, lambda: None):
                 said = run.take_part()
         except BaseException as error:
-            said = {"outcome": reason(error, f"'{self.name}'")}
-            write(log, "run ended", run=proposal.nonce, program=proposal.name, why=in_full(error))
+            said = {"outcome": abort_reason(error, f"'{self.name}'")}
+            write(log, "run ended", run=proposal.nonce, program=proposal.name, why=log_text(error))
             log.debug("in detail", exc_info=error)
         else:
             write(log, "run ended", run=proposal.nonce, program=proposal.name, outcome="done", folder=run.folder)

@@ -97,7 +97,7 @@ class Pins:
         self.path = Path(path) if path is not None else config_folder() / "pins"
         self.first_use = first_use
 
-    def known(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """Fingerprints by name.
 
         Raises:

@@ -1,4 +1,9 @@
-"""The answering party A: owns a model, answers queries in as many sessions as are opened."""
+"""The answering party A: which models it offers, whose queries it admits, and how it answers them.
+
+`Admission` decides which queries are answered and bans clients that dealt falsely. `ModelOffers` holds the current
+version of each model. `Answering` connects to the server and runs one thread for each session. `answer` starts all of
+that for a module in this process.
+"""
 
 from __future__ import annotations
 
@@ -63,30 +68,36 @@ from ..wire.channel import Channel, Link, copy_error
 from ..wire.fair_queue import FairQueue
 from .batching import AnsweringBatcher, BatchCandidate
 from .client import Connection, no_identity
-from .session import AnsweringParty, PartySession, ProgramCache, in_full, join_threads, reason, scheme_of
-
-# Which questions an answering party takes, and whose it takes no more.
-
+from .session import (
+    AnsweringParty,
+    PartySession,
+    ProgramCache,
+    abort_reason,
+    join_threads,
+    log_text,
+    scheme_from_message,
+)
 
 log = logging.getLogger("sectorch.answer")
-MANY = 128
-"""Questions of one client that may wait here: the server has them wait before."""
+MAX_WAITING = 128
+"""Queries of one client that may wait here. The server's own limit is lower."""
 
 
 class Admission:
-    """What an answering party asks of a question, and the identity keys of those who dealt falsely.
+    """Decides which queries an answering party takes, and bans identity keys that dealt falsely.
 
-    Evidence is a file, `false-dealing-FINGERPRINT.json`, whose presence is the ban: whoever removes it lifts it. Where
-    it cannot be kept, the ban ends with this process.
+    A ban is a file of evidence, `false-dealing-FINGERPRINT.json`; removing the file lifts the ban. Where the file
+    cannot be written, the ban ends with this process.
 
     Args:
-        unchecked: whether questions with range_check=False are answered too.
-        audited: of how many calls at least one is used (`Scheme.audited`); 1 where clients are trusted to deal.
-        verified: whether clients have to prove what they deal (`Scheme.verified`); who asks so is never audited.
-        folder: where evidence is kept, if it is.
+        unchecked: whether to answer queries with range_check=False.
+        audited: the number of calls that a client deals for each one that is used, at least (`Scheme.audited`); 1
+            trusts clients to deal correctly.
+        folder: where evidence is written; None writes none.
+        verified: whether clients have to prove what they deal (`Scheme.verified`). Such queries are not audited.
 
     Raises:
-        ArgumentError: that is no number of calls.
+        ArgumentError: `audited` or `verified` is out of range, or both are set.
     """
 
     def __init__(
@@ -101,13 +112,17 @@ class Admission:
             )
         self._unchecked, self._audited, self._folder, self._verified = unchecked, audited, folder, verified
         self._banned: set[str] = set()
-        self._guard, self._asking = threading.Lock(), defaultdict[str, FairQueue](lambda: FairQueue(1, MANY, MANY))
+        self._lock, self._turns = (
+            threading.Lock(),
+            defaultdict[str, FairQueue](lambda: FairQueue(1, MAX_WAITING, MAX_WAITING)),
+        )
 
     def check(self, who: str, scheme: Scheme, of: int) -> None:
-        """Raise RefusedError for a question that is not taken.
+        """Raise RefusedError for a query that this party does not answer.
 
         Args:
-            who: this party. of: how many parties answer it.
+            who: this party's name.
+            of: the number of parties that answer the query.
         """
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{who}' answers with range checks only: leave range_check=False out")
@@ -126,19 +141,21 @@ class Admission:
             )
 
     @contextmanager
-    def asking(self, client: str, key: str, model: str, tick: Callable[[], None]) -> Iterator[None]:
-        """A question of this identity key's, and no other of its own beside it where dealing is to be audited: who
-        cheats in many sessions at once is found out in one, and banned, before the next begins.
+    def query_turn(self, client: str, key: str, model: str, tick: Callable[[], None]) -> Iterator[None]:
+        """Run one query of an identity key in the block, and ban the key if it is found to deal falsely.
+
+        Where dealing is audited, the queries of one key run one at a time. Otherwise a client could deal falsely in
+        many sessions at once and be banned only after all of them.
 
         Args:
-            tick: called now and then while it waits.
+            tick: called periodically while the query waits.
 
         Raises:
-            RefusedError: evidence is kept of what this key has dealt.
-            FalseDealingError: as from the question; evidence is kept, and the key banned.
+            RefusedError: the key is banned.
+            FalseDealingError: raised by the block; the evidence is written and the key banned first.
         """
-        with self._guard:
-            turns = self._asking[key]
+        with self._lock:
+            turns = self._turns[key]
         with turns.turn(key, tick) if self._audited > 1 else nullcontext():
             self.check_key(client, key)
             try:
@@ -149,23 +166,23 @@ class Admission:
                 raise
 
     def check_key(self, client: str, key: str) -> None:
-        """Raise RefusedError where evidence is kept of what this identity key has dealt."""
+        """Raise RefusedError for an identity key that is banned."""
         if key in self._banned or (self._folder is not None and self._file(key).exists()):
             raise RefusedError(
                 f"'{client}' has dealt falsely before, as it has signed, and is not answered any more; the answering "
                 f"party keeps the evidence"
             )
 
-    def ended(self, error: Exception, facts: dict[str, str]) -> None:
-        """A session has ended with this error: note a false dealing of which there is no evidence, and so no ban.
+    def note_error(self, error: Exception, facts: dict[str, str]) -> None:
+        """Log a false dealing that ended a session without evidence signed by the client, so that nobody is banned.
 
-        S may find it out when this party has done its part of the call already.
+        This happens where S detects it after this party has finished its part of the call.
         """
         if isinstance(error, FalseDealingError) and error.evidence is None:
             write(log, "false dealing", logging.ERROR, **facts, evidence="none that it has signed: no ban")
 
     def _ban(self, client: str, key: str, model: str, evidence: Evidence) -> None:
-        """Answer this key no more, and keep why."""
+        """Ban a key and write the evidence."""
         promise = evidence.promise
         said = {
             "client": client, "key": key, "model": model, "found_at": datetime.now(timezone.utc).isoformat(),
@@ -175,12 +192,12 @@ class Admission:
             "public_key": evidence.public.hex(), "call": evidence.call, "digest_of_its_streams": evidence.found.hex(),
             "stream_with_A": evidence.with_A.hex(), "stream_with_S": evidence.with_S.hex(),
         }  # fmt: skip
-        kept = self._kept(key, json.dumps(said, indent=1).encode())
+        kept = self._write_evidence(key, json.dumps(said, indent=1).encode())
         facts = {"client": client, "key": key, "model": model, "call": evidence.call}
         write(log, "false dealing", logging.ERROR, **facts, evidence=kept)
 
-    def _kept(self, key: str, said: bytes) -> str:
-        """Where evidence is kept, or why not."""
+    def _write_evidence(self, key: str, said: bytes) -> str:
+        """Write the evidence; returns the file's name, or why there is none (then the ban ends with this process)."""
         if self._folder is not None:
             try:
                 files.write(self._file(key), said, 0o600)
@@ -197,21 +214,20 @@ class Admission:
         return folder / f"false-dealing-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-# At an answering party: the models that it has, by name, each as it is now and as older sessions know it.
-
-
 RESTING = 2.0
-"""Seconds without a call after which a session of an older version is ended."""
+"""Seconds without a call after which a session of a replaced version is ended."""
 
 
 @dataclass(eq=False)
 class ModelOffer:
-    """A model under a name, as it was given.
+    """One version of a model that this party offers under a name.
 
     Attributes:
-        name: PARTY or PARTY/MODEL. edition: this party's name for the weights.
-        made: when it was given, in microseconds; the latest version is the one that answers.
-        over: whether another one has taken its place.
+        name: PARTY or PARTY/MODEL.
+        edition: this party's name for the weights.
+        made: when the version was added, in microseconds; the latest one answers.
+        programs: the programs of its calls, shared by its sessions.
+        replaced: whether a later version has replaced it.
     """
 
     name: str
@@ -220,7 +236,7 @@ class ModelOffer:
     edition: str
     made: int
     programs: ProgramCache = field(default_factory=ProgramCache, repr=False)
-    over: bool = False
+    replaced: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -232,32 +248,36 @@ class ModelOffer:
 
 
 class ModelOffers:
-    """The models of one answering party, and the sessions in which they are asked.
+    """The models of one answering party, and the sessions that use them.
 
     Args:
-        party: its name. identity: its long-term key, from which its names for weights come: they are the same at all
-            processes of the party, and say nothing about the weights to others.
-        imprecise: whether models that lose digits in fixed point are offered, with a warning.
+        party: its name.
+        identity: its long-term key. Editions are derived from it and the weights: they are equal at all processes of
+            the party, and reveal nothing about the weights to others.
+        imprecise: whether to offer models that lose digits in fixed point, with a warning.
     """
 
     def __init__(self, party: str, identity: Ed25519PrivateKey, imprecise: bool = False):
         self._party, self._key, self._imprecise = party, identity.private_bytes_raw(), imprecise
         self._lock = threading.Lock()
         self._offers: dict[str, list[ModelOffer]] = {}
-        self._asked: dict[Channel, tuple[ModelOffer, float | None]] = {}
+        self._sessions: dict[Channel, tuple[ModelOffer, float | None]] = {}
 
-    def give(self, model: str, description: dict, weights: dict[str, torch.Tensor]) -> ModelOffer | None:
-        """From now on this is the model; None if it was so already. What it takes the place of stays until `retire`.
+    def set(self, model: str, description: dict, weights: dict[str, torch.Tensor]) -> ModelOffer | None:
+        """Make this the current version of a model. The version before it stays usable until `retire`.
 
         Args:
-            model: its name after the party's; empty for the party's own.
+            model: the part of the name after the party's; empty for the party's own.
+
+        Returns:
+            The offer, or None where this version is the current one already.
 
         Raises:
-            ProgramError: it is no description, or the weights do not fit it. Nothing changes.
-            PrecisionError: it loses digits in fixed point. Nothing changes.
+            ProgramError: the description is invalid, or the weights do not fit it. Nothing changes.
+            PrecisionError: the model loses digits in fixed point. Nothing changes.
 
         Warns:
-            PrecisionWarning: it does, and such models are offered.
+            PrecisionWarning: the model loses digits, and `imprecise` allows it.
         """
         served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
         check_served(served, name, self._imprecise)
@@ -271,37 +291,38 @@ class ModelOffers:
         return new
 
     def retire(self) -> None:
-        """End the sessions of models whose place others have taken, as soon as they have no running call."""
+        """End the sessions of replaced versions, each as soon as it has no running call."""
         with self._lock:
             for held in self._offers.values():
                 for offer in held[:-1]:
-                    offer.over = True
+                    offer.replaced = True
                 del held[:-1]
-        threading.Thread(target=self._part, daemon=True, name="retiring").start()
+        threading.Thread(target=self._end_replaced_sessions, daemon=True, name="retiring").start()
 
-    def _part(self) -> None:
-        """A session has ended its call some time after this party has done its part: the server goes on with it."""
+    def _end_replaced_sessions(self) -> None:
+        """Wait for each session to be without a call for `RESTING` seconds: the server may still be working on a call
+        whose part here is finished."""
         while True:
             with self._lock:
-                left = [(channel, *asked) for channel, asked in self._asked.items() if asked[0].over]
+                left = [(channel, *asked) for channel, asked in self._sessions.items() if asked[0].replaced]
             for channel, offer, since in left:
                 if since is not None and time.monotonic() - since > RESTING:
-                    channel.fail(_over(offer))
-                    self.end(channel)
+                    channel.fail(_replaced_error(offer))
+                    self.end_session(channel)
             if not left:
                 return
             time.sleep(RESTING / 4)
 
-    def all(self) -> list[ModelOffer]:
-        """As they are now."""
+    def latest(self) -> list[ModelOffer]:
+        """The current version of each model."""
         with self._lock:
             return [held[-1] for held in self._offers.values()]
 
     def find(self, name: object, edition: object) -> ModelOffer:
-        """The model that a session is opened with.
+        """The version that a session is opened with.
 
         Raises:
-            SessionOverError: another version has taken its place, or there is none of that name.
+            SessionOverError: there is no such version, or no longer.
         """
         with self._lock:
             found = next((o for o in self._offers.get(str(name), []) if o.edition == edition), None)
@@ -309,29 +330,29 @@ class ModelOffers:
             raise SessionOverError(f"'{self._party}' has another version now; ask again")
         return found
 
-    def begin(self, channel: Channel, offer: ModelOffer) -> None:
-        """A call of a session begins.
+    def begin_call(self, channel: Channel, offer: ModelOffer) -> None:
+        """Record that a call of a session begins.
 
         Raises:
-            SessionOverError: another version has taken the model's place; nothing of the call was done.
+            SessionOverError: the version was replaced; nothing of the call was done.
         """
         with self._lock:
-            if offer.over:
-                raise _over(offer)
-            self._asked[channel] = offer, None
+            if offer.replaced:
+                raise _replaced_error(offer)
+            self._sessions[channel] = offer, None
 
-    def rest(self, channel: Channel, offer: ModelOffer) -> None:
-        """A session has no call now."""
+    def end_call(self, channel: Channel, offer: ModelOffer) -> None:
+        """Record that a session has no running call."""
         with self._lock:
-            self._asked[channel] = offer, time.monotonic()
+            self._sessions[channel] = offer, time.monotonic()
 
-    def end(self, channel: Channel) -> None:
-        """A session has ended."""
+    def end_session(self, channel: Channel) -> None:
+        """Forget a session that has ended."""
         with self._lock:
-            self._asked.pop(channel, None)
+            self._sessions.pop(channel, None)
 
 
-def _over(offer: ModelOffer) -> SessionOverError:
+def _replaced_error(offer: ModelOffer) -> SessionOverError:
     return SessionOverError(f"'{offer.name}' has another version now; asking again opens a session with that one")
 
 
@@ -348,26 +369,31 @@ def _digest(weights: dict[str, torch.Tensor]) -> bytes:
 
 
 SESSIONS = 128
+"""Sessions that one connection may have open."""
 
 
 class Answering:
     """A running answering party; `close` ends it.
 
     Args:
-        pins: the clients that are known; the file in the user's settings unless given.
-        store: where prepared material is kept; a temporary one unless given.
-        unchecked, audited, verified: as of `Admission`, which keeps evidence in a lasting store's folder.
+        address: host:port of the server.
+        description, weights: of the model, as `describe` gives them.
+        pins: the known clients; the file in the user's settings by default.
+        store: where prepared material is kept; a temporary one by default.
+        patience: seconds of silence after which the server counts as lost; 60 by default.
+        unchecked, audited, verified: see `Admission`. Evidence goes to the folder of a lasting store.
         receipts: a file in which each query is signed for before it is answered.
-        limits: a file of what each client may ask (`limits.file`).
-        model: the name of this model after the party's own and a slash; without it, it has the party's own. Others are
-            added by `offer`.
-        replica: whether others of this party answer as well, each with a store of its own.
-        imprecise: whether models that lose digits in fixed point are answered with, too (`PrecisionWarning`).
+        limits: a file of the quotas of clients (`limits.Quotas`).
+        model: the part of the model's name after the party's own and a slash; empty gives it the party's name. `offer`
+            adds other models.
+        replica: whether other processes of this party answer as well, each with a store of its own.
+        imprecise: whether to answer with models that lose digits in fixed point (`PrecisionWarning`).
 
     Raises:
-        PrecisionError: the model loses digits, by the look at its precision that `secure` has.
-        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
-        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
+        PrecisionError: the model loses digits in fixed point, by the check that `secure` does.
+        ArgumentError: the file of limits is invalid, or a replica has no lasting store.
+        QuotaFileError: the use of quotas cannot be recorded.
+        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written or signed.
     """
 
     def __init__(
@@ -392,10 +418,10 @@ class Answering:
         if credentials.identity is None:
             raise no_identity(credentials.name)
         self._offers = ModelOffers(credentials.name, read_identity(credentials.identity), imprecise)
-        self._offers.give(model, description, weights)
+        self._offers.set(model, description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._worker, self._label = 0, ""
-        self._everywhere = [self]
+        self._instances = [self]
         self._pins = pins or Pins()
         self.store = store or Store()
         self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None, verified)
@@ -404,21 +430,21 @@ class Answering:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
         self._keeper = self.store.name if replica else ""
         self._threads: list[threading.Thread] = []
-        self._turns = FairQueue(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
+        self._turns = FairQueue(SESSIONS, SESSIONS, SESSIONS)  # nothing waits here: the server limits running calls
         self._connection: Connection | None = None
-        self._joint = AnsweringBatcher()
-        self._known: Link | None = None
+        self._batcher = AnsweringBatcher()
+        self._registered_link: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
         try:
             self._quotas = None if limits is None else Quotas(limits, credentials.name, "A")
         except BaseException:
-            self._keep_no_more()
+            self._close_receipts()
             raise
 
     @property
     def connection(self) -> Connection:
-        """To the server; it may have ended since.
+        """The last connection to the server, which may be closed.
 
         Raises:
             PeerLostError: there was none yet.
@@ -428,11 +454,18 @@ class Answering:
         return self._connection
 
     def register(self, name: str) -> None:
-        """Be known to the server under `name`, which the certificate must carry; dials where there is no connection.
+        """Register with the server under `name`, connecting first where there is no open connection.
+
+        Material whose other half the server no longer has, or which belongs to another version, is dropped.
+
+        Args:
+            name: the name in the certificate.
 
         Raises:
-            ArgumentError: what is no name; nothing was sent. BusyError: another connection answers under it.
-            PeerLostError: the server is not there. IdentityError: a certificate was refused.
+            ArgumentError: the name is invalid; nothing was sent.
+            BusyError: another connection answers under it.
+            PeerLostError: the server cannot be reached.
+            IdentityError: a certificate was refused, or is for another name.
         """
         if name_of(name, "an answering party's name") != self._credentials.name:
             own = self._credentials.name
@@ -443,94 +476,100 @@ class Answering:
                 self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins,
                 worker=self._worker,
             )  # fmt: skip
-        offers, there = self._offers.all(), set()
+        offers, at_server = self._offers.latest(), set()
         for offer in offers:
-            there |= self._registered(offer)
-        self._known, self._label = self.connection.link, self.connection.place.label
+            at_server |= self._register_offer(offer)
+        self._registered_link, self._label = self.connection.link, self.connection.place.label
         editions = {offer.edition for offer in offers}
         for shelf in self.store.shelves(replica=self._label) if self._label else self.store.shelves():
-            if shelf.session.hex() not in there or shelf.binding.get("edition") not in editions:
+            if shelf.session.hex() not in at_server or shelf.binding.get("edition") not in editions:
                 shelf.drop()
 
-    def _registered(self, offer: ModelOffer) -> set[str]:
-        """Tell the server of a model; the sessions of which it has material."""
+    def _register_offer(self, offer: ModelOffer) -> set[str]:
+        """Register one model; returns the sessions for which the server has prepared material."""
         request = Register(
             name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made
         )
         return set(self.connection.ask(request, KeptSessions).sessions)
 
     def offer(self, description: dict, weights: dict[str, torch.Tensor], model: str = "") -> bool:
-        """Answer with this model from now on, in place of the one of that name, if there is one; whether it is another.
+        """Add a model, or replace the version of that name.
 
-        The server knows it before sessions of the one before end, which is when their running calls have.
+        The server hears of the new version first. Then sessions of the replaced version end, after their running calls.
 
         Args:
-            model: its name after this party's and a slash; empty for the party's own.
+            model: the part of the name after this party's and a slash; empty for the party's own.
+
+        Returns:
+            Whether it differs from the version before.
 
         Raises:
-            ProgramError, PrecisionError: it is no description, or loses digits; the one before goes on.
+            ArgumentError: the name is invalid.
+            ProgramError, PrecisionError: the description is invalid, or the model loses digits. The version before
+                stays.
         """
         if model:
             name_of(model, "a model's name")
-        now = self._offers.give(model, description, weights)
+        now = self._offers.set(model, description, weights)
         if now is None:
             return False
         try:
-            for one in self._everywhere:
-                if not one.unready():  # else the server hears of it when this party dials again
-                    one._registered(now)
+            for one in self._instances:
+                if not one.unready():  # otherwise `register` tells the server at the next connection
+                    one._register_offer(now)
         finally:
             self._offers.retire()
         write(log, "offers", model=now.name, version=now.version)
         return True
 
     def reload(self) -> None:
-        """Read the limits anew."""
+        """Read the file of limits again."""
         if self._quotas is not None:
             self._quotas.reload()
 
-    def beside(self, address: str, worker: int) -> Answering:
-        """The same party at another server, or at another of its workers: what it has is in common.
+    def at_server(self, address: str, worker: int) -> Answering:
+        """The same party at another server, or at another worker of one, with shared models, store and quotas.
 
         Args:
-            address: of the server. worker: which of those behind that address.
+            address: host:port of the server.
+            worker: number of the worker behind that address.
         """
         other = copy.copy(self)
         other._address, other._worker, other._label = address, worker, ""
-        other._connection, other._known, other._threads = None, None, []
-        self._everywhere.append(other)
+        other._connection, other._registered_link, other._threads = None, None, []
+        self._instances.append(other)
         return other
 
     def leave(self) -> None:
-        """End the connection, and the sessions over it; what is in common with others stays."""
+        """End the connection and its sessions; what `at_server` shares stays open."""
         self._hang_up()
         join_threads(self._threads)
 
     def drain(self, seconds: float) -> bool:
-        """Begin no more calls and sessions; whether those that run were done in that time."""
+        """Begin no more calls and sessions; returns whether the running ones ended within `seconds`."""
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
         return self._turns.drain(why, seconds)
 
     def renew(self, credentials: Credentials) -> None:
-        """From now on, this party dials with these; the connection that there is goes on."""
-        for one in self._everywhere:
+        """Use these credentials for later connections; an open one stays."""
+        for one in self._instances:
             one._credentials = credentials
 
     def unready(self) -> str:
-        """Why nothing is answered now; empty while this party is registered with its server."""
-        there = self._known is not None and self._known.closed is None
-        return self._turns.closed or ("" if there else "not registered with the server")
+        """Why no query is answered now; empty while this party is registered and not stopping."""
+        registered = self._registered_link is not None and self._registered_link.closed is None
+        return self._turns.closed or ("" if registered else "not registered with the server")
 
     def figures(self) -> dict[str, float]:
-        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
-        link = self._known
-        there = link is not None and link.closed is None
-        sessions = link.sessions if there and link is not None else 0
-        return {"sessions": sessions, "connections": there, **self._turns.figures(), **self.store.figures()}
+        """The current values of the gauges of `observe.GAUGES`."""
+        link = self._registered_link
+        sessions = link.sessions if link is not None and link.closed is None else 0
+        connected = link is not None and link.closed is None
+        return {"sessions": sessions, "connections": connected, **self._turns.figures(), **self.store.figures()}
 
     def _evicted(self, shelf: Shelf) -> None:
-        """The server drops its half of what had to go here; Q hears of it when it comes back for it."""
-        for one in self._everywhere:
+        """Have the server drop its half of material that was evicted here. Q is told when it asks for that material."""
+        for one in self._instances:
             with suppress(NetworkError):
                 one.connection.link.tell(Void(sessions=[shelf.session.hex()]))
 
@@ -543,23 +582,26 @@ class Answering:
         self.store.close()
         if self._quotas is not None:
             self._quotas.close()
-        self._keep_no_more()
+        self._close_receipts()
 
-    def _keep_no_more(self) -> None:
+    def _close_receipts(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
 
     def wait(self) -> None:
-        """Until the connection ends.
+        """Block until the connection ends.
 
         Raises:
-            PeerLostError: the server is gone.
+            PeerLostError: always, once it has ended.
         """
         self.connection.ended.wait()
         raise copy_error(self.connection.link.closed or PeerLostError("the connection ended"))
 
     def _serve(self, request: ControlMessage) -> None:
-        """Open this party's end at once, so that no frame is missed, and run the session beside."""
+        """Handle a message of the server's: drop material, or open a session and run it in a thread.
+
+        The channel is opened before this returns, so that no frame of the session is missed.
+        """
         if isinstance(request, Void):
             for shelf in self.store.shelves():
                 if shelf.session.hex() in request.sessions:
@@ -578,62 +620,64 @@ class Answering:
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def _session(self, channel: Channel, request: Serve) -> None:
-        said, session, party = "that session is over", channel.session, None
+        """Answer the queries of one session until Q closes it or it fails."""
+        ending, session, party = "that session is over", channel.session, None
         try:
             if request.resume is not None:
                 session = bytes.fromhex(request.resume)
             offer = self._offers.find(request.model, request.edition)
-            self._offers.rest(channel, offer)
-            party = self._party(session, channel, request, offer)
-            self._admission.check_key(party.who["client"], party.who["key"])
+            self._offers.end_call(channel, offer)
+            party = self._open_party_session(session, channel, request, offer)
+            client, key, model = (party.query_facts[fact] for fact in ("client", "key", "model"))
+            self._admission.check_key(client, key)
             if self._quotas is not None:
-                who = party.who
-                self._quotas.session(who["client"], who["key"], [who["model"]])
-            while not isinstance(asked := channel.request(ToFollow), Close):
-                self._offers.begin(channel, offer)
-                join = self._joins(party, asked)
+                self._quotas.session(client, key, [model])
+            while not isinstance(query := channel.request(ToFollow), Close):
+                self._offers.begin_call(channel, offer)
+                join = self._batch_joiner(party, query)
                 with self._turns.turn(request.client, channel.beat):
-                    who = party.who["client"], party.who["key"], party.who["model"]
-                    with self._admission.asking(*who, channel.beat), self._charged(party, channel, asked):
-                        stored = party.follow(asked, join)
+                    client, key, model = (party.query_facts[fact] for fact in ("client", "key", "model"))
+                    turn = self._admission.query_turn(client, key, model, channel.beat)
+                    with turn, self._charge(party, channel, query):
+                        stored = party.follow(query, join)
                 if stored is not None:
                     channel.tell(stored)
-                self.answered += isinstance(asked, Predict | Aggregate)
-                self._offers.rest(channel, offer)
+                self.answered += isinstance(query, Predict | Aggregate)
+                self._offers.end_call(channel, offer)
         except Exception as error:
-            said = reason(error, f"'{self.connection.name}'")
+            ending = abort_reason(error, f"'{self.connection.name}'")
             if party is not None:
-                self._admission.ended(error, party.who)
-            # Whom the pins refuse, and the command that pins it, is for this party's own user.
-            own = error if isinstance(error, IdentityError) else in_full(error)
+                self._admission.note_error(error, party.query_facts)
+            # The text of an IdentityError is written for this party's user: it names the command that pins the key.
+            own = error if isinstance(error, IdentityError) else log_text(error)
             write(log, "session ended", client=readable(request.client, LONGEST), why=own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:
-            self._offers.end(channel)
+            self._offers.end_session(channel)
             channel.close()
-            channel.abort(said)
+            channel.abort(ending)
             if party is not None:
                 party.close()
             if not request.lasting:
                 self.store.forget(session)
 
-    def _charged(self, party: PartySession, channel: Channel, asked: ModelQuery) -> AbstractContextManager[None]:
+    def _charge(self, party: PartySession, channel: Channel, query: ModelQuery) -> AbstractContextManager[None]:
         if self._quotas is None:
             return nullcontext()
-        rows, who = party.asked(asked).rows, party.who
-        return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
+        rows, who = party.requested_inputs(query).rows, party.query_facts
+        return self._quotas.query(query, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
-    def _joins(self, party: PartySession, asked: ModelQuery) -> Callable[[BatchedCall], None] | None:
-        """How a call is taken that S takes with others; None of any other."""
-        if not isinstance(asked, Predict) or asked.joint is None or party.joinable(asked) is None:
+    def _batch_joiner(self, party: PartySession, query: ModelQuery) -> Callable[[BatchedCall], None] | None:
+        """What runs a call that S has put into a batch; None for any other query."""
+        if not isinstance(query, Predict) or query.joint is None or party.batchable_program(query) is None:
             return None
-        joint, calls = asked.joint, asked.calls
-        return lambda taking: self._joint.take(BatchCandidate(taking), joint, calls)
+        joint, calls = query.joint, query.calls
+        return lambda call: self._batcher.take(BatchCandidate(call), joint, calls)
 
-    def _party(self, session: bytes, channel: Channel, request: Serve, offer: ModelOffer) -> PartySession:
+    def _open_party_session(self, session: bytes, channel: Channel, request: Serve, offer: ModelOffer) -> PartySession:
         client = name_of(request.client, "the name of a client that the server relays", FrameError)
-        scheme, place, of, resume = scheme_of(request.scheme), request.place, request.of, request.resume
+        scheme, place, of, resume = scheme_from_message(request.scheme), request.place, request.of, request.resume
         if not place < of:
             raise MaterialError("a place among the answering parties that does not exist")
         self._admission.check(self.connection.name, scheme, of)
@@ -646,7 +690,9 @@ class Answering:
             **who(), "fingerprint": offer.fingerprint, "edition": offer.edition, "scheme": repr(scheme), **label,
         }  # fmt: skip
         if resume is not None:
-            identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void
+            # Nothing is proved anew in a resumed session: its material is bound to the key that dealt it, and where
+            # that is not the pinned one now, the shelf below is not found.
+            identities.proved = self._pins.fingerprints().get(client, "")
             self.store.shelf(session, None)
             shelf = self.store.shelf(session, binding())
             shelf.keep(request.calls)
@@ -657,9 +703,6 @@ class Answering:
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
             facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs,
         )  # fmt: skip
-
-
-# Answering with a module of this process's own, in one call.
 
 
 def answer(
@@ -683,36 +726,29 @@ def answer(
     """Answer queries with `model`.
 
     Args:
-        model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
-        inputs: what it is called with; see `save_model`.
+        address: host:port of the server.
+        model: a module in evaluation mode that `sectorch.secure` takes, or what torch.export made of it.
+        inputs: example inputs; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
-        patience: seconds without a word after which a party counts as hanging; 60 unless named.
+        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
+
+    Returns:
+        The running party, registered with the server.
 
     Raises:
-        SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
-        PrecisionError: it loses digits in fixed point.
-        ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
+        SectorchError: what `secure` raises for such a call.
+        ProgramError: the model cannot be described.
+        PrecisionError: the model loses digits in fixed point.
+        ArgumentError: the name is invalid.
+        IdentityError: the name or the certificate is refused.
         ReceiptError: see `Answering`.
     """
-    name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
+    name = name_of(name or credentials.name, "an answering party's name")  # before tracing, which takes long
     description, weights = describe(model, inputs)
     running = Answering(
-        address,
-        credentials,
-        description,
-        weights,
-        pins,
-        store,
-        patience,
-        unchecked,
-        receipts,
-        limits,
-        replica=replica,
-        audited=audited,
-        verified=verified,
-        imprecise=imprecise,
-    )
+        address, credentials, description, weights, pins, store, patience, unchecked, receipts, limits,
+        replica=replica, audited=audited, verified=verified, imprecise=imprecise,
+    )  # fmt: skip
     try:
         running.register(name)
     except BaseException:

@@ -1,9 +1,9 @@
-"""Calls of several sessions of one model that are taken together: who gathers them, at S and at A.
+"""Batches of calls of several sessions of one model, at S (`ServerBatcher`) and at A (`AnsweringBatcher`).
 
-At S a call joins others once all that its client has to send in it is there, and the client gets its result when the
-others have theirs: a client that stalls, or does not read, keeps nobody waiting. While calls run, those that become
-ready gather; whoever gets the next turn takes along all that wait for the same program. S tells A which they are, and A
-takes them together as well, as far as their requests have come.
+At S, a call can join a batch once all messages that its client sends in it have arrived; so a client that stalls, or
+does not read, keeps no other client waiting. While calls run, calls that are ready wait; the one that gets the next
+turn takes along all that wait for the same program. S tells A which calls form the batch, and A batches those whose
+requests have arrived as well.
 """
 
 from __future__ import annotations
@@ -27,142 +27,147 @@ from ...session import Session
 from ..messages import JOINED
 from ..wire.fair_queue import TICK, FairQueue
 
-LARGEST = 4 << 20
-"""Bytes that a client may send in a call which is taken with others: in larger ones arithmetic is what takes time."""
-AHEAD = 128 << 20
-"""Bytes that may be kept of what clients have sent in calls which wait for others."""
-TOGETHER = 0.2
-"""Seconds that A waits for the requests of calls which S takes together."""
+MAX_SENT = 4 << 20
+"""Bytes that a client may send in a batched call. Larger calls do not profit: their time is arithmetic."""
+MAX_RESERVED = 128 << 20
+"""Bytes of clients' messages that may be buffered for calls that wait for a batch."""
+GATHER_TIME = 0.2
+"""Seconds that A waits for the requests of a batch."""
 
 
 @dataclass(eq=False)
 class BatchCandidate:
-    """A call of a session that may be taken with others'.
+    """A call of a session that may run in a batch.
 
     Attributes:
-        begin: called when it is, with the name of the group and how many calls it has, which the answering party hears.
+        begin: called when it does, with the batch's name and number of calls, to tell the answering party.
+        done: set when the call has run or failed.
     """
 
-    taking: BatchedCall
+    call: BatchedCall
     begin: Callable[[str, int], None] = lambda joint, calls: None
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.taking.failed = self.done.set
+        self.call.failed = self.done.set
 
     @property
     def part(self) -> Projection:
-        return self.taking.part
+        return self.call.part
 
     def end(self) -> None:
-        """Send what is left for the client; raises what ended the call."""
-        self.taking.finish()
+        """Send the remaining messages to the client; raises the call's error."""
+        self.call.finish()
 
 
-class _Taken(Exception):
-    """Another session's thread takes this call along."""
+class _TakenByOther(Exception):
+    """Another session's thread runs this call in its batch."""
 
 
-def sent_by(part: Projection, party: Party) -> tuple[int, int]:
-    """How many messages a party sends in a call, and their bytes."""
+def sent_messages(part: Projection, party: Party) -> tuple[int, int]:
+    """The number of messages that a party sends in a call, and their bytes."""
     sent = [m for m in part.program.messages if m.src == party and m.phase.name != "SETUP"]
     return len(sent), sum(m.bytes for m in sent)
 
 
 def waits_before_sending(program: Program, party: Party) -> bool:
-    """Whether a party waits for something before it has sent all of a call, as a client does that learns several
-    results: who waits for all that it sends would then wait in a circle."""
+    """Whether a party receives a message before it has sent all of its own, as a client with several results does.
+
+    Waiting for all of its messages before the call runs would then be a deadlock.
+    """
     moves = [line.step.header for line in part_of(program, frozenset((party,))).lines if isinstance(line.step, Move)]
     sends = [i for i, header in enumerate(moves) if header.src == party]
     return any(header.dst == party for header in moves[: sends[-1]]) if sends else False
 
 
 class ServerBatcher:
-    """At S: the calls that are ready, until one of them gets a turn."""
+    """Batches calls at S: holds those that are ready until one of them gets a turn."""
 
     def __init__(self, turns: FairQueue):
         self._turns = turns
         self._lock = threading.Lock()
         self._waiting: dict[Projection, list[BatchCandidate]] = {}
-        self._kept = 0
+        self._reserved = 0
 
-    def room(self, part: Projection, party: Party) -> int | None:
-        """How many bytes a client's messages take until the call is over; None where it is not to be taken with others.
+    def reserve(self, part: Projection, party: Party) -> int | None:
+        """Reserve buffer space for a client's messages in a call.
 
-        Whoever is given room gives it back by `leave`.
+        Returns:
+            The bytes, to be given back by `release`; None where the call cannot run in a batch.
         """
-        count, size = sent_by(part, party)
+        count, size = sent_messages(part, party)
         size += count * (2 << 10)
-        if size <= LARGEST and waits_before_sending(part.program, party):
+        if size <= MAX_SENT and waits_before_sending(part.program, party):
             return None
         with self._lock:
-            if size > LARGEST or self._kept + size > AHEAD:
+            if size > MAX_SENT or self._reserved + size > MAX_RESERVED:
                 return None
-            self._kept += size
+            self._reserved += size
         return size
 
-    def leave(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
-            self._kept -= size
+            self._reserved -= size
 
-    def take(self, joining: BatchCandidate, client: str, tick: Callable[[], None]) -> None:
-        """Take a call, with all others that are ready for the same program, in a turn of one of their clients.
+    def take(self, candidate: BatchCandidate, client: str, tick: Callable[[], None]) -> None:
+        """Run a call in a batch with all others that are ready for the same program, in one client's turn.
 
         Args:
-            tick: called now and then while it waits; may raise to give up.
+            tick: called periodically while the call waits; may raise to give up.
 
         Raises:
-            BusyError: too many calls wait, or no more are taken. SectorchError: what ended the call.
+            BusyError: too many calls wait, or the server is stopping.
+            SectorchError: the error that ended the call.
         """
         with self._lock:
-            self._waiting.setdefault(joining.part, []).append(joining)
+            self._waiting.setdefault(candidate.part, []).append(candidate)
 
         def waiting() -> None:
-            if not self._waits(joining):
-                raise _Taken
+            if not self._is_waiting(candidate):
+                raise _TakenByOther
             tick()
 
         try:
             with self._turns.turn(client, waiting):
-                group = self._group(joining)
+                group = self._group(candidate)
                 if group:
                     self._run(group)
-        except _Taken:
+        except _TakenByOther:
             pass
         except BaseException:
-            if self._withdraw(joining):
+            if self._withdraw(candidate):
                 raise
-        while not joining.done.wait(TICK):
-            with suppress(SectorchError):  # whoever takes the call hears of it
+        while not candidate.done.wait(TICK):
+            with suppress(SectorchError):  # the thread that runs the batch raises it
                 tick()
-        joining.end()
+        candidate.end()
 
-    def _waits(self, joining: BatchCandidate) -> bool:
+    def _is_waiting(self, candidate: BatchCandidate) -> bool:
         with self._lock:
-            return joining in self._waiting.get(joining.part, ())
+            return candidate in self._waiting.get(candidate.part, ())
 
-    def _withdraw(self, joining: BatchCandidate) -> bool:
-        """Whether it still waited, and does not any more."""
+    def _withdraw(self, candidate: BatchCandidate) -> bool:
+        """Remove a call that still waits; returns whether it did."""
         with self._lock:
-            waiting = self._waiting.get(joining.part, [])
-            found = joining in waiting
+            waiting = self._waiting.get(candidate.part, [])
+            found = candidate in waiting
             if found:
-                waiting.remove(joining)
+                waiting.remove(candidate)
                 if not waiting:
-                    del self._waiting[joining.part]
+                    del self._waiting[candidate.part]
         return found
 
-    def _group(self, joining: BatchCandidate) -> list[BatchCandidate]:
-        """The calls to take now, this one and those that wait with it; none if another thread has taken it along."""
+    def _group(self, candidate: BatchCandidate) -> list[BatchCandidate]:
+        """Take this call and those that wait for the same program; empty if another thread has taken it."""
         with self._lock:
-            waiting = self._waiting.get(joining.part, [])
-            if joining not in waiting:
+            waiting = self._waiting.get(candidate.part, [])
+            if candidate not in waiting:
                 return []
-            waiting.remove(joining)
-            group = [joining, *waiting[: JOINED - 1]]
+            waiting.remove(candidate)
+            group = [candidate, *waiting[: JOINED - 1]]
             del waiting[: JOINED - 1]
             if not waiting:
-                del self._waiting[joining.part]
+                del self._waiting[candidate.part]
         self._turns.wake()
         return group
 
@@ -172,20 +177,20 @@ class ServerBatcher:
             try:
                 one.begin(joint, len(group))
             except SectorchError as error:
-                one.taking.error = error
+                one.call.error = error
                 one.done.set()
-        run(group)
+        run_group(group)
 
 
-def run(group: list[BatchCandidate]) -> None:
-    """Take these calls together, and tell whoever waits for one of them."""
+def run_group(group: list[BatchCandidate]) -> None:
+    """Run the calls of a batch in lockstep, and wake the threads that wait for them."""
     try:
-        ready = [one.taking for one in group if one.taking.error is None]
+        ready = [one.call for one in group if one.call.error is None]
         if ready:
             run_in_lockstep(ready)
     except BaseException as error:
         for one in group:
-            one.taking.error = one.taking.error or error
+            one.call.error = one.call.error or error
         raise
     finally:
         for one in group:
@@ -193,43 +198,47 @@ def run(group: list[BatchCandidate]) -> None:
 
 
 class AnsweringBatcher:
-    """At A: the calls that S takes together."""
+    """Batches calls at A, as S names them."""
 
     def __init__(self):
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, Projection], list[BatchCandidate]] = {}
 
-    def take(self, joining: BatchCandidate, name: str, count: int) -> None:
-        """Take a call with those that S names in the same way, `count` with this one, as far as they are here in time.
+    def take(self, candidate: BatchCandidate, name: str, count: int) -> None:
+        """Run a call in a batch with those of the same name that arrive within `GATHER_TIME`.
+
+        Args:
+            name: the batch's name, which S chose.
+            count: number of calls in it.
 
         Raises:
-            SectorchError: what ended the call.
+            SectorchError: the error that ended the call.
         """
-        key = name, joining.part
+        key = name, candidate.part
         with self._changed:
             group = self._waiting.setdefault(key, [])
-            group.append(joining)
+            group.append(candidate)
             if len(group) < count:
-                self._changed.wait_for(lambda: self._waiting.get(key) is not group, TOGETHER)
+                self._changed.wait_for(lambda: self._waiting.get(key) is not group, GATHER_TIME)
             leads = self._waiting.get(key) is group
             if leads:
                 del self._waiting[key]
                 self._changed.notify_all()
         if leads:
-            run(group)
-        joining.done.wait()
-        joining.end()
+            run_group(group)
+        candidate.done.wait()
+        candidate.end()
 
 
 def setup_is_complete(session: Session, program: Program) -> bool:
-    """Whether the setup lacks nothing for a call of this program: there was one before."""
+    """Whether a call of this program needs no setup messages, because one has run before."""
     return session._setup_of(program).made(session._part(program, {}))
 
 
 def take_in_batch(
     session: Session, program: Program, inputs: Mapping[str, torch.Tensor], own: frozenset[Party]
 ) -> BatchedCall:
-    """A call that is to be taken with those of other sessions; `runtime.forget` its number when it is over."""
+    """A call that is to run in a batch; its number is released by `runtime.forget` afterwards."""
     runtime: Any = session.runtime
     part = session._part(program, inputs)
     values = session._setup_of(program).values(part, runtime, inputs)

@@ -1,4 +1,4 @@
-"""The client's side: one connection to the server, and what can be asked over it."""
+"""A client's connection to the server: requests and their replies, and the models that it can ask."""
 
 from __future__ import annotations
 
@@ -46,26 +46,29 @@ from .session import load_loops
 log = logging.getLogger("sectorch.client")
 R = TypeVar("R", bound=ServerReply)
 REACHING = 10.0
-"""Seconds to dial until the right one of a server's workers answers."""
+"""Seconds to connect until the right one of a server's workers answers."""
 CLOSING = 3.0
-"""Seconds for a last word to reach the server."""
+"""Seconds to wait at closing until queued frames have reached the server."""
 
 
 class Connection:
     """A client's connection to the server. Use as a context manager, or `close` it.
 
     Args:
-        on_serve: called with what the server says unasked (`messages.ToClient`); an answering party gives one.
-        pins: the answering parties that are known; the file in the user's settings unless given.
-        store: where this client's part of prepared material is kept; a temporary one unless given. It is closed
-            with the connection.
-        silence: seconds without a word after which the server counts as hanging; 60 unless named.
+        address: host:port of the server.
+        on_serve: called with messages that are no replies (`messages.ToClient`); given by an answering party.
+        patience: seconds to wait for the connection.
+        pins: the known answering parties; the file in the user's settings by default.
+        store: where this client's part of prepared material is kept; a temporary one by default. It is closed with the
+            connection.
+        silence: seconds without a frame after which the server counts as lost; 60 by default.
         receipts: a file in which each query is signed for before anything of it is sent.
-        worker: which of the server's workers, where it has several; that of this client's name unless given.
+        worker: number of the server's worker, where it has several; by default the one for this client's name.
 
     Raises:
         IdentityError: a certificate was refused, or there is no identity key.
-        ReceiptError: receipts cannot be written there; ReceiptsInUseError: another process does.
+        ReceiptError: receipts cannot be written there.
+        ReceiptsInUseError: another process writes receipts there.
         PeerLostError: nobody answers.
     """
 
@@ -90,10 +93,10 @@ class Connection:
         self.pins = pins or Pins()
         self._store = store
         self._on_serve = on_serve
-        self._dialled = address, credentials, silence, patience
+        self._dial_arguments = address, credentials, silence, patience
         self.place, self._worker = ServerProcess(), worker
-        self._dialling, self._left = threading.Lock(), False
-        self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
+        self._dialling, self._closed = threading.Lock(), False
+        self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         self._numbers = itertools.count()
         self._replies: dict[int, dict | None] = {}
         self._arrived = threading.Condition()
@@ -101,7 +104,7 @@ class Connection:
         try:
             self._dial()
         except BaseException:
-            self._keep_no_more()
+            self._close_receipts()
             raise
 
     def __enter__(self) -> Connection:
@@ -111,26 +114,26 @@ class Connection:
         self.close()
 
     def _dial(self) -> None:
-        """Connect, to the worker that is wanted: any one may answer."""
+        """Connect until the wanted worker answers: behind one address, any of them may."""
         end = time.monotonic() + REACHING
         while not self._dial_once():
             if time.monotonic() > end:
                 wanted = self._wanted(self.place)
                 raise PeerLostError(
-                    f"worker {wanted} of the server at {self._dialled[0]} is not there; ask again later"
+                    f"worker {wanted} of the server at {self._dial_arguments[0]} is not there; ask again later"
                 )
 
     def _wanted(self, place: ServerProcess) -> int:
         return worker_of(self.name, place.workers) if self._worker is None else self._worker
 
     def _dial_once(self) -> bool:
-        """Whether it is that worker."""
-        address, credentials, silence, patience = self._dialled
+        """Connect once; returns whether the wanted worker has answered."""
+        address, credentials, silence, patience = self._dial_arguments
         load_loops()
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence, on_close=self._wake)
-        self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
+        self._stream = dial(address, credentials, link, patience, lambda: self._note_end(ended))
         self.ended, self.link = ended, link
-        try:  # a server that does not accept the certificate says so only now
+        try:  # in TLS 1.3, a server refuses a client's certificate only after the handshake
             self.place = self._ask(link, Hello(), ServerProcess, patience)
         except NetworkError as error:
             self._hang_up()
@@ -140,10 +143,10 @@ class Connection:
             return False
         return True
 
-    def there(self) -> Link:
-        """The link; a client dials again where it was lost. An answering party registers anew, and does so itself."""
+    def live_link(self) -> Link:
+        """The open link. A client connects again if it was lost; an answering party does so itself, by `register`."""
         with self._dialling:
-            if self.link.closed is not None and not self._left and self._on_serve is None:
+            if self.link.closed is not None and not self._closed and self._on_serve is None:
                 self._stream.close()
                 self._dial()
                 log.warning("the server was away; connected again")
@@ -151,23 +154,23 @@ class Connection:
 
     @property
     def store(self) -> Store:
-        """Where this client's part of prepared material is kept."""
+        """The store of this client's prepared material."""
         if self._store is None:
             self._store = Store()
         return self._store
 
     def close(self) -> None:
-        """Leave; sessions that are open end at the other parties."""
-        for model in list(self._asked):
+        """Close the connection; open sessions end at the other parties too."""
+        for model in list(self._models):
             model.close()
         with self._dialling:
-            self._left = True
+            self._closed = True
             self._hang_up()
         if self._store is not None:
             self._store.close()
-        self._keep_no_more()
+        self._close_receipts()
 
-    def _keep_no_more(self) -> None:
+    def _close_receipts(self) -> None:
         if self.receipts is not None:
             self.receipts.close()
 
@@ -175,31 +178,33 @@ class Connection:
         self.link.leave()
         self.ended.wait(CLOSING)
         self._stream.close()
-        self._lost(self.ended)
+        self._note_end(self.ended)
 
-    def _lost(self, ended: threading.Event) -> None:
+    def _note_end(self, ended: threading.Event) -> None:
         ended.set()
         self._wake()
 
     def _wake(self) -> None:
-        """Whoever waits for a reply sees that the link is closed."""
+        """Wake the threads that wait for a reply, after the link was closed."""
         with self._arrived:
             self._arrived.notify_all()
 
     def ask(
         self, request: ControlMessage | Mapping[str, Any], kind: type[R] = ServerReply, patience: float = 30.0
     ) -> R:
-        """Send a request that belongs to no session and wait for the reply; dial again first where the server was lost.
+        """Send a request that belongs to no session and wait for the reply; connects again if the server was lost.
 
         Args:
             kind: declared type of the reply.
+            patience: seconds to wait for it.
 
         Raises:
-            SectorchError: what the server names, as its type here. FrameError: the reply is of another type.
-            PeerLostError: no answer came, or nobody answers there.
+            SectorchError: the error that the server replied with.
+            FrameError: the reply is of another type.
+            PeerLostError: no reply came, or the server cannot be reached.
             IdentityError: a certificate was refused.
         """
-        return self._ask(self.there(), request, kind, patience)
+        return self._ask(self.live_link(), request, kind, patience)
 
     def _ask(self, link: Link, request: ControlMessage | Mapping[str, Any], kind: type[R], patience: float) -> R:
         number = next(self._numbers)
@@ -216,13 +221,13 @@ class Connection:
         if reply is None:
             closed = link.closed
             raise copy_error(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
-        said = {name: value for name, value in reply.items() if name not in ("do", "number")}
-        if "error" in said:
-            failure = parse_message(Failure, said, "reply")
+        content = {name: value for name, value in reply.items() if name not in ("do", "number")}
+        if "error" in content:
+            failure = parse_message(Failure, content, "reply")
             error = getattr(errors, failure.error, None)
             known = error if isinstance(error, type) and issubclass(error, SectorchError) else NetworkError
             raise relayed_error(known, readable(failure.text))
-        return parse_message(kind, said, "reply")
+        return parse_message(kind, content, "reply")
 
     def _request(self, link: Link, request: dict) -> None:
         number = request.get("number")
@@ -238,7 +243,7 @@ class Connection:
         """Names of the models that can be asked.
 
         Raises:
-            FrameError: the server lists what is no name.
+            FrameError: the server's list has an invalid name.
         """
         listed = self.ask(ListModels(), Models).models
         return [model_name(name, "a model's name in the server's list", FrameError) for name in listed]
@@ -251,19 +256,21 @@ class Connection:
         *,
         version: str | None = None,
     ) -> RemoteModel:
-        """The model of the answering party of that name.
+        """A model at an answering party.
 
         Args:
-            scheme: see `sectorch.secure`; exact ReLU. A and S learn it.
-            version: ask this one only (`RemoteModel.version`); any one unless named, and a change is a warning.
+            name: PARTY, or PARTY/MODEL.
+            scheme: see `sectorch.secure`; with exact ReLU. A and S learn it.
+            version: the version to accept (`RemoteModel.version`). By default any is accepted, and a change is logged
+                as a warning.
 
         Raises:
-            ArgumentError: what is no name, or no number format.
+            ArgumentError: the name or the number format is invalid.
             RefusedError: A does not answer without range checks, or has another version.
-            UnknownModelError: it is not connected; the text lists those that are.
+            UnknownModelError: the model is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _answerable(scheme_of("model", scheme)), version)
-        self._asked.add(model)
+        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version)
+        self._models.add(model)
         return model
 
     @scheme_fields
@@ -272,30 +279,31 @@ class Connection:
         names: list[str],
         scheme: Scheme | Literal["lan", "wan"] | None = None,
     ) -> RemoteGroup:
-        """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
+        """Several models as one whose result is the sum of theirs; nothing else is learned.
 
         Args:
-            scheme: see `model`; of every one of them.
+            names: of the models, of different parties.
+            scheme: see `model`; the same for all of them.
 
         Raises:
-            ArgumentError, RefusedError: as from `model`; dealing that is to be audited.
+            ArgumentError, RefusedError: see `model`; also for a scheme whose dealing is audited.
             UnknownModelError: one is not connected.
             ShapeError: they take different kinds of input.
         """
-        scheme = _answerable(scheme_of("aggregate", scheme))
+        scheme = _check_exact_relu(scheme_of("aggregate", scheme))
         scheme.check_trusting()
         return RemoteGroup(self, names, scheme)
 
 
 def no_identity(name: str) -> IdentityError:
-    """Of a client without a long-term key."""
+    """The error of a client without an identity key."""
     return IdentityError(
         f"'{name}' has no identity key, by which other clients know it: `sectorch keys identity FILE` makes one; keep "
         f"it as {name}-identity.pem beside the certificate, or name it with --identity"
     )
 
 
-def _answerable(scheme: Scheme) -> Scheme:
+def _check_exact_relu(scheme: Scheme) -> Scheme:
     if scheme.relu != "exact":
         raise ArgumentError(f"relu={scheme.relu!r} is not answered over the network: it shows Q every activation")
     return scheme
@@ -318,7 +326,8 @@ def connect(
         pins, store, silence, receipts: see `Connection`.
 
     Raises:
-        IdentityError: a certificate was refused. ReceiptError: see `Connection`.
+        IdentityError: a certificate was refused.
+        ReceiptError: see `Connection`.
         PeerLostError: nobody answers there.
     """
     return Connection(

@@ -1,4 +1,11 @@
-"""Q's models: a model at another party, asked over a connection."""
+"""The querying party Q: models at other parties, called over a connection.
+
+`RemoteModel` is one model, `RemoteGroup` the sum of several, `RemoteTexts` a language model that continues texts. Each
+opens sessions (`open_session`) and runs calls in them (`run_call`).
+
+A call that fails ends its session at all parties, and nothing of its result is revealed; the next call opens a new
+session. `PendingQueries` gives a repeated query the name of the failed one, so that no quota is charged twice.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +65,14 @@ from ..names import model_name
 from ..receipts.receipts import Receipts
 from ..store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, Link
-from .session import AnsweringParty, PartySession, reason, scheme_in
-
-# The asking party's end of a session: opening one, and asking in it.
-
+from .session import AnsweringParty, PartySession, abort_reason, scheme_to_message
 
 R = TypeVar("R", bound=ServerReply)
 
 
 @dataclass
 class ClientSession:
-    """One session that is open at this party, and its end of the channel to S."""
+    """A session that is open at Q, with its channel to S."""
 
     name: bytes
     channel: Channel
@@ -78,7 +82,7 @@ class ClientSession:
 
 
 class QueryConnection(Protocol):
-    """What a query needs of the connection that it goes over (`client.Connection`)."""
+    """The part of `client.Connection` that a query uses; that module imports this one."""
 
     name: str
     authority: str
@@ -90,7 +94,7 @@ class QueryConnection(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def there(self) -> Link: ...
+    def live_link(self) -> Link: ...
 
     def ask(self, request: ControlMessage, kind: type[R], patience: float = 30.0) -> R: ...
 
@@ -98,11 +102,14 @@ class QueryConnection(Protocol):
 def open_session(
     connection: QueryConnection, names: list[str], scheme: Scheme, shelf: Shelf | None = None, only: str | None = None
 ) -> ClientSession:
-    """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
+    """Open a session with the models of these names, or resume the one that prepared the material of a shelf.
+
+    Args:
+        only: the version of the model to ask for; None takes the latest.
 
     Raises:
-        ArgumentError: what is no name; nothing was sent.
-        UnknownModelError, BusyError, IdentityError, KeyAgreementError: no session came about.
+        ArgumentError: a name is invalid; nothing was sent.
+        UnknownModelError, BusyError, IdentityError, KeyAgreementError: no session was opened.
         MaterialError: the material is void.
     """
     for name in names:
@@ -110,10 +117,10 @@ def open_session(
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
     request = Open(
-        session=wire.hex(), models=names, scheme=scheme_in(scheme), lasting=connection.store.lasting, version=only,
-        resume=None if shelf is None else session.hex(), calls=[] if shelf is None else list(shelf.calls()),
+        session=wire.hex(), models=names, scheme=scheme_to_message(scheme), lasting=connection.store.lasting,
+        version=only, resume=None if shelf is None else session.hex(), calls=[] if shelf is None else list(shelf.calls()),
     )  # fmt: skip
-    channel = connection.there().open(wire)
+    channel = connection.live_link().open(wire)
     try:
         replied = connection.ask(request, SessionParts).parts
         if len(replied) != len(names):
@@ -127,9 +134,9 @@ def open_session(
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
             ready = channel.request(MaterialReady, channel.deadline.silence)
-            shelf.keep(ready.calls)  # a piece that another party has lost is void here too
+            shelf.keep(ready.calls)  # a piece is of no use where another party has lost its part
         parts = [
-            AnsweringParty(part.description, _other(connection, part, scheme, names, place))
+            AnsweringParty(part.description, _identities(connection, part, scheme, names, place))
             for place, part in enumerate(replied)
         ]
         versions = ",".join(version(part.description, part.edition) for part in replied)
@@ -140,16 +147,16 @@ def open_session(
             facts=lambda: facts, receipts=connection.receipts,
         )  # fmt: skip
     except BaseException as error:
-        channel.abort(reason(error, f"'{connection.name}'"))
+        channel.abort(abort_reason(error, f"'{connection.name}'"))
         channel.close()
         raise
     return ClientSession(session, channel, party, binding, versions)
 
 
-def _other(
+def _identities(
     connection: QueryConnection, part: OfferedModel, scheme: Scheme, names: list[str], place: int
 ) -> PinnedIdentities:
-    """Who Q and the answering party of this place are to each other, for the model that S says it has."""
+    """The identities of Q and of the answering party at this place, bound to the model that S describes."""
     agreed = context(part.description, part.edition, scheme, place, len(names))
     both = {"Q": connection.name, "A": names[place]}
     return PinnedIdentities(both, connection.identity, agreed, connection.pins)
@@ -158,38 +165,44 @@ def _other(
 def run_call(
     opened: ClientSession, kind: type[ModelQuery], inputs: Inputs, work: Callable[[], Any], **more: Any
 ) -> Any:
-    """Ask for something in a session and take part; where that fails, the session is given up at all parties.
+    """Send a request in a session and run this party's part of it. A failure ends the session at all parties.
 
     Args:
-        kind: of what is asked for. inputs: of the call. more: entries of the request.
+        kind: type of the request.
+        inputs: of the call.
+        work: this party's part.
+        more: further fields of the request.
+
+    Returns:
+        The result of `work`.
 
     Raises:
-        RangeExceededError: the session goes on, and the others learn nothing of it.
+        RangeExceededError: a value left its range. The session goes on, and the other parties do not learn of it.
     """
     try:
         number, rows = opened.party.served.find(inputs)
-        result, beyond = None, None
+        result, range_error = None, None
         try:
             asked = kind(program=number, rows=rows, **more)
-            with opened.party.noted(asked.do, inputs):
-                opened.channel.begin()
+            with opened.party.logged_query(asked.do, inputs):
+                opened.channel.begin_call()
                 opened.channel.tell(replace(asked, **trace_entry()))
-                opened.party.expect(inputs)
+                opened.party.begin_call(inputs)
                 result = work()
         except RangeExceededError as error:
-            beyond = error  # the others have done their part, and do not hear of it
-        opened.channel.rest()
+            range_error = error  # the others have done their part; an abort would tell them
+        opened.channel.end_call()
     except BaseException as error:
-        opened.channel.abort(reason(error, f"'{opened.binding['client']}'"))
+        opened.channel.abort(abort_reason(error, f"'{opened.binding['client']}'"))
         opened.channel.close()
         raise
-    if beyond is not None:
-        raise beyond
+    if range_error is not None:
+        raise range_error
     return result
 
 
 def check_values(inputs: Inputs, scheme: Scheme) -> None:
-    """Raise what values that fixed point cannot hold ask for, before anything is sent."""
+    """Raise for values that the fixed-point format cannot hold, before anything is sent."""
     for name, x in zip(inputs.names, inputs.tensors, strict=True):
         if isinstance(x, SharedTensor):
             continue
@@ -198,9 +211,9 @@ def check_values(inputs: Inputs, scheme: Scheme) -> None:
         check_limit(x, scheme, what)
 
 
-def choose_prepared(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
-    """A prepared call for each piece, the first ones first, or none at all."""
-    left, calls = dict(sorted(at_hand.items())), []
+def choose_prepared(pieces: Sequence[Kind], prepared: dict[int, Kind]) -> list[int]:
+    """A prepared call for each piece, in the order in which they were prepared; empty if one is missing."""
+    left, calls = dict(sorted(prepared.items())), []
     for piece in pieces:
         call = next((call for call, kind in left.items() if kind == piece), None)
         if call is None:
@@ -210,14 +223,11 @@ def choose_prepared(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[in
     return calls
 
 
-# Q's side of generation with a language model at another party.
-
-
 class RemoteTexts(TextContinuation):
-    """Continues texts with a model at another party.
+    """Continues texts with a language model at another party.
 
     Raises:
-        ArgumentError: the model's owner does not serve it for generation.
+        ArgumentError: the model is not served for generation.
     """
 
     def __init__(self, model: RemoteModel):
@@ -241,15 +251,16 @@ class RemoteTexts(TextContinuation):
         steps: int | None = None,
         progress: Callable[[], None] | None = None,
     ) -> None:
-        """Do all that does not depend on the prompt, for one later text.
+        """Prepare the part of one later text that does not depend on the prompt.
 
         Args:
             input_ids, attention_mask: of the later prompt; only the shapes are used.
-            steps: how many of the later steps are prepared; all of them unless named.
-            progress: called after each of them.
+            steps: number of steps after the first to prepare; all by default.
+            progress: called after each step.
 
         Raises:
-            ShapeError: prompts of this shape are not served. StoreFullError: as of `RemoteModel.prepare`.
+            ShapeError: prompts of this shape are not served.
+            StoreFullError: see `RemoteModel.prepare`.
         """
         self._model.prepare(self._first(input_ids, attention_mask, None).meta(), 1, progress)
         steps = self.texts.max_new_tokens - 1 if steps is None else steps
@@ -257,7 +268,7 @@ class RemoteTexts(TextContinuation):
             self._model.prepare(self._form(input_ids), steps, progress)
 
     def _form(self, ids: torch.Tensor) -> Inputs:
-        """A later step, as the description has it."""
+        """The described call of a later step for prompts of this shape."""
         seen = (len(ids), self._window(ids) + 1)
         for call in self._model.served.calls:
             if any(call.inputs.held) and call.inputs.shapes[:2] == ((len(ids), 1), seen):
@@ -272,34 +283,35 @@ class RemoteTexts(TextContinuation):
         return None
 
 
-# Queries that got no answer: asked again, they go by the name that they had, so that nobody charges them twice.
-
-
-AGAIN = 2
-"""How often a call is asked again where its session is over: it was idle, or its model or its replica went."""
-MOST = 64
-"""How many of them are remembered."""
+RETRIES = 2
+"""Repetitions of a call whose session has ended: it was idle, or its model was replaced, or its replica was lost."""
+MAX_PENDING = 64
+"""Names of failed queries that are remembered."""
 
 
 class PendingQueries:
-    """Of one model, as this party asks it. The others see that a query is one that they had, and nothing else."""
+    """The names of one model's queries that failed, by a digest of their inputs.
+
+    A query with the same inputs gets the same name, by which the other parties do not charge it again. They learn that
+    it repeats an earlier query, and nothing else.
+    """
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
 
     @contextmanager
     def name(self, inputs: Inputs) -> Iterator[str]:
-        """The name of a query that is asked in the block; if that fails, it is the next one's for the same inputs."""
+        """The name of the query that runs in the block. If it fails, the next query with these inputs gets it too."""
         known = _digest(inputs) if self._names else b""
         name = self._names.get(known) or os.urandom(16).hex()
         try:
             yield name
-        except RangeExceededError:  # which is an answer
+        except RangeExceededError:  # the query was answered: it is charged
             self._names.pop(known, None)
             raise
         except BaseException:
             self._names[known or _digest(inputs)] = name
-            while len(self._names) > MOST:
+            while len(self._names) > MAX_PENDING:
                 self._names.pop(next(iter(self._names)))
             raise
         self._names.pop(known, None)
@@ -317,41 +329,45 @@ log = logging.getLogger("sectorch.client")
 
 
 class RemoteModel:
-    """A model at another party, asked by this one: it is called as the plain model is, and gives plain results.
+    """A model at another party: called like the plain model, with plain inputs and results.
 
-    What it takes is what its owner described: `served.summary` says it in words. Tensors are secret; arguments without
-    a secret tensor in them (a public mask, a flag) are part of the model and may be left out. The result comes in
-    tuples, lists and dictionaries; an object with named fields comes as a dictionary. Only this party learns it; A and
-    S learn its shape. Raises on a call:
-        ArgumentError, DtypeError, ShapeError: arguments that the model does not take; nothing was sent.
-        NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
-        BusyError: too many calls wait at the server. QuotaError: as much was asked as a party allows.
-        MaterialError: a prepared call that is void; it is dropped.
-        RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
+    The model takes the inputs that its owner described; `served.summary` is the description in words. Tensors are secret.
+    Arguments without a secret tensor in them (a public mask, a flag) are part of the model and may be left out. Results
+    come in tuples, lists and dictionaries; an object with named fields comes as a dictionary. Only this party learns
+    the result; A and S learn its shape.
+
+    Raises on a call:
+        ArgumentError, DtypeError, ShapeError: the model does not take these arguments; nothing was sent.
+        NonFiniteError, FixedPointRangeError: an input is out of range; nothing was sent.
+        BusyError: too many calls wait at the server.
+        QuotaError: a party's quota for this client is used up.
+        MaterialError: the prepared material is void; it is dropped.
+        RangeExceededError: a value between input and result left its range. There is no result, and A and S do not
+            learn of it.
         RefusedError: a weight of A's does not fit the number format, or A has another version than `only`.
-        NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session,
-        and dials again first where the server was lost.
+        NetworkError: the query ended without a result. The next call opens a new session, after connecting again where
+            the server was lost.
     """
 
     def __init__(self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None):
         self.connection, self.name = connection, name
         self._scheme = scheme
         self._lock = threading.Lock()
-        self._opened: dict[bytes, ClientSession] = {}
-        self._live: ClientSession | None = None
-        self._asking: ClientSession | None = None
+        self._sessions: dict[bytes, ClientSession] = {}
+        self._current: ClientSession | None = None
+        self._active: ClientSession | None = None
         self._version = ""
-        self._unanswered = PendingQueries()
+        self._pending = PendingQueries()
         self.only = only
-        """The version that is asked; any one where it is None."""
-        first = next(filter(None, map(self._at_its_replica, self._shelves())), None) or self._fresh()
+        """The version that is accepted; any version where None."""
+        first = next(filter(None, map(self._resume_if_reachable, self._shelves())), None) or self._current_session()
         self.served = first.party.served
 
     @property
     def version(self) -> str:
-        """A name for what was answered with last: a digest of the architecture and of A's own name for its weights.
+        """The version that answered last: a digest of the architecture and of A's own name for its weights.
 
-        Where A has a lasting store, the name changes only with the model; another one has a new key at each start.
+        It is stable across restarts of A, which derives that name from its identity key and the weights.
         """
         return self._version
 
@@ -359,27 +375,27 @@ class RemoteModel:
         return f"RemoteModel('{self.name}', {'; or '.join(call.summary for call in self.served.calls)})"
 
     def check(self, *args: Any, **kwargs: Any) -> Inputs:
-        """Raise what such a call would raise for bad inputs; nothing is sent. Gives them as they are asked with."""
+        """Check the arguments of a call, as the call itself does; nothing is sent. Returns them for `ask`."""
         inputs = match_call(self.served, args, kwargs)
         check_values(inputs, self.served.scheme(self._scheme))
         return inputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call; with prepared material for such inputs, online phase only."""
+        """The result of a call. Where material is prepared for such inputs, only the online phase runs."""
         return self.ask(self.check(*args, **kwargs))
 
     def ask(self, inputs: Inputs) -> Any:
-        """The same for inputs that `check` has given."""
-        with self._lock, self._unanswered.name(inputs) as query:
-            for _ in range(AGAIN):
+        """The result for inputs that `check` returned. A call whose session has ended is repeated in a new one."""
+        with self._lock, self._pending.name(inputs) as query:
+            for _ in range(RETRIES):
                 with suppress(SessionOverError):
-                    return self._asked(inputs, query)
-            return self._asked(inputs, query)
+                    return self._ask_once(inputs, query)
+            return self._ask_once(inputs, query)
 
-    def _asked(self, inputs: Inputs, query: str) -> Any:
-        self._forget_lost()
+    def _ask_once(self, inputs: Inputs, query: str) -> Any:
+        self._drop_ended_sessions()
         opened, calls, then = self._prepared_for(inputs)
-        opened = opened or self._fresh()
+        opened = opened or self._current_session()
         work = lambda: opened.party.predict(inputs, calls, then)
         return self._run(opened, Predict, inputs, work, use=calls, then=then, query=query)
 
@@ -392,53 +408,57 @@ class RemoteModel:
         generator: torch.Generator | None = None,
         streamer: Callable[[torch.Tensor], Any] | None = None,
     ) -> torch.Tensor:
-        """Continue secret texts with a language model that its owner serves for that (`save_generation`).
+        """Continue secret texts with a language model that its owner serves for generation (`save_generation`).
 
-        Args: as of `sectorch.generate`; how tokens are chosen, and how many there is room for, the owner has set.
+        The arguments are those of `sectorch.generate`. The owner has set how tokens are chosen and the largest number
+        of new tokens.
 
         Raises:
-            ArgumentError: it is not served for that, or there is no room for so many tokens.
-            DtypeError, ShapeError: prompts or masks that are none, or of a shape that is not served; nothing was sent.
+            ArgumentError: the model is not served for generation, or not for so many tokens.
+            DtypeError, ShapeError: the prompts or masks are invalid, or of a shape that is not served; nothing was
+                sent.
         """
         run = RemoteTexts(self)
         return run(input_ids, attention_mask, max_new_tokens=max_new_tokens, generator=generator, streamer=streamer)
 
     def in_shares(self, inputs: Inputs, later: Sequence[Inputs] = ()) -> Any:
-        """The result of a call that is described as one whose results stay in shares: SharedTensors, of which A and S
-        keep a share each, and what this party learns of them.
+        """The result of a call that is described as one whose results stay in shares.
 
-        A later call takes all tensors in shares of the call before it, in their order.
+        A and S keep a share each of the SharedTensors of the result; the other tensors are opened to this party. The
+        next call takes all tensors in shares of the call before it, in their order.
 
         Args:
-            later: the calls that may follow on these results. They are of the same session, and one that is taken up
-                for its prepared calls makes no others: its material is used if it has all of them.
+            later: the calls that may follow on these results. They run in the same session. A resumed session can make
+                prepared calls only, so it is used only if it has material for all of them.
 
         Raises:
-            ArgumentError: tensors in shares that are not those of the last such call; nothing was sent.
+            ArgumentError: the tensors in shares are not those of the last such call; nothing was sent.
         """
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
         check_values(inputs, self.served.scheme(self._scheme))
         with self._lock:
             if not given:
-                self._forget_lost()
+                self._drop_ended_sessions()
             following = [self.served.find(call) for call in later]
-            opened, calls = self._going_on(inputs, given) if given else self._prepared_for(inputs, following)[:2]
-            opened = opened or self._fresh()
-            after = opened.party.stayed
+            opened, calls = (
+                self._continue_session(inputs, given) if given else self._prepared_for(inputs, following)[:2]
+            )
+            opened = opened or self._current_session()
+            after = opened.party.retained_calls
             work = lambda: opened.party.predict(inputs, calls)
             return self._run(opened, Predict, inputs, work, use=calls, after=after)
 
-    def _going_on(self, inputs: Inputs, given: list[SharedTensor]) -> tuple[ClientSession, list[int]]:
-        """The session in which these tensors stayed, and a prepared call of it."""
-        for opened in self._opened.values():
-            there = opened.party.staying
-            if len(there) == len(given) and all(x is y for x, y in zip(there, given, strict=True)):
-                return opened, choose_prepared([self.served.find(inputs)], self._calls(opened))
+    def _continue_session(self, inputs: Inputs, given: list[SharedTensor]) -> tuple[ClientSession, list[int]]:
+        """The session that has these tensors in shares, and a prepared call of it."""
+        for opened in self._sessions.values():
+            retained = opened.party.retained
+            if len(retained) == len(given) and all(x is y for x, y in zip(retained, given, strict=True)):
+                return opened, choose_prepared([self.served.find(inputs)], self._prepared_calls(opened))
         raise ArgumentError("tensors in shares are those of the last call, whole and in their order; begin again")
 
-    def _calls(self, opened: ClientSession) -> dict[int, Kind]:
-        """The prepared calls of a session."""
-        return self.connection.store.shelf(opened.name, opened.binding).calls() | opened.party.coming()
+    def _prepared_calls(self, opened: ClientSession) -> dict[int, Kind]:
+        """The prepared calls of a session, on disk and read ahead."""
+        return self.connection.store.shelf(opened.name, opened.binding).calls() | opened.party.calls_read_ahead()
 
     def prepare(
         self,
@@ -446,22 +466,22 @@ class RemoteModel:
         count: int = 1,
         progress: Callable[[], None] | None = None,
     ) -> None:
-        """Do all that does not depend on the input, for `count` later calls with such inputs.
+        """Run the offline phase of `count` later calls with such inputs, and store its material.
 
         Args:
-            inputs: see `nn.calls.like`; nothing but their shapes is used.
-            progress: called after each of them.
+            inputs: see `serving.calls.like_inputs`; only their shapes are used.
+            progress: called after each call.
 
         Raises:
-            StoreFullError: they do not all fit the parties' disk budgets; says how many more do. What is there stays.
+            StoreFullError: not all calls fit the parties' disk budgets. Those that were prepared stay.
         """
         if count < 1:
             raise ArgumentError(f"prepare takes a count of at least one, got {count}")
         inputs = like_inputs(self.served, inputs)
         for left in range(count - 1, -1, -1):
             with self._lock:
-                self._forget_lost()
-                opened = self._fresh()
+                self._drop_ended_sessions()
+                opened = self._current_session()
                 reply = self._run(opened, Prepare, inputs, lambda: self._prepare(opened, inputs))
             if progress is not None:
                 progress()
@@ -472,45 +492,45 @@ class RemoteModel:
                 )
 
     def _prepare(self, opened: ClientSession, inputs: Inputs) -> int:
-        """One prepared call; how many more have room. It counts once S has said that all have stored it."""
-        kept = opened.party.prepare(inputs)
+        """Prepare one call; returns how many more fit the stores. It counts once S confirms that all stored it."""
+        pieces = opened.party.prepare(inputs)
         shelf = self.connection.store.shelf(opened.name, opened.binding)
         try:
             reply = opened.channel.request(AllStored, opened.channel.deadline.silence)
         except BaseException:
-            gone = {call for call, _, _ in kept}
+            gone = {call for call, _, _ in pieces}
             shelf.keep([call for call in shelf.calls() if call not in gone])
             raise
-        size = sum(size for _, _, size in kept)
+        size = sum(size for _, _, size in pieces)
         return min(reply.more, (shelf.store.budget - shelf.store.used) // max(1, size))
 
     def prepared(self) -> dict[tuple, int]:
-        """Inputs for which material is at hand, and how many calls it serves. A large batch is several calls.
+        """The number of prepared calls, by their inputs. A large batch takes several.
 
-        The inputs are the shape of a single tensor, and else (name, shape) of each.
+        A key is the shape of a single input tensor, or (name, shape) of each of several.
         """
-        return {describe_inputs(self.served.inputs(kind)): count for kind, count in self._at_hand().items()}
+        return {describe_inputs(self.served.inputs(kind)): count for kind, count in self._prepared_counts().items()}
 
-    def _at_hand(self) -> Counter[Kind]:
+    def _prepared_counts(self) -> Counter[Kind]:
         counts: Counter[Kind] = Counter()
         for shelf in self._shelves():
-            opened = self._opened.get(shelf.session)
-            coming = {} if opened is None else opened.party.coming()
+            opened = self._sessions.get(shelf.session)
+            coming = {} if opened is None else opened.party.calls_read_ahead()
             counts.update({**shelf.calls(), **coming}.values())
         return counts
 
     def prepared_calls(self, inputs: Like) -> int:
-        """How many calls with such inputs (see `nn.calls.like`) can be asked from material at hand."""
+        """The number of prepared calls with such inputs; see `serving.calls.like_inputs`."""
         inputs = like_inputs(self.served, inputs)
         with self._lock:
-            opened = next(iter(self._opened.values()), None) or self._fresh()
+            opened = next(iter(self._sessions.values()), None) or self._current_session()
             wanted = opened.party.pieces(inputs)
-        at_hand = self._at_hand()
-        return min(at_hand[piece] // wanted.count(piece) for piece in set(wanted))
+        prepared = self._prepared_counts()
+        return min(prepared[piece] // wanted.count(piece) for piece in set(wanted))
 
     def close(self) -> None:
-        """End the sessions. Unused material stays in a lasting store, and is dropped on all sides from another."""
-        for opened in list(self._opened.values()):
+        """End the sessions. Unused material stays in a lasting store; otherwise all parties drop it."""
+        for opened in list(self._sessions.values()):
             self._end(opened)
 
     def _end(self, opened: ClientSession) -> None:
@@ -520,48 +540,48 @@ class RemoteModel:
         opened.channel.close()
 
     def _shelves(self) -> list[Shelf]:
-        """This client's material of the model, the oldest sessions' first."""
+        """This client's prepared material for the model, that of the oldest session first."""
         wanted = {
             "client": self.connection.name, "model": self.name, "scheme": repr(self._scheme),
             "authority": self.connection.authority,
         }  # fmt: skip
-        here = self.connection.place.label  # what was prepared at another of several servers waits there
-        if here:
-            wanted["replica"] = here
-        reading = {name for name, opened in self._opened.items() if opened.party.coming()}
+        label = self.connection.place.label  # material of another server process can be used there only
+        if label:
+            wanted["replica"] = label
+        reading = {name for name, opened in self._sessions.items() if opened.party.calls_read_ahead()}
         return [s for s in self.connection.store.shelves(**wanted) if len(s) or s.session in reading]
 
     def _prepared_for(
         self, inputs: Inputs, later: Sequence[Kind] = ()
     ) -> tuple[ClientSession | None, list[int], list[int]]:
-        """A session with prepared calls for each piece of the batch; the calls, and those of a next such batch."""
+        """A session with a prepared call for each piece of the batch; these calls, and those of a next such batch."""
         for shelf in self._shelves():
-            at_hand = dict(shelf.calls())
-            opened = self._opened.get(shelf.session)
+            prepared = dict(shelf.calls())
+            opened = self._sessions.get(shelf.session)
             if opened is not None:
-                at_hand |= opened.party.coming()
-            if sum(max(1, rows) for _, rows in at_hand.values()) < (inputs.rows or 1):
+                prepared |= opened.party.calls_read_ahead()
+            if sum(max(1, rows) for _, rows in prepared.values()) < (inputs.rows or 1):
                 continue
             if opened is None:
-                opened = self._at_its_replica(shelf)
+                opened = self._resume_if_reachable(shelf)
                 if opened is None:
                     continue
-                at_hand = dict(shelf.calls())
+                prepared = dict(shelf.calls())
             pieces = opened.party.pieces(inputs)
-            calls = choose_prepared(pieces, at_hand)
-            left = {call: kind for call, kind in at_hand.items() if call not in calls}
+            calls = choose_prepared(pieces, prepared)
+            left = {call: kind for call, kind in prepared.items() if call not in calls}
             if calls and (opened.party.fresh or not later or choose_prepared(later, left)):
                 return opened, calls, choose_prepared(pieces, left)
         return None, [], []
 
-    def _at_its_replica(self, shelf: Shelf) -> ClientSession | None:
-        """The session of that material; None while the replica that has the other half of it is away."""
+    def _resume_if_reachable(self, shelf: Shelf) -> ClientSession | None:
+        """The session of that material; None while the replica with the other half of it is not connected."""
         try:
-            return self._take_up(shelf)
+            return self._resume(shelf)
         except UnknownModelError:
             return None
 
-    def _take_up(self, shelf: Shelf) -> ClientSession:
+    def _resume(self, shelf: Shelf) -> ClientSession:
         try:
             opened = open_session(self.connection, [self.name], self._scheme, shelf, self.only)
         except MaterialError as error:
@@ -571,18 +591,18 @@ class RemoteModel:
                 f"{count} prepared calls of '{self.name}' are void and were dropped, none was used: {error}; "
                 f"asking again works without them"
             ) from None
-        return self._met(opened)
+        return self._add_session(opened)
 
-    def _fresh(self) -> ClientSession:
-        if self._live is None:
-            self._live = self._met(open_session(self.connection, [self.name], self._scheme, only=self.only))
-        return self._live
+    def _current_session(self) -> ClientSession:
+        if self._current is None:
+            self._current = self._add_session(open_session(self.connection, [self.name], self._scheme, only=self.only))
+        return self._current
 
-    def _met(self, opened: ClientSession) -> ClientSession:
-        """A session that was opened, of the version that is asked.
+    def _add_session(self, opened: ClientSession) -> ClientSession:
+        """Add a session that was just opened.
 
         Raises:
-            RefusedError: it is of another one, and nothing was asked.
+            RefusedError: it is of another version than `only`; it is ended, and nothing was asked.
         """
         if self.only not in (None, opened.version):
             self._end(opened)
@@ -594,19 +614,19 @@ class RemoteModel:
             write(log, "another version answers", logging.WARNING, **facts)
             self.served = opened.party.served
         self._version = opened.version
-        self._opened[opened.name] = opened
+        self._sessions[opened.name] = opened
         return opened
 
-    def _forget_lost(self) -> None:
-        """Let go of sessions that have ended, as when the server was started anew: others are opened in their place."""
-        for opened in [opened for opened in self._opened.values() if opened.channel.ended]:
+    def _drop_ended_sessions(self) -> None:
+        """Drop sessions that have ended, for example because the server was restarted."""
+        for opened in [opened for opened in self._sessions.values() if opened.channel.ended]:
             self._forget(opened)
             opened.channel.close()
 
     def _run(
         self, opened: ClientSession, kind: type[ModelQuery], inputs: Inputs, work: Callable[[], Any], **more: Any
     ) -> Any:
-        self._asking = opened
+        self._active = opened
         try:
             return run_call(opened, kind, inputs, work, **more)
         except RangeExceededError:
@@ -615,33 +635,30 @@ class RemoteModel:
             self._forget(opened)
             raise
         finally:
-            self._asking = None
+            self._active = None
 
     def give_up(self, error: SectorchError) -> None:
-        """From another thread: what is being asked ends with this error, here and at the other parties."""
-        asking = self._asking
+        """End the running call with this error, here and at the other parties. Called from another thread."""
+        asking = self._active
         if asking is not None:
             asking.channel.fail(error)
 
     def _forget(self, opened: ClientSession) -> None:
-        self._opened.pop(opened.name, None)
+        self._sessions.pop(opened.name, None)
         opened.party.close()
-        if self._live is opened:
-            self._live = None
+        if self._current is opened:
+            self._current = None
         if not self.connection.store.lasting:
             self.connection.store.forget(opened.name)
 
 
-# Several answering parties asked at once: Q learns the sum of their results and no summand (PrivHFL, Figure 5).
-
-
 class RemoteGroup:
-    """The models of several answering parties as one: call it with a plain tensor, get the sum of their results.
+    """The models of several answering parties as one, whose result is the sum of theirs (PrivHFL, Figure 5, Pi_Agg).
 
-    Q sends its input to each of them in shares of its own; every answering party returns its result under a mask that
-    only Q knows, S adds them up, and Q takes the masks off the sum (Pi_Agg). An answering party learns that it is one
-    of so many; S and Q know which. Rounds and bytes as for one model, times their number, and 2 rounds for the sum.
-    Raises on a call what a `RemoteModel` does.
+    Q shares its input with each party separately. Every answering party returns its result under a mask that only Q
+    knows, S adds the results, and Q removes the masks from the sum; so Q learns no summand. An answering party learns
+    the number of parties; S and Q know which they are. Rounds and bytes are those of one model times the number of
+    models, and 2 rounds for the sum. A call raises what a `RemoteModel` raises.
     """
 
     def __init__(self, connection: QueryConnection, names: list[str], scheme: Scheme):
@@ -653,8 +670,8 @@ class RemoteGroup:
         self.connection, self.names = connection, names
         self._scheme = scheme
         self._lock = threading.Lock()
-        self._unanswered = PendingQueries()
-        self._opened: ClientSession | None = None
+        self._pending = PendingQueries()
+        self._session: ClientSession | None = None
         self.served = self._open().party.served
 
     def __repr__(self) -> str:
@@ -666,35 +683,35 @@ class RemoteGroup:
         check_values(inputs, self._scheme)
         with self._lock:
             opened = self._open()
-            sums, beyond = [], None
+            sums, range_error = [], None
             at_once = opened.party.rows_at_once(inputs)
             for piece in inputs.split(at_once) if at_once else [inputs]:
                 try:
-                    with self._unanswered.name(piece) as query:
+                    with self._pending.name(piece) as query:
                         work = lambda piece=piece: opened.party.aggregate(piece)
                         sums.append(run_call(opened, Aggregate, piece, work, query=query))
                 except RangeExceededError as error:
-                    beyond = error  # all pieces are asked for, so that nobody learns of it
+                    range_error = error  # the other pieces still run: stopping here would tell the other parties
                 except BaseException:
-                    self._opened = None
+                    self._session = None
                     raise
-            if beyond is not None:
-                raise beyond
+            if range_error is not None:
+                raise range_error
         return torch.cat(sums)
 
     def close(self) -> None:
         """End the session."""
-        if self._opened is not None:
-            self._opened.channel.tell(Close())
-            self._opened.channel.close()
-            self._opened.party.close()
-            self._opened = None
+        if self._session is not None:
+            self._session.channel.tell(Close())
+            self._session.channel.close()
+            self._session.party.close()
+            self._session = None
 
     def _open(self) -> ClientSession:
-        if self._opened is not None and self._opened.channel.ended:
-            self._opened.party.close()
-            self._opened.channel.close()
-            self._opened = None
-        if self._opened is None:
-            self._opened = open_session(self.connection, self.names, self._scheme)
-        return self._opened
+        if self._session is not None and self._session.channel.ended:
+            self._session.party.close()
+            self._session.channel.close()
+            self._session = None
+        if self._session is None:
+            self._session = open_session(self.connection, self.names, self._scheme)
+        return self._session

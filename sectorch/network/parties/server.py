@@ -1,4 +1,20 @@
-"""The server S: relays keys, holds one half of every share, and serves many sessions at once."""
+"""The server S: relays keys, holds one half of every share, and serves many sessions at once.
+
+`Server` listens, answers requests, and opens sessions; `Registry` holds the models of the connected answering parties;
+`ServerSessions` runs one session to its end.
+
+What S keeps after a call: of a `Predict` whose results are opened, nothing of the call. The session keeps the masked
+weights and pair keys until it ends, and S's shares of results that stay in shares (`PartySession.retained`) until the
+next such call or the end. Prepared material stays in the `Store`, bound to client, model and number format
+(`material_owner`), until it is used, dropped or evicted; a store that is not lasting forgets a session's at its end.
+Receipts and quotas, where they are set, record who asked what, and no values.
+
+What happens when a party is lost: its `Link` closes, so that its channels fail. `Server._link_failures` fails the other
+channels of each session at once; `ServerSessions.serve` ends the session and sends the reason. Where A was lost, the
+query raises an `AbortedError` at Q with that reason. Where another replica answers for A, it is a `SessionOverError`,
+and `RemoteModel.ask` repeats the query by itself. Both times a repeated query has the name of the failed one
+(`PendingQueries`), so that no quota is charged twice.
+"""
 
 from __future__ import annotations
 
@@ -70,23 +86,31 @@ from ..wire.channel import CALL, Channel, Link
 from ..wire.endpoints import Listener
 from ..wire.fair_queue import FairQueue
 from .batching import BatchCandidate, ServerBatcher
-from .session import AnsweringParty, PartySession, ProgramCache, in_full, join_threads, load_loops, reason, scheme_of
-
-# S's side of one session, to its end.
-
+from .session import (
+    AnsweringParty,
+    PartySession,
+    ProgramCache,
+    abort_reason,
+    join_threads,
+    load_loops,
+    log_text,
+    scheme_from_message,
+)
 
 log = logging.getLogger("sectorch.server")
 BEAT = 5.0
+"""Seconds between signs of life to a client that waits."""
 IDLE = 600.0
-"""Seconds without a call after which a session ends: it holds memory, and a place among those of its client."""
+"""Seconds without a call after which a session ends: it holds memory, and counts towards its client's limit."""
 
 
 @dataclass
 class ServedModel:
-    """What an answering party said of its model.
+    """A model as its answering party registered it.
 
     Attributes:
-        edition: its name for the weights. keeper: for a replica, the name of its store.
+        edition: the party's name for the weights.
+        keeper: for a replica, the name of its store.
     """
 
     description: dict
@@ -96,12 +120,14 @@ class ServedModel:
 
 @dataclass
 class SessionSubject:
-    """What a session is about, as it was opened.
+    """The parties and settings with which a session was opened.
 
     Attributes:
-        session: its name, by which its material is known. client: who asks. certificate: its fingerprint.
+        session: its name, under which its material is stored.
+        client: the client's name.
+        certificate: the fingerprint of the client's certificate.
         names, models: of the answering parties, in their order.
-        request: Q's, in which `calls` are those for which this party has material.
+        request: the client's; its `calls` are those for which this party has material.
     """
 
     session: bytes
@@ -114,14 +140,14 @@ class SessionSubject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """For the log's line of each query."""
+        """The facts that the log's line of each query has."""
         versions = ",".join(version(model.description, model.edition) for model in self.models)
         names = ",".join(self.names)
         return {"client": self.client, "certificate": self.certificate, "model": names, "version": versions}
 
 
 def material_owner(client: str, name: str, model: ServedModel, scheme: Scheme) -> dict:
-    """Whose material it is."""
+    """The binding of S's prepared material: it is used for this client, model and number format only."""
     return {
         "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
         "scheme": repr(scheme), **({"keeper": model.keeper} if model.keeper else {}),
@@ -129,101 +155,107 @@ def material_owner(client: str, name: str, model: ServedModel, scheme: Scheme) -
 
 
 class ServerSessions:
-    """The sessions of one process of S's.
+    """Runs the sessions of one server process.
 
     Args:
-        turns: of the calls. store: of prepared material. receipts, quotas: if any are kept.
-        others: whether all models of a session can be asked over other connections than those that were lost.
+        turns: the queue of calls.
+        store: of prepared material.
+        receipts, quotas: where each query is recorded; None records none.
+        has_alternative: whether all models of these names can be asked over connections other than the lost ones.
         idle: seconds without a call after which a session ends.
     """
 
     def __init__(
         self, turns: FairQueue, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
-        others: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
+        has_alternative: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
     ):  # fmt: skip
-        self._others, self._idle = others, idle
+        self._has_alternative, self._idle = has_alternative, idle
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
-        self._known, self._gathering = ProgramCache(), ServerBatcher(turns)
+        self._programs, self._batcher = ProgramCache(), ServerBatcher(turns)
 
-    def serve(self, told: SessionSubject, channels: dict[Party, Channel]) -> None:
-        """One session."""
-        request, session = told.request, told.session
-        fresh, said, party = request.resume is None, "that session is over", None
+    def serve(self, subject: SessionSubject, channels: dict[Party, Channel]) -> None:
+        """Serve the queries of one session until its client closes it or it fails."""
+        request, session = subject.request, subject.session
+        fresh, ending, party = request.resume is None, "that session is over", None
         try:
-            identities = Identities({"Q": told.client, "A": ""})
-            bound, facts = material_owner(told.client, told.names[0], told.models[0], told.scheme), told.facts
+            identities = Identities({"Q": subject.client, "A": ""})
+            bound, facts = (
+                material_owner(subject.client, subject.names[0], subject.models[0], subject.scheme),
+                subject.facts,
+            )
             party = PartySession(
                 S, session, channels,
-                [AnsweringParty(model.description, identities) for model in told.models], told.scheme,
-                lambda: self._store.shelf(session, bound), of=len(told.models), fresh=fresh, alive=beats(channels),
-                facts=lambda: facts, receipts=self._receipts, known=self._known,
+                [AnsweringParty(model.description, identities) for model in subject.models], subject.scheme,
+                lambda: self._store.shelf(session, bound), of=len(subject.models), fresh=fresh,
+                alive=heartbeat(channels), facts=lambda: facts, receipts=self._receipts, known=self._programs,
             )  # fmt: skip
             if not fresh:
-                self._ready(session, channels)
-            while not isinstance(asked := self._next(told, party, channels[Q]), Close):
-                with self._charged(told, party, channels, asked):
-                    self._ask(party, told.client, channels, asked)
+                self._confirm_material(session, channels)
+            while not isinstance(asked := self._next_request(subject, party, channels[Q]), Close):
+                with self._charge(subject, party, channels, asked):
+                    self._run_call(party, subject.client, channels, asked)
             for channel in answering_channels(channels):
                 channel.tell(asked)
         except Exception as error:
             lost = [channel.link for channel in answering_channels(channels) if channel.link.closed is not None]
-            if lost and isinstance(error, NetworkError) and self._others(told.names, lost):
+            if lost and isinstance(error, NetworkError) and self._has_alternative(subject.names, lost):
                 error = SessionOverError(f"{error}; others answer as well, and asking again asks one of them")
             if isinstance(error, FalseDealingError):
-                write(log, "false dealing", logging.ERROR, **told.facts)
-            said = reason(error, "the server")
-            write(log, "session ended", client=told.client, why=in_full(error))
+                write(log, "false dealing", logging.ERROR, **subject.facts)
+            ending = abort_reason(error, "the server")
+            write(log, "session ended", client=subject.client, why=log_text(error))
             log.debug("in detail", exc_info=error)
         finally:
-            close_channels(channels, said)
+            close_channels(channels, ending)
             if party is not None:
                 party.close()
             if not request.lasting:
                 self._store.forget(session)
 
-    def _next(self, told: SessionSubject, party: PartySession, channel: Channel) -> ModelQuery | Close:
-        """What is asked next.
+    def _next_request(self, subject: SessionSubject, party: PartySession, channel: Channel) -> ModelQuery | Close:
+        """The client's next query.
 
         Raises:
-            SessionOverError: nothing for so long that the session ends. One that would lose something by it goes on:
-                what stays in shares, and prepared material of a client that keeps none itself.
+            SessionOverError: the client has asked nothing for `idle` seconds. A session that would lose something by
+                ending goes on: one with results in shares, or with prepared material of a client without a lasting
+                store.
         """
         while True:
             try:
                 return channel.request(ToFollow, self._idle)
             except PeerLostError:
-                held = not told.request.lasting and any(map(len, self._store.shelves(client=told.client)))
+                has_material = not subject.request.lasting and any(map(len, self._store.shelves(client=subject.client)))
                 if channel.ended:
                     raise
-                if not (held or party.staying):
+                if not (has_material or party.retained):
                     raise SessionOverError(
                         f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
                     ) from None
 
-    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: ModelQuery) -> None:
-        """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
-        program = party.joinable(asked)
+    def _run_call(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: ModelQuery) -> None:
+        """Run a call, in a batch with calls of other sessions where possible, otherwise alone in a turn of its own."""
+        program = party.batchable_program(asked)
         part = None if program is None else part_of(program, frozenset({S}))
-        room = None if part is None else self._gathering.room(part, Q)
+        room = None if part is None else self._batcher.reserve(part, Q)
         if room is None:
             with self._turns.turn(client, channels[Q].beat):
-                self._call(party, channels, asked)
+                self._run_alone(party, channels, asked)
             return
 
         def begin(joint: str, calls: int) -> None:
             for channel in answering_channels(channels):
                 channel.tell(replace(asked, joint=joint, calls=calls))
 
-        def join(taking: BatchedCall) -> None:
-            taking.receive()
-            self._gathering.take(BatchCandidate(taking, begin), client, channels[Q].beat)
+        def join(call: BatchedCall) -> None:
+            call.receive()
+            self._batcher.take(BatchCandidate(call, begin), client, channels[Q].beat)
 
         try:
             party.follow(asked, join, {Q: room})
         finally:
-            self._gathering.leave(room)
+            self._batcher.release(room)
 
-    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery) -> None:
+    def _run_alone(self, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery) -> None:
         for channel in answering_channels(channels):
             channel.tell(asked)
         stored = party.follow(asked)
@@ -231,17 +263,23 @@ class ServerSessions:
             theirs = [channel.request(StoredCall, channel.deadline.silence) for channel in answering_channels(channels)]
             channels[Q].tell(AllStored(more=min(each.room // max(1, each.bytes) for each in (stored, *theirs))))
 
-    def _charged(
-        self, told: SessionSubject, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery
+    def _charge(
+        self, subject: SessionSubject, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery
     ) -> AbstractContextManager[None]:
-        """What is asked is charged, before the answering parties hear of it."""
+        """Charge the query to the client's quota, before the answering parties hear of it."""
         if self._quotas is None:
             return nullcontext()
-        rows = party.asked(asked).rows
-        return self._quotas.query(asked, rows, told.client, "", told.names, [channels[Q]], answering_channels(channels))
+        rows = party.requested_inputs(asked).rows
+        return self._quotas.query(
+            asked, rows, subject.client, "", subject.names, [channels[Q]], answering_channels(channels)
+        )
 
-    def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
-        """Whether the answering party still has its half of the material."""
+    def _confirm_material(self, session: bytes, channels: dict[Party, Channel]) -> None:
+        """Keep the prepared calls of which the answering party has its half, and tell the client which they are.
+
+        Raises:
+            MaterialError: the material is void; it is dropped.
+        """
         try:
             shelf = self._store.shelf(session)
             for channel in answering_channels(channels):
@@ -257,15 +295,15 @@ def answering_channels(channels: dict[Party, Channel]) -> list[Channel]:
     return [channel for party, channel in channels.items() if party.role == "A"]
 
 
-def close_channels(channels: dict[Party, Channel], said: str) -> None:
-    """Close all channels of a session, and tell their other ends why."""
+def close_channels(channels: dict[Party, Channel], why: str) -> None:
+    """Close all channels of a session, and send the other ends the reason."""
     for channel in channels.values():
         channel.close()
-        channel.abort(said)
+        channel.abort(why)
 
 
-def beats(channels: dict[Party, Channel]) -> Callable[[], None]:
-    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
+def heartbeat(channels: dict[Party, Channel]) -> Callable[[], None]:
+    """A function that is called often while S waits, and sends a sign of life every `BEAT` seconds."""
     last = time.monotonic()
 
     def alive() -> None:
@@ -278,19 +316,14 @@ def beats(channels: dict[Party, Channel]) -> Callable[[], None]:
     return alive
 
 
-# At the server: who answers under which name, with which version, and over which of several connections.
-#
-# A name may be answered by several processes of one party (replicas), which say that they are, and each have a store of
-# their own. Of the versions that they have, the one that was made last is answered with, unless one is asked for; of
-# those that have it, the process with the fewest sessions. Material that was prepared at one is used at that one.
-
-
 @dataclass
 class ConnectedModel(ServedModel):
-    """A model that an answering party has, over one connection.
+    """A model that an answering party offers over one connection.
 
     Attributes:
-        link: the connection. made: when the model was made, by the party's own clock; the latest one counts.
+        link: the connection.
+        made: when the version was added, by the party's clock; the latest one answers.
+        number: counts registrations; of equal ones, the latest is preferred.
     """
 
     link: Link
@@ -299,7 +332,7 @@ class ConnectedModel(ServedModel):
 
     @property
     def weight_bytes(self) -> int:
-        """Of its masked weights, in a session."""
+        """Bytes of its masked weights in a session."""
         return sum(8 * math.prod(entry["shape"]) for entry in self.description["weights"])
 
     @property
@@ -312,7 +345,12 @@ class ConnectedModel(ServedModel):
 
 
 class Registry:
-    """All that answer."""
+    """The models of all connected answering parties.
+
+    Several processes of one party (replicas) may answer under one name, each with a store of its own. A query goes to
+    the latest version, unless it names one, and of the processes with that version to the one with the fewest
+    sessions. Material that was prepared at a replica is used at that replica.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -320,23 +358,26 @@ class Registry:
         self._offers: dict[str, list[ConnectedModel]] = {}
 
     def names(self) -> list[str]:
-        """Of the models that can be asked."""
+        """Names of the models that can be asked."""
         with self._lock:
             return sorted(name for name, offers in self._offers.items() if any(o.open for o in offers))
 
     def prune(self) -> None:
-        """Forget connections that are closed."""
+        """Remove the models of closed connections."""
         with self._lock:
             found = {name: [o for o in offers if o.open] for name, offers in self._offers.items()}
             self._offers = {name: offers for name, offers in found.items() if offers}
 
     def add(self, name: str, offered: ConnectedModel) -> list[Link]:
-        """A connection answers under this name, in place of what it did before; connections that it takes the place of.
+        """Register a model, replacing what the same connection registered under this name before.
 
-        A store is of one process: who comes with the store of another one is that one, started again.
+        A store belongs to one process: a connection with the store of another one is that process, started again.
+
+        Returns:
+            The connections that are replaced; they are to be closed.
 
         Raises:
-            BusyError: another one answers, and the two are not both replicas.
+            BusyError: another connection answers under the name, and the two are not both replicas.
         """
         with self._lock:
             others = [o for o in self._offers.get(name, []) if o.open and o.link is not offered.link]
@@ -349,24 +390,24 @@ class Registry:
         return [o.link for o in replaced]
 
     def find(self, name: str, wanted: object = None, keeper: str | None = None) -> ConnectedModel:
-        """Who is asked now.
+        """The model and connection that a new session uses.
 
         Args:
-            wanted: the version that is asked for, if it is there; whoever asks sees which one it gets.
-            keeper: whose store has the other half of what was prepared.
+            wanted: the preferred version. Where it is not connected, another one is found; the client checks.
+            keeper: the store that has the other half of prepared material.
 
         Raises:
-            UnknownModelError: nobody has that name, or who has the material is away.
+            UnknownModelError: no such model is connected, or the replica with the material is not.
         """
         with self._lock:
-            there = [o for o in self._offers.get(name, []) if o.open]
-        if not there:
+            candidates = [o for o in self._offers.get(name, []) if o.open]
+        if not candidates:
             raise self._unknown(name)
-        if keeper and all(o.keeper for o in there):
-            there = [o for o in there if o.keeper == keeper]
-            if not there:
+        if keeper and all(o.keeper for o in candidates):
+            candidates = [o for o in candidates if o.keeper == keeper]
+            if not candidates:
                 raise UnknownModelError(f"the replica of '{name}' at which that was prepared is not connected")
-        exact = [o for o in there if o.version == wanted] or there
+        exact = [o for o in candidates if o.version == wanted] or candidates
         latest = max(exact, key=lambda o: (o.made, o.number)).version
         same = [o for o in exact if o.version == latest]
         return min(same, key=lambda o: (o.link.sessions, -o.number))
@@ -381,42 +422,43 @@ class Registry:
             f"take a minute: if '{party}' was, ask again"
         )
 
-    def another(self, names: list[str], lost: list[Link]) -> bool:
-        """Whether all of these can be asked over other connections."""
+    def has_alternative(self, names: list[str], lost: list[Link]) -> bool:
+        """Whether all of these models can be asked over other connections."""
         with self._lock:
             return all(any(o.open and o.link not in lost for o in self._offers.get(name, [])) for name in names)
 
 
-def current(offered: ConnectedModel) -> dict:
-    """What material that can be used with it is bound to."""
+def material_binding(offered: ConnectedModel) -> dict:
+    """The entries of a binding that have to be those of the model as it is now."""
     return {"edition": offered.edition, "fingerprint": fingerprint(offered.description)}
 
 
 RUNNING = 2
-"""Calls that run at the same time; further ones wait their turn, so that memory stays bounded."""
-SESSIONS, SESSIONS_EACH = 128, 32
-"""Sessions that may be open at once: of all clients together, and of one."""
+"""Calls that run at the same time; others wait, which bounds memory."""
+SESSIONS, SESSIONS_PER_CLIENT = 128, 32
+"""Open sessions: of all clients together, and of one client."""
 WEIGHT_MEMORY = 2 << 30
-"""Bytes of masked weights that open sessions may hold together."""
+"""Bytes of masked weights that all open sessions may hold."""
 
 
 class Server:
-    """S as a service. Only S listens; clients dial out and prove their names by certificate.
+    """S as a service. Only S listens; all others connect to it and prove their names by certificate.
 
     Args:
         address: host:port; port 0 takes a free one (see `port`).
         running: calls that run at the same time.
-        store: where prepared material is kept; a temporary one unless given.
-        patience: seconds without a word after which a party counts as hanging.
-        call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
+        store: where prepared material is kept; a temporary one by default.
+        patience: seconds of silence after which a party counts as lost.
+        call: seconds that one party may keep a call waiting in all, plus one for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
-        limits: a file of what each client may ask (`limits.file`).
+        limits: a file of the quotas of clients (`limits.Quotas`).
         idle: seconds without a call after which a session ends; its client opens another one with its next call.
-        place: which of several workers or replicas it is.
+        place: which of several workers or replicas this process is.
 
     Raises:
-        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
-        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
+        ArgumentError: the file of limits is invalid.
+        QuotaFileError: the use of quotas cannot be recorded.
+        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written or signed.
     """
 
     def __init__(
@@ -436,33 +478,33 @@ class Server:
         self._place = place or ServerProcess()
         self.store = store or Store()
         self.store.evicted = self._evicted
-        self._waits = patience, call
+        self._timeouts = patience, call
         self._registry = Registry()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._turns = FairQueue(running)
-        self._meetings = SessionBroker(self._links_of)
+        self._broker = SessionBroker(self._links_of)
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._quotas: Quotas | None = None
         try:
             self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
             self._serving = ServerSessions(
-                self._turns, self.store, self._receipts, self._quotas, self._registry.another, idle
+                self._turns, self.store, self._receipts, self._quotas, self._registry.has_alternative, idle
             )
             self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
         except BaseException:
-            self._keep_no_more()
+            self._close_files()
             raise
 
     @property
     def port(self) -> int:
-        """On which it listens."""
+        """The port on which the server listens."""
         return self.listener.port
 
     def stop(self) -> None:
-        """Stop serving; running sessions fail at the clients with a typed error."""
+        """Stop serving; the clients' running sessions fail with a PeerLostError."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -470,25 +512,25 @@ class Server:
         self.listener.stop()
         join_threads(self._threads)
         self.store.close()
-        self._keep_no_more()
+        self._close_files()
 
-    def _keep_no_more(self) -> None:
+    def _close_files(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
         if self._quotas is not None:
             self._quotas.close()
 
     def reload(self) -> None:
-        """Read the limits anew."""
+        """Read the file of limits again."""
         if self._quotas is not None:
             self._quotas.reload()
 
     def drain(self, seconds: float) -> bool:
-        """Begin no more calls and sessions; whether those that run were done in that time."""
+        """Begin no more calls and sessions; returns whether the running ones ended within `seconds`."""
         return self._turns.drain("the server is stopping; ask again when it is back", seconds)
 
     def wait(self) -> None:
-        """Until stopped."""
+        """Block until the server is stopped."""
         self.listener.wait()
 
     def models(self) -> list[str]:
@@ -497,23 +539,23 @@ class Server:
 
     @property
     def sessions(self) -> int:
-        """How many sessions are open."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     def renew(self, credentials: Credentials) -> None:
-        """New handshakes are made with these from now on; connections that are open go on.
+        """Use these credentials for new handshakes; open connections stay.
 
         Raises:
-            IdentityError: they cannot be used; those before stay.
+            IdentityError: they cannot be used; the former ones stay in use.
         """
         self.listener.use(credentials)
 
     def unready(self) -> str:
-        """Why no sessions are taken on now; empty while they are."""
+        """Why no sessions are accepted now; empty while they are."""
         return self._turns.closed
 
     def figures(self) -> dict[str, float]:
-        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        """The current values of the gauges of `observe.GAUGES`."""
         with self._lock:
             weights = sum(size for _, size in self._sessions.values())
             open_ = sum(link.closed is None for link in self._links)
@@ -523,7 +565,7 @@ class Server:
         }  # fmt: skip
 
     def _welcome(self, name: str, certificate: str) -> Link:
-        link = Link(name, self._request, *self._waits, certificate=certificate, on_close=self._meetings.look)
+        link = Link(name, self._request, *self._timeouts, certificate=certificate, on_close=self._broker.look)
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
         self._registry.prune()
@@ -534,7 +576,7 @@ class Server:
             return [link for link in self._links if link.peer == name]
 
     def _request(self, link: Link, request: dict) -> None:
-        """A request that belongs to no session, from a client whose certificate says `link.peer`."""
+        """Answer a request that belongs to no session, from the client that the certificate names `link.peer`."""
         try:
             answer = self._answer(link, parse_message(ToServer, request, "request"))
         except SectorchError as error:
@@ -549,11 +591,11 @@ class Server:
         if isinstance(request, Open):
             return self._open(link, request)
         if isinstance(request, Void):
-            return self._void(link, request)
+            return self._drop_material(link, request)
         if isinstance(request, Hello):
             return self._place
         self._place.check_first()
-        return self._meetings.answer(link, request)
+        return self._broker.answer(link, request)
 
     def _register(self, link: Link, request: Register) -> KeptSessions:
         name = model_name(request.name, "an answering party's name", IdentityError)
@@ -565,7 +607,7 @@ class Server:
             replaced.close(PeerLostError(f"'{name}' was started again"))
         for shelf in self.store.shelves(model=name):
             own = shelf.binding.get("keeper", "") in (request.keeper, "")
-            if own and any(shelf.binding[k] != v for k, v in current(offered).items()):
+            if own and any(shelf.binding[k] != v for k, v in material_binding(offered).items()):
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
         write(log, "answers", model=name, version=offered.version)
@@ -578,17 +620,17 @@ class Server:
         names = [model_name(name, "a model's name in a request", FrameError) for name in request.models]
         if len(set(map(party_of, names))) < len(names):
             raise FrameError("a session has models of different parties")
-        scheme, keeper = scheme_of(request.scheme), None
+        scheme, keeper = scheme_from_message(request.scheme), None
         resume = None if request.resume is None else bytes.fromhex(request.resume)
         if resume is not None:
             keeper = self.store.shelf(resume).binding.get("keeper")
         models = [self._registry.find(name, request.version, keeper) for name in names]
-        # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
+        # Q chose the session's name and has opened its end already: no frame of S's comes before Q can take it.
         wire = bytes.fromhex(request.session)
         if wire in self._sessions or self.store.holds(wire):
             raise FrameError("that session is or was open; sessions are named afresh")
         if resume is not None:
-            request = replace(request, calls=self._kept(link, resume, request, models[0], scheme))
+            request = replace(request, calls=self._usable_calls(link, resume, request, models[0], scheme))
         if link.peer in map(party_of, names):
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
         if self._quotas is not None:
@@ -600,7 +642,7 @@ class Server:
             channels[Q] = link.open(wire)
             for party, model in zip(answering, models, strict=True):
                 channels[party] = model.link.open(wire)
-            self._tie(list(channels.values()))
+            self._link_failures(list(channels.values()))
             for place, (party, model) in enumerate(zip(answering, models, strict=True)):
                 channels[party].link.tell(Serve(
                     session=request.session, client=link.peer, place=place, of=len(models), model=names[place],
@@ -608,19 +650,19 @@ class Server:
                     calls=request.calls,
                 ))  # fmt: skip
         except BaseException as error:
-            close_channels(channels, reason(error, "the server"))
+            close_channels(channels, abort_reason(error, "the server"))
             with self._lock:
                 self._sessions.pop(wire, None)
             raise
-        told = SessionSubject(resume or wire, link.peer, link.certificate, names, list(models), scheme, request)
-        run = (told, channels)
+        subject = SessionSubject(resume or wire, link.peer, link.certificate, names, list(models), scheme, request)
+        run = (subject, channels)
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         return SessionParts(parts=[OfferedModel(model.description, model.edition) for model in models])
 
-    def _tie(self, channels: list[Channel]) -> None:
-        """What one party says of the session's end is heard while S waits for another one, or for its turn."""
+    def _link_failures(self, channels: list[Channel]) -> None:
+        """Where one channel of a session fails, fail the others and wake the queue, so that S stops waiting at once."""
         for channel in channels:
             channel.on_failure(self._turns.wake)
             for other in channels:
@@ -630,7 +672,7 @@ class Server:
     def _admit(self, wire: bytes, client: str, weight_bytes: int) -> None:
         with self._lock:
             open_, mine = len(self._sessions), sum(name == client for name, _ in self._sessions.values())
-            if open_ >= SESSIONS or mine >= SESSIONS_EACH:
+            if open_ >= SESSIONS or mine >= SESSIONS_PER_CLIENT:
                 raise BusyError(
                     f"{open_} sessions are open, {mine} of them of '{client}'; close some, or ask again later"
                 )
@@ -639,8 +681,10 @@ class Server:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
             self._sessions[wire] = client, weight_bytes
 
-    def _kept(self, link: Link, session: bytes, request: Open, model: ConnectedModel, scheme: Scheme) -> list[int]:
-        """The calls of the material that Q wants to use, if it is its own, of this model, and still here."""
+    def _usable_calls(
+        self, link: Link, session: bytes, request: Open, model: ConnectedModel, scheme: Scheme
+    ) -> list[int]:
+        """The prepared calls that Q may use: of its own material, for this model and format, and still in the store."""
         shelf = self.store.shelf(session)
         if shelf.binding != material_owner(link.peer, request.models[0], model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
@@ -648,21 +692,21 @@ class Server:
         return list(shelf.calls())
 
     def _evicted(self, shelf: Shelf) -> None:
-        """The answering party drops its half of what had to go here; Q hears of it when it comes back for it."""
+        """Have the answering party drop its half of evicted material. Q is told when it asks for that material."""
         with suppress(SectorchError):
             model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
             model.link.tell(Void(sessions=[shelf.session.hex()]))
 
-    def _void(self, link: Link, request: Void) -> ServerReply:
-        """An answering party has no half any more of these sessions' material."""
+    def _drop_material(self, link: Link, request: Void) -> ServerReply:
+        """Drop the material of sessions of which the answering party has lost its half."""
         for shelf in self.store.shelves():
             if shelf.session.hex() in request.sessions and party_of(shelf.binding["model"]) == link.peer:
                 shelf.drop()
         return ServerReply()
 
-    def _serve(self, told: SessionSubject, channels: dict[Party, Channel]) -> None:
+    def _serve(self, subject: SessionSubject, channels: dict[Party, Channel]) -> None:
         try:
-            self._serving.serve(told, channels)
+            self._serving.serve(subject, channels)
         finally:
             with self._lock:
                 self._sessions.pop(channels[Q].session, None)

@@ -1,11 +1,14 @@
-"""One session of the parties' processes, from the side of whichever party this process is.
+"""One session of the parties' processes, as each of its parties runs it.
 
-Q opens it and names what is to be run; S and the answering parties follow. All build the same programs from the models'
-descriptions, run the seed protocol, and then one call after the other. A session can be taken up again later for the
+Q opens the session and names what to run; S and the answering parties follow. All build the same programs from the
+models' descriptions, run the seed protocol, and then one call after the other. A session can be resumed later for the
 material that was prepared in it: then nothing is seeded or masked again, and only prepared calls can be made.
 
-With several answering parties each of them knows of its own model only. Calls with party j of n take the numbers j,
-j + n, j + 2n, ..., so that each party can count its own.
+With several answering parties, each knows its own model only. Calls with party j of n take the numbers j, j + n,
+j + 2n, ..., so that each party can count its own.
+
+`PartySession` is a party's part in a session, `RemoteSession` the `Session` under it, and `ProgramCache` what sessions
+of one process share. `abort_reason` decides what the other parties learn of an error.
 """
 
 from __future__ import annotations
@@ -63,22 +66,18 @@ from ..store import Shelf, fingerprint
 from ..wire.channel import Channel
 from .batching import setup_is_complete, take_in_batch
 
-# The models that a process serves, as far as their programs are the same in every session: worked out once.
-
-
 MOST = 32
-"""Descriptions and number formats that are remembered; a client chooses the formats."""
-
-
+"""Entries of a cache. They have to be limited, since clients choose the number formats."""
 OWN = 4
-"""Models of this process's own whose weights are kept, though nobody may serve them any more."""
+"""Models with weights that a cache holds, though they may have been replaced."""
 
 
 class ProgramCache:
-    """Descriptions read back, and the programs of their calls. It holds no secret but the weights of its own process.
+    """Models read from descriptions, and the programs of their calls, shared by the sessions of a process.
 
-    A session of the same model and number format takes the programs that another one has traced: to open it costs
-    nothing then, and calls of several sessions can be taken together (`joint.py`), since they are of one program.
+    A session of the same model and number format uses the programs that another one has traced. So it opens quickly,
+    and calls of several sessions can be run in one batch (`batching`), since they have the same program. The cache
+    holds no secret except the weights of its own process.
     """
 
     def __init__(self):
@@ -87,16 +86,19 @@ class ProgramCache:
         self._first: OrderedDict[tuple, SecureModule] = OrderedDict()
 
     def served(self, description: dict, weights: dict[str, torch.Tensor] | None = None) -> tuple[RemoteProgram, tuple]:
-        """A description that was checked and read, and what it is known as.
+        """The model of a description, and its key in this cache.
 
         Raises:
-            ProgramError: as of `load_program`.
+            ProgramError: see `load_program`.
         """
         key = fingerprint(description), id(weights)
         with self._lock:
             held = self._served.get(key)
             if held is None:
-                held = self._served[key] = load_program(description, weights), weights  # so that the id stays its own
+                held = self._served[key] = (
+                    load_program(description, weights),
+                    weights,
+                )  # held, so that no other has its id
             _latest(self._served, key)
             self._drop_old()
         return held[0], key
@@ -108,7 +110,7 @@ class ProgramCache:
                 del self._first[key]
 
     def module(self, served: RemoteProgram, key: tuple, session: Session, party: Party, scheme: Scheme) -> SecureModule:
-        """A session's module of that description, for one of its answering parties."""
+        """The module of a model in a session, for one of its answering parties."""
         count, place = len(session.answering), session.answering.index(party)
         key = (*key, repr(scheme), count, place)
         with self._lock:
@@ -126,12 +128,9 @@ def _latest(kept: OrderedDict, key: Any) -> None:
         kept.popitem(last=False)
 
 
-# A session whose other parties are elsewhere, and what a process knows of each of its answering parties.
-
-
 @dataclass
 class AnsweringParty:
-    """One answering party of a session: its model's description, and how it and Q know each other."""
+    """One answering party of a session: its model, and the identities by which it and Q authenticate each other."""
 
     description: dict
     identities: Identities
@@ -139,15 +138,15 @@ class AnsweringParty:
 
 
 class RemoteSession(Session):
-    """A session whose other parties are elsewhere.
+    """A session whose other parties are other processes.
 
     Args:
         runtime: of this process's party.
-        identities: of Q and each answering party that this process knows of.
-        place, of: which of how many answering parties the first of them is.
-        fresh: whether it begins now; else it is taken up for its prepared material.
-        dealer, owners: as of a `Session`.
-        known: how one of those and an answering party know each other.
+        identities: of Q and each answering party that this process knows.
+        place, of: the first of these is number `place` of `of` answering parties.
+        fresh: whether the session begins now; otherwise it is resumed for its prepared material.
+        dealer, owners: see `Session`.
+        known: the identities of a client and an answering party, where the client is not Q.
     """
 
     def __init__(
@@ -173,19 +172,27 @@ class RemoteSession(Session):
 
 
 MAX_ELEMENTS = 1 << 28
+"""Elements of an input that a request may name."""
 
 
 class PartySession:
     """This party's part in one session.
 
     Args:
-        session: its name; the channels may have another one on the way.
+        me: this party.
+        session: the session's name. A resumed session has another name in its frames, that of its channels.
         channels: to each party that this one has an edge to.
-        shelf: where prepared material is kept.
-        place, of: at an answering party, which of how many it is.
-        facts: who asks what, for the log's line of each query.
-        receipts: where each query is written down before it is answered or asked.
-        known: what other sessions of this process have worked out.
+        parts: the answering parties that this process knows.
+        shelf: gives the shelf of prepared material.
+        place, of: at an answering party, its number and how many there are.
+        fresh: whether the session begins now; otherwise it is resumed for its prepared material.
+        alive: called often during a call, to give signs of life.
+        facts: gives the client, model and version, for the log's line of each query.
+        receipts: where each query is recorded before it is answered or asked.
+        known: the cache that other sessions of this process share.
+
+    Raises:
+        ShapeError: the models of several answering parties take different kinds of inputs.
     """
 
     def __init__(
@@ -209,9 +216,9 @@ class PartySession:
         served, keys = zip(*(known.served(part.description, part.weights) for part in parts), strict=True)
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
         calls = [[(call.inputs.key, call.least) for call in model.calls] for model in served]
-        if any(others != calls[0] for others in calls):
-            said = "; ".join(dict.fromkeys(model.summary for model in served))
-            raise ShapeError(f"models of one question take one kind of input, and these differ: {said}")
+        if any(other != calls[0] for other in calls):
+            kinds = "; ".join(dict.fromkeys(model.summary for model in served))
+            raise ShapeError(f"models of one question take one kind of input, and these differ: {kinds}")
         wire = next(iter(channels.values())).session
         self._runtime = PartyRuntime(me, session, channels, alive, wire)
         self.session = RemoteSession(self._runtime, [part.identities for part in parts], place, of, fresh)
@@ -220,12 +227,12 @@ class PartySession:
         self._shelf = shelf
         self._of, self._facts = of, facts
         self._receipts, self._wire, self._asked_for = receipts, wire.hex(), 0
-        self.staying: list[SharedTensor] = []
-        """What stayed in shares of the last such call; the next one may take it."""
-        self.stayed = 0
-        """How many calls left something in shares."""
+        self.retained: list[SharedTensor] = []
+        """The results in shares of the last such call; the next call may use them."""
+        self.retained_calls = 0
+        """Number of calls whose results stayed in shares."""
         self._reader: ThreadPoolExecutor | None = None
-        self._coming: dict[int, tuple[Kind, Future, Shelf]] = {}
+        self._read_ahead: dict[int, tuple[Kind, Future, Shelf]] = {}
         self._modules = [
             known.module(model, key, self.session, party, scheme)
             for model, key, party in zip(served, keys, self.session.answering, strict=True)
@@ -236,18 +243,18 @@ class PartySession:
         return [self.served.find(piece) for piece in self._modules[0].pieces(inputs.meta())]
 
     def rows_at_once(self, inputs: Inputs) -> int:
-        """Rows of a batch that all models take in one piece; 0 where its rows are not counted."""
+        """Rows of a batch that all models take in one piece; 0 where the inputs have no rows."""
         return min(module.pieces(inputs.meta())[0].rows or 0 for module in self._modules)
 
-    def expect(self, inputs: Inputs, rooms: Mapping[Party, int] | None = None) -> None:
-        """A call on inputs of these shapes begins: work out its messages, and tell the others that there is room.
+    def begin_call(self, inputs: Inputs, rooms: Mapping[Party, int] | None = None) -> None:
+        """Begin a call on inputs of these shapes: find its messages by a dry run, and grant the others credit for them.
 
         Args:
-            rooms: how much for what a party sends, where that is known.
+            rooms: bytes that a party sends in all, where the caller knows them.
 
         Raises:
-            FixedPointRangeError: at the owner, a weight that does not fit. Nothing of the call was sent, so that nobody
-                sees how far the model came.
+            FixedPointRangeError: at the owner, a weight does not fit the number format. It is raised before anything
+                of the call is sent, so that the other parties do not learn at which layer.
         """
         inputs = inputs.meta()
         with step("dry run"):
@@ -260,19 +267,19 @@ class PartySession:
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             largest = max(module.largest.get(edge, 0) for module in self._modules)
-            channel.expect(largest, (rooms or {}).get(party))
+            channel.grant_credit(largest, (rooms or {}).get(party))
 
     def predict(
         self, inputs: Inputs, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
     ) -> Any:
-        """Run the model; Q's inputs have content, the others' only shapes.
+        """Run the model. Q's inputs have content, those of the others only shapes.
 
         Args:
-            use: the prepared calls to make, one for each piece of the batch, or none.
-            then: those that the next batch of this shape will make: they are read while this one runs.
+            use: the prepared calls to use, one for each piece of the batch; empty for none.
+            then: those of the next batch of this shape, which are read from disk while this one runs.
 
         Raises:
-            MaterialError: a call that was not prepared, or was made already.
+            MaterialError: a call was not prepared, or is used already.
         """
         (module,) = self._modules
         if use:
@@ -280,119 +287,122 @@ class PartySession:
             if len(kinds) != len(use):
                 raise MaterialError(f"{len(use)} prepared calls for a batch that is run in {len(kinds)} pieces")
             for call, kind in zip(reversed(use), reversed(kinds), strict=True):
-                module.material_cache.keep(self.served.inputs(kind), self._piece(call, kind))
+                module.material_cache.keep(self.served.inputs(kind), self._material(call, kind))
             if len(then) == len(kinds):
-                self._read_ahead(then, kinds)
+                self._start_reading(then, kinds)
         elif not self.fresh:
             raise MaterialError("this session was taken up for prepared calls, and this call was not prepared")
         try:
             with step("online", prepared=bool(use)):
-                return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
+                return self._predict_retaining(module, inputs) if inputs.in_shares else module(inputs)
         finally:
             module.discard()
 
-    def _keeping(self, module: SecureModule, inputs: Inputs) -> Any:
-        """A call whose results stay in shares: this party keeps what it holds of them for the next one."""
-        taken, self.staying, self.stayed = self.staying, [], self.stayed + 1
-        found = module(inputs.with_tensors(_held_of(inputs, taken)))
-        self.staying = [y for y in pytree.tree_leaves(found) if isinstance(y, SharedTensor)]
+    def _predict_retaining(self, module: SecureModule, inputs: Inputs) -> Any:
+        """Run a call whose results stay in shares; this party keeps its shares for the next call."""
+        previous, self.retained, self.retained_calls = self.retained, [], self.retained_calls + 1
+        found = module(inputs.with_tensors(_fill_shares(inputs, previous)))
+        self.retained = [y for y in pytree.tree_leaves(found) if isinstance(y, SharedTensor)]
         return found
 
-    def _piece(self, call: int, kind: Kind) -> Material:
-        if call in self._coming and self._coming[call][0] == kind:
-            _, coming, shelf = self._coming.pop(call)
-            wait((coming,))
+    def _material(self, call: int, kind: Kind) -> Material:
+        if call in self._read_ahead and self._read_ahead[call][0] == kind:
+            _, reading, shelf = self._read_ahead.pop(call)
+            wait((reading,))
             shelf.used(call)
-            return coming.result()
+            return reading.result()
         return self._shelf().take(call, kind)
 
-    def _read_ahead(self, calls: list[int] | tuple[int, ...], kinds: list[Kind]) -> None:
-        """Take these pieces off the disk beside the running call; what is not used then is put back at the end."""
+    def _start_reading(self, calls: list[int] | tuple[int, ...], kinds: list[Kind]) -> None:
+        """Read these pieces from disk in a thread; `close` puts back those that were not used."""
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "reading ahead")
         shelf = self._shelf()
         for call, kind in zip(calls, kinds, strict=True):
-            if call not in self._coming:
+            if call not in self._read_ahead:
                 shelf.lend(call)
-                self._coming[call] = kind, self._reader.submit(shelf.take, call, kind), shelf
+                self._read_ahead[call] = kind, self._reader.submit(shelf.take, call, kind), shelf
 
-    def coming(self) -> dict[int, Kind]:
-        """The calls whose pieces were read ahead, and their kinds."""
-        return {call: kind for call, (kind, _, _) in self._coming.items()}
+    def calls_read_ahead(self) -> dict[int, Kind]:
+        """The prepared calls that were read ahead and are not used yet, and their kinds."""
+        return {call: kind for call, (kind, _, _) in self._read_ahead.items()}
 
     def close(self) -> None:
-        """Put back what was read ahead and not used, and let go of the weights."""
+        """Put back material that was read ahead and not used, and release weights, shares and keys."""
         if self._reader is not None:
             self._reader.shutdown()
-        for call, (kind, coming, shelf) in self._coming.items():
-            if coming.exception() is None:
-                with suppress(MaterialError):  # another session's material may have taken the room
-                    shelf.put_back(coming.result(), kind)
+        for call, (kind, reading, shelf) in self._read_ahead.items():
+            if reading.exception() is None:
+                with suppress(MaterialError):  # the store may be full by now
+                    shelf.put_back(reading.result(), kind)
             else:
                 shelf.used(call)
-        self._coming.clear()
-        # What refers to itself lives on until it is collected, and to ask for that at each session's end takes long. So
-        # the secrets are let go of one by one: the weights, what stayed in shares, the pair keys.
+        self._read_ahead.clear()
+        # The session is in reference cycles, which only the garbage collector frees, and a full collection at the end
+        # of each session would take too long. So the secrets are released one by one: weights, shares, pair keys.
         for module in self._modules:
             module.discard()
         self._modules.clear()
-        self.staying.clear()
+        self.retained.clear()
         self._runtime.close()
 
     def prepare(self, inputs: Inputs) -> list[tuple[int, Kind, int]]:
-        """Make the offline material of one later call; what is kept of it: call, kind and bytes of each piece.
+        """Prepare the offline material of one later call, and store it.
+
+        Returns:
+            Call, kind and bytes of each piece.
 
         Raises:
-            StoreFullError: nothing of this call is kept.
+            StoreFullError: nothing of this call is stored.
         """
         (module,) = self._modules
-        kept = []
+        stored = []
         try:
             with step("prepare"):
                 module.preprocess(inputs)
-            for piece, made in module.material_cache.all():
+            for piece, material in module.material_cache.all():
                 kind = self.served.find(piece)
-                kept.append((made.call, kind, self._shelf().put(made, kind)))
+                stored.append((material.call, kind, self._shelf().put(material, kind)))
         finally:
             module.discard()
-        return sorted(kept)
+        return sorted(stored)
 
     def aggregate(self, inputs: Inputs) -> torch.Tensor:
-        """The sum of the models' results, which are one tensor each, at Q (PrivHFL, Figure 5)."""
+        """The sum of the models' results, one tensor each, opened to Q (PrivHFL, Figure 5)."""
         with step("online", prepared=False):
             shared = [module.share(inputs) for module in self._modules]
             return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
     @property
-    def who(self) -> dict[str, str]:
-        """Who asks what: the facts of each query."""
+    def query_facts(self) -> dict[str, str]:
+        """The client, model and version that the log and receipts of a query have."""
         return self._facts()
 
-    def joinable(self, request: ModelQuery) -> Program | None:
-        """The program of a call that may be taken with those of other sessions; None of any other request.
+    def batchable_program(self, request: ModelQuery) -> Program | None:
+        """The program of a call that may run in a batch with calls of other sessions; None for any other request.
 
-        It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared; and Q is
-        told nothing on the way.
+        Such a call is a prediction in one piece, without prepared material, audits, proofs or results in shares, and of
+        shapes that this session has run before.
         """
         if not isinstance(request, Predict) or request.use or request.after is not None:
             return None
         if not self.fresh or self.grouped or self.scheme.audited != 1 or self.scheme.verified:
             return None
-        inputs, (module,) = self.asked(request).meta(), self._modules
+        inputs, (module,) = self.requested_inputs(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
             return None
         program = module.choreography(inputs)
         return program if setup_is_complete(self.session, program) else None
 
-    def _joined(self, inputs: Inputs, own: frozenset[Party], join: Callable[[BatchedCall], None]) -> None:
-        """A call that is taken with others."""
+    def _take_batched(self, inputs: Inputs, own: frozenset[Party], join: Callable[[BatchedCall], None]) -> None:
+        """Run a call in a batch."""
         (module,) = self._modules
-        made = take_in_batch(self.session, module.choreography(inputs), module._program_inputs(inputs), own)
+        call = take_in_batch(self.session, module.choreography(inputs), module._program_inputs(inputs), own)
         try:
             with step("online", prepared=False):
-                join(made)
+                join(call)
         finally:
-            self._runtime.forget(made.call)
+            self._runtime.forget(call.call)
 
     def follow(
         self,
@@ -400,39 +410,46 @@ class PartySession:
         join: Callable[[BatchedCall], None] | None = None,
         rooms: Mapping[Party, int] | None = None,
     ) -> StoredCall | None:
-        """Take part in what Q asked for, at A or S; what the party that asked is told then.
+        """Take part in a query, at A or S.
 
         Args:
-            join: takes the call, with others: see `joint.py`.
-            rooms: as of `expect`; those parties' messages are received before the call is taken.
+            join: runs the call in a batch with others (`batching`); None runs it alone.
+            rooms: see `begin_call`; the messages of these parties are received before the batch runs.
+
+        Returns:
+            Of `Prepare`, what was stored; None of other requests.
 
         Raises:
-            FrameError: a request that this session has no answer to, or of an impossible size.
+            FrameError: the session cannot serve such a request, or its inputs are too large.
         """
-        inputs = self.asked(request)
-        if isinstance(request, Predict) and request.after not in (None, self.stayed):
+        inputs = self.requested_inputs(request)
+        if isinstance(request, Predict) and request.after not in (None, self.retained_calls):
             raise FrameError("a request that goes on from another call than the last one")
         for channel in self._channels.values():
-            channel.begin()
+            channel.begin_call()
         try:
-            with self.noted(request.do, inputs, request.trace):
-                self.expect(inputs, rooms)
+            with self.logged_query(request.do, inputs, request.trace):
+                self.begin_call(inputs, rooms)
                 if join is not None:
-                    return self._joined(inputs, frozenset(rooms or ()), join)
+                    return self._take_batched(inputs, frozenset(rooms or ()), join)
                 return self._take_part(request, inputs)
         finally:
             for channel in self._channels.values():
-                channel.rest()
+                channel.end_call()
 
-    def noted(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[object]:
-        """The log's line of a query that is asked in the block, and its receipts. `trace`: see `log.Watcher.step`."""
+    def logged_query(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[object]:
+        """Log the query that runs in the block, and write its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
         known = learned_description(what, self._of, inputs.in_shares)
         return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
-    def asked(self, request: ModelQuery) -> Inputs:
-        """The inputs that a request is for, without content."""
+    def requested_inputs(self, request: ModelQuery) -> Inputs:
+        """The shapes of the inputs that a request names.
+
+        Raises:
+            FrameError: the model has no program for them, or they are too large.
+        """
         try:
             inputs = self.served.inputs((request.program, request.rows))
         except ShapeError as error:
@@ -447,112 +464,112 @@ class PartySession:
         elif isinstance(request, Aggregate) and self.grouped:
             self.aggregate(inputs)
         elif isinstance(request, Prepare) and self.fresh and not self.grouped:
-            kept = self.prepare(inputs)
+            stored = self.prepare(inputs)
             shelf = self._shelf()
             room = shelf.store.room(shelf.binding.get("client"))
-            return StoredCall(bytes=sum(size for _, _, size in kept), room=room)
+            return StoredCall(bytes=sum(size for _, _, size in stored), room=room)
         else:
             raise FrameError(f"a session that has no answer to '{request.do}'")
         return None
 
 
-def _held_of(inputs: Inputs, staying: list[SharedTensor]) -> list[torch.Tensor]:
-    """A call's tensors, with what stayed of the last call in the places of those that are in shares.
+def _fill_shares(inputs: Inputs, retained: list[SharedTensor]) -> list[torch.Tensor]:
+    """A call's tensors, with the retained results of the last call in place of those that are in shares.
 
     Raises:
-        ShapeError: that is something else than the program takes.
+        ShapeError: the retained results do not have the form that the program takes.
     """
     kinds = zip(inputs.shapes, inputs.dtypes, inputs.held, strict=True)
     wanted = [(shape, dtype, held) for shape, dtype, held in kinds if held is not None]
     if not wanted:
         return list(inputs.tensors)
-    there = Inputs(staying) if staying else None
-    if there is None or wanted != list(zip(there.shapes, there.dtypes, there.held, strict=True)):
+    found = Inputs(retained) if retained else None
+    if found is None or wanted != list(zip(found.shapes, found.dtypes, found.held, strict=True)):
         raise ShapeError("the call goes on from tensors in shares of another form than those that stayed of the last")
-    left = iter(staying)
-    return [x if held is None else next(left) for x, held in zip(inputs.tensors, inputs.held, strict=True)]
-
-
-# What the parties of a session tell each other beside its messages: number format, names, reasons of an end.
+    shares = iter(retained)
+    return [x if held is None else next(shares) for x, held in zip(inputs.tensors, inputs.held, strict=True)]
 
 
 UNFIT = (
     "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
     "limit_bits, or fewer fraction bits; its owner's log says which weight"
 )
-"""What the others are told of weights that are too large: not which, nor by how much."""
+"""The reason that the others get where weights are too large: not which, nor by how much."""
 ENDING = 5.0
+"""Seconds that `join_threads` waits."""
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
-def scheme_in(scheme: Scheme) -> NumberFormat:
-    """A number representation as a part of a request; `scheme_of` reads it."""
+def scheme_to_message(scheme: Scheme) -> NumberFormat:
+    """The number format of a scheme, as a part of a request."""
     return NumberFormat(**{name: getattr(scheme, name) for name in NumberFormat.__struct_fields__})
 
 
-def scheme_of(said: NumberFormat) -> Scheme:
-    """The number representation that Q asks for.
+def scheme_from_message(number_format: NumberFormat) -> Scheme:
+    """The scheme of a number format that Q sent.
 
     Raises:
-        FrameError: not one that exists.
+        FrameError: there is no such scheme.
     """
     try:
-        return Scheme(relu="exact", **message_form(said))
+        return Scheme(relu="exact", **message_form(number_format))
     except SectorchError as error:
         raise FrameError(str(error)) from None
 
 
 def join_threads(threads: list[threading.Thread]) -> None:
-    """Wait for sessions that are ending; they end at once, since their channels are closed, but for a running step."""
+    """Wait up to `ENDING` seconds for the threads of closed sessions, which end after their running step."""
     end = time.monotonic() + ENDING
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def in_full(error: BaseException) -> str:
-    """An error for the log of the party where it arose, which may name that party's own values."""
+def log_text(error: BaseException) -> str:
+    """The text of an error for this party's own log. It may name values of this party, so no other party gets it."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_TOLD = (NetworkError, MaterialError, KeyAgreementError, FalseDealingError, ReceiptError, QuotaFileError)
-"""Whose text the others are told."""
+_PUBLIC = (NetworkError, MaterialError, KeyAgreementError, FalseDealingError, ReceiptError, QuotaFileError)
+"""Errors whose text holds no secret, and is sent to the other parties."""
 
 
-def reason(error: BaseException, who: str) -> str:
-    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret.
+def abort_reason(error: BaseException, who: str) -> str:
+    """The reason that the other parties get for an error: its type, and its text where that holds no secret.
 
     Args:
-        who: this party, in words: of an error of another kind, and of a full disk, the others learn where it arose.
+        error: why the session ends.
+        who: this party, in words. For other errors, the reason says only where it was raised.
     """
     if isinstance(error, KeyboardInterrupt):
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
-    ours = type(error).__module__.partition(".")[0] in ("sectorch", "builtins")
-    known = isinstance(error, _TOLD) and ours and _raised_here(error)
-    said = getattr(error, "told", None) or error
+    # A user's code may define error types and texts of its own, which could hold anything.
+    known_type = type(error).__module__.partition(".")[0] in ("sectorch", "builtins")
+    public = isinstance(error, _PUBLIC) and known_type and _raised_here(error)
+    text = getattr(error, "told", None) or error
     if isinstance(error, (StoreFullError, ReceiptError, QuotaFileError)):
-        said = f"at {who}: {error}"
-    kind = type(error).__name__ if ours else "an error"
-    return f"{kind}: {said if known else f'at {who}, whose own log says more'}"
+        text = f"at {who}: {error}"
+    kind = type(error).__name__ if known_type else "an error"
+    return f"{kind}: {text if public else f'at {who}, whose own log says more'}"
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Whether this package has raised it, or nobody yet: the text of a program's own may hold what it likes."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is None or at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    """Whether code of this package raised the error, or it was not raised at all."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 @functools.cache
 def load_loops() -> None:
-    """Load what a call needs before there is a connection, once, since signs of life wait while a library is loaded.
+    """Load the compiled loops before there is a connection, once: signs of life cannot be sent while a library loads.
 
-    They wait for a full garbage collection too, which holds the interpreter's lock and looks at every object there is:
-    a third of a second of processor time, and seconds on a machine that has ten times as much to do as it can. What is
-    there by now is code and tables for the most part, and collections pass over it from now on, in this process.
+    A full garbage collection delays them too: it holds the interpreter's lock and visits every object, which takes a
+    third of a second, and seconds on a machine under load. So the objects that exist now, mostly code and tables, are
+    excluded from later collections.
     """
     importlib.import_module("sectorch.ring.bitloops")
     gc.collect()

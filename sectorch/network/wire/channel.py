@@ -1,8 +1,16 @@
-"""One session over a link: what a `PartyRuntime` sends and receives through, with back-pressure and a deadline.
+"""A connection between a client and the server, and the sessions that it carries.
 
-What waits here to be read is bounded by what this party knows, whatever the sender says. Between calls, and in a call
-until this party has worked out its shapes, there is room for `AHEAD` and one part; then it tells the peer to go on, and
-until the call is over there is room for a window and the largest message that the peer has to send in it.
+- `Link`: one connection. It sorts incoming frames into the channels of sessions, and forwards those between others.
+- `Channel`: one session's frames to and from the peer, with back-pressure; a `PartyRuntime` sends through it.
+- `Outbox`: the frames that wait to be written to the connection.
+- `Deadline`: how long a party waits for its peer.
+
+Memory is bounded at the receiver, whatever the sender does. Between calls, and in a call until this party knows its
+shapes, a channel has room for `AHEAD` bytes and one part. Then `grant_credit` tells the peer to go on, and until
+`end_call` there is room for a window and the largest message that the peer has to send in the call. At the sender, a
+message is begun only while the receiver has less than a window of earlier ones unread, which it reports by credits.
+
+A link knows nothing of TLS: the stream that carries it feeds it incoming bytes (`pump`) and writes its `outbox`.
 """
 
 from __future__ import annotations
@@ -24,59 +32,57 @@ from .. import messages
 from ..messages import ControlMessage, message_form
 from ..names import readable
 
-# How long a party waits for another one, in one place: for each step, and at the server for each call.
-#
-# A step's time begins anew with what the peer says. Clients wait for a server that waits for others, so that its beats
-# are words to them. The server waits for the client alone: a beat brings it nothing, and all its waits of one call have
-# a limit together, which grows with what has come and gone, as a large call over a slow line takes its time.
-
-
 SILENCE = 60.0
-"""Seconds without a word after which a party counts as hanging."""
+"""Seconds of silence after which a party counts as lost."""
 CALL = 600.0
-"""Seconds that the server waits for one party in one call, beside those of `PACE`."""
+"""Seconds that the server waits for one party in one call, in addition to the time that `PACE` allows."""
 PACE = 1 << 20
-"""Bytes a second that a party may at least be expected to send and take."""
+"""Bytes a second that a party is expected to send and take at least."""
 
 
 class Deadline:
-    """For the waits of one end of a session's channel.
+    """How long one end of a channel waits for its peer: in each step, and at the server in each call.
+
+    A step's time starts again with each frame of the peer. A client waits for a server that may itself wait for others,
+    so to the client a heartbeat counts as activity. The server waits for the client alone, so there a heartbeat does
+    not count, and all waits of one call have a common limit. It grows with the bytes that were carried, since a large
+    call over a slow line takes long.
 
     Args:
-        peer: whom this end waits for.
+        peer: the peer's name, for errors.
         silence: seconds of a step; `SILENCE` if None.
-        call: seconds of all waits of a call together, for a peer whose beats are no words; None for the others.
+        call: seconds of all waits of a call; None sets no limit, and counts heartbeats as activity.
     """
 
     def __init__(self, peer: str, silence: float | None = None, call: float | None = None):
         self.silence = SILENCE if silence is None else silence
         self._peer, self._call = peer, call
         self._heard = time.monotonic()
-        # Each counter has one writer: the link's pump that of bytes, the session's thread the others.
+        # Each counter has one writer: the link's reader that of bytes, the session's thread the others.
         self._moved = self._moved_before = 0
         self._spent: float | None = None
 
     def heard(self, beat: bool) -> None:
-        """The peer said something."""
+        """Record that a frame came from the peer."""
         if not beat or self._call is None:
             self._heard = time.monotonic()
 
     def moved(self, count: int) -> None:
-        """So many bytes came from the peer, or were taken by it."""
+        """Record bytes that came from the peer, or that it has read."""
         self._moved += count
 
-    def begin(self) -> None:
-        """A call begins."""
+    def begin_call(self) -> None:
+        """Start the limit of a call."""
         self._spent = None if self._call is None else 0.0
         self._moved_before = self._moved
 
-    def rest(self) -> None:
-        """The call is over."""
+    def end_call(self) -> None:
+        """End the limit of a call."""
         self._spent = None
 
     @contextmanager
-    def waiting(self, silence: float | None) -> Iterator[Wait]:
-        """A wait of a step; without `silence` it may be long, but for the call's limit."""
+    def start_wait(self, silence: float | None) -> Iterator[Wait]:
+        """A wait of a step in the block; without `silence`, only the call's limit applies."""
         wait = Wait(self, silence)
         try:
             yield wait
@@ -84,11 +90,11 @@ class Deadline:
             if self._spent is not None:
                 self._spent += time.monotonic() - wait.since
 
-    def left(self, since: float, silence: float | None) -> float | None:
-        """Seconds that a wait may still take; None where it may take any time.
+    def remaining(self, since: float, silence: float | None) -> float | None:
+        """Seconds that a wait may still take; None where it has no limit.
 
         Raises:
-            PeerLostError: none.
+            PeerLostError: the time is over.
         """
         now, ends = time.monotonic(), []
         if silence is not None:
@@ -98,148 +104,154 @@ class Deadline:
             ends.append(
                 (since + allowed - self._spent, f"keeps a call waiting for more than {self._call:.0f} s in all")
             )
-        for end, said in ends:
+        for end, why in ends:
             if now >= end:
-                raise PeerLostError(f"{self._peer} {said}")
+                raise PeerLostError(f"{self._peer} {why}")
         return min(end for end, _ in ends) - now if ends else None
 
 
 class Wait:
-    """One wait; see `Deadline.waiting`."""
+    """One wait; see `Deadline.start_wait`."""
 
     def __init__(self, deadline: Deadline, silence: float | None):
         self.since = time.monotonic()
         self._deadline, self._silence = deadline, silence
 
-    def left(self) -> float | None:
-        """As of `Deadline.left`."""
-        return self._deadline.left(self.since, self._silence)
+    def remaining(self) -> float | None:
+        """See `Deadline.remaining`."""
+        return self._deadline.remaining(self.since, self._silence)
 
 
 T = TypeVar("T")
 WINDOW = 16 << 20
-"""Bytes of unused messages beyond which no further one is begun."""
+"""Bytes of unread messages beyond which the sender begins no further one."""
 CREDIT = 4 << 20
-"""Bytes of which a receiver says at once that it has used them."""
+"""Bytes after which a receiver reports what it has read."""
 AHEAD = 2 << 20
-"""Bytes that a party may send of a call before the receiver says that it is ready for it."""
+"""Bytes of a call that a party may send before the receiver grants credit for it."""
 IDLE = 4 << 20
-"""Bytes that a session keeps of what comes before it is ready: `AHEAD`, one part, and names."""
+"""Bytes that a session buffers before it grants credit: `AHEAD`, one part, and labels."""
 LARGEST = 1 << 30
-"""Bytes of one message for which there may be room beyond the window."""
+"""Bytes of one message for which credit beyond the window can be granted."""
 FRAME = 1 << 10
-"""Bytes by which a frame that waits counts more than it has on the wire: about what it takes beside its payload."""
+"""Bytes that each buffered frame counts in addition to its size: about the memory that it takes beside its payload."""
 TOGETHER = 32 << 10
-"""Bytes of frames that nobody can be waiting for yet which go as one."""
+"""Bytes of deferred frames (`send(later=True)`) that are sent together."""
 REQUESTS = 64
 REQUEST_BYTES = 1 << 20
-"""How many requests of a session may wait to be answered, and their bytes together."""
+"""Requests of a session that may wait to be answered, and their bytes together."""
 
 RELAYED = " (as the server relays it)"
 _KINDS = (
     "BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError",
     "RefusedError", "ReceiptError", "QuotaError", "QuotaFileError", "SessionOverError", "FalseDealingError",
 )  # fmt: skip
-"""Errors that keep their type on the way to another party; all others become an AbortedError."""
+"""Errors that keep their type at the other parties; all others become an AbortedError."""
 
 
 def copy_error(error: SectorchError) -> SectorchError:
-    """A fresh error of the same kind and text, to be raised at another place; the others are told the same of it."""
+    """A new error of the same type, text and public reason, to be raised in another thread."""
     found = type(error)(str(error))
     if (told := getattr(error, "told", None)) is not None:
         vars(found)["told"] = told
     return found
 
 
-def error_of(text: str) -> SectorchError:
-    """What another party said of an error ("Type: text"), as an error here."""
+def parse_error(text: str) -> SectorchError:
+    """The error that another party named ("Type: text")."""
     text = readable(text)
-    kind, _, said = text.partition(": ")
+    kind, _, content = text.partition(": ")
     if kind in _KINDS:
-        return relayed_error(getattr(errors, kind), said)
-    return AbortedError(said if kind == "AbortedError" and said else text)
+        return relayed_error(getattr(errors, kind), content)
+    return AbortedError(content if kind == "AbortedError" and content else text)
 
 
-def relayed_error(kind: type[SectorchError], said: str) -> SectorchError:
-    """An error of another party's. One about identities says so: whoever stands in between may want a key pinned."""
-    return kind(said + RELAYED if issubclass(kind, IdentityError) and not said.endswith(RELAYED) else said)
+def relayed_error(kind: type[SectorchError], text: str) -> SectorchError:
+    """An error of another party, with a mark where it is about identities.
+
+    The server relays these texts and could forge one that asks a user to pin a key.
+    """
+    return kind(text + RELAYED if issubclass(kind, IdentityError) and not text.endswith(RELAYED) else text)
 
 
 class Channel:
     """One session's frames to and from one peer.
 
     Raises from every wait:
-        PeerLostError: the connection ended, or the peer kept this party waiting for too long (`Deadline`).
-        AbortedError, or the error that the peer named: it gave the session up.
+        PeerLostError: the connection ended, or the peer kept this party waiting too long (`Deadline`).
+        AbortedError, or the error that the peer named: the peer ended the session.
     """
 
     def __init__(self, link: Link, session: bytes, deadline: Deadline | None = None):
         self.link, self.session = link, session
         self.deadline = deadline or Deadline(link.peer)
-        # Each counter has one writer: the link's pump those of what came, this session's thread the others.
+        # Each counter has one writer: the link's reader those of incoming bytes, the session's thread the others.
         self._frames: SimpleQueue[Frame | None] = SimpleQueue()
-        self._came = self._used = self._credited = 0
-        self._sent = self._credit_got = 0
+        self._received = self._read = self._credited = 0
+        self._sent = self._credit_received = 0
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._room: int | None = None
         self._requests: deque[bytes] = deque()
         self._request_bytes = 0
-        # Calls that this side has begun, those for which the peer is ready, and where it waits for that.
+        # Calls that this side has begun; those for which the peer has granted credit; the byte at which to wait for it.
         self._begun = self._ready = self._ready_at = 0
         self._failure: SectorchError | None = None
         self._on_failure: list[Callable[[SectorchError], None]] = []
         self._changed = threading.Condition()
 
-    # What came.
+    # Incoming frames.
 
     def take(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
-        """Keep a frame of this session that came.
+        """Take an incoming frame of this session.
+
+        Args:
+            read: decodes the payload of a control frame.
 
         Raises:
             FrameError: the peer sends more than it may.
         """
-        self._heard(frame)
+        self._note_activity(frame)
         if frame.kind == Kind.DATA:
-            self._keep(frame)
+            self._queue(frame)
             return
         with self._changed:
             if frame.kind == Kind.CONTROL:
-                self._asked(frame, read)
+                self._take_control(frame, read)
             elif frame.kind == Kind.CREDIT:
-                if frame.number > self._sent - self._credit_got:
+                if frame.number > self._sent - self._credit_received:
                     raise FrameError(f"{self.link.peer} has used more than it was sent")
-                self._credit_got += frame.number
+                self._credit_received += frame.number
                 self.deadline.moved(frame.number)
             self._changed.notify_all()
         if frame.kind == Kind.ABORT:
-            self.fail(error_of(bytes(frame.payload[:600]).decode(errors="replace")))
+            self.fail(parse_error(bytes(frame.payload[:600]).decode(errors="replace")))
 
-    def _heard(self, frame: Frame) -> None:
-        """What came may count as a word of the peer's."""
+    def _note_activity(self, frame: Frame) -> None:
+        """Mark the peer as alive; called for every frame received."""
         self.deadline.heard(beat=frame.kind == Kind.CREDIT and not frame.number)
 
-    def _keep(self, frame: Frame) -> None:
+    def _queue(self, frame: Frame) -> None:
         room, size = self._room, frame.size + FRAME
         if self._failure is not None:
             return
-        if self.waiting + size > (IDLE if room is None else room):
+        if self.unread_bytes + size > (IDLE if room is None else room):
             self._drop()
             raise FrameError(f"{self.link.peer} sends more than it was given room for")
         if 2 * len(frame.payload) < memoryview(memoryview(frame.payload).obj).nbytes:
-            frame = replace(frame, payload=bytes(frame.payload))  # it would keep what came together with it
-        self._came += size
+            frame = replace(frame, payload=bytes(frame.payload))  # a view would keep the whole buffer in memory
+        self._received += size
         self.deadline.moved(size)
         self._frames.put(frame)
         if room is None:
             self.link.check_idle()
 
-    def _asked(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
+    def _take_control(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
         if len(frame.payload) > REQUEST_BYTES:
             raise FrameError(f"{self.link.peer} sends a request of {len(frame.payload)} bytes; at most {REQUEST_BYTES}")
-        asked = read(frame)
-        if asked.get("do") == "go":
-            messages.parse_message(messages.Go, asked)
+        message = read(frame)
+        if message.get("do") == "go":
+            messages.parse_message(messages.Go, message)
             self._ready += 1
         elif len(self._requests) >= REQUESTS or self._request_bytes + len(frame.payload) > REQUEST_BYTES:
             raise FrameError(f"{self.link.peer} sends more requests than are answered")
@@ -248,74 +260,76 @@ class Channel:
             self._request_bytes += len(frame.payload)
 
     @property
-    def waiting(self) -> int:
-        """Bytes that have come and that nobody has read."""
-        return self._came - self._used
+    def unread_bytes(self) -> int:
+        """Bytes that were received and not read yet."""
+        return self._received - self._read
 
     @property
     def carried(self) -> tuple[int, int]:
-        """Bytes of messages that came, and of those that this end has sent or holds back."""
-        return self._came, self._sent
+        """Bytes of messages that were received, and of those that this end has sent or deferred."""
+        return self._received, self._sent
 
     @property
     def idle(self) -> bool:
-        """Whether this party expects nothing of a call now."""
+        """Whether no call has credit now."""
         return self._room is None
 
-    def expect(self, largest: int, room: int | None = None) -> None:
-        """From now on, and until `rest`, there is room for a window and a message of so many bytes.
+    def grant_credit(self, largest: int, room: int | None = None) -> None:
+        """Until `end_call`, have room for a window and the largest message of a call, and tell the peer to go on.
 
         Args:
-            room: for so many bytes, where that is less: for all that the peer has to send.
+            largest: bytes of that message.
+            room: bytes of all that the peer has to send, which limits the room further.
         """
         largest = min(largest, LARGEST)
         most = WINDOW + largest + (largest // PART_BYTES + 2) * (FRAME + FRAME)
         self._room = most if room is None else max(IDLE, min(room, most))
         self.tell(messages.Go())
 
-    def rest(self) -> None:
-        """The call is over."""
+    def end_call(self) -> None:
+        """End a call: its credit and its limit of time."""
         self._room = None
-        self.deadline.rest()
+        self.deadline.end_call()
 
     def fail(self, failure: SectorchError) -> None:
+        """End the session here with this error: all waits raise it. The first failure counts."""
         with self._changed:
             known, self._failure = self._failure, self._failure or failure
             self._changed.notify_all()
         if known is None:
             self._frames.put(None)
-            for heard in list(self._on_failure):
-                heard(failure)
+            for callback in list(self._on_failure):
+                callback(failure)
 
-    def on_failure(self, heard: Callable[[SectorchError], None]) -> None:
-        """Call this when the session fails here, or at once where it has: whoever waits for another one hears it."""
+    def on_failure(self, callback: Callable[[SectorchError], None]) -> None:
+        """Call this function when the session fails here, or now if it has failed."""
         with self._changed:
-            self._on_failure.append(heard)
+            self._on_failure.append(callback)
             failure = self._failure
         if failure is not None:
-            heard(failure)
+            callback(failure)
 
     def receive(self) -> Frame:
         """The next frame."""
-        with self.deadline.waiting(self.deadline.silence) as wait:
+        with self.deadline.start_wait(self.deadline.silence) as wait:
             while True:
                 try:
-                    frame = self._frames.get(timeout=wait.left())
+                    frame = self._frames.get(timeout=wait.remaining())
                     break
                 except Empty:
-                    continue  # a word of the peer's may have come meanwhile
+                    continue  # activity of the peer may have moved the deadline; `remaining` raises where it has passed
         if frame is None:
-            self._frames.put(None)  # whoever asks again gets the same answer
+            self._frames.put(None)  # for the next call of `receive`
             raise copy_error(self._failure or PeerLostError("the session was closed"))
-        self._used += frame.size + FRAME
-        if self._used - self._credited >= CREDIT:
-            count, self._credited = self._used - self._credited, self._used
+        self._read += frame.size + FRAME
+        if self._read - self._credited >= CREDIT:
+            count, self._credited = self._read - self._credited, self._read
             self._credit(count)
         return frame
 
     @property
     def ended(self) -> bool:
-        """Whether the session was ended, by anybody, or the connection was lost."""
+        """Whether the session was ended by any party, or the connection was lost."""
         return self._failure is not None
 
     @overload
@@ -323,10 +337,14 @@ class Channel:
     @overload
     def request(self, kind: Any, silence: float | None = None) -> Any: ...
     def request(self, kind: Any, silence: float | None = None) -> Any:
-        """The next message of this session, of a declared type; without `silence` it may be long in coming.
+        """The next control message of this session.
+
+        Args:
+            kind: its declared type.
+            silence: seconds to wait without activity of the peer; None waits without limit.
 
         Raises:
-            FrameError: what came is of another type.
+            FrameError: the message is of another type.
         """
         with self._changed:
             self._wait(lambda: self._requests, silence)
@@ -334,23 +352,23 @@ class Channel:
             self._request_bytes -= len(request)
         return messages.parse_message(kind, json.loads(request))
 
-    # What goes.
+    # Outgoing frames.
 
     def send(self, parts: Iterable[bytes], later: bool = False) -> None:
-        """Send the frames of one message, once there is room for it.
+        """Send the frames of one message, once the peer has room for it.
 
         Args:
-            later: it may be held back until there are `TOGETHER` bytes, the next message, or `flush`.
+            later: whether it may be deferred until there are `TOGETHER` bytes, another message, or `flush`.
         """
-        if self._sent - self._credit_got > WINDOW:
+        if self._sent - self._credit_received > WINDOW:
             self.flush()
             with self._changed:
-                self._wait(lambda: self._sent - self._credit_got <= WINDOW, self.deadline.silence)
+                self._wait(lambda: self._sent - self._credit_received <= WINDOW, self.deadline.silence)
         for part in parts:
-            if self._too_early():
+            if self._waits_for_peer():
                 self.flush()
                 with self._changed:
-                    self._wait(lambda: not self._too_early(), self.deadline.silence)
+                    self._wait(lambda: not self._waits_for_peer(), self.deadline.silence)
             if self._failure is not None:
                 raise copy_error(self._failure)
             self._sent += len(part) + FRAME
@@ -363,41 +381,41 @@ class Channel:
 
     @property
     def crowded(self) -> bool:
-        """Whether the peer has not used half a window of what it was sent."""
-        return self._sent - self._credit_got > WINDOW // 2
+        """Whether the peer has more than half a window unread."""
+        return self._sent - self._credit_received > WINDOW // 2
 
     def flush(self) -> None:
-        """Send what was held back."""
+        """Send the deferred frames."""
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
             self.link.send(held[0] if len(held) == 1 else b"".join(held))
 
     def flush_together(self, others: Sequence[Channel]) -> None:
-        """The same for several channels: what goes over one link goes as one."""
+        """Send the deferred frames of several channels, together where they share a link."""
         held: dict[int, tuple[Link, list[bytes]]] = {}
         for channel in (self, *others):
             if channel._held:
                 held.setdefault(id(channel.link), (channel.link, []))[1].extend(channel._held)
                 channel._held, channel._held_bytes = [], 0
         for link, parts in held.values():
-            with suppress(PeerLostError):  # each session hears of it where it waits next
+            with suppress(PeerLostError):  # each session raises it at its next wait
                 link.send(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _too_early(self) -> bool:
+    def _waits_for_peer(self) -> bool:
         return self._ready < self._begun and self._sent >= self._ready_at
 
     def tell(self, message: messages.ControlMessage | Mapping[str, Any]) -> None:
         """Send a message of this session."""
         self.link.tell(message, self.session)
 
-    def begin(self) -> None:
-        """A call begins: only `AHEAD` bytes of it are sent until the peer has said that it is ready (`expect`)."""
+    def begin_call(self) -> None:
+        """Begin a call: only `AHEAD` bytes of it are sent until the peer calls `grant_credit`."""
         self._begun += 1
-        self.deadline.begin()
+        self.deadline.begin_call()
         self._ready_at = self._sent + AHEAD
 
     def beat(self) -> None:
-        """Tell the peer that this side is alive, though it has nothing to send. Raises what the session failed with."""
+        """Send a heartbeat. Raises the session's failure, if any."""
         if self._failure is not None:
             raise copy_error(self._failure)
         self._credit(0)
@@ -405,14 +423,12 @@ class Channel:
     def _credit(self, count: int) -> None:
         self.link.send(pack(Frame(Kind.CREDIT, self.session, number=count)), urgent=True)
 
-    # The end.
-
     def abort(self, reason: str) -> None:
-        """Tell the other end that the session is over, and why; the reason holds no secret."""
+        """Tell the peer that the session is over, and why; the reason must hold no secret (`abort_reason`)."""
         self.link.refuse(self.session, reason)
 
     def close(self) -> None:
-        """Forget the session here; what is still queued of it is dropped."""
+        """Remove the session from the link; its buffered frames are dropped."""
         self.link.forget(self)
         with self._changed:
             self._failure = self._failure or PeerLostError("the session was closed")
@@ -427,34 +443,32 @@ class Channel:
                 self._frames.get_nowait()
 
     def _wait(self, ready: Callable[[], object], silence: float | None) -> None:
-        """Called with the condition held."""
-        with self.deadline.waiting(silence) as wait:
+        """Wait for a condition; called with `_changed` held."""
+        with self.deadline.start_wait(silence) as wait:
             while not ready():
                 if self._failure is not None:
                     raise copy_error(self._failure)
-                self._changed.wait(wait.left())
-
-
-# What waits to go over a connection: bounded, and written by whoever adds to it while the connection takes it.
-#
-# A thread that sends finds nothing waiting most of the time, and then writes itself: no other thread has to wake up. A
-# write never waits. What the connection does not take at once, and what others have added meanwhile, is left to a
-# thread that does nothing else (`Stream`).
+                self._changed.wait(wait.remaining())
 
 
 OUTBOX_BYTES = 16 << 20
 TOGETHER_BYTES = 256 << 10
-"""Small frames that wait for the connection go as one message of up to this size."""
+"""Size up to which small frames are joined into one write."""
 URGENT_BYTES = 4 << 20
-"""Refusals and credits that may wait beyond the outbox for a peer that takes nothing."""
+"""Bytes of urgent frames (refusals, credits) that may wait beyond `OUTBOX_BYTES`."""
 STUCK = 20.0
-"""Seconds after which a connection that takes nothing more counts as lost."""
+"""Seconds after which a connection that takes no bytes counts as lost."""
 IN_TURN = 8
-"""Messages that a sender writes of others' before it leaves the rest to the connection's own thread."""
+"""Writes that a sending thread does before it leaves the rest to the connection's own thread."""
 
 
 class Outbox:
-    """What waits for `peer`, from all threads."""
+    """The bounded queue of frames to `peer`, filled by all threads.
+
+    Mostly the queue is empty, and the thread that sends writes to the connection itself, so that no other thread has to
+    wake up. Writes never block. Frames that the connection does not take at once, and frames that other threads added
+    meanwhile, are left to the connection's writing thread (`Stream`).
+    """
 
     def __init__(self, peer: str):
         self._peer = peer
@@ -469,14 +483,15 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Bytes that wait."""
+        """Bytes in the queue."""
         return self.queued - self.taken
 
     def put(self, data: bytes, urgent: bool = False) -> None:
-        """Add a packed frame, and write what waits; waits itself while too much does, unless it is `urgent`.
+        """Add a packed frame and write the queue; blocks while the queue is full, unless `urgent`.
 
         Raises:
-            PeerLostError: the connection has taken nothing for `STUCK` seconds. Or what it was closed with.
+            PeerLostError: the connection has taken nothing for `STUCK` seconds.
+            SectorchError: the outbox was closed with it.
         """
         with self._lock:
             while not urgent and self.size > OUTBOX_BYTES and self._closed is None:
@@ -489,10 +504,11 @@ class Outbox:
             if self._writing or self._write is None:
                 return
             self._writing = True
-        self.go_on()
+        self.write_waiting()
 
-    def go_on(self) -> None:
-        """Write what waits, as the one who may. `left` tells when that has to be gone on with."""
+    def write_waiting(self) -> None:
+        """Write the queue; called by the one thread that has set `_writing`. Where the connection takes no more, hand
+        over to the thread in `wait_for_handover`."""
         for _ in range(IN_TURN):
             if (data := self.take(last=True)) is None:
                 return
@@ -503,7 +519,11 @@ class Outbox:
         self._changed.release()
 
     def take(self, last: bool = False) -> bytes | None:
-        """What goes next, small frames together; None if nothing waits, and then whoever writes is done (`last`)."""
+        """The next bytes to write, small frames joined; None if the queue is empty.
+
+        Args:
+            last: whether the caller stops writing then.
+        """
         with self._lock:
             if not self._waiting:
                 self._writing = self._writing and not last
@@ -513,30 +533,30 @@ class Outbox:
             data = self._waiting.popleft()
             size = len(data)
             if self._waiting and size + len(self._waiting[0]) <= TOGETHER_BYTES:
-                together = [data]
+                joined = [data]
                 while self._waiting and size + len(self._waiting[0]) <= TOGETHER_BYTES:
-                    together.append(self._waiting.popleft())
-                    size += len(together[-1])
-                data = b"".join(together)
+                    joined.append(self._waiting.popleft())
+                    size += len(joined[-1])
+                data = b"".join(joined)
             self.taken += size
             self._room.notify_all()
         return data
 
-    def left(self, seconds: float) -> bool:
-        """Whether, within that time, a sender left the writing to whoever calls this; see `go_on`."""
+    def wait_for_handover(self, seconds: float) -> bool:
+        """Wait for `write_waiting` to hand the writing over; returns whether it did within `seconds`."""
         self._changed.acquire(timeout=seconds)
         with self._lock:
             handed_over, self._handed_over = self._handed_over, False
         return handed_over
 
     def begin(self, write: Callable[[bytes], bool]) -> None:
-        """What waits and what comes is given to `write`, which says whether the connection can take more now."""
+        """Start writing by `write`, which returns whether the connection can take more now."""
         with self._lock:
             self._write, self._writing = write, True
-        self.go_on()
+        self.write_waiting()
 
     def close(self, reason: SectorchError) -> None:
-        """Take nothing more; what waits still goes."""
+        """Accept no more frames; the queue is still written."""
         with self._lock:
             self._closed = reason
             self._room.notify_all()
@@ -544,38 +564,29 @@ class Outbox:
 
     @property
     def over(self) -> bool:
-        """Whether it is closed and everything is out."""
+        """Whether it is closed and completely written."""
         with self._lock:
             return self._closed is not None and not self._waiting and not self._writing
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether the queue is empty."""
         return not self._waiting
 
 
-# One connection between a client and the server: frames in both directions, sorted into the channels of sessions.
-#
-# A link knows nothing of TLS: the stream that carries it feeds it what came (`pump`) and takes what goes (`outbox`).
-# What is queued is bounded on both sides without ever holding up the connection: in each direction of a session, a
-# message is begun only while the receiver has not used less than a window's bytes of earlier ones; it says what it used
-# with credits. The receiver does not rely on that: what waits in a session, and in all that are idle, has bounds of its
-# own (`channel.py`).
-
-
 IDLE_BYTES = 128 << 20
-"""What may wait in all sessions of a link together in which this party expects nothing."""
+"""Bytes that may be buffered in all idle sessions of a link together."""
 RELAYED_BYTES = PART_BYTES + (1 << 18)
-"""The largest frame that is handed on: one part of a message, sealed, and names."""
+"""The largest frame that is forwarded: one encrypted part of a message, and labels."""
 
 
 class Link:
     """The connection to `peer`.
 
     Args:
-        on_request: called with requests that belong to no session.
+        on_request: called with messages that belong to no session.
         silence, call: of the deadlines of its sessions; see `Deadline`.
-        certificate: the fingerprint of the peer's, where this end knows it.
-        on_close: called once when the link fails or is left; a last word may still be on its way then.
+        certificate: the fingerprint of the peer's certificate, where this end knows it.
+        on_close: called once when the link fails or is closed; queued frames may still be on their way then.
     """
 
     def __init__(
@@ -589,49 +600,51 @@ class Link:
     ):
         self.peer, self.certificate = peer, certificate
         self._on_request, self._on_close = on_request, on_close
-        self._waits = silence, call
+        self._timeouts = silence, call
         self.outbox = Outbox(peer)
         self._lock = threading.Lock()
         self._channels: dict[bytes, Channel] = {}
-        self._onward: dict[bytes, tuple[Link, threading.Event]] = {}
+        self._forwards: dict[bytes, tuple[Link, threading.Event]] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self.closed: SectorchError | None = None
         self._leaving = False
 
     def open(self, session: bytes, kind: type[Channel] = Channel, peer: str = "") -> Channel:
-        """This end of a session.
+        """Open this end of a session.
 
         Args:
-            kind: of channel. peer: who is at its other end, where that is somebody beyond this link's.
+            kind: the class of channel.
+            peer: the party at the other end, where it is not this link's peer.
 
         Raises:
-            FrameError: it is open already.
+            FrameError: the session is open already.
+            SectorchError: the link was closed with it.
         """
         with self._lock:
             if self.closed is not None:
                 raise copy_error(self.closed)
             if session in self._channels:
                 raise FrameError("that session is open already")
-            deadline = Deadline(f"'{peer}'" if peer else self.peer, *self._waits)
+            deadline = Deadline(f"'{peer}'" if peer else self.peer, *self._timeouts)
             channel = self._channels[session] = kind(self, session, deadline)
         return channel
 
     def forward(self, session: bytes, to: Link, ready: threading.Event) -> None:
-        """Frames of this session go to another link as they come, once it is ready; see `part`."""
+        """Forward this session's incoming frames to another link, once it is ready; see `end_forwarding`."""
         with self._lock:
-            self._onward[session] = to, ready
+            self._forwards[session] = to, ready
 
-    def part(self, session: bytes) -> None:
-        """A session is over here: it is not forwarded any more, and its channel is closed."""
+    def end_forwarding(self, session: bytes) -> None:
+        """Stop forwarding a session, and close its channel if there is one."""
         with self._lock:
-            self._onward.pop(session, None)
+            self._forwards.pop(session, None)
             channel = self._channels.get(session)
         if channel is not None:
             channel.close()
 
     @property
     def sessions(self) -> int:
-        """How many sessions are open."""
+        """Number of open sessions."""
         return len(self._channels)
 
     def forget(self, channel: Channel) -> None:
@@ -640,18 +653,18 @@ class Link:
                 del self._channels[channel.session]
 
     def check_idle(self) -> None:
-        """Raise FrameError if too much waits in the sessions in which this party expects nothing."""
+        """Raise FrameError if the idle sessions have buffered too much."""
         with self._lock:
-            waiting = sum(channel.waiting for channel in self._channels.values() if channel.idle)
+            waiting = sum(channel.unread_bytes for channel in self._channels.values() if channel.idle)
         if waiting > IDLE_BYTES:
             raise FrameError(f"{self.peer} sends more to idle sessions than is kept of them")
 
     def send(self, data: bytes, urgent: bool = False) -> None:
-        """Queue a packed frame; waits while too much is queued, unless it is `urgent`.
+        """Queue a packed frame; blocks while the queue is full, unless `urgent`.
 
         Raises:
-            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds, or nothing of so much
-                that is urgent; then it is closed.
+            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds. Where too many urgent
+                frames wait, the connection is closed.
         """
         if urgent and self.outbox.size > OUTBOX_BYTES + URGENT_BYTES:
             self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
@@ -660,21 +673,21 @@ class Link:
     def tell(
         self, message: ControlMessage | Mapping[str, Any], session: bytes = bytes(16), urgent: bool = False
     ) -> None:
-        """Send a message, of a session or of none; see `send`."""
+        """Send a control message, of a session or (session zero) of none; see `send`."""
         payload = json.dumps(message_form(message)).encode()
         self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)), urgent)
 
     def refuse(self, session: bytes, reason: str) -> None:
-        """Tell the peer that a session is over here."""
+        """Tell the peer that a session is over here, if it can be reached."""
         try:
             self.send(pack(Frame(Kind.ABORT, session, payload=reason.encode()[:600])), urgent=True)
         except SectorchError:
             return
 
     def pump(self, incoming: Iterable[bytes | memoryview]) -> None:
-        """Sort what comes until it ends; then every session of the link fails with the reason.
+        """Route incoming frames until the connection ends; then every session of the link fails with the reason.
 
-        After `leave`, what comes is dropped until the peer ends the connection.
+        After `leave`, incoming frames are dropped until the peer ends the connection.
         """
         reason: SectorchError = PeerLostError(f"the connection to {self.peer} was closed")
         try:
@@ -696,18 +709,18 @@ class Link:
             self._on_request(self, _request(frame))
             return
         if frame.kind == Kind.ABORT and frame.session == bytes(16):
-            raise error_of(bytes(frame.payload[:600]).decode(errors="replace"))
+            raise parse_error(bytes(frame.payload[:600]).decode(errors="replace"))
         channel = self._channels.get(frame.session)
-        onward = self._onward.get(frame.session)
+        onward = self._forwards.get(frame.session)
         if channel is not None:
             channel.take(frame, _request)
         elif onward is not None:
-            _hand_on(frame, *onward)
+            _forward_frame(frame, *onward)
         elif frame.kind in (Kind.DATA, Kind.CONTROL):
-            self._foreign(frame.session)
+            self._refuse_unknown(frame.session)
 
-    def _foreign(self, session: bytes) -> None:
-        """Frames of a session that is not open here, or no longer: the peer is told once, and nothing is kept."""
+    def _refuse_unknown(self, session: bytes) -> None:
+        """Drop a frame of a session that is not open here, and tell the peer once."""
         if session not in self._refused:
             self._refused[session] = None
             while len(self._refused) > 256:
@@ -715,12 +728,12 @@ class Link:
             self.refuse(session, "FrameError: that session is not open here")
 
     def leave(self) -> None:
-        """Close this end when all that is queued is out; the peer, having read it, ends the connection (`pump`)."""
+        """Close this end after the queue is written; the peer reads all of it and then ends the connection (`pump`)."""
         self._leaving = True
         self.close(PeerLostError("this connection was closed"))
 
     def close(self, reason: SectorchError) -> None:
-        """Fail all sessions of the link; frames that are queued may still go out."""
+        """Close the link and fail all its sessions; queued frames may still be written."""
         with self._lock:
             if self.closed is not None:
                 return
@@ -728,28 +741,28 @@ class Link:
             channels = list(self._channels.values())
         if isinstance(reason, FrameError):
             with suppress(SectorchError):
-                self.outbox.put(farewell(reason), urgent=True)
+                self.outbox.put(closing_frame(reason), urgent=True)
         self.outbox.close(reason)
         for channel in channels:
             channel.fail(reason)
         self._on_close()
 
 
-def _hand_on(frame: Frame, to: Link, ready: threading.Event) -> None:
-    """Waits while too much is queued for the other link; what comes for one that is closed is dropped.
+def _forward_frame(frame: Frame, to: Link, ready: threading.Event) -> None:
+    """Forward a frame to another link; blocks while that link's queue is full, and drops the frame if it is closed.
 
-    Nothing of a client's is urgent to another one, whose connection it would end. One that takes nothing is lost: it
-    would hold up whoever sends to it, at each frame.
+    The frame is not urgent: urgent frames could overflow the queue and so end another client's connection. A link that
+    takes nothing is closed, because it would block the sender at every frame.
 
     Raises:
-        FrameError: a frame larger than the parts in which messages go.
+        FrameError: the frame is larger than a part of a message.
     """
     if frame.size > RELAYED_BYTES:
         raise FrameError(f"a frame of {frame.size} bytes for another party; at most {RELAYED_BYTES}")
     ready.wait()
     try:
         to.send(pack(frame))
-    except SectorchError as error:  # whatever that one was closed with: the sender's connection goes on
+    except SectorchError as error:  # the receiver's failure; the sender's connection stays open
         to.close(error)
 
 
@@ -763,6 +776,6 @@ def _request(frame: Frame) -> dict:
     return request
 
 
-def farewell(reason: SectorchError) -> bytes:
-    """A frame that says why a connection ends."""
+def closing_frame(reason: SectorchError) -> bytes:
+    """The frame that tells the peer why the connection ends."""
     return pack(Frame(Kind.ABORT, bytes(16), payload=f"{type(reason).__name__}: {reason}".encode()[:600]))

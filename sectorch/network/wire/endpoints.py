@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from ...errors import ArgumentError, BusyError, IdentityError, NetworkError, PeerLostError
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
-from .channel import Link, farewell
+from .channel import Link, closing_frame
 from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, piece, tls_error_text
 
 # Where a server listens: host:port, [v6 address]:port.
@@ -205,7 +205,7 @@ class Listener:
         first = bytearray(2 * SMALL)
         if not (count := knock.tls.read(memoryview(first))):
             return
-        certificate = knock.tls.shown()
+        certificate = knock.tls.peer_certificate()
         try:
             name = peer_name(certificate)
         except IdentityError as error:
@@ -230,7 +230,7 @@ class Listener:
         write(log, "refused", by=knock.by, client=client, why=error)
         with suppress(OSError):
             if tell:
-                knock.sock.send(knock.tls.sealed(piece(farewell(error))) + knock.tls.last())
+                knock.sock.send(knock.tls.sealed(piece(closing_frame(error))) + knock.tls.last())
             knock.sock.shutdown(socket.SHUT_WR)
         knock.refused, knock.until = True, time.monotonic() + LINGER
 

@@ -128,7 +128,7 @@ class Tls:
                 self._tls.unwrap()  # the other side's end is not waited for
             return self._out.read()
 
-    def shown(self) -> bytes:
+    def peer_certificate(self) -> bytes:
         """The other side's certificate, as PEM."""
         der = self._tls.getpeercert(binary_form=True)
         return ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
@@ -304,10 +304,10 @@ class Stream:
         """What senders leave, signs of life, and the end."""
         outbox = self.link.outbox
         while not outbox.over and not self._broken:
-            if outbox.left(PING):
+            if outbox.wait_for_handover(PING):
                 while not self._go_on():
                     self._wait_for_room()
-                outbox.go_on()
+                outbox.write_waiting()
             elif time.monotonic() - self._wrote >= PING and outbox.empty():
                 with suppress(SectorchError):
                     outbox.put(b"", urgent=True)
