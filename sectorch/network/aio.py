@@ -154,5 +154,5 @@ class AsyncFederation:
         """
         if self._there is None:
             raise ArgumentError("a federation for asyncio is used within `async with`")
-        parties = self._there.taking(self._there.inputs if inputs is None else inputs, bound)
+        parties = self._there.for_run(self._there.inputs if inputs is None else inputs, bound)
         return await self._beside(lambda: program(parties), parties.give_up)

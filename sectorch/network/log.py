@@ -171,7 +171,7 @@ def query(
     moved, since = TrafficCount(me), time.monotonic()
     try:
         if receipts is not None:
-            number = receipts.asked(session=session, call=call, **facts)
+            number = receipts.begin_query(session=session, call=call, **facts)
         asked.number = number
         with step("query", trace, party=me.role, session=session, call=call, **facts), moved:
             yield asked

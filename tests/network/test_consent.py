@@ -234,7 +234,7 @@ def runs(world, program, bounds=(), label="run"):
     """What each party's run gave, and its ledger; each agreed to what the rehearsal has found, and to the bounds."""
     file = read_federation(world.path)
     found = dry_run_source(program, file)
-    written = bounds_of(bounds, lambda name: file.named(name).name)
+    written = bounds_of(bounds, lambda name: file.member_named(name).name)
     ledgers = {
         name: Ledger(name, found.reveals, written, found.sessions, digests=found.digests, messages=found.messages)
         for name in PARTIES
@@ -242,7 +242,7 @@ def runs(world, program, bounds=(), label="run"):
 
     def work(name):
         with world.party(name) as party:
-            run = party.taking(OWN[name], f"{label} {id(program)}", ledger=ledgers[name])
+            run = party.for_run(OWN[name], f"{label} {id(program)}", ledger=ledgers[name])
             return program(RunParties(run))
 
     return each(PARTIES, work), ledgers, found
@@ -455,7 +455,7 @@ def test_bounds_are_held_where_a_rehearsal_ends_at_an_announced_shape(world):
 def test_what_a_program_says_to_others_beside_its_messages_holds_nothing(world):
     """Names and shapes of results, texts and kinds of errors, labels, the connection."""
     with world.party("beta") as party:
-        given = RunParties(party.taking(OWN["beta"], "x"))
+        given = RunParties(party.for_run(OWN["beta"], "x"))
         assert not hasattr(given, "connection") and not hasattr(given, "give_up")
     for kind in (errors.RefusedError, type("IDs811", (errors.RefusedError,), {})):
         try:
@@ -554,7 +554,7 @@ def test_a_reveal_without_a_receipt_does_not_leave(world):
 
     def work(name):
         with world.party(name) as party:
-            return honest(RunParties(party.taking(OWN[name], "receipts", ledger=ledgers[name])))
+            return honest(RunParties(party.for_run(OWN[name], "receipts", ledger=ledgers[name])))
 
     results = each(PARTIES, work)
     assert isinstance(results["beta"], errors.ReceiptError) and isinstance(results["alpha"], errors.SectorchError)

@@ -87,7 +87,7 @@ def apart(world: World, work: Callable[[str, Any], Any], names: dict[str, str] =
     def run(name: str) -> Any:
         with world.party(name) as federation:
             mine = {owner: x for owner, x in data().items() if owner == PARTIES[name]}
-            return work(name, federation.taking(mine, ""))
+            return work(name, federation.for_run(mine, ""))
 
     return each(names, run)
 
@@ -111,7 +111,7 @@ def few(world: World, program: Callable, **other: Any) -> dict[str, Any]:
     def run(name: str) -> Any:
         with world.party(name) as federation:
             own = {PARTIES[name]: training_program.rows_of(PARTIES[name])}
-            return other.get(name, program)(federation.taking(own, ""))
+            return other.get(name, program)(federation.for_run(own, ""))
 
     return each(FEW, run)
 

@@ -52,7 +52,7 @@ def written(made, tmp_path_factory) -> tuple[bytes, str]:
     for calls in (range(3), range(3, 5)):
         receipts = Receipts(path, made["hospital-b"], "A")
         for call in calls:
-            number = receipts.asked(call=call, **ASKED)
+            number = receipts.begin_query(call=call, **ASKED)
             if call != 2:
                 receipts.ended(number, "done" if call else "PeerLostError")
         receipts.close()
@@ -199,7 +199,7 @@ def test_the_file_is_its_owners_alone_and_of_one_process(made, tmp_path):
     assert ended.returncode == 1 and "BlockingIOError" in ended.stderr
     receipts.close()
     with pytest.raises(errors.ReceiptError, match="closed"):
-        receipts.asked(call=1, **ASKED)
+        receipts.begin_query(call=1, **ASKED)
     path.chmod(0o644)
     Receipts(path, made["hospital-b"], "A").close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -256,7 +256,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path
         "credentials = Credentials.read(f'{folder}/{name}.pem', f'{folder}/{name}-key.pem', f'{folder}/ca.pem')\n"
         f"receipts, facts = Receipts(path, credentials, 'A'), {ASKED!r}\n"
         "while True:\n"
-        "    number = receipts.asked(call=1, **facts)\n"
+        "    number = receipts.begin_query(call=1, **facts)\n"
         "    print(number, flush=True)\n"
         "    receipts.ended(number, 'done')\n"
     )
@@ -268,7 +268,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path
     process.wait()
     out.close()
     receipts = Receipts(path, made["hospital-b"], "A")
-    number = receipts.asked(call=2, **ASKED)
+    number = receipts.begin_query(call=2, **ASKED)
     receipts.close()
     found = audit(path, fingerprint_of(made["hospital-b"].identity))
     assert {entry.line for entry in found.queries} >= {*acknowledged, number}
@@ -290,16 +290,16 @@ def test_a_full_disk_leaves_no_half_of_a_line_and_may_have_room_again(made, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", half)
         with pytest.raises(errors.ReceiptError, match="No space left on device"):
-            receipts.asked(call=1, **ASKED)
+            receipts.begin_query(call=1, **ASKED)
     assert path.read_bytes() == before
-    receipts.ended(receipts.asked(call=1, **ASKED), "done")
+    receipts.ended(receipts.begin_query(call=1, **ASKED), "done")
     assert [entry.outcome for entry in audit(path).queries] == ["done"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(errors.ReceiptError, match="No space left on device"):
-            receipts.asked(call=2, **ASKED)
+            receipts.begin_query(call=2, **ASKED)
     with pytest.raises(errors.ReceiptError, match="start again"):
-        receipts.asked(call=3, **ASKED)
+        receipts.begin_query(call=3, **ASKED)
 
 
 @pytest.mark.parametrize("how", ["removed", "moved over", "cut", "longer"])
@@ -314,7 +314,7 @@ def test_a_file_that_another_program_changes_is_not_gone_on_with(made, tmp_path,
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size + (1 if how == "longer" else -1))
     with pytest.raises(errors.ReceiptError, match="changed or removed"):
-        receipts.asked(call=1, **ASKED)
+        receipts.begin_query(call=1, **ASKED)
 
 
 # Three parties.
@@ -546,7 +546,7 @@ def shown(capsys, *arguments: object) -> str:
 def test_a_query_on_which_two_files_differ_is_shown(made, capsys, tmp_path):
     for who, role, rows in (("server", "S", 32), ("hospital-b", "A", 31)):
         receipts = Receipts(tmp_path / role, made[who], role)
-        receipts.ended(receipts.asked(call=1, **{**ASKED, "rows": rows}), "done")
+        receipts.ended(receipts.begin_query(call=1, **{**ASKED, "rows": rows}), "done")
         receipts.close()
     status, out, said = audited(capsys, tmp_path / "S", "--against", tmp_path / "A")
     assert status == 1 and "differ in rows" in out and "1 differ" in said
@@ -566,7 +566,7 @@ def test_keys_that_the_command_takes(written, made, tmp_path, capsys):
 
 def test_words_in_a_file_control_no_terminal(made, capsys, tmp_path):
     receipts = Receipts(tmp_path / "a", made["hospital-b"], "A")
-    receipts.asked(call=1, **{**ASKED, "asked": "\x1b[2J[bold]x"})
+    receipts.begin_query(call=1, **{**ASKED, "asked": "\x1b[2J[bold]x"})
     receipts.close()
     run(["audit", str(tmp_path / "a")])
     assert "\x1b" not in capsys.readouterr().out

@@ -58,7 +58,7 @@ def files(pki, tmp_path_factory):
     for who, role, last in (("server", "S", 32), ("hospital-b", "A", 31)):
         receipts = Receipts(folder / role, credentials[who], role)
         for call in range(3):
-            number = receipts.asked(call=call, **{**ASKED, "rows": last if call == 2 else 32})
+            number = receipts.begin_query(call=call, **{**ASKED, "rows": last if call == 2 else 32})
             receipts.ended(number, "PeerLostError" if call == 1 else "done")
         receipts.close()
     return {role: folder / role for role in "SA"}

@@ -47,7 +47,7 @@ def trained(world: World, folder: Path, dying: str = "", at: int = -1) -> tuple[
 
             federation.connection.link.send = send
             with Cost() as cost:
-                parties = federation.taking({PARTIES[name]: rows_of(PARTIES[name])}, "", folder / name)
+                parties = federation.for_run({PARTIES[name]: rows_of(PARTIES[name])}, "", folder / name)
                 found = program(parties)
             costs[name] = cost.bytes
             return {key: value for key, value in found.items() if not value.is_meta}

@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
         else:
             with Federation(options.federation, options.name, options.folder, inputs, **waits) as federation:
                 console.print(f"{federation.name} is connected to {federation.address}", highlight=False)
-                found = program(federation.taking(inputs, "", federation.folder / kept))
+                found = program(federation.for_run(inputs, "", federation.folder / kept))
     learned = tensors(found)
     if options.out is not None and learned:
         array_files.write_arrays(learned if len(learned) > 1 else next(iter(learned.values())), options.out)

@@ -126,7 +126,7 @@ class FederationFile:
             raise ArgumentError(f"the federation '{self.name}' has no party '{name}'; its parties are {known}")
         return found
 
-    def named(self, name: str) -> Member:
+    def member_named(self, name: str) -> Member:
         """The party of that name, or the one that plays the role of that name.
 
         Raises:

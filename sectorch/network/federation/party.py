@@ -1,4 +1,8 @@
-"""A party of a federation: its connection to the server, and the sessions in which it meets others."""
+"""A party of a federation: its connections to servers, and its sessions with other parties.
+
+`Federation` is the party. To open a session it sends `Meet` and waits (`SessionCalls`); when the server announces the
+session, `SessionEnds` opens its channels, and each edge is encrypted end to end (`sealed_channel`).
+"""
 
 from __future__ import annotations
 
@@ -34,40 +38,40 @@ from .programs import FederationIdentities, check_edges, roles_of, star_of
 from .reveals import Ledger
 from .sealed_channel import EdgeEnds, RelayedChannel, SealedChannel, digest_of
 
-# Sessions that come about: what a party waits for, and its ends of one that the server has named.
-
-
 BEAT = 2.0
-"""Seconds between words to the others, so that a long computation is no silence."""
+"""Seconds between heartbeats to the other parties, which a long computation would otherwise delay."""
 
 
 class SessionCalls:
-    """What the server says of the sessions that come about."""
+    """The sessions for which this party waits, and the server's announcements of them."""
 
     def __init__(self):
         self._changed = threading.Condition()
         self._expected: dict[Key, SessionEnds | SectorchError | None] = {}
 
-    def expect(self, key: Key) -> None:
+    def begin_wait(self, key: Key) -> None:
+        """Expect a session. Raises ArgumentError if this party waits for it already."""
         with self._changed:
             if key in self._expected:
                 raise ArgumentError(f"this party waits for '{key[0]}' with the same parties already")
             self._expected[key] = None
 
     def forget(self, key: Key) -> None:
+        """Stop waiting for a session."""
         with self._changed:
-            meeting = self._expected.pop(key, None)
-        if isinstance(meeting, SessionEnds):  # it began as this party stopped waiting: the others need not wait for it
-            meeting.give_up(PeerLostError("it does not wait any more"))
+            ends = self._expected.pop(key, None)
+        if isinstance(ends, SessionEnds):  # it began at the same moment: end it for the others
+            ends.give_up(PeerLostError("it does not wait any more"))
 
     def refuse(self, key: Key, error: SectorchError) -> None:
+        """End a wait with an error of the server's."""
         with self._changed:
             if key in self._expected and self._expected[key] is None:
                 self._expected[key] = error
                 self._changed.notify_all()
 
     def give_up(self, keys: Iterable[Key], error: BaseException) -> None:
-        """This party does not wait any more for what it waits for under these; see `wait`."""
+        """End these waits with an error."""
         with self._changed:
             for key in keys:
                 if key in self._expected and self._expected[key] is None:
@@ -75,12 +79,12 @@ class SessionCalls:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Whoever waits looks again at the sessions that this party is in: one has failed."""
+        """Wake the waits, which check the sessions that this party is in: one has failed."""
         with self._changed:
             self._changed.notify_all()
 
-    def came(self, key: Key, open_: Callable[[], SessionEnds]) -> bool:
-        """Whether this party waited for it, and takes part."""
+    def open_session(self, key: Key, open_: Callable[[], SessionEnds]) -> bool:
+        """Open an announced session by `open_`, if this party waits for it; returns whether it does."""
         with self._changed:
             if key in self._expected and self._expected[key] is None:
                 self._expected[key] = open_()
@@ -89,33 +93,41 @@ class SessionCalls:
         return False
 
     def wait(self, key: Key, connection: Connection, seconds: float | None, others: list[SessionEnds]) -> SessionEnds:
-        """The session, when all have come; that one of the `others`, which this party is in, fails ends the wait."""
+        """Wait until all parties have come, and return the session's ends.
+
+        Args:
+            seconds: to wait; None waits without limit.
+            others: the open sessions of this party. If one fails, its error ends the wait.
+        """
         end = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            while (meeting := self._expected.get(key)) is None:
-                left = 1.0 if end is None else min(1.0, end - time.monotonic())
+            while (ends := self._expected.get(key)) is None:
+                remaining = 1.0 if end is None else min(1.0, end - time.monotonic())
                 if connection.link.closed is not None:
                     raise copy_error(connection.link.closed)
                 for other in others:
-                    other.alive()
-                if left <= 0:
+                    other.check_alive()
+                if remaining <= 0:
                     raise PeerLostError(f"not all of {', '.join(key[1])} came for '{key[0]}' in {seconds:.0f} s")
-                self._changed.wait(left)
+                self._changed.wait(remaining)
             del self._expected[key]
-        if isinstance(meeting, SectorchError):
-            raise meeting
-        return meeting
+        if isinstance(ends, SectorchError):
+            raise ends
+        return ends
 
 
 class SessionEnds:
-    """This party's ends of a session that the server has named: one channel to the server, one to each other party.
+    """This party's channels of one session: to the server, and through it to each other party.
 
-    `failed` is called when it has.
+    Args:
+        run: the name that the server gave the session.
+        names: of all its parties.
+        on_failure: called when the session has failed.
     """
 
-    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...], failed: Callable[[], None]):
+    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...], on_failure: Callable[[], None]):
         link = connection.link
-        self.run, self._connection, self._heard = run, connection, failed
+        self.run, self._connection, self._on_failure = run, connection, on_failure
         self._control = link.open(run)
         self.channels: dict[str, Channel] = {
             name: link.open(wire_of(run, connection.name, name), RelayedChannel, name)
@@ -127,21 +139,21 @@ class SessionEnds:
     def _failed(self, failure: SectorchError) -> None:
         for channel in self.channels.values():
             channel.fail(failure)
-        self._heard()
+        self._on_failure()
 
-    def alive(self) -> None:
-        """Raises what the session failed with."""
+    def check_alive(self) -> None:
+        """Raise the session's failure, if any."""
         self._control.beat()
 
     def give_up(self, error: BaseException) -> None:
-        """The others' session ends with the reason, which holds no secret."""
+        """End the session at all parties, with a reason that holds no secret (`abort_reason`)."""
         self._control.abort(abort_reason(error, f"'{self._connection.name}'"))
-        if isinstance(error, SectorchError):  # another thread of this party, which is in it, ends with the same
+        if isinstance(error, SectorchError):  # so that another thread in this session raises the same error
             self._failed(error)
         self.close()
 
-    def done(self) -> None:
-        """This party has done its part."""
+    def finish(self) -> None:
+        """Tell the server that this party has done its part."""
         try:
             self._connection.ask(PartFinished(meeting=self.run.hex()))
         finally:
@@ -154,13 +166,13 @@ class SessionEnds:
 
 @contextmanager
 def heartbeats(edges: list[SealedChannel]) -> Iterator[None]:
-    """Beside the block, the others hear now and then that this party is alive."""
+    """Send heartbeats over these edges during the block."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT):
             for edge in edges:
-                with suppress(SectorchError):  # the session's own thread meets it too
+                with suppress(SectorchError):  # the session's own thread raises it too
                     edge.beat()
 
     thread = start_thread(beat, "beats")
@@ -175,24 +187,28 @@ log = logging.getLogger("sectorch.federation")
 RETRY = 1.0
 """Seconds between attempts to reach the server."""
 SILENCE = 30.0
-"""Seconds without a word after which another party counts as hanging; a connection that breaks is noticed at once."""
+"""Seconds of silence after which another party counts as lost. A closed connection is noticed at once."""
 
 
 class Federation:
-    """This process is one party of a federation. Use as a context manager, or `close` it.
+    """This process as one party of a federation. Use as a context manager, or `close` it.
 
     Args:
-        path: of the federation file. as_: this party's name in it.
-        folder: where its certificate and keys are; that of the file unless named.
-        inputs: what this party brings into programs, by name (`federated.parties.Parties`). What it keeps for a later
-            run of one is in the folder `NAME-kept` beside the file.
-        patience: seconds to wait for the server. wait: seconds to wait for other parties; None for ever.
-        on_note: called with notes of other parties (`notes.py`), in the thread that reads the connection.
-        needs: roles that somebody has to play in what it is here for.
+        path: of the federation file.
+        as_: this party's name in it.
+        folder: of its certificate and keys; by default the folder of the federation file.
+        inputs: this party's inputs to programs, by name (`federated.parties.Parties`). What a program keeps for a later
+            run is in the folder `NAME-kept` beside the file.
+        patience: seconds to wait for the server.
+        wait: seconds to wait for other parties; None waits without limit.
+        on_note: called with notes of other parties (`proposals`), in the thread that reads the connection.
+        needs: roles that a party has to play for the caller's purpose.
 
     Raises:
-        ArgumentError, IdentityError: the file, or this party's own, are not right; nothing was sent.
-        PeerLostError: the server is not there. IdentityError: a certificate was refused.
+        ArgumentError: the federation file or this party's files are invalid, or nobody plays a role of `needs`; nothing
+            was sent.
+        IdentityError: keys or certificates are invalid, or the server refused the certificate.
+        PeerLostError: the server cannot be reached.
     """
 
     def __init__(
@@ -212,11 +228,11 @@ class Federation:
         self._wait = wait
         self.file: FederationFile = read_federation(path)
         for role in needs:
-            self.file.named(role)
+            self.file.member_named(role)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
-        self._called, self._open, self._on_note = SessionCalls(), list[SessionEnds](), on_note
-        self._bound, self._over, self._awaited = "", "", set[Key]()
+        self._calls, self._open, self._on_note = SessionCalls(), list[SessionEnds](), on_note
+        self._bound, self._ended, self._awaited = "", "", set[Key]()
         self._ledger: Ledger | None = None
         self._own, self._dialling = own, threading.Lock()
         self._connections: dict[str, Connection] = {}
@@ -224,30 +240,30 @@ class Federation:
         self._at(self._home, patience)
 
     def _at(self, server: str, patience: float) -> Connection:
-        """The connection to a server, which is made where there is none."""
-        lost = lambda found: found is None or (server != self._home and found.link.closed is not None)
-        if lost(self._connections.get(server)):
+        """The connection to a server, made on first use. A closed one is made again, except that to the home server."""
+        missing = lambda found: found is None or (server != self._home and found.link.closed is not None)
+        if missing(self._connections.get(server)):
             with self._dialling:
-                if lost(self._connections.get(server)):
-                    self._connections[server] = self._dialled(server, patience)
+                if missing(self._connections.get(server)):
+                    self._connections[server] = self._connect(server, patience)
         return self._connections[server]
 
-    def _dialled(self, server: str, patience: float) -> Connection:
-        end, told = time.monotonic() + patience, False
+    def _connect(self, server: str, patience: float) -> Connection:
+        end, logged = time.monotonic() + patience, False
         serve = functools.partial(self._serve, server)
         while True:
-            left = max(1.0, end - time.monotonic())
+            remaining = max(1.0, end - time.monotonic())
             try:
                 return Connection(
-                    self.file.servers[server], self._own, on_serve=serve, patience=min(5.0, left), silence=SILENCE,
+                    self.file.servers[server], self._own, on_serve=serve, patience=min(5.0, remaining), silence=SILENCE,
                     worker=0,
                 )  # fmt: skip
             except PeerLostError as error:
                 if time.monotonic() + RETRY > end:
                     raise
-                if not told:
-                    log.info("%s; dialling again for %.0f s", error, left)
-                told = True
+                if not logged:
+                    log.info("%s; dialling again for %.0f s", error, remaining)
+                logged = True
                 time.sleep(RETRY)
 
     def __enter__(self) -> Federation:
@@ -261,29 +277,30 @@ class Federation:
 
     @property
     def address(self) -> str:
-        """Of the server at which this party hears of what others propose."""
+        """The address of the home server, over which this party gets proposals."""
         return self.file.servers[self._home]
 
     @property
     def connection(self) -> Connection:
-        """To that server; to others it is made with the first session there."""
+        """The connection to the home server."""
         return self._connections[self._home]
 
     def close(self) -> None:
-        """Leave; sessions that are open end at the others."""
+        """Close the connections; open sessions end at the other parties too."""
         with self._dialling:
             for connection in self._connections.values():
                 connection.close()
 
-    def taking(
+    def for_run(
         self, inputs: Mapping[str, torch.Tensor], bound: str, folder: Path | None = None, ledger: Ledger | None = None
     ) -> Federation:
-        """This party in one run of several: with inputs of its own, and sessions that are bound to the run.
+        """This party for one run: with inputs of the run, and with sessions that are bound to it.
 
         Args:
-            bound: the run's name and what was agreed on; all parties of its sessions have the same.
-            folder: for what a later run goes on with.
-            ledger: of what the run may reveal, and has revealed; anything, and it is not noted, unless given.
+            inputs: this party's inputs, by name.
+            bound: the run's name and what was agreed on; equal at all parties of its sessions.
+            folder: for what the run keeps for a later one.
+            ledger: limits and records what the run reveals; None does neither.
         """
         found = copy.copy(self)
         found._ledger = ledger
@@ -294,11 +311,11 @@ class Federation:
         return found
 
     def give_up(self, error: BaseException) -> None:
-        """End the sessions that this party, or this run of it, is in, and waits for, at all parties."""
-        self._over = str(error)
-        self._called.give_up(list(self._awaited), error)
-        for meeting in list(self._open):
-            meeting.give_up(error)
+        """End the sessions of this party (or of this run), also those for which it waits, at all parties."""
+        self._ended = str(error)
+        self._calls.give_up(list(self._awaited), error)
+        for ends in list(self._open):
+            ends.give_up(error)
 
     @contextmanager
     def session(
@@ -309,33 +326,35 @@ class Federation:
         label: str = "session",
         agreed: str = "",
     ) -> Iterator[Session]:
-        """A session of these roles among parties of the federation; begins when all of them are there.
+        """A session of these roles among parties of the federation; it begins when all of them have come.
 
-        In the block, what a choreography does runs as this party's part; at its end this party has done its part, and
-        an error ends the session for all. Messages between two parties are sealed end to end: the server, which relays
-        them, learns who talks to whom, when, and how many bytes.
+        In the block, a choreography runs this party's part. The end of the block ends this party's part; an error in it
+        ends the session for all. Messages between two parties are encrypted end to end: the server that relays them
+        learns who sends to whom, when, and how many bytes.
 
         Args:
-            names: that the parties go by in the session, by role, each a party's name or its role in the federation
-                file; the roles themselves unless given. In secure inference (`STAR`) A may be several, in a list: they
-                are the session's `answering`, in that order; D may be a dealer, and O a list of owners.
-            label: under which they meet; two sessions of the same parties at the same time have different ones.
-            agreed: what they have to agree on beside roles and names: settings, a program's digest.
+            roles: of the protocol.
+            names: the party of each role, by its name or its role in the federation file; by default that of the same
+                role. In secure inference (`STAR`), A may be a list of answering parties, whose order is that of the
+                session's `answering`; D may be a dealer, and O a list of owners.
+            label: under which the parties meet; sessions of the same parties at the same time need different ones.
+            agreed: what the parties have to agree on in addition to roles and names: settings, a program's digest.
 
         Raises:
             ArgumentError: a role that nobody plays, or this party plays none; nothing was sent.
-            RefusedError: another party would do something else under this label.
+            RefusedError: another party would run something else under this label.
             DeadlockError: the parties wait in a circle, each for another one that waits in another session, and each
-                has but one thread that could come.
-            PeerLostError: somebody did not come, or was lost. AbortedError: somebody gave up.
-            KeyAgreementError, IdentityError: somebody is not who the file names, or agrees on something else.
+                has only one thread.
+            PeerLostError: a party did not come, or was lost.
+            AbortedError: a party ended the session.
+            KeyAgreementError, IdentityError: a party has another key than the file names, or agrees on something else.
         """
         called = dict(names or {})
         if roles is STAR:
             parties = star_of(called)
             roles = roles_of(parties)
             cast = self._cast(roles, parties)
-            digest = self._digest(roles, cast, *self._within(label, agreed))
+            digest = self._digest(roles, cast, *self._bind(label, agreed))
             named = lambda client, party: FederationIdentities(
                 {"Q": cast[client], "A": cast[party]}, self.connection.identity, digest, self.file
             )
@@ -363,11 +382,12 @@ class Federation:
     def runtime(
         self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
     ) -> Iterator[PartyRuntime]:
-        """What `session` runs on: for protocols in which several parties play one role, on nets of their own.
+        """The runtime on which `session` runs, for protocols in which several parties play one role.
 
         Args:
-            parties: everyone, with whom in the federation file it is, by name or role there.
-            label, agreed: as of `session`, and so is what is raised.
+            roles: of the protocol.
+            parties: all parties of the protocol, each with its name or role in the federation file.
+            label, agreed: see `session`, which raises the same errors.
         """
         with self._runtime(roles, parties, label, agreed) as runtime:
             self._watch(runtime, label, parties)
@@ -376,9 +396,9 @@ class Federation:
     def _watch(
         self, runtime: PartyRuntime, label: str, parties: Mapping[Party, str], session: Session | None = None
     ) -> None:
-        """From now on the run's ledger has all that is revealed; the session has its keys."""
+        """Let the run's ledger watch all that is revealed after the key agreement."""
         if self._ledger is not None:
-            cast = {party: self.file.named(name).name for party, name in parties.items()}
+            cast = {party: self.file.member_named(name).name for party, name in parties.items()}
             self._ledger.watch(runtime, label, cast, session)
 
     @contextmanager
@@ -386,14 +406,14 @@ class Federation:
         cast = self._cast(roles, parties)
         if self._ledger is not None:
             self._ledger.check_session(label, agreed, cast)
-        label, agreed = self._within(label, agreed)
+        label, agreed = self._bind(label, agreed)
         digest = self._digest(roles, cast, label, agreed)
         mine = next(party for party, name in cast.items() if name == self.name)
-        meeting = self._meet(label, tuple(sorted(cast.values())), digest)
-        self._open.append(meeting)
+        ends = self._meet(label, tuple(sorted(cast.values())), digest)
+        self._open.append(ends)
         try:
-            edges = self._secure(meeting, cast, mine, roles, digest)
-            runtime = PartyRuntime(mine, meeting.run, edges)
+            edges = self._secure(ends, cast, mine, roles, digest)
+            runtime = PartyRuntime(mine, ends.run, edges)
             try:
                 with heartbeats(list(edges.values())):
                     yield runtime
@@ -402,32 +422,32 @@ class Federation:
         except BaseException as error:
             if self._ledger is not None:
                 self._ledger.end()
-            meeting.give_up(error)
+            ends.give_up(error)
             raise
         finally:
-            self._open.remove(meeting)
-        meeting.done()
+            self._open.remove(ends)
+        ends.finish()
 
     def present(self, party: str) -> bool:
-        """Whether a party, named as in the federation file or by its role there, is this one."""
-        return self.file.named(party).name == self.name
+        """Whether this process is the party of that name or role in the federation file."""
+        return self.file.member_named(party).name == self.name
 
-    def _within(self, label: str, agreed: str) -> tuple[str, str]:
-        """Label and what is agreed, of this run alone."""
+    def _bind(self, label: str, agreed: str) -> tuple[str, str]:
+        """Bind a label and what is agreed to this run."""
         return (f"{self._bound[:16]} {label}", f"{agreed} {self._bound}") if self._bound else (label, agreed)
 
     def _cast(self, roles: Roles, parties: Mapping[Party, str]) -> dict[Party, str]:
-        """The names in the federation file of those that take part."""
-        cast = {party: self.file.named(name).name for party, name in parties.items()}
+        """The names in the federation file of the parties of a session."""
+        cast = {party: self.file.member_named(name).name for party, name in parties.items()}
         if len(set(cast.values())) < len(cast):
-            raise ArgumentError(f"each role of {roles} is played by another party; got {_said(cast)}")
+            raise ArgumentError(f"each role of {roles} is played by another party; got {_cast_names(cast)}")
         if self.name not in cast.values():
-            raise ArgumentError(f"'{self.name}' plays no role of {roles}; its parties are {_said(cast)}")
+            raise ArgumentError(f"'{self.name}' plays no role of {roles}; its parties are {_cast_names(cast)}")
         check_edges(self.file, roles, cast)
         return cast
 
     def _digest(self, roles: Roles, cast: Mapping[Party, str], label: str, agreed: str) -> bytes:
-        """What all that take part have to be about to do."""
+        """The digest of all that the parties of a session have to agree on."""
         return digest_of(json.dumps({
             "federation": self.file.digest, "roles": [sorted(map(sorted, p)) for p in (roles.edges, roles.streams)],
             "cast": sorted((party.role, party.name, name) for party, name in cast.items()), "agreed": agreed,
@@ -435,11 +455,11 @@ class Federation:
         }, sort_keys=True))  # fmt: skip
 
     def _meet(self, label: str, names: tuple[str, ...], digest: bytes) -> SessionEnds:
-        if self._over:
-            raise PeerLostError(self._over)
+        if self._ended:
+            raise PeerLostError(self._ended)
         key = label, names
         connection = self._at(self.file.meets_at(names), 5.0 if self._wait is None else self._wait)
-        self._called.expect(key)
+        self._calls.begin_wait(key)
         self._awaited.add(key)
         try:
             request = Meet(
@@ -448,9 +468,9 @@ class Federation:
             missing = connection.ask(request, PartiesMissing).missing
             if missing:
                 log.info("'%s' waits for %s", self.name, ", ".join(missing))
-            return self._called.wait(key, connection, self._wait, self._open)
+            return self._calls.wait(key, connection, self._wait, self._open)
         except BaseException:
-            self._called.forget(key)
+            self._calls.forget(key)
             with suppress(SectorchError):
                 connection.link.tell(Unmeet(label=label, parties=list(names)))
             raise
@@ -458,7 +478,8 @@ class Federation:
             self._awaited.discard(key)
 
     def _serve(self, server: str, request: ControlMessage) -> None:
-        """A session begins there; in the thread that reads the connection, so that no frame is missed."""
+        """Handle a server's message, in the thread that reads the connection: so a session's channels are open before
+        its first frame is read."""
         if isinstance(request, Delivery):
             if self._on_note is not None:
                 self._on_note(request)
@@ -467,32 +488,32 @@ class Federation:
             raise FrameError(f"the server says '{request.do}' to a party of a federation, who answers no queries here")
         key, connection = (request.label, tuple(request.parties)), self._connections.get(server)
         known = {member.name for member in self.file.members}
-        here = self.name in key[1] and known.issuperset(key[1]) and self.file.meets_at(key[1]) == server
-        if connection is None or not here:
+        ours = self.name in key[1] and known.issuperset(key[1]) and self.file.meets_at(key[1]) == server
+        if connection is None or not ours:
             raise FrameError("the server begins a session that is at another one, or of nobody")
         if isinstance(request, Refusal):
             kind = DeadlockError if request.error == DeadlockError.__name__ else RefusedError
-            self._called.refuse(key, kind(readable(request.text)))
+            self._calls.refuse(key, kind(readable(request.text)))
             return
         run = bytes.fromhex(request.meeting)
-        if not self._called.came(key, lambda: SessionEnds(connection, run, key[1], self._called.wake)):
+        if not self._calls.open_session(key, lambda: SessionEnds(connection, run, key[1], self._calls.wake)):
             connection.link.refuse(run, "PeerLostError: it does not wait any more")
 
     def _secure(
-        self, meeting: SessionEnds, who: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes
+        self, ends: SessionEnds, cast: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes
     ) -> dict[Party, SealedChannel]:
-        """Edges to those that this party has an edge to."""
+        """Agree on keys with the parties to which this party's role has an edge."""
         edges = {}
-        for party, name in who.items():
+        for party, name in cast.items():
             if frozenset((mine.role, party.role)) in roles.edges:
                 pinned = self.file.member(name).identity
-                ends = EdgeEnds(self.name, name, self.connection.identity, pinned, meeting.run, digest)
-                edges[party] = SealedChannel(meeting.channels[name], ends, self.file.largest)
+                edge = EdgeEnds(self.name, name, self.connection.identity, pinned, ends.run, digest)
+                edges[party] = SealedChannel(ends.channels[name], edge, self.file.largest)
         for step in (SealedChannel.hello, SealedChannel.prove, SealedChannel.agree):
             for edge in edges.values():
                 step(edge)
         return edges
 
 
-def _said(cast: Mapping[Party, str]) -> dict[str, str]:
+def _cast_names(cast: Mapping[Party, str]) -> dict[str, str]:
     return {party.name: name for party, name in cast.items()}

@@ -302,7 +302,7 @@ def _accepted(said: Mapping[str, Any], own: PartyConfig, federated: FederationFi
             kind, entry.paper, entry.settings, "", parties, starters, runs, most=entry.most, own=tuple(words)
         )
     inputs = {name: own.within(path) for name, path in entry.inputs.items()}
-    reveals = bounds_of(entry.reveals, lambda name: federated.named(name).name)
+    reveals = bounds_of(entry.reveals, lambda name: federated.member_named(name).name)
     return AcceptanceRule(
         kind, entry.program, entry.source, entry.traced, parties, starters, runs, inputs, reveals=reveals
     )

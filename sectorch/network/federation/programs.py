@@ -355,10 +355,10 @@ class DryParties:
 
     def name_of(self, party: Party) -> str:
         """In the federation file."""
-        return self._file.named(party.name).name
+        return self._file.member_named(party.name).name
 
     def present(self, party: str) -> bool:
-        self._file.named(party)
+        self._file.member_named(party)
         return False
 
     def step(self, *said: Any) -> None:
@@ -410,7 +410,7 @@ class DryParties:
         yield runtime
 
     def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> _Noting:
-        cast = {party: self._file.named(name).name for party, name in parties.items()}
+        cast = {party: self._file.member_named(name).name for party, name in parties.items()}
         check_edges(self._file, roles, cast)
         self.parties |= set(cast.values())
         self.sessions.append(session_key(label, agreed, cast))
@@ -508,7 +508,7 @@ def cast_of(paper: str, arguments: Sequence[str], federated: FederationFile) -> 
     """
     command = command_of(paper)
     roles = command.needs(_parser(paper, command).parse_args(list(arguments)))
-    return tuple(sorted(federated.named(role).name for role in roles))
+    return tuple(sorted(federated.member_named(role).name for role in roles))
 
 
 def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:

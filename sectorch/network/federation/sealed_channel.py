@@ -30,7 +30,7 @@ LAST = 1 << 32
 
 
 class RelayedChannel(Channel):
-    """A channel to another client through the server: what is wrong with it ends it alone, and not the connection."""
+    """A channel to another client through the server. A bad frame ends this session, not the connection."""
 
     def take(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
         try:
@@ -39,9 +39,9 @@ class RelayedChannel(Channel):
             self.fail(error)
 
     def _note_activity(self, frame: Frame) -> None:
-        """Sealed frames alone are the other end's words: the server can make up the others, and a hanging party live.
+        """Only sealed frames mark the other end as alive: the server could forge the others, and hide a lost party.
 
-        One that is made up is noticed by whoever reads it.
+        A forged sealed frame is refused when it is read.
         """
         if frame.kind == Kind.DATA:
             super()._note_activity(frame)
@@ -52,8 +52,11 @@ class EdgeEnds:
     """The two ends of an edge, as this party knows them.
 
     Args:
-        me, other: their names. key: this party's long-term one. pinned: the fingerprint of the other's.
-        session, digest: what both have to be in, and have to be about to do.
+        me, other: their names.
+        key: this party's identity key.
+        pinned: the fingerprint of the other's.
+        session: the session's name.
+        digest: of what both have agreed to do.
     """
 
     me: str
@@ -64,22 +67,26 @@ class EdgeEnds:
     digest: bytes
 
     def statement(self, signer: str, of_signer: bytes, reader: str, of_reader: bytes) -> bytes:
-        """What the signer says; every part carries its length."""
+        """The bytes that an end signs. Each part has its length before it, so that no two statements are equal."""
         parts = (_TAG, self.session, self.digest, signer.encode(), of_signer, reader.encode(), of_reader)
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 class SealedChannel:
-    """This party's end; a `choreography.run.party.Channel`. Call `hello`, `prove`, `agree` at all edges in turn.
+    """This party's end of an edge; a `choreography.run.party.Channel`.
+
+    Call `hello` at all edges of a session, then `prove` at all, then `agree` at all.
 
     Args:
+        channel: to the other end, through the server.
+        ends: who they are.
         largest: bytes of the largest message that may come.
     """
 
     def __init__(self, channel: Channel, ends: EdgeEnds, largest: int):
         self._channel, self._ends = channel, ends
         self._private, self._public = keypair()
-        self._theirs = b""
+        self._peer_public = b""
         self._sent, self._received = itertools.count(), itertools.count()
         self._sending = threading.Lock()
         self._seal: AESGCM | None = None
@@ -88,31 +95,32 @@ class SealedChannel:
         channel.grant_credit(largest + (largest >> 12) + (1 << 20))
 
     def hello(self) -> None:
-        """Say the public key of this session."""
-        self._say("hello", self._public)
+        """Send this session's public key."""
+        self._send_part("hello", self._public)
 
     def prove(self) -> None:
-        """Sign both public keys.
+        """Sign both public keys, and send the signature.
 
         Raises:
-            FrameError: what came is no key.
+            FrameError: the other end sent no key.
         """
-        self._theirs = self._note_activity("hello", KEY_BYTES)
+        self._peer_public = self._receive_part("hello", KEY_BYTES)
         ends = self._ends
-        signed = ends.key.sign(ends.statement(ends.me, self._public, ends.other, self._theirs))
-        self._say("proof", ends.key.public_key().public_bytes_raw() + signed)
+        signed = ends.key.sign(ends.statement(ends.me, self._public, ends.other, self._peer_public))
+        self._send_part("proof", ends.key.public_key().public_bytes_raw() + signed)
 
     def agree(self) -> None:
-        """Check the other's signature; the edge is there then.
+        """Check the other end's signature and derive the keys.
 
         Raises:
-            KeyAgreementError: a signature of something else, or a key that is none. IdentityError: of somebody else.
+            KeyAgreementError: the signature is of another statement, or the key is invalid.
+            IdentityError: the signature is by another identity key than the pinned one.
         """
-        ends, proof = self._ends, self._note_activity("proof", KEY_BYTES + SIGNATURE_BYTES)
+        ends, proof = self._ends, self._receive_part("proof", KEY_BYTES + SIGNATURE_BYTES)
         public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
         try:
             known = Ed25519PublicKey.from_public_bytes(public)
-            known.verify(signature, ends.statement(ends.other, self._theirs, ends.me, self._public))
+            known.verify(signature, ends.statement(ends.other, self._peer_public, ends.me, self._public))
         except (InvalidSignature, ValueError):
             raise KeyAgreementError(
                 f"'{ends.other}' has not signed this session: it has another federation file, program or version, or "
@@ -123,23 +131,23 @@ class SealedChannel:
                 f"'{ends.other}' has the identity key {fingerprint(public)}, and the federation file names "
                 f"{ends.pinned}; ask '{ends.other}' which one is right"
             )
-        secret = agree(self._private, self._public, self._theirs, ends.session)
+        secret = agree(self._private, self._public, self._peer_public, ends.session)
         self._seal = AESGCM(derive(secret, ends.session, f"edge/{ends.me}/{ends.other}", 32))
         self._open = AESGCM(derive(secret, ends.session, f"edge/{ends.other}/{ends.me}", 32))
 
     def send(self, parts: Iterable[bytes], later: bool = False) -> None:
         with self._sending:
-            self._channel.send(map(self._sealed, parts), later)
+            self._channel.send(map(self._encrypt, parts), later)
 
     def beat(self) -> None:
-        """Say that this end is alive: a sealed frame without content, which has its place among the others.
+        """Send a heartbeat: a sealed frame without content, numbered like the others.
 
-        So the other end notices within two beats that frames were held back, and no one else can beat for this one.
+        So the other end notices within two heartbeats that frames were held back, and nobody can forge one.
         """
         if self._channel.crowded or not self._sending.acquire(blocking=False):
-            return  # it has enough to read, or hears of this end anyway
+            return  # the other end has frames to read, or another thread is sending to it
         try:
-            self._channel.send([self._sealed(b"")])
+            self._channel.send([self._encrypt(b"")])
         finally:
             self._sending.release()
 
@@ -151,18 +159,18 @@ class SealedChannel:
         """The next frame.
 
         Raises:
-            FrameError: it is not what the other end sent, or not the next one.
+            FrameError: the frame is not what the other end sent, or not the next one.
             PeerLostError, AbortedError: see `wire.channel.Channel`.
         """
         data = b""
-        while not data:  # as a beat is
-            data = self._opened(next(self._received), self._channel.receive())
+        while not data:  # a heartbeat is empty
+            data = self._decrypt(next(self._received), self._channel.receive())
         frames = list(unpack(data))
         if len(frames) != 1:
             raise FrameError(f"a frame of '{self._ends.other}' that is not one")
         return frames[0]
 
-    def _opened(self, number: int, frame: Frame) -> bytes:
+    def _decrypt(self, number: int, frame: Frame) -> bytes:
         other = self._ends.other
         if self._open is None or frame.kind != Kind.DATA or frame.number != number or frame.label != "":
             raise FrameError(f"a frame of '{other}' that does not belong here: some were held back, or put in between")
@@ -171,17 +179,17 @@ class SealedChannel:
         except InvalidTag:
             raise FrameError(f"a frame of '{other}' was changed on the way, or is not of this session") from None
 
-    def _sealed(self, part: bytes) -> bytes:
+    def _encrypt(self, part: bytes) -> bytes:
         number = next(self._sent)
         if self._seal is None or number >= LAST:
             raise FrameError("an edge without keys, or at the end of their use; begin a new session")
         data = self._seal.encrypt(_nonce(number), part, None)
         return pack(Frame(Kind.DATA, self._channel.session, number=number, payload=data))
 
-    def _say(self, label: str, data: bytes) -> None:
+    def _send_part(self, label: str, data: bytes) -> None:
         self._channel.send([pack(Frame(Kind.DATA, self._channel.session, label=label, payload=data))])
 
-    def _note_activity(self, label: str, size: int) -> bytes:
+    def _receive_part(self, label: str, size: int) -> bytes:
         frame = self._channel.receive()
         if frame.kind != Kind.DATA or frame.label != label or len(frame.payload) != size:
             raise FrameError(f"'{self._ends.other}' does not agree on keys as this version does")
@@ -193,5 +201,5 @@ def _nonce(number: int) -> bytes:
 
 
 def digest_of(agreed: str) -> bytes:
-    """What the parties of a session have to agree on, as 32 bytes."""
+    """The 32-byte digest of what the parties of a session have to agree on."""
     return hashlib.sha256(agreed.encode()).digest()

@@ -1,8 +1,9 @@
-"""A party that is up: it takes part in what others propose, if it has accepted it before, until it is stopped.
+"""Running programs among parties that are up: the service of each party, and the start of a run.
 
-A proposal is judged when it comes (`policy.py`): yes or no, with a reason, goes back to whoever proposes. It begins
-when that one has heard yes from all and says so. Each run has a folder among this party's results: `run.json` says
-what was run, for whom and how it ended, and what this party learned stands beside it.
+`PartyService` keeps a party up and takes part in proposed runs that its policy accepts (`policy`). A proposal is
+answered with yes or no and a reason. The run begins when its starter (`ProgramStart`) has a yes from all parties and
+sends `begin`. Each run (`ProgramRun`) has a folder among this party's results: `run.json` records what was run, for
+whom and how it ended, and this party's results are beside it.
 """
 
 from __future__ import annotations
@@ -66,19 +67,16 @@ from .proposals import (
 )
 from .reveals import Ledger, word_counts
 
-# One run of a party that is up: its inputs, its part of the program, what it learned, and the record of it.
-
-
 log = logging.getLogger("sectorch.federation")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 TEXT = 2000
-"""Characters of what was revealed, in a line of the log; the receipts have all."""
+"""Characters of the revealed values that a line of the log names; the receipts name all."""
 
 
 class RunParties:
-    """`federated.parties.Parties` as a program gets it: no connection, and no sessions but the run's own."""
+    """The `federated.parties.Parties` that a program gets: it has no connection, and only sessions of the run."""
 
     def __init__(self, parties: Federation):
         self.inputs, self.folder = parties.inputs, parties.folder
@@ -86,10 +84,12 @@ class RunParties:
 
 
 class ProgramRun:
-    """A run that was agreed on and begun.
+    """One run at this party: its inputs, its part of the program, its results and its record.
 
     Args:
-        folder: for its record and what this party learns; it is made here, before anything of the party's is used.
+        agreed: what this party has accepted.
+        folder: for the record and the results; made by `take_part`, before any input is read.
+        own: this party's configuration.
     """
 
     def __init__(
@@ -101,34 +101,37 @@ class ProgramRun:
         kept = kept if agreed.source is None else kept / agreed.source.kept(agreed.proposal.job)
         self._file, self._number = federation.file, None
         self._results: Mapping[str, tuple[int, ...]] = {}
-        self._ledger = self._agreed_to(federation.name)
-        self._parties = federation.taking({}, bound, kept, self._ledger)
+        self._ledger = self._make_ledger(federation.name)
+        self._parties = federation.for_run({}, bound, kept, self._ledger)
         role = self._file.member(federation.name).role or federation.name
         self._me = Party(role, role)  # as a program's sessions name it, unless they have names of their own
 
-    def _agreed_to(self, me: str) -> Ledger:
-        """What this party has agreed to reveal; a paper's command, whose settings it has accepted, only notes it."""
+    def _make_ledger(self, me: str) -> Ledger:
+        """The ledger of what this party has agreed to reveal. For a paper's command, it records only: the party has
+        accepted the command's settings."""
         source, accepted = self.agreed.source, self.agreed.accepted
         if source is None:
-            return Ledger(me, None, receipt=self._opens)
+            return Ledger(me, None, receipt=self._write_receipt)
         found = dry_run_program(source, self._file)
         self._results = found.results
-        return Ledger(me, found.reveals, accepted.reveals, found.sessions, self._opens, found.digests, found.messages)
+        return Ledger(
+            me, found.reveals, accepted.reveals, found.sessions, self._write_receipt, found.digests, found.messages
+        )
 
-    def _opens(self, what: str, to: str, most: int) -> None:
-        """A value is about to leave: nothing does without a receipt, where they are kept."""
+    def _write_receipt(self, what: str, to: str, most: int) -> None:
+        """Write a receipt of a value before it is revealed, if receipts are kept."""
         if self._receipts is not None and self._number is not None:
-            self._receipts.opened(self._number, what, to, most)
+            self._receipts.record_reveal(self._number, what, to, most)
 
     def give_up(self, error: SectorchError) -> None:
-        """End it, at all parties."""
+        """End the run, at all parties."""
         self._parties.give_up(error)
 
     def take_part(self) -> dict[str, Any]:
-        """This party's part; what its starter is told of it.
+        """Run this party's part; returns what its starter is last.
 
         Raises:
-            Exception: what ended it, which its record says too.
+            Exception: the error that ended the run, which is in the record too.
         """
         proposal, limit = self.agreed.proposal, self._own.limits.run_seconds
         self.folder.mkdir(parents=True, mode=0o700)
@@ -136,30 +139,30 @@ class ProgramRun:
             "run": proposal.nonce, "accepted": self.agreed.accepted.key, "by": proposal.by, "program": proposal.name,
             "digest": proposal.digest, "proposal": proposal.body(), "outcome": "begun",
         }  # fmt: skip
-        self._keep(record)
+        self._write_record(record)
         late = PeerLostError(f"the run took longer than {limit:g} s, which is run_seconds at '{self._parties.name}'")
         timer = threading.Timer(limit, self.give_up, [late])
         timer.daemon = True
         timer.start()
         began, cost = time.perf_counter(), Cost()
         try:
-            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()) as asked, cost:
-                self._number = asked.number
+            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()) as logged, cost:
+                self._number = logged.number
                 try:
                     learned = self._paper() if proposal.kind == "paper" else self._program()
                 finally:
-                    asked.more["revealed"] = self._ledger.text[:TEXT]
+                    logged.more["revealed"] = self._ledger.text[:TEXT]
         except BaseException as error:
-            self._keep({**record, "outcome": log_text(error), "seconds": time.perf_counter() - began})
+            self._write_record({**record, "outcome": log_text(error), "seconds": time.perf_counter() - began})
             raise
         finally:
             timer.cancel()
-        said = {
+        report = {
             "outcome": "done", "seconds": round(time.perf_counter() - began, 3), "learned": learned,
             "rounds": cost.rounds, "online_bytes": cost.online_bytes, "offline_bytes": cost.offline_bytes,
         }  # fmt: skip
-        self._keep({**record, **said, "revealed": word_counts(self._ledger.sent)})
-        return said
+        self._write_record({**record, **report, "revealed": word_counts(self._ledger.sent)})
+        return report
 
     def _program(self) -> dict[str, list[int]]:
         source = self.agreed.source
@@ -170,7 +173,7 @@ class ProgramRun:
             path = self.folder / f"{name if _FILE.fullmatch(name) else number}.npy"
             np.save(path, value.detach().cpu().numpy())
             path.chmod(0o600)
-        # Its starter is told what the rehearsal knows: other names and shapes could be chosen by a secret.
+        # The starter gets the names and shapes that the dry run found: others could depend on secrets.
         shapes = {name: tuple(value.shape) for name, value in learned.items()}
         return {name[:100]: list(shape) for name, shape in shapes.items() if self._results.get(name) == shape}
 
@@ -182,7 +185,7 @@ class ProgramRun:
         return {}
 
     def _facts(self) -> dict[str, Any]:
-        """Of the log's line and the receipts."""
+        """The facts of the log's line and the receipts."""
         proposal, accepted = self.agreed.proposal, self.agreed.accepted
         learned = f"what-{accepted.what}-tells-its-parties"
         if self.agreed.source is not None:
@@ -191,30 +194,33 @@ class ProgramRun:
             learned = "; ".join([*found.learned, *([f"within {bounds}"] if bounds else [])]) or "nothing"
         return {
             "call": 0, "client": proposal.by, "key": self._file.member(proposal.by).identity, "model": proposal.name,
-            "version": accepted.digest[:16], "asked": "run", "learned": learned[:TEXT],
+            "version": accepted.digest[:16], "logged": "run", "learned": learned[:TEXT],
         }  # fmt: skip
 
-    def _keep(self, record: dict[str, Any]) -> None:
+    def _write_record(self, record: dict[str, Any]) -> None:
         files.write(self.folder / "run.json", (json.dumps(record, indent=1) + "\n").encode(), 0o600)
 
 
 NOTES = 256
-"""Notes that may wait to be read; further ones are dropped, as a party that is proposed to in earnest hears of it."""
+"""Notes that may wait to be read; further ones are dropped, and their senders get no answer."""
 PENDING = 60.0
-"""Seconds for which a yes holds until the starter says that all agree."""
+"""Seconds for which a yes is valid until the starter sends `begin`."""
 RETRY = 2.0
 """Seconds between attempts to reach the server again."""
 
 
 class PartyService:
-    """A party of a federation whose process goes on; `keep` runs it, `drain` and `stop` end it.
+    """A party that stays up; `keep` runs it, `drain` and `stop` end it.
 
     Args:
-        path: of the federation file. own: this party's own file.
+        path: of the federation file.
+        federated: its content.
+        own: this party's own file.
+        policy: what it accepts.
 
     Raises:
-        ArgumentError, IdentityError: something that it has or accepts is not right; nothing was sent.
-        ReceiptError: receipts cannot be written.
+        ArgumentError: the folder of results has an invalid record.
+        IdentityError, ReceiptError: receipts cannot be signed or written.
     """
 
     def __init__(
@@ -226,7 +232,7 @@ class PartyService:
         self.results.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = own.receipts(self.name, "P")
         self.receipts = None if kept is None else Receipts(kept, credentials, "P")
-        self._seen, self._counts = _earlier(self.results)
+        self._seen, self._counts = _earlier_runs(self.results)
         self._turns = FairQueue(own.limits.runs)
         self._notes: Queue[Delivery | None] = Queue(NOTES)
         self._agreed: dict[str, tuple[AcceptedRun, float]] = {}
@@ -238,36 +244,36 @@ class PartyService:
         self._reader.start()
 
     def keep(self, stopped: threading.Event, say: Callable[[str], None]) -> None:
-        """Be up until stopped; where the server is not there, or goes away, dial again.
+        """Stay up until stopped, and connect again whenever the server cannot be reached.
 
         Raises:
-            IdentityError, ArgumentError, RefusedError: waiting does not help.
+            IdentityError, ArgumentError, RefusedError: an error that connecting again does not mend.
         """
-        told = ""
+        last = ""
         while not stopped.is_set():
             try:
                 with Federation(
-                    self.path, self.name, self.own.folder, wait=self.own.limits.wait_seconds, on_note=self._take
+                    self.path, self.name, self.own.folder, wait=self.own.limits.wait_seconds, on_note=self._queue_note
                 ) as federation:
                     federation.connection.ask(IsUp(time=time.time()))
-                    self._federation, told = federation, ""
+                    self._federation, last = federation, ""
                     say(f"'{self.name}' is up at {federation.address}; Ctrl-C stops")
                     federation.connection.ended.wait()
                     raise copy_error(federation.connection.link.closed or PeerLostError("the connection ended"))
             except (IdentityError, RefusedError):
                 raise
             except NetworkError as error:
-                if str(error) != told and not stopped.is_set():
-                    told = str(error)
-                    say(f"{told}; dialling again every {RETRY:g} s until it is there")
+                if str(error) != last and not stopped.is_set():
+                    last = str(error)
+                    say(f"{last}; dialling again every {RETRY:g} s until it is there")
             stopped.wait(RETRY)
 
     def drain(self, seconds: float) -> bool:
-        """Take part in no more runs; whether those that are under way ended in that time."""
+        """Begin no more runs; returns whether the running ones ended within `seconds`."""
         return self._turns.drain(f"'{self.name}' is stopping; propose again when it is back", seconds)
 
     def stop(self) -> None:
-        """End all runs, and leave."""
+        """End all runs and close the connection."""
         for run in list(self._runs.values()):
             run.give_up(AbortedError(f"'{self.name}' was stopped"))
         join_threads(self._threads)
@@ -279,21 +285,21 @@ class PartyService:
             self.receipts.close()
 
     def unready(self) -> str:
-        """Why nothing would be taken part in now; empty where it would."""
+        """Why this party would take part in no run now; empty where it would."""
         if self._turns.closed:
             return self._turns.closed
-        there = self._federation is not None and self._federation.connection.link.closed is None
-        return "" if there else f"'{self.name}' has no connection to the server"
+        connected = self._federation is not None and self._federation.connection.link.closed is None
+        return "" if connected else f"'{self.name}' has no connection to the server"
 
     def renew(self, credentials: Credentials) -> None:
-        """Nothing to do: the files are read whenever it dials."""
+        """Do nothing: the files are read at each connection."""
 
     def figures(self) -> dict[str, float]:
-        """What is watched."""
+        """The current values of the gauges of `observe.GAUGES`."""
         return self._turns.figures()
 
-    def _take(self, request: Delivery) -> None:
-        """In the thread that reads the connection."""
+    def _queue_note(self, request: Delivery) -> None:
+        """Queue a note; called in the thread that reads the connection."""
         try:
             self._notes.put_nowait(request)
         except Full:
@@ -306,14 +312,14 @@ class PartyService:
                 word = open_note(request.note, self.file)
                 if word.by != request.sender:
                     raise IdentityError(f"a note of '{word.by}' that came from another")
-                self._heard(word)
+                self._handle(word)
             except SectorchError as error:
                 write(log, "note refused", logging.WARNING, by=sender, why=log_text(error))
-            except Exception as error:  # the next one is read whatever was wrong with this one
+            except Exception as error:  # a bad note must not end this thread
                 write(log, "note refused", logging.ERROR, by=sender, why=log_text(error))
                 log.debug("in detail", exc_info=error)
 
-    def _heard(self, word: Proposed | Word) -> None:
+    def _handle(self, word: Proposed | Word) -> None:
         if isinstance(word, Proposed):
             self._answer(word)
             return
@@ -330,29 +336,30 @@ class PartyService:
             run.give_up(AbortedError(f"'{word.by}', who started it, has stopped it"))
 
     def _answer(self, word: Proposed) -> None:
-        said: dict[str, Any] = {"yes": True, "why": ""}
+        answer: dict[str, Any] = {"yes": True, "why": ""}
         try:
             check_same(word, self.file)
             proposal = proposal_of(word)
             proposal.check_time()
             self._admit(self.policy.agree(proposal))
         except (RefusedError, BusyError, FrameError) as error:
-            said = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
+            answer = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
             own = None if error.__cause__ is None else log_text(error.__cause__)
             write(log, "refused", run=word.run, by=word.by, why=error, own=own)
         except Exception as error:
-            said = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
+            answer = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
             write(log, "refused", logging.ERROR, run=word.run, by=word.by, own=log_text(error))
         else:
             write(log, "accepted", run=proposal.nonce, by=proposal.by, program=proposal.name)
-        digest = "" if not said["yes"] else proposal_of(word).digest
-        self.tell("answer", word.by, word.run, {"proposal": digest, **said})
+        digest = "" if not answer["yes"] else proposal_of(word).digest
+        self.tell("answer", word.by, word.run, {"proposal": digest, **answer})
 
     def _admit(self, agreed: AcceptedRun) -> None:
-        """Keep what was agreed on until its starter says that all have.
+        """Reserve a place for an accepted run until its starter sends `begin`.
 
         Raises:
-            RefusedError: it was run before, or as often as is accepted. BusyError: too many are under way.
+            RefusedError: the proposal was used before, or the rule was used as often as it accepts.
+            BusyError: too many runs are under way.
         """
         proposal, accepted = agreed.proposal, agreed.accepted
         now = time.monotonic()
@@ -387,48 +394,45 @@ class PartyService:
         proposal = run.agreed.proposal
         try:
             with self._turns.turn(proposal.nonce, lambda: None):
-                said = run.take_part()
+                report = run.take_part()
         except BaseException as error:
-            said = {"outcome": abort_reason(error, f"'{self.name}'")}
+            report = {"outcome": abort_reason(error, f"'{self.name}'")}
             write(log, "run ended", run=proposal.nonce, program=proposal.name, why=log_text(error))
             log.debug("in detail", exc_info=error)
         else:
             write(log, "run ended", run=proposal.nonce, program=proposal.name, outcome="done", folder=run.folder)
         self._runs.pop(proposal.nonce, None)
-        self.tell("ended", proposal.by, proposal.nonce, {"proposal": proposal.digest, **said})
+        self.tell("ended", proposal.by, proposal.nonce, {"proposal": proposal.digest, **report})
 
-    def tell(self, kind: str, to: str, run: str, said: dict[str, Any]) -> None:
-        """Send a note to whoever proposed a run, if it still waits."""
+    def tell(self, kind: str, to: str, run: str, report: dict[str, Any]) -> None:
+        """Send a note to the starter of a run, if it still waits."""
         federation = self._federation
         if federation is None:
             return
-        body = {"by": self.name, "federation": self.file.digest, "run": run, **said}
+        body = {"by": self.name, "federation": self.file.digest, "run": run, **report}
         note = sign_note(kind, body, federation.connection.identity)
         with suppress(SectorchError):
             federation.connection.link.tell(Note(to=to, tag=run, note=note))
 
 
-def _earlier(results: Path) -> tuple[set[str], Counter[str]]:
-    """The nonces of earlier runs, and how often each thing was run."""
+def _earlier_runs(results: Path) -> tuple[set[str], Counter[str]]:
+    """The nonces of earlier runs, and how often each rule was used."""
     seen, counts = set[str](), Counter[str]()
     for path in results.glob("*/run.json"):
         try:
-            said = json.loads(path.read_bytes())
-            seen.add(str(said["run"]))
-            counts[str(said["accepted"])] += 1
+            report = json.loads(path.read_bytes())
+            seen.add(str(report["run"]))
+            counts[str(report["accepted"])] += 1
         except (OSError, ValueError, KeyError, TypeError):
             raise ArgumentError(f"{path} is not of a run: move it away, and count what it stood for") from None
     return seen, counts
-
-
-# Starting a program among parties that are up: propose it to each, hear their yes or no, and wait for its end.
 
 
 W = TypeVar("W", bound=Word)
 ANSWER = 30.0
 """Seconds for a party to say yes or no."""
 LOOK = 1.0
-"""Seconds between two looks at who is still up."""
+"""Seconds between two queries of the parties that are up."""
 
 
 def describe_proposal(
@@ -439,16 +443,19 @@ def describe_proposal(
     among: Sequence[str] = (),
     job: str = "1",
 ) -> Proposal:
-    """What would be proposed.
+    """The proposal of a run.
 
     Args:
+        by: the starter's name.
         program: FILE.py:FUNCTION or MODULE:FUNCTION on this party's disk, or a paper's name.
-        arguments: a paper's options. among: who takes part; whom the program names, or all that have a role.
+        arguments: a paper's options.
+        among: the parties that take part; by default those that the program names, or all that have a role.
+        job: tells apart runs that keep different things for later runs.
 
     Raises:
-        ArgumentError: there is no such program, it needs parties that the federation has not, or options are not right.
+        ArgumentError: there is no such program, it needs parties that the federation lacks, or an option is invalid.
     """
-    named = tuple(federated.named(name).name for name in among)
+    named = tuple(federated.member_named(name).name for name in among)
     if program in PAPERS:
         settings_of(program, arguments)
         parties = named or cast_of(program, arguments, federated)
@@ -460,24 +467,18 @@ def describe_proposal(
     source = source_of(program)
     found = dry_run_program(source, federated)
     return Proposal(
-        federated.digest,
-        by,
-        named or found.parties,
-        "program",
-        source.name,
-        source.digest,
-        source.function,
-        found.traced,
-        job=job,
-    )
+        federated.digest, by, named or found.parties, "program", source.name, source.digest, source.function,
+        found.traced, job=job,
+    )  # fmt: skip
 
 
 @dataclass
 class ProgramStart:
-    """One run, from its proposal to its end at all parties.
+    """One run at its starter, from the proposal to the end at all parties.
 
     Args:
-        notes: what came for this party (`Federation(on_note=notes.put)`).
+        notes: the notes that this party gets (`Federation(on_note=notes.put)`).
+        say: called with progress, in words.
     """
 
     federation: Federation
@@ -486,62 +487,63 @@ class ProgramStart:
     say: Callable[[str], None] = lambda _: None
 
     def run(self, wait: float = 60.0) -> dict[str, dict[str, Any]]:
-        """What each party says of its end: `outcome` is "done", or what ended it.
+        """Run the program; returns each party's report, in which `outcome` is "done" or the error that ended it.
 
         Args:
-            wait: seconds for all parties to be up.
+            wait: seconds to wait for all parties to be up.
 
         Raises:
-            PeerLostError: a party is not up, or does not answer. RefusedError: a party has not accepted it; says why.
+            PeerLostError: a party is not up, or does not answer.
+            RefusedError: a party does not accept the proposal; the text has its reason.
         """
         proposal, link = self.proposal, self.federation.connection
         self._refused: set[str] = set()
         link.ask(IsUp(tag=proposal.nonce, time=time.time()))
-        self._await(wait)
+        self._wait_for_parties(wait)
         begun = False
         try:
             for name in proposal.parties:
                 self._tell("proposal", name, proposal.body())
-            self._agreed()
-            up = self._up()
+            self._collect_answers()
+            up = self._parties_up()
             for name in proposal.parties:
                 self._tell("begin", name, {"run": proposal.nonce, "proposal": proposal.digest})
             begun = True
             self.say(f"run {proposal.nonce[:16]}: {proposal.name} begins at {', '.join(proposal.parties)}")
-            return self._ended(up)
+            return self._collect_reports(up)
         except BaseException:
             for name in sorted(set(proposal.parties) - self._refused):
                 with suppress(SectorchError):
                     self._tell("cancel", name, {"run": proposal.nonce, "proposal": proposal.digest})
             if begun:
-                self.say("the parties were told to stop")
+                self.say("the parties were last to stop")
             raise
 
-    def _up(self) -> dict[str, str]:
+    def _parties_up(self) -> dict[str, str]:
         return self.federation.connection.ask(WhoIsUp(parties=list(self.proposal.parties)), PartiesUp).up
 
-    def _await(self, seconds: float) -> None:
-        """Until all are up, and then until the proposal's time begins."""
-        end, told = time.monotonic() + seconds, ""
-        while missing := [name for name in self.proposal.parties if name not in self._up()]:
+    def _wait_for_parties(self, seconds: float) -> None:
+        """Wait until all parties are up."""
+        end, last = time.monotonic() + seconds, ""
+        while missing := [name for name in self.proposal.parties if name not in self._parties_up()]:
             words = ", ".join(missing)
             if time.monotonic() > end:
                 raise PeerLostError(
                     f"{words} did not come up in {seconds:.0f} s: `sectorch up FILE --as {missing[0]}` there, and run "
                     f"this again"
                 )
-            if words != told:
+            if words != last:
                 self.say(f"waiting for {words} to be up, {seconds:.0f} s at most (--wait)")
-            told = words
+            last = words
             time.sleep(min(LOOK, seconds))
 
-    def _tell(self, kind: str, to: str, said: Mapping[str, Any]) -> None:
-        body = {**said, "by": self.federation.name, "federation": self.federation.file.digest}
+    def _tell(self, kind: str, to: str, report: Mapping[str, Any]) -> None:
+        body = {**report, "by": self.federation.name, "federation": self.federation.file.digest}
         note = sign_note(kind, body, self.federation.connection.identity)
         self.federation.connection.ask(Note(to=to, note=note))
 
-    def _heard(self, kind: type[W], seconds: float) -> W | None:
-        """The next note of that kind about this run, by one of its parties; None if none came in time."""
+    def _next_note(self, kind: type[W], seconds: float) -> W | None:
+        """The next note of that kind about this run by one of its parties; None if none comes in time."""
         end = time.monotonic() + seconds
         while True:
             if (closed := self.federation.connection.link.closed) is not None:
@@ -560,11 +562,11 @@ class ProgramStart:
             if isinstance(word, kind) and word.run == self.proposal.nonce and word.by in self.proposal.parties:
                 return word
 
-    def _agreed(self) -> None:
+    def _collect_answers(self) -> None:
         answers: dict[str, str] = {}
         end = time.monotonic() + ANSWER
         while missing := [name for name in self.proposal.parties if name not in answers]:
-            answer = self._heard(YesOrNo, end - time.monotonic())
+            answer = self._next_note(YesOrNo, end - time.monotonic())
             if answer is None:
                 raise PeerLostError(
                     f"{', '.join(missing)} did not answer in {ANSWER:.0f} s; what was wrong with the proposal stands "
@@ -577,17 +579,17 @@ class ProgramStart:
         if refusals:
             raise RefusedError("nothing was run. " + "; ".join(refusals))
 
-    def _ended(self, up: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def _collect_reports(self, up: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         while len(found) < len(self.proposal.parties):
-            ended = self._heard(Ended, LOOK)
+            ended = self._next_note(Ended, LOOK)
             if ended is not None and ended.proposal == self.proposal.digest:
-                said = {
+                report = {
                     k: v for k, v in msgspec.to_builtins(ended).items() if k not in ("kind", *Word.__struct_fields__)
                 }
-                found[ended.by] = {**said, "outcome": readable(ended.outcome)}
+                found[ended.by] = {**report, "outcome": readable(ended.outcome)}
                 continue
-            now = self._up()
+            now = self._parties_up()
             for name in self.proposal.parties:
                 if name not in found and now.get(name) != up.get(name):
                     found[name] = {"outcome": f"PeerLostError: '{name}' is not up any more, or was started again"}

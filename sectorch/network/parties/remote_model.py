@@ -118,7 +118,8 @@ def open_session(
     session = wire if shelf is None else shelf.session
     request = Open(
         session=wire.hex(), models=names, scheme=scheme_to_message(scheme), lasting=connection.store.lasting,
-        version=only, resume=None if shelf is None else session.hex(), calls=[] if shelf is None else list(shelf.calls()),
+        version=only, resume=None if shelf is None else session.hex(),
+        calls=[] if shelf is None else list(shelf.calls()),
     )  # fmt: skip
     channel = connection.live_link().open(wire)
     try:

@@ -565,7 +565,9 @@ class Server:
         }  # fmt: skip
 
     def _welcome(self, name: str, certificate: str) -> Link:
-        link = Link(name, self._request, *self._timeouts, certificate=certificate, on_close=self._broker.look)
+        link = Link(
+            name, self._request, *self._timeouts, certificate=certificate, on_close=self._broker.break_deadlocks
+        )
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
         self._registry.prune()
@@ -576,7 +578,7 @@ class Server:
             return [link for link in self._links if link.peer == name]
 
     def _request(self, link: Link, request: dict) -> None:
-        """Answer a request that belongs to no session, from the client that the certificate names `link.peer`."""
+        """Answer a request that belongs to no session, from the client `link.peer` of the certificate."""
         try:
             answer = self._answer(link, parse_message(ToServer, request, "request"))
         except SectorchError as error:

@@ -242,7 +242,7 @@ class Receipts:
         """The hash of the last line: whoever notes it elsewhere finds out when the file is cut before it."""
         return self._previous
 
-    def asked(self, **facts: Any) -> int:
+    def begin_query(self, **facts: Any) -> int:
         """A query is about to begin; the number of its line. Facts that are None are left out.
 
         Raises:
@@ -250,7 +250,7 @@ class Receipts:
         """
         return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})[0]
 
-    def opened(self, number: int, what: str, to: str, most: int) -> None:
+    def record_reveal(self, number: int, what: str, to: str, most: int) -> None:
         """In the query of that line something is about to be revealed, for the `most`-th time at most.
 
         Raises:
