@@ -1,14 +1,45 @@
-"""What clients have used, on disk: a SQLite file that several processes of one party share.
+"""Quotas: what clients may ask of a party, and what they have used, which lasts across restarts.
 
-A charge is on the disk (`synchronous=FULL`) before anything of what it is for is done. It is made and compared with its
-limits in one transaction, so that two that come at once are not both the last one.
+`Quotas` charges queries and sessions; `Limits` is the file of a party's limits; `Usage` is the file of what is used;
+`limits` is the command `sectorch limits`.
 
-    used      by account, model, thing and quarter of an hour; what is older than a day goes
-    in_all    by account, model and thing, for good; `*` is all clients together
-    asked     queries that may be asked again without a charge, by the name that the client gave them
+What is charged. A query is charged before this party does anything of it: one query, and one row for each row of the
+batch (at least one). A step of a language model is a query with a row for each text, so a row is a token. Preparing is
+charged by its bytes alone, since nothing is learned from it; prepared calls are charged when they are used. Bytes are
+counted at the end.
 
-An account is a client's name, or the identity key that it proved: who has two names has one key, and who makes a new
-key keeps the name. Each counts for itself.
+A charge is final, however the query ends, with one exception. A query may be repeated without a charge, under the same
+name and with the same size, if this party had sent nothing of it, or if it ended because a process of this party or the
+server was lost before this party had done its part. A client cannot cause that: a query that ended because its client
+left, or aborted it, stays charged.
+
+The file of usage is a SQLite file, which several processes of one party share:
+
+    used      by account, what is counted, and quarter of an hour; entries older than a day are deleted
+    in_all    by account, model and what is counted, without end; account `*` is all clients together
+    asked     queries that may be repeated without a charge, by the name that the client gave them
+
+A charge is on disk (`synchronous=FULL`) before the query is served. Comparison with the limits and charge are one
+transaction, so that two charges at the same time cannot both use the last unit. A client has two accounts, its name
+and the identity key that it proved, each with the whole limit: neither another name nor another key gives more.
+
+A file of limits, in which an entry that is missing sets no limit, and a day is the last 24 hours:
+
+    usage = "limits.usage"      # the file of usage; by default beside this file, with this ending
+
+    [default]                   # of each client
+    queries_a_day = 1000
+    rows_a_day = 20000
+    sessions_a_day = 500
+    megabytes_a_day = 20000
+    queries_in_all = 50000      # of each model, without end
+    rows_in_all = 1000000
+
+    [clients.hospital-a]        # entries that differ for one client
+    rows_a_day = 100000
+
+    [models.hospital-b]         # of all clients together
+    rows_in_all = 5000000
 """
 
 from __future__ import annotations
@@ -39,25 +70,18 @@ from .messages import Entries, ModelQuery, Prepare, in_file, read_table, read_to
 from .names import NAME, model_name, name_of, readable
 from .wire.channel import Channel
 
-# What a client may ask of a party: limits in a file, and what it has used of them, which lasts.
-
-
-# Time that only goes on, for limits of a day: no setting of the clock forgives what was used.
-#
-# While the machine runs, time is what it counts since it was started, whatever its clock is set to. Over a restart of
-# the machine it is the clock, and no time has passed where that was set back.
-
-
+log = logging.getLogger("sectorch.limits")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What a machine's clocks say.
+    """A reading of a machine's clocks.
 
     Args:
-        boot: a name for the time since its start; empty where there is none. since: seconds since then. wall: the
-            clock, in seconds.
+        boot: an identifier of the machine's start; empty where there is none.
+        since: seconds since that start.
+        wall: the wall clock, in seconds.
     """
 
     boot: str
@@ -66,7 +90,7 @@ class ClockReading:
 
 
 def read_clocks() -> ClockReading:
-    """Of this machine, now."""
+    """Read this machine's clocks."""
     try:
         boot = _BOOT.read_text().strip()
         return ClockReading(boot, time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
@@ -76,62 +100,42 @@ def read_clocks() -> ClockReading:
 
 @dataclass
 class UsageClock:
-    """The time of one file of usage, as it was written last.
+    """The monotonic clock of a file of usage, so that setting the clock back does not reset a quota.
+
+    While the machine runs, it counts the seconds since the machine's start. Across a restart of the machine it follows
+    the wall clock, and stands still where that was set back.
 
     Args:
-        now: seconds that have passed for it. last: the reading then.
+        now: seconds that have passed for the file.
+        last: the reading at that time.
     """
 
     now: float
     last: ClockReading
 
     def advance(self, reading: ClockReading) -> None:
-        """Go on to a reading; never back."""
+        """Move forward to a reading; never back."""
         before = self.last
         if reading.boot and reading.boot == before.boot:
             self.now += max(0.0, reading.since - before.since)
-            # Of several processes one may have read earlier than another: what was counted is not counted again.
+            # Another process may have advanced the clock already: seconds that were counted are not counted again.
             reading = ClockReading(reading.boot, max(reading.since, before.since), reading.wall)
         else:
             self.now += max(0.0, reading.wall - before.wall)
         self.last = reading
 
 
-Read = Callable[[], ClockReading]
-
-
-# The file of a party's limits.
-#
-#     usage = "limits.usage"      # where what is used is kept; beside this file, with this ending, unless named
-#
-#     [default]                   # of each client
-#     queries_a_day = 1000
-#     rows_a_day = 20000
-#     sessions_a_day = 500
-#     megabytes_a_day = 20000
-#     queries_in_all = 50000      # of each model, for good
-#     rows_in_all = 1000000
-#
-#     [clients.hospital-a]        # what differs for one
-#     rows_a_day = 100000
-#
-#     [models.hospital-b]         # of all clients together
-#     rows_in_all = 5000000
-#
-# What is not named has no limit. A day is the last 24 hours, whenever one looks.
-
-
 DAILY = {"queries": "queries_a_day", "rows": "rows_a_day", "sessions": "sessions_a_day", "bytes": "megabytes_a_day"}
-"""What is counted over a day, and its entry."""
+"""What is counted over a day, and its entry in the file of limits."""
 IN_ALL = {"queries": "queries_in_all", "rows": "rows_in_all"}
-"""What is counted for good, and its entry."""
+"""What is counted without end, and its entry in the file of limits."""
 MEGABYTE = 1_000_000
 LARGEST = 1 << 60
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Of one client: the most of each thing, by what is counted; what is missing has no limit."""
+    """The limits of one client, by what is counted; what is missing has no limit."""
 
     daily: Mapping[str, int] = field(default_factory=dict)
     in_all: Mapping[str, int] = field(default_factory=dict)
@@ -139,12 +143,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file of limits says.
+    """The content of a file of limits.
 
     Args:
-        usage: the file in which what is used is kept.
-        default, clients: of each client, and of those that differ.
-        models: of all clients together, by model.
+        usage: path of the file of usage.
+        default: limits of each client.
+        clients: limits of clients that differ.
+        models: limits of all clients together, by model.
     """
 
     usage: Path
@@ -153,15 +158,15 @@ class Limits:
     models: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def of(self, client: str) -> Limit:
-        """What this client may ask."""
+        """The limits of a client."""
         return self.clients.get(client, self.default)
 
 
 def read_limits(path: str | Path) -> Limits:
-    """The limits in a file.
+    """Read a file of limits.
 
     Raises:
-        ArgumentError: it is not there, or not one; in one line, with what is wrong in it.
+        ArgumentError: the file is missing or invalid; the text is one line that says what is wrong.
     """
     path = Path(path)
     try:
@@ -216,7 +221,7 @@ def _parsed(said: object, path: Path) -> Limits:
 
 
 def _limit(own: _Client, default: _Client | None = None) -> Limit:
-    """A client's limits, and where it has none those of each."""
+    """A client's limits, with those of `default` where it has none."""
     daily, in_all = ({**_numbers(default, known), **_numbers(own, known)} for known in (DAILY, IN_ALL))
     if "bytes" in daily:
         daily["bytes"] *= MEGABYTE
@@ -224,7 +229,7 @@ def _limit(own: _Client, default: _Client | None = None) -> Limit:
 
 
 def _numbers(entries: _Client | _Model | None, known: Mapping[str, str]) -> dict[str, int]:
-    """What has a limit, by what is counted."""
+    """The limits that are set, by what is counted."""
     found = {what: getattr(entries, name, None) for what, name in known.items()}
     return {what: most for what, most in found.items() if most is not None}
 
@@ -233,7 +238,7 @@ FORMAT = "1"
 DAY, SLOT = 86400, 900
 EVERYBODY = "*"
 WAIT = 20.0
-"""Seconds to wait for another process's charge."""
+"""Seconds to wait for another process's transaction."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS used (account TEXT, what TEXT, slot INTEGER, count INTEGER NOT NULL,
@@ -250,9 +255,11 @@ class Charge:
     """What one client is about to use.
 
     Args:
-        client: its name. key: the fingerprint of the identity key that it proved; empty where it proved none.
-        models: that it asks. counts: how much of what.
-        query: its own name for what it asks, by which it may ask again; empty where it may not.
+        client: its name.
+        key: the fingerprint of the identity key that it proved; empty where it proved none.
+        models: that it asks.
+        counts: the amount of each thing that is counted.
+        query: the client's name for the query, by which it may be repeated; empty where it may not.
     """
 
     client: str
@@ -267,21 +274,21 @@ class Charge:
 
     @property
     def about(self) -> str:
-        """What has to be the same where it is asked again."""
+        """What has to be equal where the query is repeated."""
         return repr((self.key, self.models, sorted(self.counts.items())))
 
 
 class Usage:
-    """The file of one party, open in one process. `close` lets go of it.
+    """The file of usage of one party, open in one process until `close`.
 
     Args:
-        path: made (mode 600) if it is not there.
-        party, role: whose it is.
-        who: this party, in words, for whom it refuses.
-        reading: the machine's clocks.
+        path: of the file; made (mode 600) if it does not exist.
+        party, role: to whom the file belongs.
+        who: this party, in words, for error texts.
+        reading: reads the machine's clocks.
 
     Raises:
-        QuotaFileError: it is another party's, damaged, or cannot be used.
+        QuotaFileError: the file is another party's, damaged, or cannot be used.
     """
 
     def __init__(self, path: Path, party: str, role: str, who: str, reading: Callable[[], ClockReading] = read_clocks):
@@ -302,15 +309,15 @@ class Usage:
                 for statement in _TABLES.split(";"):
                     self._db.execute(statement)
                 self._check(party, role)
-                self._live()
+                self._mark_alive()
         except BaseException:
             self.close()
             raise
 
-    def _live(self) -> None:
-        """This process is one of those that have the file; traces of those that ended are removed."""
+    def _mark_alive(self) -> None:
+        """Mark this process as a user of the file by a locked file, and remove the marks of processes that ended."""
         for name in os.listdir(self._processes):
-            self._lives(name)
+            self._is_alive(name)
         self._alive = os.open(self._processes / self._process, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._alive, fcntl.LOCK_EX)
 
@@ -319,8 +326,8 @@ class Usage:
         held = dict(self._db.execute("SELECT name, value FROM about"))
         if not held:
             reading = self._reading()
-            self._say(own)
-            self._keep(UsageClock(0.0, reading))
+            self._write_facts(own)
+            self._write_clock(UsageClock(0.0, reading))
         elif {k: held.get(k) for k in own} != own:
             raise QuotaFileError(
                 f"{self.path} has what is used of '{held.get('party')}' as {held.get('role')} (format "
@@ -328,29 +335,34 @@ class Usage:
             )
 
     def charge(self, charge: Charge, limits: Limits) -> bool:
-        """Count it, if that keeps within the limits; whether it is counted now, and not an earlier time.
+        """Count a charge, if the limits allow it.
+
+        Returns:
+            Whether it was counted; false for a repeated query that was charged before.
 
         Raises:
-            QuotaError: it does not; nothing is counted. QuotaFileError: it cannot be counted.
+            QuotaError: the limits do not allow it; nothing is counted.
+            QuotaFileError: it cannot be counted.
         """
         with self._writing():
             now = self._now()
-            if charge.query and self._paid(charge):
+            if charge.query and self._is_repetition(charge):
                 return False
-            self._within(charge, limits, now)
+            self._check_limits(charge, limits, now)
             self._count(charge, now)
             return True
 
     def end(self, charge: Charge, extra: Mapping[str, int], again: bool) -> None:
-        """What was charged has ended.
+        """Record that a charged query has ended.
 
         Args:
-            extra: what is counted now that it is known. again: whether it may be asked again without a charge.
+            extra: amounts that are known only now.
+            again: whether the query may be repeated without a charge.
 
         Raises:
             QuotaFileError: it cannot be written.
         """
-        with self._writing(full=False):  # killed or not, the system has it; a power cut may leave a query to ask again
+        with self._writing(full=False):  # not lost if the process is killed; a power cut may only allow a repetition
             more = Charge(charge.client, charge.key, charge.models, {k: v for k, v in extra.items() if v})
             self._count(more, self._now())
             if charge.query:
@@ -359,29 +371,29 @@ class Usage:
                 self._db.execute(change + mine, (charge.client, charge.query, self._process))
 
     def close(self) -> None:
-        """Let go of it. It can be charged no more."""
+        """Close the file."""
         with self._lock:
             with suppress(sqlite3.Error):
                 self._db.close()
-            self._let_go()
+            self._unmark()
 
-    def _let_go(self) -> None:
+    def _unmark(self) -> None:
         if self._alive is not None:
             with suppress(OSError):
                 (self._processes / self._process).unlink()
             os.close(self._alive)
             self._alive = None
 
-    def _paid(self, charge: Charge) -> bool:
-        """Whether it was charged when it was asked before, and that ended because a process or the server went away."""
+    def _is_repetition(self, charge: Charge) -> bool:
+        """Whether a query was charged before and may be repeated: it was marked so, or its process has ended."""
         where, values = "client = ? AND query = ?", (charge.client, charge.query)
         found = self._db.execute(f"SELECT about, process FROM asked WHERE {where}", values).fetchone()
-        if found is None or found[0] != charge.about or self._lives(found[1]):
+        if found is None or found[0] != charge.about or self._is_alive(found[1]):
             return False
         self._db.execute(f"UPDATE asked SET process = ? WHERE {where}", (self._process, *values))
         return True
 
-    def _lives(self, process: str) -> bool:
+    def _is_alive(self, process: str) -> bool:
         if not process:
             return False
         try:
@@ -399,7 +411,7 @@ class Usage:
         finally:
             os.close(handle)
 
-    def _within(self, charge: Charge, limits: Limits, now: float) -> None:
+    def _check_limits(self, charge: Charge, limits: Limits, now: float) -> None:
         limit = limits.of(charge.client)
         for account in charge.accounts:
             for what, most in limit.daily.items():
@@ -407,15 +419,15 @@ class Usage:
                 used = self._day(account, what, now)
                 # Bytes are known afterwards: there has to be room for one.
                 if (sum(used.values()) >= most) if what == "bytes" else wanted and sum(used.values()) + wanted > most:
-                    raise QuotaError(self._daily(what, most, used, max(1, wanted), now))
+                    raise QuotaError(self._daily_text(what, most, used, max(1, wanted), now))
             for model in charge.models:
                 for what, most in limit.in_all.items():
-                    self._in_all(account, model, what, most, charge.counts.get(what, 0))
+                    self._check_in_all(account, model, what, most, charge.counts.get(what, 0))
         for model in charge.models:
             for what, most in limits.models.get(model, {}).items():
-                self._in_all(EVERYBODY, model, what, most, charge.counts.get(what, 0))
+                self._check_in_all(EVERYBODY, model, what, most, charge.counts.get(what, 0))
 
-    def _daily(self, what: str, most: int, used: Mapping[int, int], wanted: int, now: float) -> str:
+    def _daily_text(self, what: str, most: int, used: Mapping[int, int], wanted: int, now: float) -> str:
         amount = (
             (lambda n: f"{n / 1e6:g} MB") if what == "bytes" else (lambda n: f"{n} {what if n != 1 else what[:-1]}")
         )
@@ -430,7 +442,7 @@ class Usage:
         asked = "" if what == "bytes" else f", and {amount(wanted)} more asked for"
         return f"{said}; {amount(sum(used.values()))} are used{asked}; there is room again in {_span(free - now)}"
 
-    def _in_all(self, account: str, model: str, what: str, most: int, wanted: int) -> None:
+    def _check_in_all(self, account: str, model: str, what: str, most: int, wanted: int) -> None:
         if not wanted:
             return
         query = "SELECT count FROM in_all WHERE account = ? AND model = ? AND what = ?"
@@ -468,23 +480,25 @@ class Usage:
             self._db.execute("INSERT OR REPLACE INTO asked VALUES (?, ?, ?, ?, ?)", row)
 
     def _now(self) -> float:
-        """The time that has passed, after which it is written down."""
+        """Advance the file's clock, and return its time."""
         held = dict(self._db.execute("SELECT name, value FROM about"))
         clock = UsageClock(float(held["now"]), ClockReading(held["boot"], float(held["since"]), float(held["wall"])))
         clock.advance(self._reading())
-        self._keep(clock)
+        self._write_clock(clock)
         return clock.now
 
-    def _keep(self, clock: UsageClock) -> None:
+    def _write_clock(self, clock: UsageClock) -> None:
         last = clock.last
-        self._say({"now": repr(clock.now), "boot": last.boot, "since": repr(last.since), "wall": repr(last.wall)})
+        self._write_facts(
+            {"now": repr(clock.now), "boot": last.boot, "since": repr(last.since), "wall": repr(last.wall)}
+        )
 
-    def _say(self, about: Mapping[str, str]) -> None:
+    def _write_facts(self, about: Mapping[str, str]) -> None:
         self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(about.items()))
 
     @contextmanager
     def _writing(self, full: bool = True) -> Iterator[None]:
-        """A transaction, which is whole or not there."""
+        """A transaction in the block."""
         try:
             with self._lock:
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -507,7 +521,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class UsageRow:
-    """What one account has used. `model` is empty for what counts over a day, over all models."""
+    """What one account has used. `model` is empty for amounts of a day, which count all models."""
 
     account: str
     model: str
@@ -516,10 +530,10 @@ class UsageRow:
 
 
 def read_usage(path: Path) -> list[UsageRow]:
-    """What is used by everybody, without changing anything.
+    """What each account has used; nothing is changed.
 
     Raises:
-        QuotaFileError: it is not there, or cannot be read.
+        QuotaFileError: the file is missing or cannot be read.
     """
     try:
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=WAIT)
@@ -549,9 +563,6 @@ def _span(seconds: float) -> str:
 
 def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-# `sectorch limits`: what clients may ask of a party, and what they have used.
 
 
 def limits(arguments: Sequence[str] | None = None) -> int:
@@ -584,7 +595,7 @@ def _limits(options: argparse.Namespace, console: Console) -> None:
 
 
 def _most(found: Limits, row: UsageRow) -> int | None:
-    """The limit that holds for it; of a key it is that of the name it came with, which is not known here."""
+    """The limit of a row. That of a key is the limit of the name that it came with, which is not known here."""
     if row.account == EVERYBODY:
         return found.models.get(row.model, {}).get(row.what)
     if not NAME.fullmatch(row.account) or row.account.startswith("SHA256:"):
@@ -601,31 +612,16 @@ def _amount(what: str, count: int) -> str:
     return f"{count / MEGABYTE:.1f} MB" if what == "bytes" else str(count)
 
 
-# What a party charges of queries and sessions, and what it does not charge twice.
-#
-# A query is charged before this party does anything of it: one query, and a row for each row of the batch (one at
-# least). A step of a language model is a query with a row for each text, which is a row a token. Preparing is charged
-# by its bytes alone, as nothing is learned from it; what was prepared is charged when it is asked. Bytes are counted at
-# the end.
-#
-# Nothing is given back, however a query ends, with one exception. It may be asked again, under the same name and as
-# large, where this party had sent nothing of it, or where it ended because a process of this party or the server went
-# away before this party had done its part. Who asks cannot bring that about: a query that ended because its asker went
-# away, or gave it up, is paid for.
-
-
-log = logging.getLogger("sectorch.limits")
-
-
 class Quotas:
-    """The limits of one party, and what is used of them.
+    """The limits of one party, and what clients have used of them.
 
     Args:
-        limits: the file in which they stand.
-        party, role: whose they are.
+        limits: path of the file of limits.
+        party, role: to whom they belong.
 
     Raises:
-        ArgumentError: that is no file of limits. QuotaFileError: what is used cannot be kept.
+        ArgumentError: the file of limits is invalid.
+        QuotaFileError: the file of usage cannot be used.
     """
 
     def __init__(self, limits: str | Path, party: str, role: str):
@@ -640,7 +636,7 @@ class Quotas:
         return f"Quotas({self.path}, {self.usage.path})"
 
     def reload(self) -> None:
-        """Read the limits anew; what is used stays where it is. Where they are wrong, those that were read hold."""
+        """Read the file of limits again. If it is invalid, the former limits stay."""
         try:
             limits = read_limits(self.path)
         except ArgumentError as error:
@@ -650,7 +646,7 @@ class Quotas:
         self.limits = Limits(self.limits.usage, limits.default, limits.clients, limits.models)
 
     def session(self, client: str, key: str, models: Sequence[str]) -> None:
-        """A client opens a session. Raises QuotaError, QuotaFileError."""
+        """Charge a session. Raises QuotaError, QuotaFileError."""
         self._charge(Charge(client, key, tuple(models), {"sessions": 1}), "session")
 
     @contextmanager
@@ -658,26 +654,30 @@ class Quotas:
         self, asked: ModelQuery, rows: int | None, client: str, key: str, models: Sequence[str],
         channels: Sequence[Channel], others: Sequence[Channel],
     ) -> Iterator[None]:  # fmt: skip
-        """A query is served in the block.
+        """Charge a query, and serve it in the block.
 
         Args:
-            asked: the request. rows: that it is for.
-            channels: over which what it takes is counted. others: than the client's, whose end is not its doing.
+            asked: the request.
+            rows: number of its rows.
+            client, key, models: see `Charge`.
+            channels: whose bytes are counted.
+            others: channels to other parties than the client, which cannot make them fail.
 
         Raises:
-            QuotaError: it is not served. QuotaFileError: it is not served, or may not count as served.
+            QuotaError: the limits do not allow the query; it is not served.
+            QuotaFileError: the charge cannot be written; the query is not served, or its end is not recorded.
         """
         counts = {} if isinstance(asked, Prepare) else {"queries": 1, "rows": max(1, rows or 0)}
         charge = Charge(client, key, tuple(models), counts, asked.query if counts else "")
-        everywhere = {*channels, *others}
-        before, sent = _carried(channels), _sent(everywhere)
+        all_channels = {*channels, *others}
+        before, sent = _carried(channels), _sent(all_channels)
         self._charge(charge, asked.do)
         again = True
         try:
             yield
             again = False
         except BaseException:
-            again = _sent(everywhere) == sent or any(channel.link.closed is not None for channel in others)
+            again = _sent(all_channels) == sent or any(channel.link.closed is not None for channel in others)
             raise
         finally:
             self.usage.end(charge, {"bytes": _carried(channels) - before}, again)
@@ -692,7 +692,7 @@ class Quotas:
             write(log, "asked again", client=charge.client, asked=what, models=",".join(charge.models))
 
     def close(self) -> None:
-        """Let go of what is used."""
+        """Close the file of usage."""
         self.usage.close()
 
 

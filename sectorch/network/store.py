@@ -1,13 +1,19 @@
-"""Offline material on disk: sealed, each piece used once.
+"""Prepared offline material on disk: encrypted, each piece used once.
 
     FOLDER/store.key                         32 bytes, unless a key file is named
-    FOLDER/SESSION/binding.sealed            whose it is: client, model, description, edition, number format
+    FOLDER/SESSION/binding.sealed            what it is for: client, model, description, edition, number format
     FOLDER/SESSION/CALL-KIND.piece           the material of one call; its kind is the program and the number of rows
 
-A piece is AES-256-GCM in segments, under a key of its own derived from the store's key and a fresh nonce. Its
-associated data name the session, the call, its kind and the binding, so that a piece that is renamed, moved or cut
-does not open. `take` renames a piece, which only one taker can, and removes the name from disk before the content is
-handed out: a crash loses a piece and never brings it back.
+A `Store` is the material of one party, a `Shelf` that of one session. A piece is encrypted by AES-256-GCM in segments,
+under a key of its own derived from the store's key and a fresh nonce. Its associated data name the session, the call,
+its kind and the binding, so that a piece that was renamed, moved or cut does not decrypt. `Shelf.take` renames a piece,
+which succeeds for one caller only, and deletes it before it returns the content: a crash can lose a piece, and never
+lets it be used twice.
+
+Eviction: a client may use all of a store that no other needs. When another client needs room, abandoned material goes
+first, the oldest before others. Then, as long as the new client has less than its share, the oldest session of the
+client with the most material goes. Evicted material is void at all parties, since it is of no use without this part;
+`on_evict` tells them.
 """
 
 from __future__ import annotations
@@ -38,74 +44,16 @@ from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseErr
 from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
 
-# Whose material goes when a store is full: what nobody came back for, and what is more than a client's share.
-#
-# A client may use all of a store that no other needs. When another one needs room, first what has not been touched for
-# `UNUSED` seconds goes, the oldest first; then, as long as who asks has less than its share, the oldest session's of
-# who has most. What goes is void at all parties: it cannot be used without this half, and the others hear of it.
-
-
 log = logging.getLogger("sectorch.store")
 UNUSED = 7 * 86400.0
-"""Seconds after which a client counts as one that does not come back for what was prepared."""
-
-
-def free_bytes(store: Store, client: object) -> int:
-    """Bytes that a client can still have."""
-    sizes = _sizes(store)
-    stale = sum(shelf.bytes for shelf in store.shelves() if _stale(shelf, client))
-    return max(0, store.budget - sizes.total() + stale, _share(store, sizes, client) - sizes[client])
-
-
-def make_room(store: Store, client: object, size: int) -> None:
-    """See that so many bytes are free, as far as others' material may go for it."""
-    while (sizes := _sizes(store)).total() + size > store.budget:
-        others = [s for s in store.shelves() if len(s) and s.binding.get("client") != client]
-        going = [s for s in others if _stale(s, client)]
-        if not going and sizes[client] + size <= _share(store, sizes, client):
-            most = max((sizes[s.binding.get("client")] for s in others), default=0)
-            going = [s for s in others if sizes[s.binding.get("client")] == most]
-        if not going:
-            return
-        shelf = min(going, key=_touched)
-        facts = {"client": shelf.binding.get("client"), "model": shelf.binding.get("model"), "for_client": client}
-        write(log, "evicted", calls=len(shelf), **facts)
-        shelf.drop()
-        store.evicted(shelf)
-
-
-def _sizes(store: Store) -> Counter:
-    sizes: Counter = Counter()
-    for shelf in store.shelves():
-        if count := shelf.bytes:
-            sizes[shelf.binding.get("client")] += count
-    return sizes
-
-
-def _share(store: Store, sizes: Counter, client: object) -> int:
-    return store.budget // len({*sizes, client})
-
-
-def _stale(shelf: Shelf, client: object) -> bool:
-    return len(shelf) > 0 and shelf.binding.get("client") != client and time.time() - _touched(shelf) > UNUSED
-
-
-def _touched(shelf: Shelf) -> float:
-    """When a piece of it was last made or used: that changes the folder."""
-    try:
-        return shelf.folder.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-# Offline material as bytes and back.
+"""Seconds after which prepared material counts as abandoned by its client."""
 
 
 def write_piece(material: Material) -> tuple[list, int]:
-    """The parts of a piece in order, and how many bytes they are together.
+    """Serialize a piece; returns its parts in order, and their bytes.
 
     Raises:
-        MaterialError: it was used, or holds something that is not kept.
+        MaterialError: the material was used, or holds a value that cannot be stored.
     """
     if material.values is None:
         raise MaterialError(f"the material of call {material.call} was used already; prepare it again")
@@ -120,10 +68,10 @@ def write_piece(material: Material) -> tuple[list, int]:
 
 
 def read_piece(data: bytearray) -> Material:
-    """What `write_piece` wrote; its tensors share the memory of `data`.
+    """Read what `write_piece` wrote; the tensors share the memory of `data`, which the caller has authenticated.
 
     Raises:
-        ValueError: it is something else. The caller has checked that nobody changed it.
+        ValueError: it is no piece of this version.
     """
     head, values = read_tensors(data)
     if set(head) != {"call", "session", "program", "setup"}:
@@ -131,28 +79,29 @@ def read_piece(data: bytearray) -> Material:
     return Material(head["call"], bytes.fromhex(head["session"]), head["program"], head["setup"], values)
 
 
-# The material of one session on disk: a piece for each prepared call, used once.
-
-
-NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
-RETURN = 5.0
-"""Seconds for which a session that takes material up waits for what the one before has read ahead: as long as a party
-takes to notice that another one is gone."""
+PIECE_NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
+LEASE_WAIT = 5.0
+"""Seconds for which a resumed session waits for pieces that an earlier one has read ahead: about the time in which a
+party notices that another one is lost."""
 
 
 class Shelf:
-    """The pieces of one session. Made by `Store.shelf`."""
+    """The pieces of one session. Made by `Store.shelf`.
+
+    A piece that is read ahead is leased: until it is used or put back, `take` does not find it, and `keep_only` waits
+    for it.
+    """
 
     def __init__(self, store: Store, session: bytes, binding: dict):
         self.store, self.session, self.binding = store, session, binding
         self.folder = store.folder / session.hex()
         self._pieces: dict[int, tuple[tuple[int, int], int]] = {}
         for path in self.folder.iterdir():
-            if name := NAME.fullmatch(path.name):
+            if name := PIECE_NAME.fullmatch(path.name):
                 program, rows = map(int, name[2].split("x"))
                 self._pieces[int(name[1])] = (program, rows), path.stat().st_size
         self._lock = threading.Condition()
-        self._lent: set[int] = set()
+        self._leased: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -161,20 +110,31 @@ class Shelf:
     def bytes(self) -> int:
         return sum(size for _, size in list(self._pieces.values()))
 
+    def last_change(self) -> float:
+        """When a piece was last added or used: that changes the folder."""
+        try:
+            return self.folder.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def is_stale(self, client: object) -> bool:
+        """Whether this is abandoned material of another client than this one."""
+        return len(self) > 0 and self.binding.get("client") != client and time.time() - self.last_change() > UNUSED
+
     def calls(self) -> dict[int, tuple[int, int]]:
         """The calls that have a piece, in order, and their kinds."""
         with self._lock:
             return {call: kind for call, (kind, _) in sorted(self._pieces.items())}
 
     def put(self, material: Material, kind: tuple[int, int]) -> int:
-        """Keep material; returns the bytes that it takes on disk.
+        """Store the material of a call; returns its bytes on disk.
 
         Raises:
-            StoreFullError: the budget is used up; nothing is kept.
+            StoreFullError: the budget is used up; nothing is stored.
         """
         parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
-        make_room(self.store, self.binding.get("client"), size)
+        self.store.make_room(self.binding.get("client"), size)
         room = self.store.budget - self.store.used
         if size > room:
             raise StoreFullError(
@@ -197,10 +157,10 @@ class Shelf:
         return size
 
     def take(self, call: int, kind: tuple[int, int]) -> Material:
-        """The material of a call, which is gone from disk before it is returned.
+        """Take the material of a call, which is deleted from disk before it is returned.
 
         Raises:
-            MaterialError: it is not here, was used already, or is not whole; it is never used then.
+            MaterialError: there is none, it was used already, or it is damaged; then it is never used.
         """
         with self._lock:
             held = self._pieces.get(call)
@@ -227,40 +187,40 @@ class Shelf:
             raise MaterialError(f"the material of call {call} is of another call; it is dropped and was not used")
         return material
 
-    def lend(self, call: int) -> None:
-        """The piece of this call is read ahead; until it is `used` or `put_back`, it is neither here nor gone."""
+    def lease(self, call: int) -> None:
+        """Lease the piece of a call, which is read ahead, until `end_lease` or `put_back`."""
         with self._lock:
-            self._lent.add(call)
+            self._leased.add(call)
 
-    def used(self, call: int) -> None:
-        """What was read ahead was used, or could not be read."""
+    def end_lease(self, call: int) -> None:
+        """End a lease: the piece was used, or could not be read."""
         with self._lock:
-            self._lent.discard(call)
+            self._leased.discard(call)
             self._lock.notify_all()
 
     def put_back(self, material: Material, kind: tuple[int, int]) -> None:
-        """What was read ahead was not used: it is kept again, unless it has become void meanwhile."""
+        """Store a leased piece that was not used again, unless it has become void meanwhile."""
         call = material.call
         try:
-            if call in self._lent:
+            if call in self._leased:
                 self.put(material, kind)
         finally:
             with self._lock:
-                void = call not in self._lent and self._pieces.pop(call, None) is not None
+                void = call not in self._leased and self._pieces.pop(call, None) is not None
             if void:
                 self._path(call, kind).unlink(missing_ok=True)
-            self.used(call)
+            self.end_lease(call)
 
-    def keep(self, calls: object) -> None:
-        """Remove the pieces of all other calls: nobody will ask for them.
+    def keep_only(self, calls: object) -> None:
+        """Remove the pieces of all calls but these.
 
-        A session before this one may still have pieces that it has read ahead. They are waited for; what does not come
-        back within `RETURN` seconds is void here, and so at all parties.
+        An earlier session may still lease pieces. This waits for them up to `LEASE_WAIT` seconds; those that are not
+        put back by then are void here, and so at all parties.
         """
         wanted = set(calls) if isinstance(calls, list) and all(type(c) is int for c in calls) else set()
         with self._lock:
-            self._lock.wait_for(lambda: not self._lent, RETURN)
-            self._lent.clear()
+            self._lock.wait_for(lambda: not self._leased, LEASE_WAIT)
+            self._leased.clear()
             others = {call: kind for call, (kind, _) in self._pieces.items() if call not in wanted}
             for call in others:
                 del self._pieces[call]
@@ -268,11 +228,11 @@ class Shelf:
             self._path(call, kind).unlink(missing_ok=True)
 
     def drop(self) -> None:
-        """Remove the session's material."""
+        """Remove all material of the session."""
         with self._lock:
             self._pieces.clear()
-            self._lent.clear()
-        self.store.dropped(self)
+            self._leased.clear()
+        self.store.remove_shelf(self)
 
     def _path(self, call: int, kind: tuple[int, int]) -> Path:
         return self.folder / f"{call:010d}-{'x'.join(map(str, kind))}.piece"
@@ -284,10 +244,11 @@ class Shelf:
 
 @contextmanager
 def all_or_nothing(partial: Path) -> Iterator[None]:
-    """What is written in the block is there whole, or `partial` is removed.
+    """Write in the block; if that fails, `partial` is removed.
 
     Raises:
-        StoreFullError: the disk is full. MaterialError: it cannot be written for another reason.
+        StoreFullError: the disk is full.
+        MaterialError: it cannot be written for another reason.
     """
     try:
         yield
@@ -304,15 +265,17 @@ BUDGET = 4 << 30
 
 
 class Store:
-    """The material of one party.
+    """The prepared material of one party.
 
     Args:
-        folder: where it is kept; a temporary one that ends with this object, under a key in memory, unless named.
-        key_file: the key, made if it is not there; in the folder unless named.
-        budget: bytes on disk at most.
+        folder: where it is kept. By default a temporary one, with a key in memory, which ends with this object; a
+            store with a folder is `lasting`.
+        key_file: of the key, made if it does not exist; by default in the folder.
+        budget: largest number of bytes on disk.
 
     Raises:
-        ArgumentError: the folder or the key cannot be used. StoreInUseError: another process has the folder.
+        ArgumentError: the folder or the key cannot be used.
+        StoreInUseError: another process uses the folder.
     """
 
     def __init__(self, folder: str | Path | None = None, key_file: str | Path | None = None, budget: int = BUDGET):
@@ -322,8 +285,8 @@ class Store:
         self.lasting = folder is not None
         self._lock = threading.Lock()
         self._shelves: dict[bytes, Shelf] = {}
-        self.evicted: Callable[[Shelf], None] = lambda shelf: None
-        """Told of a session whose material had to go for another client's."""
+        self.on_evict: Callable[[Shelf], None] = lambda shelf: None
+        """Called with a shelf that was evicted."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock_folder()
@@ -336,7 +299,7 @@ class Store:
         return f"Store({self.folder}, {self.used / 1e6:.1f} of {self.budget / 1e6:.0f} MB)"
 
     def _lock_folder(self) -> None:
-        """Two processes on one folder would take each other's half-written pieces for left-overs."""
+        """Lock the folder: two processes on one folder would delete each other's half-written pieces."""
         handle = os.open(self.folder / "store.lock", os.O_CREAT | os.O_RDWR, 0o600)
         self._unlock = weakref.finalize(self, os.close, handle)
         try:
@@ -348,12 +311,12 @@ class Store:
             ) from None
 
     def _clean(self) -> None:
-        """Load what is whole; what was claimed or half written when a process ended is removed."""
+        """Load the shelves, and remove what was claimed or half written when a process ended."""
         for folder in list(self.folder.iterdir()):
             if not folder.is_dir():
                 continue
             for path in folder.iterdir():
-                if not NAME.fullmatch(path.name) and path.name != "binding.sealed":
+                if not PIECE_NAME.fullmatch(path.name) and path.name != "binding.sealed":
                     path.unlink()
             try:
                 session = bytes.fromhex(folder.name)
@@ -369,27 +332,27 @@ class Store:
         return sum(shelf.bytes for shelf in self.shelves())
 
     def figures(self) -> dict[str, float]:
-        """What is kept, and how much may be."""
+        """The current values of the gauges of `observe.GAUGES`."""
         shelves = self.shelves()
         kept = {"store_bytes": sum(shelf.bytes for shelf in shelves), "calls_prepared": sum(map(len, shelves))}
         return {**kept, "store_budget_bytes": self.budget}
 
     def shelves(self, **wanted: object) -> list[Shelf]:
-        """The sessions whose binding has these entries."""
+        """The shelves whose binding has these entries."""
         with self._lock:
             shelves = list(self._shelves.values())
         return [s for s in shelves if all(s.binding.get(k) == v for k, v in wanted.items())]
 
     def holds(self, session: bytes) -> bool:
-        """Whether there is material of that session."""
+        """Whether there is a shelf of that session."""
         with self._lock:
             return session in self._shelves
 
     def shelf(self, session: bytes, binding: dict | None = None) -> Shelf:
-        """The material of a session; with a `binding` it may be new.
+        """The shelf of a session; with a `binding`, it is made if there is none.
 
         Raises:
-            MaterialError: there is none, or it is bound to something else.
+            MaterialError: there is none, or it has another binding.
         """
         with self._lock:
             shelf = self._shelves.get(session)
@@ -419,7 +382,7 @@ class Store:
 
     @property
     def name(self) -> str:
-        """A name for this folder, which it keeps, though others may have the same key."""
+        """A random name of this folder, which lasts. It differs from that of a folder with the same key."""
         path = self.folder / "store.name"
         try:
             if not path.exists():
@@ -428,9 +391,38 @@ class Store:
         except (OSError, ValueError) as error:
             raise ArgumentError(f"cannot read or write {path}: {error}") from None
 
-    def room(self, client: object) -> int:
-        """Bytes that a client's material can still take, in place of others' where it has less than its share."""
-        return free_bytes(self, client)
+    def free_bytes(self, client: object) -> int:
+        """Bytes that a client's material can still take, counting what would be evicted for it."""
+        sizes = self._sizes()
+        stale = sum(shelf.bytes for shelf in self.shelves() if shelf.is_stale(client))
+        return max(0, self.budget - sizes.total() + stale, self._share(sizes, client) - sizes[client])
+
+    def make_room(self, client: object, size: int) -> None:
+        """Evict other clients' material until `size` bytes are free, as far as the rules of eviction allow."""
+        while (sizes := self._sizes()).total() + size > self.budget:
+            others = [s for s in self.shelves() if len(s) and s.binding.get("client") != client]
+            candidates = [s for s in others if s.is_stale(client)]
+            if not candidates and sizes[client] + size <= self._share(sizes, client):
+                most = max((sizes[s.binding.get("client")] for s in others), default=0)
+                candidates = [s for s in others if sizes[s.binding.get("client")] == most]
+            if not candidates:
+                return
+            shelf = min(candidates, key=Shelf.last_change)
+            facts = {"client": shelf.binding.get("client"), "model": shelf.binding.get("model"), "for_client": client}
+            write(log, "evicted", calls=len(shelf), **facts)
+            shelf.drop()
+            self.on_evict(shelf)
+
+    def _sizes(self) -> Counter:
+        """Bytes by client."""
+        sizes: Counter = Counter()
+        for shelf in self.shelves():
+            if count := shelf.bytes:
+                sizes[shelf.binding.get("client")] += count
+        return sizes
+
+    def _share(self, sizes: Counter, client: object) -> int:
+        return self.budget // len({*sizes, client})
 
     def forget(self, session: bytes) -> None:
         """Remove the material of a session, if there is any."""
@@ -440,15 +432,16 @@ class Store:
             shelf.drop()
 
     def close(self) -> None:
-        """Let go of the folder, and remove it if it is a temporary one."""
+        """Unlock the folder, and remove it if it is temporary."""
         self._unlock()
         if self._remove is not None:
             self._remove()
 
-    def dropped(self, shelf: Shelf) -> None:
+    def remove_shelf(self, shelf: Shelf) -> None:
+        """Remove a shelf and its folder."""
         with self._lock:
             self._shelves.pop(shelf.session, None)
-        gone = shelf.folder.with_suffix(".dropped")  # whole or not at all: `_clean` removes what a crash leaves
+        gone = shelf.folder.with_suffix(".dropped")  # renamed first, so that after a crash `_clean` removes all of it
         with suppress(OSError):
             os.replace(shelf.folder, gone)
             if self.lasting:
@@ -457,13 +450,10 @@ class Store:
 
 
 def fingerprint(*things: object) -> str:
-    """A name for public descriptions: SHA-256 of their JSON."""
+    """The SHA-256 of public descriptions as JSON."""
     return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
 
 def version(description: dict, edition: object) -> str:
-    """A name for a model as it is now: another architecture or other weights are another version."""
+    """The version of a model: a digest of its architecture and of its owner's name for the weights."""
     return fingerprint(description, edition)[:32]
-
-
-# Prepared material on disk, sealed.

@@ -58,7 +58,7 @@ class Rooms:
         self.meetings = SessionBroker(lambda name: [link for link in self.links if link.peer == name])
 
     def link(self, name: str) -> Link:
-        self.links.append(Link(name, lambda link, request: None, on_close=self.meetings.look))
+        self.links.append(Link(name, lambda link, request: None, on_close=self.meetings.break_deadlocks))
         return self.links[-1]
 
     def meet(self, link: Link, label: str, *names: str, alone: bool = True) -> list[str]:

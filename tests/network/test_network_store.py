@@ -283,7 +283,7 @@ def test_what_a_session_has_read_ahead_is_waited_for(tmp_path):
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
     for call in (3, 4):
         shelf.put(material(call), (2, 3))
-    shelf.lend(4)
+    shelf.lease(4)
     ahead = shelf.take(4, (2, 3))
     keeping = threading.Thread(target=shelf.keep, args=([4],))
     keeping.start()
@@ -297,12 +297,12 @@ def test_what_a_session_has_read_ahead_is_waited_for(tmp_path):
 
 def test_what_does_not_come_back_is_void(tmp_path, monkeypatch):
     """The others are told that it is not here, so that it must not be here later."""
-    monkeypatch.setattr("sectorch.network.store.RETURN", 0.01)
+    monkeypatch.setattr("sectorch.network.store.LEASE_WAIT", 0.01)
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
     shelf.put(material(4), (2, 3))
-    shelf.lend(4)
+    shelf.lease(4)
     ahead = shelf.take(4, (2, 3))
-    shelf.keep([4])
+    shelf.keep_only([4])
     assert not shelf.calls()
     shelf.put_back(ahead, (2, 3))
     assert not shelf.calls() and not list(tmp_path.rglob("*.piece"))

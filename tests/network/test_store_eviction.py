@@ -32,7 +32,7 @@ def held(store: Store) -> Counter:
 def test_a_client_has_it_all_until_another_needs_its_share(tmp_path):
     store = Store(tmp_path, budget=100_000)
     went = []
-    store.evicted = went.append
+    store.on_evict = went.append
     for session in range(1, 13):
         put(store, session, "a")
         os.utime(tmp_path / (bytes([session] * 16).hex()), (session, session + 4e9))
@@ -44,7 +44,11 @@ def test_a_client_has_it_all_until_another_needs_its_share(tmp_path):
     assert [shelf.session[0] for shelf in went] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(errors.StoreFullError):
         put(store, 27, "b")
-    assert held(store)["a"] == held(store)["b"] and store.room("c") > store.budget // 4 and store.room("a") < 8100
+    assert (
+        held(store)["a"] == held(store)["b"]
+        and store.free_bytes("c") > store.budget // 4
+        and store.free_bytes("a") < 8100
+    )
     assert pieces_in(tmp_path) == 12
 
 
@@ -145,7 +149,7 @@ def test_a_piece_that_one_party_lost_is_void_and_the_others_are_used(trio, small
     remote.prepare(X.shape, 3)
     remote.close()
     (shelf,) = trio.party.store.shelves()
-    shelf.keep([list(shelf.calls())[1]])
+    shelf.keep_only([list(shelf.calls())[1]])
     remote = trio.connection.model("hospital-b")
     assert sum(remote.prepared().values()) == 1
     assert (remote(X) - small_model(X)).abs().max() < 1e-4

@@ -425,7 +425,7 @@ class Answering:
         self._pins = pins or Pins()
         self.store = store or Store()
         self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None, verified)
-        self.store.evicted = self._evicted
+        self.store.on_evict = self._void_material
         if replica and not self.store.lasting:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
         self._keeper = self.store.name if replica else ""
@@ -567,7 +567,7 @@ class Answering:
         connected = link is not None and link.closed is None
         return {"sessions": sessions, "connections": connected, **self._turns.figures(), **self.store.figures()}
 
-    def _evicted(self, shelf: Shelf) -> None:
+    def _void_material(self, shelf: Shelf) -> None:
         """Have the server drop its half of material that was evicted here. Q is told when it asks for that material."""
         for one in self._instances:
             with suppress(NetworkError):
@@ -695,7 +695,7 @@ class Answering:
             identities.proved = self._pins.fingerprints().get(client, "")
             self.store.shelf(session, None)
             shelf = self.store.shelf(session, binding())
-            shelf.keep(request.calls)
+            shelf.keep_only(request.calls)
             channel.tell(MaterialReady(calls=list(shelf.calls())))
         model = {"model": offer.name, "version": offer.version}
         return PartySession(

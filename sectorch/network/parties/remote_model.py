@@ -135,7 +135,7 @@ def open_session(
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
             ready = channel.request(MaterialReady, channel.deadline.silence)
-            shelf.keep(ready.calls)  # a piece is of no use where another party has lost its part
+            shelf.keep_only(ready.calls)  # a piece is of no use where another party has lost its part
         parts = [
             AnsweringParty(part.description, _identities(connection, part, scheme, names, place))
             for place, part in enumerate(replied)
@@ -500,7 +500,7 @@ class RemoteModel:
             reply = opened.channel.request(AllStored, opened.channel.deadline.silence)
         except BaseException:
             gone = {call for call, _, _ in pieces}
-            shelf.keep([call for call in shelf.calls() if call not in gone])
+            shelf.keep_only([call for call in shelf.calls() if call not in gone])
             raise
         size = sum(size for _, _, size in pieces)
         return min(reply.more, (shelf.store.budget - shelf.store.used) // max(1, size))

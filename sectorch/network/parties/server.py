@@ -283,7 +283,7 @@ class ServerSessions:
         try:
             shelf = self._store.shelf(session)
             for channel in answering_channels(channels):
-                shelf.keep(channel.request(MaterialReady, channel.deadline.silence).calls)
+                shelf.keep_only(channel.request(MaterialReady, channel.deadline.silence).calls)
         except MaterialError:
             self._store.forget(session)
             raise
@@ -477,7 +477,7 @@ class Server:
         load_loops()
         self._place = place or ServerProcess()
         self.store = store or Store()
-        self.store.evicted = self._evicted
+        self.store.on_evict = self._void_material
         self._timeouts = patience, call
         self._registry = Registry()
         self._links: set[Link] = set()
@@ -690,10 +690,10 @@ class Server:
         shelf = self.store.shelf(session)
         if shelf.binding != material_owner(link.peer, request.models[0], model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
-        shelf.keep(request.calls)
+        shelf.keep_only(request.calls)
         return list(shelf.calls())
 
-    def _evicted(self, shelf: Shelf) -> None:
+    def _void_material(self, shelf: Shelf) -> None:
         """Have the answering party drop its half of evicted material. Q is told when it asks for that material."""
         with suppress(SectorchError):
             model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))

@@ -309,7 +309,7 @@ class PartySession:
         if call in self._read_ahead and self._read_ahead[call][0] == kind:
             _, reading, shelf = self._read_ahead.pop(call)
             wait((reading,))
-            shelf.used(call)
+            shelf.end_lease(call)
             return reading.result()
         return self._shelf().take(call, kind)
 
@@ -320,7 +320,7 @@ class PartySession:
         shelf = self._shelf()
         for call, kind in zip(calls, kinds, strict=True):
             if call not in self._read_ahead:
-                shelf.lend(call)
+                shelf.lease(call)
                 self._read_ahead[call] = kind, self._reader.submit(shelf.take, call, kind), shelf
 
     def calls_read_ahead(self) -> dict[int, Kind]:
@@ -336,7 +336,7 @@ class PartySession:
                 with suppress(MaterialError):  # the store may be full by now
                     shelf.put_back(reading.result(), kind)
             else:
-                shelf.used(call)
+                shelf.end_lease(call)
         self._read_ahead.clear()
         # The session is in reference cycles, which only the garbage collector frees, and a full collection at the end
         # of each session would take too long. So the secrets are released one by one: weights, shares, pair keys.
@@ -466,7 +466,7 @@ class PartySession:
         elif isinstance(request, Prepare) and self.fresh and not self.grouped:
             stored = self.prepare(inputs)
             shelf = self._shelf()
-            room = shelf.store.room(shelf.binding.get("client"))
+            room = shelf.store.free_bytes(shelf.binding.get("client"))
             return StoredCall(bytes=sum(size for _, _, size in stored), room=room)
         else:
             raise FrameError(f"a session that has no answer to '{request.do}'")
