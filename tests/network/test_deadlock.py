@@ -163,7 +163,7 @@ def test_one_that_waits_hears_at_once_that_a_session_it_is_in_has_failed(world, 
 
     def north() -> None:
         with world.party("north") as federation, federation.session(roles, label="outer"):
-            monkeypatch.setattr(federation._called._changed, "wait", _woken(federation._called._changed.wait))
+            monkeypatch.setattr(federation._calls._changed, "wait", _woken(federation._calls._changed.wait))
             held.set()
             with federation.session(roles, label="inner"):
                 pass

@@ -285,7 +285,7 @@ def test_what_a_session_has_read_ahead_is_waited_for(tmp_path):
         shelf.put(material(call), (2, 3))
     shelf.lease(4)
     ahead = shelf.take(4, (2, 3))
-    keeping = threading.Thread(target=shelf.keep, args=([4],))
+    keeping = threading.Thread(target=shelf.keep_only, args=([4],))
     keeping.start()
     keeping.join(0.05)
     assert keeping.is_alive(), "it waits"

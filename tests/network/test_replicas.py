@@ -15,7 +15,7 @@ from test_network_versions import retrained
 import sectorch
 from sectorch import errors
 from sectorch.network import Store
-from sectorch.network.commands.serve import models_by_name, read_anew
+from sectorch.network.commands.serve import models_by_name, reload_models
 from sectorch.network.names import model_name
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.server import Registry
@@ -222,10 +222,10 @@ def test_a_model_file_that_cannot_be_read_changes_nothing(trio, small_model, tmp
     file = tmp_path / "m.safetensors"
     with caplog.at_level(logging.INFO):
         file.write_bytes(b"half of a file")
-        read_anew(trio.party, {"": file})
+        reload_models(trio.party, {"": file})
         assert "the model before it goes on" in caplog.text
         save_model(retrained(small_model), X, file)
-        read_anew(trio.party, {"": file})
+        reload_models(trio.party, {"": file})
     assert close(trio.connection.model("hospital-b")(X), retrained(small_model)(X))
 
 

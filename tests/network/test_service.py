@@ -274,15 +274,15 @@ def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
     ]
     for note, why in made_up:
         caplog.clear()
-        party._take(Delivery(note=note, sender="right"))
+        party._queue_note(Delivery(note=note, sender="right"))
         assert until(lambda why=why: why in caplog.text, 30), why
     caplog.clear()
-    party._take(Delivery(note=true, sender="third"))
+    party._queue_note(Delivery(note=true, sender="third"))
     assert until(lambda: "came from another" in caplog.text, 30)
-    party._take(Delivery(note=true, sender="right"))
+    party._queue_note(Delivery(note=true, sender="right"))
     assert until(lambda: party._agreed, 30) and not world.results("left"), "a yes alone runs nothing"
-    party._take(Delivery(note=sign_note("begin", {**begin, "proposal": "0" * 64}, right), sender="right"))
-    party._take(Delivery(note=sign_note("begin", {**begin, "by": "third"}, third), sender="third"))
+    party._queue_note(Delivery(note=sign_note("begin", {**begin, "proposal": "0" * 64}, right), sender="right"))
+    party._queue_note(Delivery(note=sign_note("begin", {**begin, "by": "third"}, third), sender="third"))
     assert until(lambda: caplog.text.count("has not proposed") == 2, 30) and party._agreed
     assert not world.results("left")
 
@@ -382,7 +382,7 @@ def test_a_flood_of_notes_is_dropped_and_the_next_is_read(world, monkeypatch):
     left = world.up("left")
     world.up("right")
     for _ in range(2 * ups.NOTES):
-        left._take(Delivery(note="nothing", sender="third"))
+        left._queue_note(Delivery(note="nothing", sender="third"))
     assert until(lambda: left._notes.empty(), 30)
     assert world.start()["left"]["outcome"] == "done"
 

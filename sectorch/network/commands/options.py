@@ -1,4 +1,4 @@
-"""Options that the commands of the network have in common, and what they mean."""
+"""Options that several commands of the network have: logs, cores, files, health, metrics and traces."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def add_core(p: Parser) -> None:
 
 
 def on_core(options: argparse.Namespace, worker: int = 0) -> None:
-    """Run on one core from now on, with one thread of torch's, where `--core` asks for it.
+    """Bind this process to one core, with one thread of torch's, where `--core` asks for it.
 
-    Python runs one thread at a time, and a small call is handed from thread to thread some hundred times. On one core
-    that is a switch; between two it is a wake-up each time.
+    Python runs one thread at a time, and a small call passes from thread to thread some hundred times. On one core that
+    is a context switch; between two cores it is a wake-up each time.
 
     Raises:
-        ArgumentError: this process may not run there, or the system does not let it choose.
+        ArgumentError: this process may not use the core, or the system does not support it.
     """
     if options.core is None:
         return
@@ -144,23 +144,20 @@ def on_core(options: argparse.Namespace, worker: int = 0) -> None:
 
 
 def few_arenas() -> None:
-    """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
+    """Limit malloc to two arenas. With glibc's default of eight a core, each session's thread keeps freed memory."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
 def many_files() -> None:
-    """As many file descriptors as the system lets this process have: each connection takes one."""
+    """Raise the limit of file descriptors to the system's: each connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# Options by which an operator sees a party: health and metrics over HTTP, and traces; all off by default.
-
-
 class MonitoredParty(Protocol):
-    """A party that runs (`Server`, `Answering`)."""
+    """A running party, as monitoring sees it: `Server`, `Answering`, or the services of `sectorch up`."""
 
     def unready(self) -> str: ...
 
@@ -170,7 +167,7 @@ class MonitoredParty(Protocol):
 
 
 def add_watch(p: Parser) -> None:
-    """Options of a party that runs until it is stopped."""
+    """Add the options of monitoring, which is off by default: health and metrics over HTTP, and traces."""
     p.add_argument("--manage", metavar="HOST:PORT", help="answer /live and /ready there, by plain HTTP")
     p.add_argument("--manage-anywhere", action="store_true", help="although other machines reach that address")
     p.add_argument("--metrics", action="store_true", help="answer /metrics for Prometheus there too")
@@ -183,20 +180,20 @@ def add_traces(p: Parser) -> None:
 
 
 class Monitoring:
-    """What is watched, once it is there."""
+    """The monitored party, once it has started, and the renewal of its credentials."""
 
     def __init__(self):
         self.party: MonitoredParty | None = None
         self._renewal: Renewal | None = None
 
     def begin(self, party: MonitoredParty, credentials: Credentials, read: Callable[[], Credentials]) -> None:
-        """This party is there; it began with these credentials, whose files are looked at from now on."""
+        """Monitor a party that has started with these credentials, and renew them when their files change."""
         self.party = party
         self._renewal = Renewal(credentials, read, party.renew)
         self._renewal.start()
 
-    def look(self) -> None:
-        """Look at the files of the certificate at once."""
+    def check_renewal(self) -> None:
+        """Check the files of the credentials now."""
         if self._renewal is not None:
             self._renewal.soon()
 
@@ -214,11 +211,11 @@ class Monitoring:
 
 @contextmanager
 def monitoring(options: argparse.Namespace) -> Iterator[Monitoring]:
-    """In the block a party can be watched, as far as the options ask for it; it is starting until it is named.
+    """Monitoring in the block, as the options ask for it. Health says "starting" until `Monitoring.begin`.
 
     Raises:
-        ArgumentError: options that do not go together; an address that is none, is in use, or is reached by others; a
-            package that is not installed.
+        ArgumentError: the options contradict each other, the address is invalid, in use or reachable by other machines,
+            or a package is not installed.
     """
     _check(options)
     watching = Monitoring()
@@ -239,7 +236,7 @@ def monitoring(options: argparse.Namespace) -> Iterator[Monitoring]:
 
 @contextmanager
 def tracing(options: argparse.Namespace) -> Iterator[None]:
-    """In the block queries are traced, if the options ask for it. Raises ArgumentError."""
+    """Trace the queries of the block, if the options ask for it. Raises ArgumentError."""
     if not options.traces:
         yield
         return

@@ -1,4 +1,8 @@
-"""`sectorch server` and `sectorch answer`: the processes that run until they are stopped."""
+"""`sectorch server` and `sectorch answer`: processes that run until they are stopped.
+
+`MultiServer` connects an answering party to several servers and workers. `supervise` runs a server as several worker
+processes behind one port.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +58,15 @@ from .options import (
     tell,
 )
 
-# An answering party at several servers, and at each of their workers: a connection to every one, dialled again.
-
-
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
 
 
 def addresses(server: str) -> list[str]:
-    """The servers that an option names, with commas between them.
+    """The addresses of servers in an option, separated by commas.
 
     Raises:
-        ArgumentError: one twice, or too many.
+        ArgumentError: an address is repeated, or there are none or too many.
     """
     named = [address.strip() for address in server.split(",") if address.strip()]
     if not named or len(set(named)) < len(named) or len(named) > MOST:
@@ -77,53 +78,57 @@ def keep_answering(
     party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY,
     registered: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Answer until stopped: where the server is not there, or goes away, dial again; a line says so once.
+    """Answer until stopped, and connect again whenever the server cannot be reached, which one line reports.
 
     Args:
-        registered: called each time that it is.
+        registered: called after each registration.
 
     Raises:
-        IdentityError: this party, or the server, is not who the other expects: waiting does not help.
+        IdentityError: this party or the server has another identity than expected, which connecting again does not
+            mend.
     """
-    told = ""
+    last = ""
     while not stopped.is_set():
         try:
             party.register(name)
-            told = ""
+            last = ""
             console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
             registered()
             party.wait()
         except IdentityError:
             raise
         except NetworkError as error:
-            if str(error) != told and not stopped.is_set():
-                told = str(error)
-                console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
+            if str(error) != last and not stopped.is_set():
+                last = str(error)
+                console.print(f"{last}; dialling again every {retry:g} s until it is there", highlight=False)
         stopped.wait(retry)
 
 
 class MultiServer:
-    """The connections of one answering party. `run` returns when it was stopped.
+    """Connects one answering party to several servers, and to each of their workers.
 
     Args:
-        party: its first connection. name: under which it answers. servers: addresses.
+        party: with the first connection.
+        name: under which it answers.
+        servers: their addresses.
+        stopped: set to stop it.
     """
 
     def __init__(self, party: Answering, name: str, servers: list[str], stopped: threading.Event):
         self._party, self._name, self._servers, self._stopped = party, name, servers, stopped
         self._lock = threading.Lock()
-        self._others: dict[tuple[str, int], Answering] = {}
+        self._connections: dict[tuple[str, int], Answering] = {}
         self._error: IdentityError | None = None
 
     def run(self) -> None:
-        """Answer everywhere until stopped.
+        """Answer at all servers until stopped.
 
         Raises:
-            IdentityError: as of `keep_answering`.
+            IdentityError: see `keep_answering`.
         """
         first, *others = self._servers
         for address in others:
-            self._go_to(address, 0)
+            self._connect(address, 0)
         try:
             self._keep(self._party, first)
         except IdentityError:
@@ -133,54 +138,51 @@ class MultiServer:
             raise self._error
 
     def close(self) -> None:
-        """End all connections but the first one, which is the party's own."""
+        """End all connections but the first one, which its owner closes."""
         with self._lock:
-            others = list(self._others.values())
+            others = list(self._connections.values())
         for other in others:
             other.leave()
 
-    def _go_to(self, address: str, worker: int) -> None:
+    def _connect(self, address: str, worker: int) -> None:
         with self._lock:
-            if (address, worker) in self._others or self._stopped.is_set():
+            if (address, worker) in self._connections or self._stopped.is_set():
                 return
-            other = self._others[address, worker] = self._party.at_server(address, worker)
-        thread = threading.Thread(target=self._beside, args=(other, address), daemon=True, name=f"at {address}")
+            other = self._connections[address, worker] = self._party.at_server(address, worker)
+        thread = threading.Thread(target=self._run_thread, args=(other, address), daemon=True, name=f"at {address}")
         thread.start()
 
-    def _beside(self, other: Answering, address: str) -> None:
+    def _run_thread(self, other: Answering, address: str) -> None:
         try:
             self._keep(other, address)
         except IdentityError as error:
             self._error = error
             self._stopped.set()
-            with suppress(NetworkError):  # whoever waits for the first connection hears of it
+            with suppress(NetworkError):  # ends the wait of `run`
                 self._party.connection.link.close(error)
 
     def _keep(self, party: Answering, address: str) -> None:
-        def more() -> None:
+        def connect_workers() -> None:
             for worker in range(1, party.connection.place.workers):
-                self._go_to(address, worker)
+                self._connect(address, worker)
 
-        keep_answering(party, self._name, self._stopped, address, registered=more)
-
-
-# The model files of `sectorch answer`: one, or several with names, read at the start and on SIGHUP.
+        keep_answering(party, self._name, self._stopped, address, registered=connect_workers)
 
 
 log = logging.getLogger("sectorch.answer")
 
 
 def models_by_name(models: Sequence[str]) -> dict[str, Path]:
-    """Model files by name, as a command line has them: FILE alone, or NAME=FILE for each of one or several.
+    """The model files of a command line, by name: FILE alone, or NAME=FILE for each.
 
     Raises:
-        ArgumentError: several without a name, or of one name.
+        ArgumentError: several models lack a name, or have the same.
     """
     found: dict[str, Path] = {}
-    for said in models:
-        name, equals, path = said.partition("=")
-        if not equals or not NAME.fullmatch(name) or Path(said).exists():
-            name, path = "", said
+    for argument in models:
+        name, equals, path = argument.partition("=")
+        if not equals or not NAME.fullmatch(name) or Path(argument).exists():
+            name, path = "", argument
         if name in found:
             what = f"two models are called {name}" if name else "several models have a name each"
             raise ArgumentError(f"{what}: NAME=FILE NAME=FILE ..., which are asked for as PARTY/NAME")
@@ -192,8 +194,8 @@ def models_by_name(models: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def read_anew(party: Answering, models: dict[str, Path]) -> None:
-    """Read the files again, and answer with what is in them; a model that cannot be read stays as it was."""
+def reload_models(party: Answering, models: dict[str, Path]) -> None:
+    """Read the model files again, and answer with their models; a model whose file cannot be read stays in use."""
     for name, path in models.items():
         try:
             if not party.offer(*read_model(path), name):
@@ -204,16 +206,10 @@ def read_anew(party: Answering, models: dict[str, Path]) -> None:
             log.error("%s is not used, and the model before it goes on: %s", path, error)
 
 
-# Several processes behind one port: each serves the clients whose worker it is, and one that dies is started again.
-#
-# The workers share the port (SO_REUSEPORT) and nothing else but files that several processes may use. A client has one
-# worker, which its name says (`names.worker_of`), and dials until it is there; an answering party is connected to each.
-
-
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
 MOST_WORKERS = 64
 SHORT = 10.0
-"""Seconds below which a life was short; after so many of those in a row, nothing is started again."""
+"""Seconds; a worker that ends earlier has failed. After `LIVES` failures in a row, all workers are stopped."""
 LIVES = 3
 PAUSE = 0.5
 ENDING = 15.0
@@ -230,23 +226,28 @@ def add_workers(p: Parser) -> None:
 
 
 def check_workers(options: argparse.Namespace) -> None:
-    """Raises ArgumentError: a name that cannot be."""
+    """Raise ArgumentError for an invalid --replica."""
     if options.replica:
         name_of(options.replica, "--replica", ArgumentError)
 
 
 def in_worker(options: argparse.Namespace) -> None:
-    """What a worker does first: it ends with whoever started it."""
+    """In a worker, have the system stop this process when its supervisor ends."""
     if options.worker is not None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def supervise(command: str, options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run the workers until this process is stopped; the exit status.
+    """Run a server as several worker processes until this process is stopped; returns the exit status.
+
+    The workers share the port (SO_REUSEPORT), and files that several processes may use. A client belongs to the worker
+    that its name determines (`names.worker_of`), and connects until that one answers; an answering party is connected
+    to each. A worker that ends is started again.
 
     Raises:
-        ArgumentError: a key file that cannot be made. PeerLostError: the address is in use.
+        ArgumentError: a key file cannot be made.
+        PeerLostError: the address is in use.
     """
     _keep_key(options)
     with ExitStack() as stack:
@@ -265,10 +266,10 @@ class _Workers:
         self._stopping = 0
 
     def run(self) -> int:
-        heard = [signal.SIGTERM, signal.SIGHUP]
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a script's background
-            heard.append(signal.SIGINT)
-        kept = {sign: signal.signal(sign, self._heard) for sign in heard}
+        signals = [signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # ignored in a script's background job
+            signals.append(signal.SIGINT)
+        previous = {sign: signal.signal(sign, self._on_signal) for sign in signals}
         try:
             for command in self._commands:
                 self._processes.append(self._start(command))
@@ -277,22 +278,22 @@ class _Workers:
                 for i, process in enumerate(self._processes):
                     code = process.poll()
                     if code is not None and not self._stopping:
-                        failed = self._again(i, code)
+                        failed = self._restart(i, code)
                         if failed:
                             return failed
                 time.sleep(0.1)
             return 0
         finally:
             self._end()
-            for sign, handler in kept.items():
+            for sign, handler in previous.items():
                 signal.signal(sign, handler)
 
     def _start(self, command: list[str]) -> subprocess.Popen:
-        # A session of its own: what a terminal sends comes from here, once.
+        # In a session of its own, so that it gets a terminal's signals from this process only.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def _again(self, i: int, code: int) -> int:
-        """Start a worker that has ended again; an exit status where that is no use."""
+    def _restart(self, i: int, code: int) -> int:
+        """Start a worker again; returns an exit status where it has failed too often."""
         short = time.monotonic() - self._started[i] < SHORT
         self._short[i] = self._short[i] + 1 if short else 0
         if (code > 0 and short) or self._short[i] >= LIVES:
@@ -303,7 +304,7 @@ class _Workers:
         self._processes[i], self._started[i] = self._start(self._commands[i]), time.monotonic()
         return 0
 
-    def _heard(self, sign: int, _: object) -> None:
+    def _on_signal(self, sign: int, _: object) -> None:
         if sign != signal.SIGHUP:
             self._stopping += 1
         for process in self._processes:
@@ -324,7 +325,7 @@ class _Workers:
 
 
 def _without(arguments: Sequence[str]) -> list[str]:
-    """The arguments without those that each worker gets of its own."""
+    """The arguments without those that each worker gets its own of."""
     found, skip = [], False
     for argument in arguments:
         if skip:
@@ -337,7 +338,7 @@ def _without(arguments: Sequence[str]) -> list[str]:
 
 
 def _own(options: argparse.Namespace, i: int) -> list[str]:
-    """What is a worker's own: a folder, a file of receipts, an address for its operator."""
+    """The options that differ between workers: store folder, file of receipts, address of monitoring."""
     own = ["--worker", str(i), "--store-budget", str(options.store_budget / options.workers)]
     if options.store is not None:
         own += ["--store", str(options.store / f"worker-{i}"), "--store-key", str(_key_of(options))]
@@ -354,7 +355,7 @@ def _key_of(options: argparse.Namespace) -> Path:
 
 
 def _keep_key(options: argparse.Namespace) -> None:
-    """The key of the store, before several ask for it at once."""
+    """Make the store's key before the workers start, which would make it at the same time."""
     if options.store is None:
         return
     path = _key_of(options)
@@ -367,10 +368,11 @@ def _keep_key(options: argparse.Namespace) -> None:
 
 
 def _reserved(stack: ExitStack, address: str) -> str:
-    """The address with its port, which stays this process's although it does not listen there itself.
+    """Reserve the port for the workers by a socket that does not listen; returns the address with its port.
 
     Raises:
-        ArgumentError: that is no address. PeerLostError: it is in use.
+        ArgumentError: the address is invalid.
+        PeerLostError: it is in use.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -379,7 +381,7 @@ def _reserved(stack: ExitStack, address: str) -> str:
     try:
         for family, kind, _, _, where in socket.getaddrinfo(bare, number, type=socket.SOCK_STREAM):
             to = (where[0], number, *where[2:])
-            with socket.socket(family, kind) as alone:  # among one's own processes a shared port is never in use
+            with socket.socket(family, kind) as alone:  # binding a shared port would not fail where it is in use
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     alone.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -396,7 +398,7 @@ def _reserved(stack: ExitStack, address: str) -> str:
 
 
 def server(arguments: Sequence[str] | None = None) -> int:
-    """`sectorch server`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    """`sectorch server`: runs until Ctrl-C or SIGTERM, and then ends with exit code 0."""
     p = Parser(
         "server",
         "Run the server S, which stands between the clients and learns nothing. Ctrl-C stops it.",
@@ -455,12 +457,14 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
         console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
-        until_stopped(running.wait, running.drain, running.stop, options.drain, both(watching.look, running.reload))
+        until_stopped(
+            running.wait, running.drain, running.stop, options.drain, both(watching.check_renewal, running.reload)
+        )
     return 0
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
-    """`sectorch answer`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    """`sectorch answer`: runs until Ctrl-C or SIGTERM, and then ends with exit code 0."""
     p = Parser(
         "answer",
         "Answer queries with a model of your own, which nobody sees. Ctrl-C stops it.",
@@ -520,7 +524,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             party.offer(*read_model(path), model)
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
-        everywhere = MultiServer(party, name, servers, stopped)
+        connections = MultiServer(party, name, servers, stopped)
 
         def drain(seconds: float) -> bool:
             stopped.set()
@@ -528,24 +532,24 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
 
         def stop() -> None:
             stopped.set()
-            everywhere.close()
+            connections.close()
             party.close()
 
         def anew() -> None:
             party.reload()
-            read_anew(party, files)
+            reload_models(party, files)
 
-        until_stopped(everywhere.run, drain, stop, options.drain, both(watching.look, anew))
+        until_stopped(connections.run, drain, stop, options.drain, both(watching.check_renewal, anew))
 
 
 def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    """What SIGHUP has a party do: in a thread, as a signal must not wait for locks that whoever it interrupts holds."""
+    """The handler of SIGHUP. It works in a thread: the interrupted thread may hold locks that it needs."""
     one_after_another = lambda: (one(), other())
     return lambda: threading.Thread(target=one_after_another, daemon=True, name="on SIGHUP").start()
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """Raised in the main thread by SIGTERM."""
 
 
 def until_stopped(
@@ -555,8 +559,11 @@ def until_stopped(
     seconds: float,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
-    a terminal that is closed, ends nothing; it has the files of the certificate and of limits looked at."""
+    """Run `wait` until a signal, then `stop`.
+
+    SIGTERM lets running calls end first, for `seconds` at most; Ctrl-C and a second SIGTERM do not. SIGHUP, which a
+    closed terminal sends too, ends nothing and calls `look`, to read changed files.
+    """
 
     def hung_up(*_: object) -> None:
         console.print("SIGHUP: going on, and looking for new files; SIGTERM stops")

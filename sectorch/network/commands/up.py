@@ -1,4 +1,4 @@
-"""`sectorch up`: a party of a federation, whatever it is there, until it is stopped."""
+"""`sectorch up`: run a party of a federation in all its functions (server, model, programs) until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -32,20 +31,6 @@ from ..parties.server import Server
 from ..store import Store
 from .options import add_core, add_log, add_watch, begin_log, few_arenas, many_files, monitoring, on_core, tell
 from .serve import keep_answering, until_stopped
-
-
-class Service(Protocol):
-    """Something that runs until it is stopped."""
-
-    def drain(self, seconds: float) -> bool: ...
-
-    def stop(self) -> None: ...
-
-    def unready(self) -> str: ...
-
-    def renew(self, credentials: Credentials) -> None: ...
-
-    def figures(self) -> dict[str, float]: ...
 
 
 def up(arguments: Sequence[str] | None = None) -> int:
@@ -80,12 +65,12 @@ def _up(options: argparse.Namespace, _: Console) -> None:
     options.log = options.log or own.files.get("log")
     begin_log(options)
     on_core(options)
-    stopped, over = threading.Event(), _Over()
+    stopped, background = threading.Event(), _Background()
     seconds = own.limits.drain_seconds if options.drain is None else options.drain
     with monitoring(options) as watching, _Services() as services:
-        for make in (_taking_part, _answered, _served):  # the port opens when all else was found right
-            services.those += make(options.file, federated, name, own, stopped, over)
-        if not services.those:
+        for make in (_start_programs, _start_answering, _start_server):  # the port opens after all other checks
+            services.all += make(options.file, federated, name, own, stopped, background)
+        if not services.all:
             raise ArgumentError(
                 f"'{name}' is no server and accepts nothing yet: `sectorch federation accept {options.file} PROGRAM "
                 f"--as {name}` writes what it accepts into {own.path}"
@@ -96,59 +81,70 @@ def _up(options: argparse.Namespace, _: Console) -> None:
             else (lambda: credentials(federated, name, own.folder))
         )
         watching.begin(services, read_again(), read_again)
-        for work in over.works:
-            work.start()
+        for thread in background.threads:
+            thread.start()
 
         def drain(seconds: float) -> bool:
             stopped.set()
             return services.drain(seconds)
 
-        until_stopped(over.wait, drain, stopped.set, seconds, watching.look)
-    if over.error is not None:
-        raise over.error
+        until_stopped(background.wait, drain, stopped.set, seconds, watching.check_renewal)
+    if background.error is not None:
+        raise background.error
+
+
+class _AnsweringService:
+    """An answering party with the interface of the other services."""
+
+    def __init__(self, party: Answering):
+        self.drain, self.stop = party.drain, party.close
+        self.unready, self.figures, self.renew = party.unready, party.figures, party.renew
+
+
+Service = Server | _AnsweringService | PartyService
 
 
 class _Services:
-    """What one process is; all of it is stopped at the block's end, the server last."""
+    """The services of this process. The end of the block stops them, the server last."""
 
     def __init__(self):
-        self.those: list[Service] = []
+        self.all: list[Service] = []
 
     def __enter__(self) -> _Services:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for service in self.those:
+        for service in self.all:
             service.stop()
 
     def drain(self, seconds: float) -> bool:
-        drained = [service.drain(seconds) for service in self.those]
+        drained = [service.drain(seconds) for service in self.all]
         return all(drained)
 
     def unready(self) -> str:
-        return next((why for service in self.those if (why := service.unready())), "")
+        return next((why for service in self.all if (why := service.unready())), "")
 
     def renew(self, credentials: Credentials) -> None:
-        """Of the server, where this process is one; of what it is else. A party reads its own when it dials again."""
-        for service in [s for s in self.those if isinstance(s, Server)] or self.those:
+        """Renew the server's credentials, if there is a server; the other services read theirs when they connect."""
+        for service in [s for s in self.all if isinstance(s, Server)] or self.all:
             service.renew(credentials)
 
     def figures(self) -> dict[str, float]:
         found: Counter[str] = Counter()
-        for service in self.those:
+        for service in self.all:
             found.update(service.figures())
         return dict(found)
 
 
-class _Over:
-    """What goes on beside the main thread, and the error that ends it."""
+class _Background:
+    """The threads beside the main thread, and the first error, which ends the process."""
 
     def __init__(self):
         self.error: BaseException | None = None
         self._event = threading.Event()
-        self.works: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
 
-    def beside(self, work: Callable[[], None]) -> None:
+    def add(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
@@ -156,21 +152,26 @@ class _Over:
                 self.error = error
                 self._event.set()
 
-        self.works.append(threading.Thread(target=run, daemon=True))
+        self.threads.append(threading.Thread(target=run, daemon=True))
 
     def wait(self) -> None:
         self._event.wait()
 
 
-def _served(
-    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
+def _start_server(
+    path: Path,
+    federated: FederationFile,
+    name: str,
+    own: PartyConfig,
+    stopped: threading.Event,
+    background: _Background,
 ) -> list[Service]:
     if name not in federated.servers:
         return []
     few_arenas()
     many_files()
     given = server_credentials(name, own.folder)
-    listen = own.listen or _everywhere(federated.servers[name])
+    listen = own.listen or _listen_address(federated.servers[name])
     limits, receipts = own.limits, own.receipts(name, "S")
     server = Server(
         listen, given, limits.calls, _store(own, "S"), limits.patience_seconds, limits.call_seconds, receipts=receipts
@@ -179,8 +180,13 @@ def _served(
     return [server]
 
 
-def _answered(
-    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
+def _start_answering(
+    path: Path,
+    federated: FederationFile,
+    name: str,
+    own: PartyConfig,
+    stopped: threading.Event,
+    background: _Background,
 ) -> list[Service]:
     accepted = _policy(own, federated, name).model
     if accepted is None:
@@ -194,18 +200,17 @@ def _answered(
         _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, own.receipts(name, "A"),
         audited=accepted.audited, verified=accepted.verified, imprecise=accepted.imprecise,
     )  # fmt: skip
-    over.beside(lambda: keep_answering(party, name, stopped, address))
-    return [_Closing(party)]
+    background.add(lambda: keep_answering(party, name, stopped, address))
+    return [_AnsweringService(party)]
 
 
-class _Closing:
-    def __init__(self, party: Answering):
-        self.drain, self.stop = party.drain, party.close
-        self.unready, self.figures, self.renew = party.unready, party.figures, party.renew
-
-
-def _taking_part(
-    path: Path, federated: FederationFile, name: str, own: PartyConfig, stopped: threading.Event, over: _Over
+def _start_programs(
+    path: Path,
+    federated: FederationFile,
+    name: str,
+    own: PartyConfig,
+    stopped: threading.Event,
+    background: _Background,
 ) -> list[Service]:
     policy = _policy(own, federated, name)
     if all(entry.kind == "model" for entry in policy.accepted):
@@ -215,7 +220,7 @@ def _taking_part(
     policy.check()
     given = credentials(federated, name, own.folder)
     running = PartyService(path, federated, own, policy, given)
-    over.beside(lambda: running.keep(stopped, tell))
+    background.add(lambda: running.keep(stopped, tell))
     return [running]
 
 
@@ -232,7 +237,7 @@ def _store(own: PartyConfig, role: str) -> Store | None:
     return None if folder is None else Store(folder / role, own.files.get("store_key"), int(own.limits.store_gb * 1e9))
 
 
-def _everywhere(address: str) -> str:
-    """Where a server listens that others reach at this address: at a loopback address there, and else everywhere."""
+def _listen_address(address: str) -> str:
+    """Where a server with this address listens: a loopback address itself, otherwise on all interfaces."""
     host, _, port = address.rpartition(":")
     return address if host in ("localhost", "127.0.0.1", "[::1]") else f"0.0.0.0:{port}"

@@ -194,7 +194,7 @@ class ProgramRun:
             learned = "; ".join([*found.learned, *([f"within {bounds}"] if bounds else [])]) or "nothing"
         return {
             "call": 0, "client": proposal.by, "key": self._file.member(proposal.by).identity, "model": proposal.name,
-            "version": accepted.digest[:16], "logged": "run", "learned": learned[:TEXT],
+            "version": accepted.digest[:16], "asked": "run", "learned": learned[:TEXT],
         }  # fmt: skip
 
     def _write_record(self, record: dict[str, Any]) -> None:
@@ -516,7 +516,7 @@ class ProgramStart:
                 with suppress(SectorchError):
                     self._tell("cancel", name, {"run": proposal.nonce, "proposal": proposal.digest})
             if begun:
-                self.say("the parties were last to stop")
+                self.say("the parties were told to stop")
             raise
 
     def _parties_up(self) -> dict[str, str]:

@@ -332,7 +332,7 @@ log = logging.getLogger("sectorch.client")
 class RemoteModel:
     """A model at another party: called like the plain model, with plain inputs and results.
 
-    The model takes the inputs that its owner described; `served.summary` is the description in words. Tensors are secret.
+    The model takes the inputs that its owner described; `served.summary` says in words which. Tensors are secret.
     Arguments without a secret tensor in them (a public mask, a flag) are part of the model and may be left out. Results
     come in tuples, lists and dictionaries; an object with named fields comes as a dictionary. Only this party learns
     the result; A and S learn its shape.
