@@ -28,21 +28,24 @@ _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63
 LONG = 2000
 """Characters of a reveal in words."""
 DIGEST = torch.Size((32,))
-"""Of what parties compare before they go on; see `agreement.py`."""
+"""Shape of the digests that parties compare (`transcript.Agreement`)."""
 
 
 @dataclass(frozen=True)
 class Reveal:
-    """A message by which a party learns a value; parties by their names in the federation.
+    """A message by which a party learns a value. Parties have their names in the federation file.
 
     Args:
-        session: the label of its session. path: of protocols. label: of the message.
-        src, dst: whose message it is to whom. to: who learns the value.
-        shows: what is learned, or, where other code than this package's sends it (`ours`), what that code says.
-        inputs: that the value was computed from, as pairs of a party and a name; empty where nobody noted it.
-        same: whether it is one of these itself.
-        before: digest of all that was computed with tensors in the session before (`agreement.py`).
-        place: of the value among them: a digest of the steps that it comes from (`origins.py`).
+        session: the label of its session.
+        path, label: of the message: its protocols and its name.
+        src, dst: sender and receiver.
+        to: the party that learns the value.
+        shows: what is learned, in words of the code that sends it.
+        ours: whether that code is this package's.
+        inputs: from which the value was computed, as pairs of a party and a name; empty where they were not recorded.
+        same: whether the value is one of the inputs itself.
+        before: digest of all that was computed with tensors in the session before (`transcript.Agreement`).
+        place: digest of the steps from which the value comes (`choreography.net.Origins`).
     """
 
     session: str
