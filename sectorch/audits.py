@@ -1,7 +1,7 @@
-"""Audited dealing in a session: of several calls that Q promises one is prepared, and the others are looked at.
+"""Audited dealing, a mode of preparation in its own file: one of several promised calls is used, the others checked.
 
-The protocol is `mpc/star/audit.py`. Here is what each party does in it: Q works out what it will deal, S shows its
-streams, A recomputes, and S holds what it is dealt to what was promised.
+The protocol is `mpc/star/audit.py`. This module has what each party computes in it: Q works out and promises what it
+will deal, S shows its streams of the other calls, A recomputes those, and S compares what it is dealt with the promise.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.constant_time import bytes_eq
 
-from .choreography import Net, Party, Runtime
+from .choreography import Party
 from .choreography.program.projection import DealerSplit, Material, Setup, split_of
 from .choreography.program.trace import Program, Slot
 from .choreography.run.dealer_replay import DealerReplay, DealtDigest, check_rehearsed
@@ -27,63 +27,45 @@ from .mpc.star.audit import Evidence, Promise, audit
 from .mpc.star.key_agreement import Identities
 
 KEPT_BYTES = 1 << 27
-"""Up to here Q keeps what it has worked out of each call of an audit; beyond, it deals the one that is used again."""
-
-
-class AuditedSession(Protocol):
-    """What an audit needs of the session that it is in (`session.Session`)."""
-
-    Q: Party
-    S: Party
-    dealer: Party
-    device: torch.device
-    runtime: Runtime
-
-    @property
-    def audits(self) -> Audits: ...
-
-    def number(self, program: Program) -> int: ...
-
-    def settled(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup: ...
-
-    def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material: ...
-
-    def present(self, party: Party) -> bool: ...
-
-    def call(self, party: Party) -> AbstractContextManager[Net]: ...
+"""Q keeps the results of each call of an audit up to this many bytes; beyond, it computes the used call again."""
 
 
 class Audits:
-    """The audits of a session. `identities` are those of Q and each answering party, as they have proved them."""
+    """The audits of a `Session`.
 
-    def __init__(self, session: AuditedSession):
-        self._session: AuditedSession = weakref.proxy(session)  # which has this one
+    Attributes:
+        identities: the proved identities of Q and each answering party.
+        setups: Q's values of the setups, at the party that recomputes Q's dealing.
+    """
+
+    def __init__(self, session: Any):
+        self._session: Any = weakref.proxy(session)  # no cycle: the session holds its audits
         self.identities: dict[Party, Identities] = {}
         self.setups: weakref.WeakKeyDictionary[Any, Setup] = weakref.WeakKeyDictionary()
-        """Q's values of the setups, at who recomputes what it deals."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return "Audits(...)"
 
     def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor], count: int) -> Material:
-        """The offline part of one of `count` calls that Q promises to deal; the others are looked at.
+        """Take the offline steps of one of `count` calls that Q promises to deal. The others are checked.
 
         Raises:
-            ArgumentError: a program of which nobody can recompute what Q deals, or not Q deals, or not in this session.
-            FalseDealingError: at A or S, Q has promised, or dealt, something else than the program says.
+            ArgumentError: Q's dealing cannot be recomputed in this program, another party deals, or the session was
+                resumed.
+            FalseDealingError: at A or S, Q has promised or dealt something else than the program says.
         """
         session = self._session
         party = next((party for party in program.parties if party in self.identities), None)
         if party is None or session.dealer != session.Q:
             raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
         check_rehearsed(program, session.Q)
-        with self._lock:  # of several threads, as all parties count their calls
+        with self._lock:  # threads take turns, since all parties number their calls in one order
             return self._prepared(program, inputs, count, party)
 
     def _prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], count: int, party: Party) -> Material:
         session = self._session
-        setup = session.settled(program, inputs)
+        setup = session.run_setup(program, inputs)
         calls = tuple(session.number(program) for _ in range(count))
         here = _Here(session, program, party, calls, inputs, setup)
         with session.call(party) as net:
@@ -98,20 +80,20 @@ class Audits:
 
 
 class _Here:
-    """What whoever is in this process does in one audit."""
+    """The computations of this process's parties in one audit."""
 
     def __init__(
-        self, session: AuditedSession, program: Program, party: Party, calls: tuple[int, ...],
+        self, session: Any, program: Program, party: Party, calls: tuple[int, ...],
         inputs: Mapping[str, torch.Tensor], setup: Setup,
     ):  # fmt: skip
         self._session, self._program, self._calls, self._inputs = session, program, calls, inputs
         self._identities, self._keys, self._setup = session.audits.identities[party], session.runtime.keys, setup
         self._with_A, self._with_S = frozenset((session.Q, party)), frozenset((session.Q, session.S))
         self._begun: dict[int, dict[Slot, Any]] = {}
-        """At Q, what it keeps of its calls until it is told which is used."""
+        """At Q, the kept results of each call, until it learns which call is used."""
 
     def promise(self) -> torch.Tensor:
-        """At Q: the digests of its calls, and a signature."""
+        """At Q: the digests of its calls, signed."""
         keys = [(self._keys.of(self._with_A).of_call(c), self._keys.of(self._with_S).of_call(c)) for c in self._calls]
         rehearsal, (split, settled), digests = self._rehearsal(), self._taken(), []
         for call, both in zip(self._calls, keys, strict=True):
@@ -130,10 +112,10 @@ class _Here:
         return _tensor(b"".join(nothing if i == int(chosen) else key.of_call(c) for i, c in enumerate(self._calls)))
 
     def look(self, chosen: torch.Tensor, promised: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
-        """At A: whether Q has promised, for each of the calls that are not used, what its streams give.
+        """At A: check Q's promise of each call that is not used against Q's streams.
 
         Raises:
-            FalseDealingError: it has not, or has not signed.
+            FalseDealingError: the promise differs, or is not signed.
         """
         promise, public = self.read(promised), self._identities.public
         promise.check(public)
@@ -146,21 +128,21 @@ class _Here:
             with_S = bytes(shown[i * SECRET_BYTES : (i + 1) * SECRET_BYTES].tolist())
             found, _ = self._dealt(rehearsal, split, settled, call, with_A, with_S)
             if (found, _named(with_A, with_S)) != (promise.digests[i], promise.streams[i]):
-                said = f"Q promised another dealing of call {call} than its streams give"
-                raise FalseDealingError(said, Evidence(promise, public, call, found, with_A, with_S))
+                text = f"Q promised another dealing of call {call} than its streams give"
+                raise FalseDealingError(text, Evidence(promise, public, call, found, with_A, with_S))
         return torch.zeros(1, dtype=torch.uint8)
 
     def digest_key(self, call: int) -> bytes:
-        """At S: what a call's digest is under."""
+        """At S: the key of a call's digest."""
         return _digest_key(self._keys.of(self._with_S).of_call(call))
 
     def read(self, promised: torch.Tensor) -> Promise:
-        """What Q promised, as it came."""
+        """Parse Q's promise."""
         session = self._session.runtime.session
         return Promise.from_message(session, self._program.digest, self._calls, bytes(promised.tolist()))
 
     def prepared(self, call: int) -> Material:
-        """The offline part of the call that is used; what Q has kept of it is not worked out again."""
+        """Take the offline steps of the call that is used; Q goes on from the results that it has kept."""
         begun = self._begun.pop(call, None)
         self._begun.clear()
         session, program, inputs = self._session, self._program, self._inputs
@@ -171,7 +153,7 @@ class _Here:
             values = split.finish(session.runtime, call, settled, inputs, begun)
         finally:
             session.runtime.forget(call)
-        known = split.part.known(inputs)
+        known = split.part.offline_inputs(inputs)
         return Material(call, session.runtime.session, program.digest, self._setup.call, values, known)
 
     def _dealt(
@@ -183,30 +165,30 @@ class _Here:
         with_A: bytes,
         with_S: bytes,
     ) -> tuple[bytes, dict[Slot, Any]]:
-        """The digest of what Q deals in a call from these streams, and what is kept of it."""
+        """The digest of what Q deals in a call from these streams, and the results to keep."""
         rehearsal.keys.lend(self._with_A, call, with_A)
         rehearsal.keys.lend(self._with_S, call, with_S)
         try:
-            return rehearsal.dealt(split, call, settled, _digest_key(with_S))
+            return rehearsal.replay(split, call, settled, _digest_key(with_S))
         finally:
             rehearsal.forget(call)
 
     def _rehearsal(self) -> DealerReplay:
-        """A dealer that sends nothing; Q's values of the setup it draws from the streams of Q and A."""
+        """A runtime that replays Q's steps and sends nothing; it draws Q's setup from the streams of Q and A."""
         session = self._session
         keys = PairKeys(session.runtime.session)
-        keys.install(self._with_A, self._keys.of(self._with_A).again())
+        keys.install(self._with_A, self._keys.of(self._with_A).replica())
         return DealerReplay(session.Q, session.runtime.session, keys, session.device)
 
     def _taken(self) -> tuple[DealerSplit, Mapping[Slot, Any]]:
-        """At Q: what is taken here of the program, and the values of the setup."""
+        """At Q: the halves of its projection, and the values of the setup."""
         runtime = self._session.runtime
         split = split_of(self._program, runtime, self._session.Q, KEPT_BYTES)
         return split, self._setup.values(split.part, runtime, self._inputs)
 
     def _alone(self, rehearsal: DealerReplay) -> tuple[DealerSplit, Mapping[Slot, Any]]:
-        """At A: Q's part, and its values of the setup."""
-        setup = self._session.audits.setups.setdefault(self._program.before, self._setup.rehearsed())
+        """At A: the halves of Q's projection, and Q's values of the setup."""
+        setup = self._session.audits.setups.setdefault(self._program.before, self._setup.for_replay())
         split = split_of(self._program, rehearsal, self._session.Q, KEPT_BYTES)
         return split, setup.values(split.part, rehearsal, {})
 
@@ -216,7 +198,7 @@ def _digest_key(with_S: bytes) -> bytes:
 
 
 def _named(with_A: bytes, with_S: bytes) -> bytes:
-    """What says which keys they are, and nothing of them to who lacks one."""
+    """A digest that identifies the keys, and shows nothing of them to a party that lacks one."""
     return hashlib.sha256(with_A + with_S).digest()
 
 

@@ -153,7 +153,7 @@ _HTML = (
 class Display:
     """A result that can be looked at: `print(result.table())`, or by its name alone in a notebook."""
 
-    def shown(self) -> Iterable[RenderableType]:
+    def sections(self) -> Iterable[RenderableType]:
         """What there is to see, from top to bottom; a plain string is a line, with rich's markup."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class Display:
 
     def _written(self, width: int) -> Console:
         console = Console(file=io.StringIO(), width=width, record=True, force_jupyter=False)
-        for part in self.shown():
+        for part in self.sections():
             console.print(part)
         return console
 
@@ -177,7 +177,7 @@ class Facts(Display):
     def __init__(self, title: str, facts: Mapping[str, object]):
         self._title, self._facts = title, facts
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A row for each."""
         table = Table(title=self._title, title_justify="left", show_header=False)
         for name, value in self._facts.items():

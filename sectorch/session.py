@@ -1,4 +1,16 @@
-"""A session: the parties, their pair keys, and the calls that they make together."""
+"""A session: the parties, their pair keys, and the calls that they make together.
+
+How a call runs:
+
+- With tensors, operation by operation: `Session.operation` opens a call, and the `Backend` of `Session.backend` runs
+  protocols in its `Net` (`choreography/net.py`), which sends their messages through the session's runtime.
+- As a program, which is faster: `Session.trace` records a function once, on shapes (`choreography/program/trace.py`),
+  and `Session.run` takes its steps in a new call (`choreography/program/projection.py`). A secure module
+  (`nn/module.py`) does the same with the program of its model.
+
+`Session.prepare` takes the offline steps ahead of the query. `Members` are the parties, and `Agreement`
+(`transcript.py`) is the transcript of public values that distributed parties compare.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +44,7 @@ from .mpc.star.dealing_proofs import prove_pending
 from .mpc.star.key_agreement import Identities, edge_keys, seed
 from .transcript import Agreement
 
-# Who is in a session: the parties by their roles, the casts of its calls, who owns inputs and who learns results.
+# The members of a session: its parties by their roles, the casts of its calls, and owners of inputs.
 
 
 Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
@@ -43,17 +55,18 @@ class Members:
     """The parties of a session.
 
     Args:
-        roles: of protocols of one's own, or `STAR`.
-        answering: the answering parties of secure inference. dealer: Q, or a party of its own.
+        roles: `STAR`, or the roles of a user's protocols.
+        answering: the answering parties of secure inference.
+        dealer: Q, or a party of its own.
         owners: names of parties that own inputs and learn results, and hold no shares.
-        names: of the parties that play roles of one's own, by role.
+        names: of the parties that play a user's roles, by role.
 
     Attributes:
-        casts: for each answering party, or None in roles of one's own, who plays what in a call.
-        playing: the roles of those casts: `STAR`, and one for each owner.
+        casts: the party of each role in a call, for each answering party; for None in a user's roles.
+        playing: the roles of those casts: `STAR` with a role for each owner, or the user's.
 
     Raises:
-        ArgumentError: two parties of one name.
+        ArgumentError: two parties have one name.
     """
 
     def __init__(
@@ -95,10 +108,12 @@ class Members:
             )
         return party
 
-    def named(self, who: Any, answering: Party) -> list[Party]:
-        """Owners of an input, or who learns a result: one or several of Q, this A, S and the owners; Q for None.
+    def parties_named(self, who: Any, answering: Party) -> list[Party]:
+        """The parties that `who` names: one or several of Q, this answering party, S and the owners; Q for None.
 
-        Raises ArgumentError for any other."""
+        Raises:
+            ArgumentError: it names another party.
+        """
         found, of = [], {str(key): p for p in (Q, answering, S) for key in (p, p.role, p.name)} | {"None": Q}
         of |= {owner.name: owner for owner in self.owners}
         for name in who if isinstance(who, (list, tuple)) and who else [who]:
@@ -112,7 +127,7 @@ class Members:
 def members_of(
     answering: int, dealer: str, owners: Sequence[str], roles: Roles, names: Mapping[str, str] | None, reference: bool
 ) -> Members:
-    """Those whom a `Session` of these arguments has. Raises ArgumentError as it does."""
+    """The members of a `Session` with these arguments. Raises ArgumentError as it does."""
     if answering < 1:
         raise ArgumentError(f"a session needs at least one answering party, got {answering}")
     if dealer not in ("Q", "D"):
@@ -131,12 +146,12 @@ def members_of(
 
 
 def answering_parties(count: int) -> tuple[Party, ...]:
-    """The answering parties of a session, as it calls them."""
+    """The answering parties of a session: A, or A1 to An."""
     return tuple(Party("A" if count == 1 else f"A{i + 1}", "A") for i in range(count))
 
 
 def with_owners(count: int) -> Roles:
-    """The roles of secure inference and so many owners: each has an edge to S and a stream with A, as Q does."""
+    """The roles of secure inference with `count` owners: each has an edge to S and a stream with A, as Q does."""
     if not count:
         return STAR
     names = [f"O{i + 1}" for i in range(count)]
@@ -145,34 +160,41 @@ def with_owners(count: int) -> Roles:
     return Roles(f"Q A S D {' '.join(names)}", edges=f"Q-S A-S D-S {edges}", streams=f"Q-A D-A {streams}")
 
 
+# The session.
+
+
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
 
 class Session:
-    """Parties in their roles with fresh pair keys: Q, S and one or several answering parties, unless others are named.
+    """Parties in their roles with fresh pair keys: Q, S and one or several answering parties, unless roles are given.
 
-    All of them live in this process (`run/local.py`): a session is for development and tests, and shows what they would
-    learn, compute and send. With `dry=True` nobody is present and everything runs on shapes. With `reference=True`
-    tensors are computed with by the functions that the protocols compute: what is shared, computed and revealed are the
-    same numbers, bit for bit, at the cost of plain integers (`mpc/plain.py`), and there are no keys.
+    All parties live in this process (`run/local.py`): a session is for development and tests, and shows what they would
+    learn, compute and send. With `dry=True` no party is present and everything runs on shapes. With `reference=True`
+    tensors are computed by the functions that the protocols compute (`mpc/plain.py`): the results are the same, bit for
+    bit, at the cost of plain integers, and there are no keys.
 
     Args:
-        answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
-        dealer: who deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares streams with A
-            and S, and receives nothing but a proof's coins. It knows all masks, and must not collude with A or S.
+        answering: the number of answering parties, each with a model of its own; they are called A, or A1 ... An.
+        dealer: the party that deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares
+            streams with A and S, and receives nothing but a proof's coins. It knows all masks, and must not collude
+            with A or S.
         owners: names of further parties that own inputs and learn results, each with an edge to S and a stream with A.
-        roles: of protocols of one's own, each played by a party of its name; secure inference needs Q, A and S.
-        names: of the parties that play roles of one's own, by role, where they have others.
+        roles: of a user's protocols, each played by a party of its name; secure inference needs Q, A and S.
+        names: of the parties that play a user's roles, by role, where they have other names.
+        dry: no party is present.
+        reference: compute on plain integers.
         runtime: where it runs, instead of this process: a `PartyRuntime` of one of the parties.
         device: where tensors live: "cpu" or a CUDA device.
 
     Raises:
-        ArgumentError: nobody answers, an unknown dealer, a reference of other roles, or a name for no role or for two.
+        ArgumentError: there is no answering party, an unknown dealer, a reference of other roles, or a name for no role
+            or for two.
     """
 
     reference = False
     origins: Origins | None = None
-    """Who notes which inputs the values of its calls were computed from."""
+    """Records which inputs the values of its calls were computed from, or None."""
 
     def __init__(
         self,
@@ -201,7 +223,7 @@ class Session:
                 self._seed()
 
     def _begin(self, who: Members) -> None:
-        """Who is in it."""
+        """Set the parties."""
         self.members, self.roles, self.answering, self.dealer = who, who.roles, who.answering, who.dealer
         self.owners, self.parties = who.owners, who.parties
         if self.roles is STAR:
@@ -209,17 +231,18 @@ class Session:
         self.agreement, self.audits = Agreement(self), Audits(self)
 
     def _open(self) -> None:
-        """Nothing was asked yet."""
+        """Set the state of a session without calls."""
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
         self._settled: WeakKeyDictionary[ProgramTracer, Setup] = WeakKeyDictionary()
         self._lock = threading.Lock()
-        """Over `_settled`."""
+        """Guards `_settled`."""
 
     def _seed(self, known: Callable[[Party, Party], Identities | None] = lambda *_: None) -> None:
         """Make the pair keys.
 
         Args:
-            known: how two clients know each other: Q, the dealer or an owner, and an answering party.
+            known: the identities by which two parties know each other: Q, the dealer or an owner, and an answering
+                party.
         """
         if self.roles is not STAR:
             edge_keys(self._setup[None])
@@ -248,14 +271,14 @@ class Session:
         return net
 
     def _number(self, party: Party | None) -> int:
-        """Of the next call with this answering party; no two calls have the same, since it addresses randomness.
+        """The number of the next call with this answering party. It addresses randomness, so no two calls share it.
 
-        Each answering party has numbers of its own: apart, it knows of no call with another.
+        Each answering party has numbers of its own: a distributed one does not know of calls with others.
         """
         return next(self._numbers[self._centre(party)])
 
     def _centre(self, party: Party | None) -> Party | None:
-        """The answering party of a call; None where the session has other roles."""
+        """The answering party of a call; None where the session has a user's roles."""
         return self.answering_party(party) if party is not None or self.roles is STAR else None
 
     def present(self, party: Party) -> bool:
@@ -268,36 +291,39 @@ class Session:
         return self.parties <= self.runtime.here
 
     @property
-    def apart(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether some parties are in this process, and some elsewhere."""
         return bool(self.runtime.here) and not self.complete
 
     def backend(self, net: Net, scheme: Scheme) -> Backend:
-        """What computes with this session's tensors in a call, or in its setup."""
+        """The arithmetic of this session's tensors in a call, or in its setup."""
         return Plain(net, scheme) if self.reference else Star(net, scheme, self.device)
 
     def answering_party(self, party: Party | None = None) -> Party:
         """`party`, if it is one of this session's answering parties; the first of them for None.
 
-        Every call, module and tensor of the session asks here. Shares between S and S, or S and Q, would hide nothing.
+        Every call, module and tensor of the session checks its party here, since shares between S and S, or between S
+        and Q, would hide nothing.
 
         Raises:
-            ArgumentError: S, Q, another session's party, or no Party at all; nothing was computed or sent.
+            ArgumentError: `party` is S, Q, another session's party, or no Party; nothing was computed or sent.
         """
         return self.members.answering_party(party)
 
-    def named(self, who: Any, answering: Party) -> list[Party]:
-        """Owners of an input, or who learns a result: one or several of Q, this A, S and the owners; Q for None.
+    def parties_named(self, who: Any, answering: Party) -> list[Party]:
+        """The parties that `who` names: one or several of Q, this answering party, S and the owners; Q for None.
 
-        Raises ArgumentError for any other."""
-        return self.members.named(who, answering)
+        Raises:
+            ArgumentError: it names another party.
+        """
+        return self.members.parties_named(who, answering)
 
     def setup(self, party: Party | None = None) -> Net:
-        """The net for what is done once a session with this answering party."""
+        """The net of the steps that are taken once a session with this answering party."""
         return self._setup[self._centre(party)]
 
     def net(self, party: Party | None = None) -> Net:
-        """The net of the running call with this party, or a new call of its own."""
+        """The net of the running call with this party, or of a new call."""
         return self._found(party) or self._net(party, Phase.OFFLINE)
 
     def _found(self, party: Party | None) -> Net | None:
@@ -307,7 +333,7 @@ class Session:
 
     @contextmanager
     def call(self, party: Party | None = None) -> Iterator[Net]:
-        """Everything inside runs as one call."""
+        """Run the `with` block as one call."""
         with self._running(self._net(party, Phase.OFFLINE)) as net:
             try:
                 yield net
@@ -316,7 +342,7 @@ class Session:
 
     @contextmanager
     def operation(self, party: Party) -> Iterator[Net]:
-        """The running call with this party; where none is running, what is inside is a call of its own."""
+        """Run the `with` block in the running call with this party, or as a new call."""
         found = self._found(party)
         if found is not None:
             with run_in(found):
@@ -326,7 +352,7 @@ class Session:
                 yield net
 
     def on_shapes(self) -> Session:
-        """A session of the same parties in which nobody is present."""
+        """A session of the same parties in which no party is present."""
         dealer, owners = "Q" if self.dealer == Q else "D", [owner.name for owner in self.owners]
         names = None if self.roles is STAR else {role: p.name for role, p in self.members.casts[None].items()}
         return Session(
@@ -335,15 +361,15 @@ class Session:
         )  # fmt: skip
 
     def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
-        """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.
+        """The program of f for parties such as this session's. f(net) is called once, on shapes; nothing is sent.
 
         Args:
-            f: brings inputs by `net.own(party, shape, name=...)`, returns what was read (`net.read`), or a tree
-                of it. What it does with `net.setup` is done once a session.
+            f: takes inputs by `net.own(party, shape, name=...)` and returns a tree of values that were read
+                (`net.read`). Its steps in `net.setup` are taken once a session.
 
         Raises:
-            MisplacedValueError, UndeclaredMessageError, TopologyError: as when it is run.
-            ArgumentError: it is not the same in every call; see `Tracing.program` and `nothing_drawn`.
+            MisplacedValueError, UndeclaredMessageError, TopologyError: as in a run.
+            ArgumentError: f is not the same in every call; see `ProgramTracer.program` and `check_no_random_draws`.
         """
         party = self._centre(party)
         with sole_observer(Observer()):
@@ -357,19 +383,21 @@ class Session:
     def run(
         self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None, audited: int = 1
     ) -> Any:
-        """A program as a call of its own.
+        """Run a program as a new call.
 
         Args:
-            inputs: by name, those of the parties that are here.
-            material: what `prepare` made for one call; its offline steps were taken then.
-            audited: as of `prepare`, where there is no material.
+            inputs: by name, those of the parties that are in this process.
+            material: the result of `prepare` for one call, whose offline steps were taken then.
+            audited: as in `prepare`, where there is no material.
 
         Returns:
-            what the program's function returned, with what is read at parties who are here; shapes elsewhere.
+            The results of the program's function: contents where a party of this process reads them, and shapes
+            elsewhere.
 
         Raises:
-            ArgumentError, DtypeError, ShapeError: an input is missing, is no plain tensor, or of another shape or type
-                than in the program, or not what setup or material was made with; a program of other parties.
+            ArgumentError, DtypeError, ShapeError: an input is missing, is no plain tensor, is of another shape or type
+                than in the program, or differs from what the setup or the material was made with; or the program has
+                other parties.
             MaterialError: the material was used, or is of another session, program or model.
             FalseDealingError: as from `prepare`.
         """
@@ -389,14 +417,15 @@ class Session:
             self.runtime.forget(number)
 
     def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor], audited: int = 1) -> Material:
-        """The offline part of a program, for one later call; of the inputs it takes those that are no queries.
+        """Take the offline steps of a program, for one later call.
 
         Args:
-            audited: of how many calls that Q promises to deal it is one; see `Scheme.audited`.
+            inputs: by name. Only those are used that are not queries.
+            audited: the number of calls that Q promises to deal, of which one is used; see `Scheme.audited`.
 
         Raises:
-            FalseDealingError: at A or S, Q has dealt, or promised, something else than the program says.
-            ArgumentError: a program, or a session, whose dealing cannot be audited.
+            FalseDealingError: at A or S, Q has dealt or promised something else than the program says.
+            ArgumentError: the dealing of this program or session cannot be audited.
         """
         self._part(program, inputs)
         if audited != 1:
@@ -404,41 +433,43 @@ class Session:
         return self.prepared(program, inputs, self.number(program))
 
     def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material:
-        """The offline part of a program in the call of this number."""
+        """Take the offline steps of a program in the call of this number."""
         part, setup = self._part(program, inputs), self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         try:
             values = part.prepare(self.runtime, number, settled, inputs)
         finally:
             self.runtime.forget(number)
-        return Material(number, self.runtime.session, program.digest, setup.call, values, part.known(inputs))
+        return Material(number, self.runtime.session, program.digest, setup.call, values, part.offline_inputs(inputs))
 
     def check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
-        """What whoever is here can check of its own inputs to a program's setup, before anything of it is sent.
+        """Check the inputs of this process to a program's setup, before anything of it is sent.
 
-        Raises SectorchError at the owner of a weight that does not fit."""
+        Raises:
+            SectorchError: a weight does not fit; raised at its owner.
+        """
         self._setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
 
     def number(self, program: Program) -> int:
-        """Of the next call of a program."""
+        """The number of the next call of a program."""
         return self._number(_answering(program))
 
-    def settled(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup:
-        """The setup of a program, with all that the program needs of it taken."""
+    def run_setup(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup:
+        """The setup of a program, after all steps are taken that the program needs."""
         self._setup_of(program).values(self._part(program, inputs), self.runtime, inputs)
         return self._setup_of(program)
 
     def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Projection:
         if not isinstance(program, Program) or not isinstance(inputs, Mapping):
-            said = type(program).__name__, type(inputs).__name__
-            raise ArgumentError(f"a session runs a Program on inputs by name, got a {said[0]} and a {said[1]}")
+            kinds = type(program).__name__, type(inputs).__name__
+            raise ArgumentError(f"a session runs a Program on inputs by name, got a {kinds[0]} and a {kinds[1]}")
         strange = sorted({p.name for p in program.parties} - {p.name for p in self.parties})
         if strange:
             names = ", ".join(sorted(p.name for p in self.parties))
             raise ArgumentError(f"the program is of {', '.join(strange)} too, and this session of {names}")
         with garbage_collection_paused():
             if self.runtime.here and self.device.type == "cpu":
-                importlib.import_module("sectorch.ring.jit").warm()  # as its first product does
+                importlib.import_module("sectorch.ring.jit").warm()  # its first product would
             return part_of(program, self.runtime.here)
 
     def _setup_of(self, program: Program) -> Setup:
@@ -462,21 +493,21 @@ class Session:
 
 
 def _answering(program: Program) -> Party | None:
-    """Whose a program is; None of one that is played in other roles."""
+    """The answering party of a program; None for a user's roles."""
     return next((party for party in program.parties if party.role == "A"), None)
 
 
-# The session that is used where none is named.
+# The default session.
 
 
 _default: dict[torch.device, Session] = {}
-_DEFAULT = threading.Lock()
+_default_lock = threading.Lock()
 
 
 def default_session(device: torch.device | str = "cpu") -> Session:
-    """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
+    """The session that `share` and `secure` use where none is given: one for each device, made on first use."""
     device = torch.device(device)
-    with _DEFAULT:  # tensors of two threads must be of one session to meet
+    with _default_lock:  # tensors of two threads must be of one session to meet
         if device not in _default:
             _default[device] = Session(device=device)
         return _default[device]

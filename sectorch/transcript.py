@@ -1,8 +1,11 @@
-"""What parties that are apart compute with public numbers, as a digest that each keeps, and that they compare.
+"""The transcript of a session: public values that distributed parties hash and compare. Its own file: see `in_package`.
 
-Every party of a session takes the same steps. A learning rate, a row's number, a seed of dropout's masks that differs
-at one of them would give a result that is none. So each notes every operation, the shapes and the public numbers, in
-a running digest, and before anything is revealed all digests are compared.
+Every party of a session takes the same steps. A learning rate, a row's number or a seed of dropout's masks that differs
+at one of them would give a wrong result. So each party hashes every operation, the shapes and the public numbers into a
+running digest, and all digests are compared before a reveal.
+
+The protocols that compare them must be called by the package's own code. Code of `session.py` does not count as that,
+since it calls what a user's program passes in (`choreography/declaration.py`).
 """
 
 from __future__ import annotations
@@ -11,58 +14,47 @@ import hashlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from .choreography import Net, Party
+from .choreography import Party
 from .errors import DisagreementError
 from .mpc.star.broadcast import broadcast, choose_and_broadcast, compare_public_values
 
 
-class ComparedSession(Protocol):
-    """What it needs of a session (`session.Session`)."""
-
-    @property
-    def apart(self) -> bool: ...
-
-    def operation(self, party: Party) -> AbstractContextManager[Net]: ...
-
-
 class Agreement:
-    """The digests of a session, for each of its answering parties: a call with another one is no matter of theirs.
+    """The running digests of a session, one for each answering party, which takes part in its own calls only.
 
     Where all parties are in this process, or none, there is nothing to compare.
     """
 
-    def __init__(self, session: ComparedSession):
-        # The session has this object, and lets go of its secrets at its end.
-        self._session: ComparedSession = weakref.proxy(session)
+    def __init__(self, session: Any):
+        self._session: Any = weakref.proxy(session)  # no cycle: the session's secrets go with its last reference
         self._digests: dict[Party, bytes] = {}
         self.comparing = False
-        """Whether what is sent is compared, and ends the session where it differs."""
+        """Whether the messages that are sent now are digests to compare; the session ends where they differ."""
 
     def __repr__(self) -> str:
         return "Agreement(...)"
 
-    def note(self, party: Party, *said: Any) -> None:
-        """What is computed next: names, numbers, public tensors; of secret tensors the shape counts."""
-        if self._session.apart:
+    def note(self, party: Party, *facts: Any) -> None:
+        """Add an operation to the digest: names, numbers and public tensors; of secret tensors the shape."""
+        if self._session.is_distributed:
             found = hashlib.sha256(self._digests.get(party, b""))
-            for part in public_bytes(said):
+            for part in public_bytes(facts):
                 found.update(len(part).to_bytes(8, "big") + part)
             self._digests[party] = found.digest()
 
     def compare(self, party: Party) -> None:
-        """Find out whether all have computed the same until now; no party goes on before all have said so.
+        """Compare the digests of all parties. No party goes on before all have confirmed.
 
-        Rounds 2, bytes 64 for each party but S, where the parties are apart.
+        2 rounds and 64 bytes for each party but S, where the parties are distributed.
 
         Raises:
-            DisagreementError: at whoever finds it; the session ends at all.
+            DisagreementError: a digest differs; raised at the party that finds it, and the session ends at every party.
         """
-        if self._session.apart:
+        if self._session.is_distributed:
             own = torch.frombuffer(bytearray(self._digests.get(party, bytes(32))), dtype=torch.uint8)
             with self._session.operation(party) as net:
                 self.comparing = True
@@ -71,13 +63,15 @@ class Agreement:
                 finally:
                     self.comparing = False
 
-    def told(self, party: Party, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
-        """What `by` has, as all learn it from now on; of a shape and type that all know. See `told.told`."""
+    def broadcast(self, party: Party, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
+        """The value of `by`, which all parties learn; its shape and type are known to all."""
         with self._session.operation(party) as net:
             return broadcast(net, name, by, value)
 
-    def settled(self, party: Party, name: str, own: torch.Tensor, choose: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """choose(what each party has, ...), as all learn it from now on. See `told.settled`."""
+    def choose_and_broadcast(
+        self, party: Party, name: str, own: torch.Tensor, choose: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        """choose(the values of all parties), which all parties learn."""
         with self._session.operation(party) as net:
             return choose_and_broadcast(net, name, own, choose)
 
@@ -92,7 +86,7 @@ def _same(other: str, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
 
 
 def public_bytes(value: Any) -> Iterator[bytes | memoryview]:
-    """Public values as bytes, the same in every process; of secret tensors, and those without content, the shape."""
+    """Public values as bytes, the same in every process. Of secret tensors and meta tensors the shape counts."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta

@@ -391,7 +391,7 @@ def test_a_call_of_its_own_key_draws_what_no_other_does():
     secrets = {keys.of(pair).of_call(call) for call in range(20)}
     assert len(secrets) == 20
     keys.separate(7)
-    assert not torch.equal(keys.words(pair, "r", 7, 0, 4), keys.of(pair).again().words("r", 7, 0, 4))
+    assert not torch.equal(keys.words(pair, "r", 7, 0, 4), keys.of(pair).replica().words("r", 7, 0, 4))
 
 
 def test_what_is_signed_is_one_promise():

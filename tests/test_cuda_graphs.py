@@ -59,7 +59,7 @@ def recorded() -> tuple[sectorch.SecureModule, torch.Tensor, CapturedGraph, Thre
     secured(x)
     program = secured.choreography(x)
     part = part_of(program, secured.session.runtime.here)
-    settled = secured.session.settled(program, secured._program_inputs(sectorch.Inputs.of(x)))
+    settled = secured.session.run_setup(program, secured._program_inputs(sectorch.Inputs.of(x)))
     values = settled.values(part, secured.session.runtime, secured._program_inputs(sectorch.Inputs.of(x)))
     threads = ThreadPoolExecutor(2)
     return secured, x, CapturedGraph(part.lines, values, CPU, threads), threads
@@ -70,9 +70,9 @@ def test_the_first_calls_are_taken_step_by_step_and_the_second_is_watched():
     program, runtime = secured.choreography(x), secured.session.runtime
     part, expected = part_of(program, runtime.here), secured(x)
     inputs = secured._program_inputs(sectorch.Inputs.of(x))
-    brought = {i.slot: inputs[i.name] for i in part.brought}
+    brought = {i.slot: inputs[i.name] for i in part.required_inputs}
     for _ in range(2):
-        found = part.learned(one.take(runtime, secured.session.number(program), brought))
+        found = part.copy_results(one.take(runtime, secured.session.number(program), brought))
         assert torch.equal(unwrap_openings(found), expected)
     assert one._waiting and len(one._waiting) < 10, "the query's check looks at it; next to nothing else does"
     threads.shutdown()

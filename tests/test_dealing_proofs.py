@@ -168,7 +168,7 @@ def test_no_coin_is_shown_before_all_that_it_is_drawn_for_has_been_received():
     """Of each value the messages of D's that it depends on."""
     sent, coins, proofs = set(), 0, 0
     for number, node in enumerate(session.trace(program).call):
-        depends = set().union(*(received.get(slot, ()) for slot in node.taken))
+        depends = set().union(*(received.get(slot, ()) for slot in node.operand_slots))
         header = node.step.header if isinstance(node.step, Move) else None
         if header is not None and (header.protocol in CLAIM_PROTOCOLS or header.label == "proof_S"):
             sent.add(number)

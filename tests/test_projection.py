@@ -229,7 +229,7 @@ def assert_holds_no_secret(part) -> None:
 
     for line in part._all:
         walk(getattr(line.step, "f", None))
-    assert repr(part).startswith("Part(")
+    assert repr(part).startswith("Projection(")
 
 
 def test_a_function_whose_variables_change_is_noticed():

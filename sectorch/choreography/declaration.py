@@ -1,4 +1,4 @@
-"""What a protocol declares: its name, its roles, where it comes from, and every message that it may send."""
+"""Declarations of protocols: the `protocol` decorator, with the name, roles, source and messages of a protocol."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,14 +18,14 @@ from ..errors import ArgumentError, UndeclaredMessageError
 from .located import Located
 from .roles import STAR, Roles
 
-# What protocols and a net take: an argument of another kind is one line, with what makes it the kind that is meant.
+# Checks of arguments. A refusal names the expected class and how to make a value of it.
 #
-# A class that protocols take has an attribute `made_by`, which says that. A parameter of a protocol that is annotated
-# with such a class takes nothing else.
+# A class that protocols take has an attribute `made_by`, which says how its values are made. A parameter of a protocol
+# that is annotated with such a class takes no other value.
 
 
 def accepted_types(f: Callable) -> tuple[tuple[str, type | None], ...]:
-    """The parameters of a protocol after its net, and what each takes; None where its annotation does not say."""
+    """The parameters of a protocol after its net, each with the class that it takes; None where any value may be."""
     try:
         hints = typing.get_type_hints(f)
     except (NameError, TypeError, AttributeError):  # names that are there for the type checker only
@@ -36,7 +35,7 @@ def accepted_types(f: Callable) -> tuple[tuple[str, type | None], ...]:
 
 
 def check_arguments(protocol: str, takes: tuple[tuple[str, type | None], ...], args: tuple, named: dict) -> None:
-    """Raise ArgumentError where one is of another kind."""
+    """Raise ArgumentError where an argument is of another class than its parameter takes."""
     for (name, kind), value in zip(takes, args, strict=False):
         if kind is not None and type(value) is not kind and not isinstance(value, kind):
             raise _refusal(f"protocol '{protocol}' takes {kind.__name__} as {name}", kind, value)
@@ -47,31 +46,33 @@ def check_arguments(protocol: str, takes: tuple[tuple[str, type | None], ...], a
 
 
 def check_located(value: Any, doing: str) -> None:
-    """Raise ArgumentError unless a net can do this with it: read it, send it."""
+    """Raise ArgumentError unless the value is located."""
     if type(value) is not Located:
         raise _refusal(f"{doing} takes a located value", Located, value)
 
 
 def check_content(value: Any, here: bool) -> None:
-    """Raise ArgumentError for what no party brings in: a value that has parties already, a list, nothing. Of one that
-    is not here nothing will do."""
+    """Raise ArgumentError for a value that cannot be an input: one that parties hold already, or a list, or None.
+
+    None is enough where the party is not in this process.
+    """
     if hasattr(type(value), "made_by"):
         raise ArgumentError(
-            f"net.own brings in what has no party yet, got {_said(value)}, which protocols take as it is"
+            f"net.own brings in what has no party yet, got {_kind_of(value)}, which protocols take as it is"
         )
     if (value is None and here) or isinstance(value, (str, list, tuple, set)):
         way = "" if value is None else "torch.as_tensor(x) makes one of numbers; "
         raise ArgumentError(
-            f"net.own brings in a tensor, got {_said(value)}; {way}of a party that is elsewhere, the shape is enough: "
-            f"torch.empty(shape, dtype=torch.int64)"
+            f"net.own brings in a tensor, got {_kind_of(value)}; {way}of a party that is elsewhere, the shape is "
+            f"enough: torch.empty(shape, dtype=torch.int64)"
         )
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """A tensor whose class has no say in what is computed with it: it could leave out a mask.
+    """The content of a tensor as a plain tensor. A class of its own could change what is computed, and omit a mask.
 
     Raises:
-        ArgumentError: its content is where its class says.
+        ArgumentError: the tensor's class defines where its content is.
     """
     kind = type(x)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -83,16 +84,16 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def _refusal(what: str, kind: type, value: Any) -> ArgumentError:
-    way = kind.made_by  # pyright: ignore[reportAttributeAccessIssue]  `taken_by` looks for it
+    way = kind.made_by  # pyright: ignore[reportAttributeAccessIssue]  `accepted_types` looks for it
     if value is None:
         way = "a protocol without a return gives None"
     elif kind is Located and hasattr(type(value), "made_by"):
         way = "reveal(net, x) makes a value at Q of Shares"
-    return ArgumentError(f"{what}, got {_said(value)}; {way}")
+    return ArgumentError(f"{what}, got {_kind_of(value)}; {way}")
 
 
-def _said(value: Any) -> str:
-    """Of which kind a value is, and no content."""
+def _kind_of(value: Any) -> str:
+    """A description of a value without its content."""
     if isinstance(value, torch.Tensor):
         return f"a plain tensor of shape {tuple(value.shape)}"
     return repr(value) if type(value) is Located else type(value).__name__ if value is not None else "None"
@@ -100,11 +101,16 @@ def _said(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Message:
-    """One declared message of a protocol: who sends what to whom, and what hides it from the receiver.
+    """One declared message of a protocol.
 
-    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns. `opens` is
-    the role of whoever learns a value by this message although another one receives it: a half that goes to the learner
-    under a mask, by way of S; `outermost`: only where no other protocol sends it, and says what it is.
+    Attributes:
+        label: its name in the protocol.
+        src, dst: the roles of sender and receiver.
+        mask: what hides the content from the receiver.
+        shows: what the receiver learns; empty where it sees uniform bits only.
+        opens: the role that learns a value by this message although another role receives it: a share that goes to the
+            learner under a mask, through S.
+        outermost: `opens` holds only where no other protocol runs this one.
     """
 
     label: str
@@ -118,7 +124,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ProtocolSpec:
-    """What a protocol declares: its name, where it comes from, and every message that it may send."""
+    """The declaration of a protocol: its name, its source and every message that it may send."""
 
     name: str
     source: str
@@ -146,11 +152,11 @@ class ProtocolSpec:
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLS = (f"{_PACKAGE}session.py", f"{_PACKAGE}choreography{os.sep}")
-"""They call what a program hands them."""
+"""Files whose code calls functions that a user's program passes in, so that their frames prove nothing."""
 
 
 def in_package(code: Any) -> bool:
-    """Whether code is this package's, which keeps to what its protocols say of their masks."""
+    """Whether code is this package's, whose messages are masked as their protocols declare."""
     file = getattr(code, "co_filename", "")
     return file.startswith(_PACKAGE) and (file == __file__ or not file.startswith(_CALLS))
 
@@ -161,8 +167,10 @@ _OURS = frozenset(("sectorch", "torch", "numpy", "cryptography")) | sys.stdlib_m
 
 
 def _foreign(value: Any, depth: int = 4) -> bool:
-    """Whether an argument of a protocol computes by other code than this package's and torch's, which its messages
-    may not hide: a function, or an object with operators of its own, also within others."""
+    """Whether an argument of a protocol computes by other code than this package's and torch's.
+
+    Such code, a function or an object with operators of its own, also inside other values, may send unmasked values.
+    """
     kind = type(value)
     if kind in _PLAIN or (depth == 0 and kind.__module__.startswith("sectorch.")):
         return False
@@ -174,8 +182,8 @@ def _foreign(value: Any, depth: int = 4) -> bool:
         return any(_foreign(v, depth) for v in (value.func, value.args, value.keywords))
     if (code := getattr(value, "__code__", None)) is not None:
         inside = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
-        ours = code.co_filename.startswith((_PACKAGE, _TORCH))
-        return not ours or (depth > 0 and any(callable(v) and _foreign(v, depth - 1) for v in inside))
+        from_package = code.co_filename.startswith((_PACKAGE, _TORCH))
+        return not from_package or (depth > 0 and any(callable(v) and _foreign(v, depth - 1) for v in inside))
     named = value if isinstance(value, type) else kind
     if named.__module__.split(".")[0] not in _OURS:
         return True
@@ -207,34 +215,19 @@ PROTOCOLS: dict[str, ProtocolSpec] = {}
 """Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
 
 
-class ProtocolContext(Protocol):
-    """A protocol that a call is in."""
-
-    ours: bool
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class DeclaringNet(Protocol):
-    """What a protocol needs of the call that it runs in (`choreography.Net`)."""
-
-    lock: RLock
-    origins: Any
-
-    def declared(self, spec: ProtocolSpec) -> ProtocolContext: ...
-
-
 def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Roles = STAR) -> Callable:
-    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent.
+    """Declare the decorated function `f(net, ...)` as a protocol. It can send only the messages that are listed here.
 
     Args:
-        roles: who takes part; Q, A, S and the dealer D of secure inference unless named.
+        name: of the protocol, unique in the process.
+        source: the paper and figure, or the module that explains it.
+        messages: that it may send.
+        roles: that take part; Q, A, S and the dealer D of secure inference unless given.
 
     Raises:
-        TopologyError: a message between roles that have no edge.
-        ArgumentError: of a call, before anything is drawn or sent: a parameter that is annotated with what protocols
-            take (`Located`, `Shares`, `Masked`) was given something else.
+        TopologyError: a message is between roles that have no edge.
+        ArgumentError: by a call, before anything is drawn or sent: an argument is of another class than its parameter
+            is annotated with (`Located`, `Shares`, `Masked`).
     """
 
     if isinstance(messages, Message):
@@ -242,21 +235,21 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
 
     def decorate(f):
         summary = (f.__doc__ or "").strip().split("\n")[0]
-        ours = in_package(getattr(f, "__code__", None))
+        from_package = in_package(getattr(f, "__code__", None))
         spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary, roles)
 
-        @functools.cache  # read at the first call: annotations may name what is defined further down
+        @functools.cache  # at the first call, since annotations may name classes that are defined further down
         def takes():
             return accepted_types(f)
 
         @functools.wraps(f)
-        def run(net: DeclaringNet, *args, **kwargs):
+        def run(net: Any, *args, **kwargs):
             check_arguments(name, takes(), args, kwargs)
-            called = ours and in_package(sys._getframe(1).f_code)
+            called = from_package and in_package(sys._getframe(1).f_code)
             with net.lock, net.declared(spec) as entered:
                 if net.origins is not None and called:
                     called = not any(map(_foreign, (*args, *kwargs.values())))
-                entered.ours &= called
+                entered.from_package &= called
                 return f(net, *args, **kwargs)
 
         vars(run)["spec"] = spec

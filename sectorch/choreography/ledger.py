@@ -243,7 +243,7 @@ class Profile(Display, Cost):
             )  # fmt: skip
         return table
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """The totals and all three tables."""
         yield (
             f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, offline {self.offline_seconds:.3f}), "

@@ -1,4 +1,4 @@
-"""Values that only some parties hold: tensors to compute with, which show their content to nobody."""
+"""Located values: tensors that only some parties hold, and the functions that compute with them (`leaf`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -17,21 +17,13 @@ from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchErro
 from .roles import Party, Phase
 from .shapes import ArgumentSlot, PartialCall
 
-
-class Choreography(Protocol):
-    """What a located value needs of the program that it is in (`choreography.Net`)."""
-
-    def compute(self, f: Callable, values: tuple) -> Any: ...
-
-    def send(self, value: Located, src: Party, dst: Party, label: str) -> Located: ...
-
-
-_RUNNING: ContextVar[Choreography | None] = ContextVar("the running choreography", default=None)
+_RUNNING: ContextVar[Any] = ContextVar("the running choreography", default=None)
+"""The innermost running `Net`, or None."""
 
 
 @contextmanager
-def run_in(net: Choreography) -> Iterator[None]:
-    """Located values that are computed with inside compute in this choreography."""
+def run_in(net: Any) -> Iterator[None]:
+    """Inside, located values compute in this `Net`."""
     token = _RUNNING.set(net)
     try:
         yield
@@ -39,13 +31,12 @@ def run_in(net: Choreography) -> Iterator[None]:
         _RUNNING.reset(token)
 
 
-def innermost() -> Choreography | None:
-    """The innermost running choreography, if there is one."""
-    return _RUNNING.get()
+innermost = _RUNNING.get
+"""The innermost running `Net`, or None."""
 
 
-def current() -> Choreography:
-    """The innermost running choreography.
+def current() -> Any:
+    """The innermost running `Net`.
 
     Raises:
         MisplacedValueError: none is running.
@@ -59,16 +50,16 @@ def current() -> Choreography:
 
 
 class Located:
-    """A tensor held by its owners only. It has a shape for everybody, and a content for nobody else.
+    """A tensor that only its owners hold. Every party knows its shape.
 
-    Operators, `torch` functions, methods and `leaf` functions compute where all operands are held (the intersection of
-    their owners) and give a located value there; plain numbers and tensors among the operands are public. `send` moves
-    it. What needs the content in Python (a branch, an index, a float) is refused.
+    Operators, `torch` functions, methods and `leaf` functions compute at the parties that hold all operands, and give a
+    located value there. Plain numbers and tensors among the operands are public. `send` moves the value. Operations
+    that need the content in Python (a branch, an index, a float) are refused.
     """
 
     __slots__ = ("_origin", "_session", "_value", "owners", "phase", "rounds", "slot")
     _origin: Any
-    """Where it comes from, where that is noted; see `origins.py`."""
+    """The inputs that it was computed from, where they are recorded; see `net.Origins`."""
     made_by = "net.own(party, tensor) brings a party's tensor in"
 
     def __init__(
@@ -84,7 +75,7 @@ class Located:
 
     @property
     def shape(self) -> torch.Size:
-        """Of a tensor; what is none (a key, a prepared matrix) has no dimensions."""
+        """The shape of a tensor; other values (a key, a prepared matrix) have no dimensions."""
         return getattr(self._value, "shape", torch.Size())
 
     @property
@@ -96,7 +87,7 @@ class Located:
         return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
 
     def at(self, who: str | Party) -> Located:
-        """The same value, as this party holds it, or those owners who have this role."""
+        """The same value at one owner, or at the owners of one role."""
         meant = [p for p in self.owners if p.role == who or p == who]
         if len(meant) == len(self.owners):
             return self
@@ -111,7 +102,7 @@ class Located:
         return found
 
     def send(self, src: Party, dst: Party, label: str) -> Located:
-        """`src` sends it to `dst`; the result is held by both, at `dst` a round later. See `choreography.Net.send`."""
+        """Send it from `src` to `dst`; both hold the result. See `choreography.Net.send`."""
         return current().send(self, src, dst, label)
 
     @classmethod
@@ -134,7 +125,7 @@ class Located:
         )
 
     __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = __array__ = __setitem__ = _refuse
-    __array_ufunc__ = None  # numpy's arrays leave their operators to it
+    __array_ufunc__ = None  # operators of numpy's arrays defer to this class
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:  # the operators that the table below sets
@@ -150,10 +141,10 @@ class Located:
 
 
 def dependence(values: Iterable[Any], base: Phase, session: bytes) -> tuple[Phase, Mapping[Party, int]]:
-    """The latest phase of values, from `base` on, and how many messages of it each party waits for to have them all.
+    """The latest phase of values, at least `base`, and the round of this phase at which each party has them all.
 
     Raises:
-        SessionMismatchError: one is of another session.
+        SessionMismatchError: a value is of another session.
     """
     phase, rounds = base, {}
     for value in values:
@@ -176,7 +167,7 @@ def _latest(one: Mapping[Party, int], other: Mapping[Party, int]) -> Mapping[Par
 
 
 def _operator(f: Callable, swapped: bool = False) -> Callable:
-    """An operator of located values. Most are of two, and those have nothing that `compute` would look for."""
+    """An operator of located values. Operators of two located values need none of the checks of `compute`."""
     if f in (operator.neg, operator.invert, operator.abs):
         return lambda x: current().compute(f, (x,))
     if swapped:
@@ -203,18 +194,18 @@ for _name, _f in _OPERATORS.items():
 
 
 def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
-    """f(*args, **kwargs) where all located operands are held; they may stand in lists and tuples as well.
+    """f(*args, **kwargs) at the parties that hold all located operands, which may also stand in lists and tuples.
 
-    f must be a pure function of its arguments: every owner computes it, and all must get the same. It changes none of
-    them. A tuple result becomes a tuple of located values. f's attribute `shapes`, if it has one, gives the result's
-    shapes from the operands', as meta tensors.
+    f must be a pure function of its arguments, since every owner computes it and all must get the same result. It must
+    not change its arguments. A tuple result becomes a tuple of located values. f's attribute `shapes`, if it has one,
+    computes the result's shapes from the operands' shapes, as meta tensors.
 
     Raises:
         MisplacedValueError: no party holds all operands, or no choreography is running; raised at every party.
         SecretBranchError: f changes an operand in place.
     """
     f = getattr(f, "kernel", f)
-    name, changes = _told(getattr(f, "__name__", ""))
+    name, changes = _name_of(getattr(f, "__name__", ""))
     if (changes and not _is_operator(f)) or "out" in kwargs or kwargs.get("inplace"):
         raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
     if name in _READS and f in (getattr(torch.Tensor, name, None), getattr(torch, name, None)):
@@ -235,8 +226,8 @@ _WRITES = frozenset(("setitem", "delitem", "batch_norm", "instance_norm"))
 
 
 @functools.lru_cache(1 << 10)
-def _told(name: str) -> tuple[str, bool]:
-    """What a function is called, and whether it writes into an argument, as far as its name tells."""
+def _name_of(name: str) -> tuple[str, bool]:
+    """A function's name without overload, and whether by its name it writes into an argument."""
     name = name.split(".")[0]
     bare = name.strip("_")
     in_place = name.endswith("_") and not name.endswith("__")
@@ -266,7 +257,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def with_shapes(shapes: Callable) -> Callable[[F], F]:
-    """Decorate a function that steps compute: the result's shapes, as meta tensors, from meta operands."""
+    """Decorate a function of steps with another one that computes the result's shapes from meta operands."""
 
     def mark(f: F) -> F:
         vars(f)["shapes"] = shapes
@@ -287,7 +278,7 @@ def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callab
     """Decorate a kernel: a function of tensors that, called with located values, is one step of the program.
 
     Args:
-        shapes: as of `shaped`, where f itself would take long for that.
+        shapes: as in `with_shapes`, where f itself would take long on meta tensors.
     """
     if f is None:
         return lambda f: leaf(f, shapes=shapes)

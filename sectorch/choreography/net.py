@@ -1,20 +1,26 @@
-"""Choreographies: a protocol is written once, from above, as in the papers' three-column figures.
+"""Choreographies: a protocol is written once for all parties, as in the papers' three-column figures.
 
-A `Located` value is present at its owners and absent elsewhere. A protocol computes with it as with a tensor
-(`located.py`), and may do three things more:
+A protocol is a Python function of a `Net`, which is one call of a session, and of `Located` values, which their owners
+hold and others do not. It computes with located values as with tensors (`located.py`), and has three more verbs:
 
-- `value.send(src, dst, label)`: a value moves along an edge of the roles (`roles.py`); afterwards both ends hold it,
-- `net.common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key,
-- `net.fresh(party, f, *values)`: one party draws randomness of its own.
+- `value.send(src, dst, label)` sends a value over an edge of the roles (`roles.py`); then both ends hold it.
+- `net.common(p, q, shape, label)` draws the same random words at two parties, from the stream of their pair key.
+- `net.fresh(party, f, *values)` lets one party compute with randomness of its own.
 
-The same code runs with all parties present, with one, or with none (a dry run on shapes): where no owner of a result is
-present, f runs on meta tensors, so that shapes are known to everybody. Protocol code never asks who is present.
+`net.own` brings a party's input in, and `net.read` hands a result out.
 
-Data dependence is tracked on every value. What depends on neither model nor query belongs to `Phase.OFFLINE`, what
-depends on the model alone and is done once a session to `Phase.SETUP`, what depends on the query to `Phase.ONLINE`; the
-number of dependent messages before a party has a value is its round there.
+How a step runs: each verb makes one step (`Compute`, `Draw`, `Move` or `Read`) and passes it to `Net._step`, which
+takes it at once. Where an owner of the result is present, the step runs on contents; elsewhere it runs on meta tensors,
+so that every party knows all shapes. The same code therefore runs with all parties in one process (`run/local.py`),
+with one (`run/party.py`), or with none: a dry run on shapes, whose steps a tracer records as a program
+(`program/trace.py`). A program is then run without the choreography (`program/projection.py`). Protocol code never
+asks who is present.
 
-Source of the idea: choreographic programming (HasChor, MultiChor).
+Each value records its phase and its round. `Phase.OFFLINE` is what depends on neither model nor query, `Phase.SETUP`
+what depends on the model alone and is done once a session, and `Phase.ONLINE` what depends on the query. The round of a
+value at a party is the number of dependent messages that the party waits for before it has the value.
+
+Source: choreographic programming (HasChor, MultiChor).
 """
 
 from __future__ import annotations
@@ -39,8 +45,7 @@ from .roles import Cast, Party, Phase, Roles
 from .shapes import fresh_shape, run_on_shapes, shape_of
 from .streams import PairKeys
 
-# Whose inputs a value was computed from, as far as its steps are taken one by one.
-
+# Origins: which inputs a value was computed from. They are noted where steps are taken one by one.
 
 _MOVES = frozenset((
     "cat", "chunk", "clone", "concat", "contiguous", "diagonal", "expand", "expand_as", "flatten", "flip", "gather",
@@ -53,33 +58,36 @@ _MOVES = frozenset((
 
 
 class Origins:
-    """Notes of each value which inputs it depends on. `current` is of the values that the running step takes.
+    """Records for each value which inputs it was computed from.
 
-    A value is (inputs, same, place): the inputs as pairs of a party's name and the input's; whether it is one itself;
-    a digest by which it is told from other values of the same inputs: of the steps that it comes from, by their places
-    in the program, whatever their content.
+    The origin of a value is a triple (inputs, same, place). `inputs` are pairs of a party's name and an input's name.
+    `same` says whether the value is an input itself, at most moved, encoded or masked. `place` is a digest of the steps
+    that the value comes from, by their numbers and not by their content; it tells values of the same inputs apart.
 
     Args:
-        computed: all that was computed before, as a digest; the same at all parties.
+        computed: gives a digest of all that was computed before, which is the same at all parties.
+
+    Attributes:
+        current: the origin of the operands of the running step.
     """
 
     def __init__(self, computed: Callable[[], bytes] = bytes):
         self.current: tuple[frozenset[tuple[str, str]], bool, bytes] | None = None
         self._computed = computed
 
-    def brought(self, value: Any, party: Party, name: str, call: int = 0) -> None:
-        """A party brings an input in."""
+    def note_input(self, value: Any, party: Party, name: str, call: int = 0) -> None:
+        """Record the origin of an input."""
         value._origin = frozenset({(party.name, name)}), True, self._place(f"{call} {party.name} {name}")
 
-    def taking(self, values: Iterable[Any], call: int = 0, number: int = 0) -> None:
-        """A step is about to be taken on these, the one of this number in the call of that."""
+    def note_operands(self, values: Iterable[Any], call: int = 0, number: int = 0) -> None:
+        """Record the origin of a step's operands, before the step is taken. `number` is the step's in its call."""
         known = [origin for value in values if (origin := getattr(value, "_origin", None)) is not None]
         inputs = frozenset[tuple[str, str]]().union(*(inputs for inputs, *_ in known))
         place = self._place(f"{call} {number}", *(place for *_, place in known))
         self.current = inputs, all(same for inputs, same, _ in known if inputs), place
 
-    def taken(self, step: Any, results: Iterable[Any]) -> None:
-        """It gave these."""
+    def note_results(self, step: Any, results: Iterable[Any]) -> None:
+        """Record the origin of the results of the step whose operands were noted last."""
         if self.current is not None:
             inputs, same, place = self.current
             f = getattr(step, "f", None)
@@ -93,15 +101,12 @@ class Origins:
         return hashlib.sha256(b"".join((self._computed(), *places, text.encode()))).digest()
 
 
-# What happens in a choreography, step by step.
-#
-# `Net` makes a step of each of its verbs and takes it once. A step holds nothing of the call that it was made in, so
-# that a traced program can take it in other calls (`choreography/program/part.py`).
+# Steps. A step holds nothing of the call that it was made in, so that a traced program can take it in other calls.
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a program knows of one of its messages, the same in every call."""
+    """The public facts of a message, which are the same in every call of a program."""
 
     path: str
     label: str
@@ -114,10 +119,11 @@ class Header:
     mask: str
     shows: str
     learner: Party | None
-    """Who learns a value by it, if anybody does: whoever receives what `shows`, or what other code than this package's
-    has sent, and whoever takes a half's mask off."""
-    ours: bool
-    """Whether this package declares it and has called it: else what is said of its mask is a claim of the caller's."""
+    """The party that learns a value by this message, or None. It is the receiver of a message that `shows` something or
+    that code outside this package sends, and the party that removes the mask of a share."""
+    from_package: bool
+    """Whether this package declares the protocol and has called it. Otherwise `mask` and `shows` are only claims of
+    the calling code."""
 
     @property
     def bytes(self) -> int:
@@ -129,41 +135,40 @@ class Header:
 
 
 header_of = functools.lru_cache(1 << 12)(Header)
-"""A header of these fields, of which there are twelve: calls send the same again."""
+"""A header of these twelve fields, cached, since calls send the same messages."""
 
 
 @dataclass(frozen=True)
 class Sent(Header):
-    """One ledger line: a message as it went over an edge."""
+    """One line of the ledger: a message of one call."""
 
     call: int
     session: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, header: Header, call: int, session: bytes) -> Sent:
-        """A message of a program in a call."""
-        sent = object.__new__(cls)  # a frozen class sets twelve attributes one by one, and calls have many messages
+        """The message of this header in a call."""
+        sent = object.__new__(cls)  # faster than __init__ of a frozen class, which sets each attribute by a call
         sent.__dict__.update(header.__dict__, call=call, session=session)
         return sent
 
 
-class StepRunner(Protocol):
-    """Takes the steps of a program in less time than one by one; see `run/graphs.py`."""
-
-    def take(
-        self, part: Any, lines: list[Any], runtime: Runtime, call: int, settled: Mapping, brought: Mapping
-    ) -> dict: ...
-
-
 class Runtime(Protocol):
-    """What a choreography needs of the place where it runs; see `run/`."""
+    """The place where a choreography runs: all parties, one of them, or none (`run/`).
+
+    Attributes:
+        session: the name of the session.
+        here: the parties whose values this process holds.
+        keys: the pair keys of these parties.
+        graphs: the CUDA graphs of programs (`run/cuda_graphs.py`), or None.
+    """
 
     session: bytes
     here: frozenset[Party]
     keys: PairKeys
 
     @property
-    def graphs(self) -> StepRunner | None: ...
+    def graphs(self) -> Any: ...
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
     def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...
@@ -173,10 +178,11 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`owners` compute f, each on its own.
+    """Each of `owners` computes f.
 
-    `pure`: nothing is lost where nobody needs the result. `random`: with randomness of its own, so that it gives
-    something else another time. A check is neither.
+    Attributes:
+        pure: the step may be left out where nobody needs its result.
+        random: f draws randomness of the owner's, and gives another result each time. A check is neither.
     """
 
     f: Callable
@@ -224,12 +230,15 @@ class Draw:
 
     @property
     def words(self) -> int:
-        """How many are drawn."""
+        """The number of 64-bit words that are drawn."""
         return -(-self.size.numel() * self.dtype.itemsize // 8)
 
     def of(self, drawn: torch.Tensor) -> torch.Tensor:
-        """The value that these words are. A view costs as much as a short draw: there are no more than it takes, and
-        torch takes numbers in half the time that it takes a size."""
+        """The words as a value of this step's shape and type.
+
+        A view costs as much as a short draw, so there are as few as possible; `view(*size)` takes half the time of
+        `view(size)`.
+        """
         if self.dtype != drawn.dtype:
             drawn = drawn.view(self.dtype)[: self.size.numel()]
         if len(self.size) == 1:
@@ -242,7 +251,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value that its holders have goes over an edge."""
+    """A value goes over an edge."""
 
     header: Header
     holders: frozenset[Party]
@@ -267,7 +276,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A party's result leaves the choreography."""
+    """The owners' result leaves the choreography."""
 
     owners: frozenset[Party]
     phase: Phase
@@ -280,43 +289,33 @@ class Read:
         return values[0]
 
     def shape(self, values: Sequence[Any]) -> Any:
-        """A shape of its own, by which the result is known again."""
+        """A new meta tensor, so that the tracer can tell results apart by identity."""
         return fresh_shape(values[0]) if isinstance(values[0], torch.Tensor) else values[0]
 
 
 Step: TypeAlias = Compute | Draw | Move | Read
-"""One step.
+"""One step of a choreography.
 
-`owners` hold its result, and `holders` the values that it is taken on. `run` is for where an owner is present, and for
-messages everywhere; it takes contents where a holder is present and shapes elsewhere. `shape` takes shapes and gives
-the result's.
+`owners` hold its result, and `holders` its operands. `run` takes the step where an owner is present, and for messages
+everywhere; its operands are contents where a holder is present, and shapes elsewhere. `shape` computes the shape of the
+result from the shapes of the operands.
 """
 
 
-class StepListener(Protocol):
-    """Writes down the steps of a program as they are taken on shapes; see `program/trace.py`."""
-
-    def brought(self, value: Located, name: str) -> None: ...
-
-    def rely(self, checked: Located) -> None: ...
-
-    def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
-
-
 class ProtocolScope:
-    """A protocol that a net is in, from the beginning of a `with` block to its end, and the names that lead there."""
+    """A `with` block in which a net runs a protocol. `path` joins the names of the protocols around it."""
 
-    __slots__ = ("_net", "_token", "ours", "path", "spec")
+    __slots__ = ("_net", "_token", "from_package", "path", "spec")
 
-    def __init__(self, net: Net, spec: ProtocolSpec, ours: bool):
-        self._net, self.spec, self.ours = net, spec, ours
+    def __init__(self, net: Net, spec: ProtocolSpec, from_package: bool):
+        self._net, self.spec, self.from_package = net, spec, from_package
 
     def __enter__(self) -> ProtocolScope:
         net, spec = self._net, self.spec
         if spec.roles is not net.cast.roles:
             net.cast.check_plays(spec.roles.names, spec.name)
         self.path = f"{net._path()}/{spec.name}" if net._stack else spec.name
-        self.ours &= net._stack[-1].ours if net._stack else True
+        self.from_package &= net._stack[-1].from_package if net._stack else True
         net._stack.append(self)
         self._token = _RUNNING.set(net)
         return self
@@ -327,14 +326,14 @@ class ProtocolScope:
 
 
 class Net:
-    """One call of a choreography. `net.Q` is the party that plays the role Q, and so for all roles.
+    """One call of a choreography. `net.Q` is the party that plays the role Q, and likewise for all roles.
 
     Args:
         runtime: where it runs.
-        call: the number of this call in its session; addresses its randomness, and is used once.
-        cast: who plays which role.
+        call: the number of this call in its session. It addresses the call's randomness, and is used once.
+        cast: the party of each role.
         base: the phase of values that depend on nothing.
-        setup: the net of what is done once a session; itself unless given.
+        setup: the net of the steps that are done once a session; itself unless given.
     """
 
     def __init__(self, runtime: Runtime, call: int, cast: Cast, base: Phase, setup: Net | None = None):
@@ -344,7 +343,7 @@ class Net:
         self.setup = setup or self
         self._base = base
         self._draws = self._steps = 0
-        self.ahead = 0  # bytes that were sent ahead of the query
+        self.ahead = 0  # bytes of the offline phase
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolScope] = []
@@ -361,7 +360,18 @@ class Net:
         self.spent = 0
         """Bytes that this call is dealt in addition for fewer rounds; see `levels_worth` in `mpc/star/maximum.py`."""
         self.origins: Origins | None = None
-        """Who notes which inputs a value was computed from."""
+        """Records which inputs each value was computed from, or None."""
+        # State of the protocols of secure inference (`mpc/star/`), for one call.
+        self.verified = False
+        """Whether the dealer proves what it sends before it is used; see `mpc/star/dealing_proofs.py`."""
+        self.opened: WeakKeyDictionary = WeakKeyDictionary()
+        """Values that this call has opened under a mask, by their shares, so that they are masked once."""
+        self.claims: Any = None
+        """The dealt values that are not proved yet; see `mpc/star/dealing_proofs.py`."""
+        self.round_bytes: int | None = None
+        """The bytes that saving a round is worth in this call, where its scheme says so; see `mpc/star/compare.py`."""
+        self.spent = 0
+        """Bytes that this call is dealt in addition, for fewer rounds; see `mpc/star/maximum.py`."""
         self.raised: list[Any] = []
         """Flags that protocols of this call raised, as XOR-shared words; see `mpc/star/guard.py`."""
 
@@ -375,15 +385,15 @@ class Net:
         return party
 
     def declared(self, spec: ProtocolSpec) -> ProtocolScope:
-        """What is inside is a protocol, and sends what it declares.
+        """A scope in which this protocol runs, and may send the messages that it declares.
 
         Raises:
-            MisplacedValueError: one of its roles is not played here.
+            MisplacedValueError: nobody plays one of its roles in this call.
         """
         return ProtocolScope(self, spec, in_package(sys._getframe(1).f_code))
 
     def compute(self, f: Callable, values: tuple) -> Any:
-        """f(*values) at whoever holds all of them; see `located.compute`."""
+        """f(*values) at the parties that hold all of them; see `located.compute`."""
         owners = None
         for value in values:
             if type(value) is Located and value.owners is not owners:
@@ -401,10 +411,12 @@ class Net:
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
 
-        Raises MisplacedValueError, at every party, if it lacks one of the values."""
-        return self._alone(party, f, values, random=True)
+        Raises:
+            MisplacedValueError: the party lacks one of the values; raised at every party.
+        """
+        return self._compute_at(party, f, values, random=True)
 
-    def _alone(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
+    def _compute_at(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
         f = getattr(f, "kernel", f)
         phase, rounds = self._dependence(values)
         for value in values:
@@ -417,27 +429,27 @@ class Net:
             return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, rounds)
 
     def public(self, party: Party, value: torch.Tensor) -> Located:
-        """A public value, as the party has it: a step of the program, which says what it is."""
+        """A public value, held by `party`. The program contains it as a constant."""
         with self.lock:
             return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), {})
 
     def check(self, party: Party, f: Callable, *values: Any) -> Any:
-        """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
-        return self._alone(party, f, values, random=False)
+        """`party` checks values that it holds: f raises where they may not be used. Otherwise as `fresh`."""
+        return self._compute_at(party, f, values, random=False)
 
     def rely(self, checked: Located) -> None:
-        """The call is only good where this check, which was made once a session, was passed."""
+        """Make this call depend on a check that the setup makes once a session."""
         if self.tracing is not None:
             self.tracing.rely(checked)
 
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; both hold the result, `dst` a round later than `src`.
 
-        A `dst` that goes on with what it had before, and not with the result, waits for nothing.
+        Only what uses the result waits for the message.
 
         Raises:
             TopologyError: the two have no edge.
-            DtypeError: a message is of int64, int32 (ring elements, words of packed bits) or uint8 (bytes).
+            DtypeError: the value is not int64, int32 (ring elements, words of packed bits) or uint8 (bytes).
             MisplacedValueError: `src` does not hold the value.
             UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
         """
@@ -448,10 +460,10 @@ class Net:
                 raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
             phase, rounds = self._dependence((value,))
             declared = self._declared(label, src, dst)
-            ours, opens = self._stack[-1].ours, declared.opens
-            if declared.outermost and len(self._stack) > 1 and ours:
+            from_package, opens = self._stack[-1].from_package, declared.opens
+            if declared.outermost and len(self._stack) > 1 and from_package:
                 opens = ""
-            learner = self.cast.parties[opens] if opens else dst if declared.shows or not ours else None
+            learner = self.cast.parties[opens] if opens else dst if declared.shows or not from_package else None
             if value.dtype not in PAYLOADS:
                 raise DtypeError(
                     f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
@@ -461,12 +473,22 @@ class Net:
                 self.ahead += value.shape.numel() * value.dtype.itemsize
             arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
             header = header_of(
-                self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows, learner, ours
+                self._path(),
+                label,
+                src,
+                dst,
+                phase,
+                arrived,
+                *kind,
+                declared.mask,
+                declared.shows,
+                learner,
+                from_package,
             )
             return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
-        """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can.
+        """Uniform int64 (or int32) values that p and q draw from their pair stream. No other party knows them.
 
         Raises:
             TopologyError: the two share no stream.
@@ -481,11 +503,11 @@ class Net:
 
     @contextmanager
     def playing(self, roles: Roles, **parties: Party) -> Iterator[None]:
-        """Inside, parties of this call play these roles: a protocol of two among many is written once.
+        """Inside, parties of this call play these roles, so that a protocol of two parties is written once.
 
         Raises:
-            TopologyError: roles with an edge or a stream that those who play them have not.
-            ArgumentError: a role that nobody plays.
+            TopologyError: the roles have an edge or a stream that their parties do not have.
+            ArgumentError: nobody plays one of the roles.
         """
         cast = _cast(roles, tuple(parties.items()))
         for pair in map(tuple, roles.edges):
@@ -501,7 +523,7 @@ class Net:
 
     @contextmanager
     def within(self, other: Net) -> Iterator[None]:
-        """Run as a part of the protocol that `other` is in: for protocols over several answering parties."""
+        """Run inside the protocol that `other` runs, for protocols over several answering parties."""
         stack, self._stack = self._stack, other._stack
         try:
             with run_in(self):
@@ -513,35 +535,35 @@ class Net:
         """Make `secret` (32 bytes, held by p or q or both) the pair key of p and q where its holders are present.
 
         Raises:
-            KeyAgreementError: the other end, present here too, installed another secret.
+            KeyAgreementError: the other end is present here too, and installed another secret.
         """
         if secret.owners & self.runtime.here:
             self.runtime.install(frozenset((p, q)), secret._value)
 
     def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
-        """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name.
+        """An input of `party`: a query (online) or a weight (setup), by name. For a party elsewhere None is enough.
 
         Raises:
-            ArgumentError: no tensor, or a value that parties hold already. Of a party that is elsewhere None will do.
+            ArgumentError: the value is no tensor, or one that parties hold already.
         """
         self.cast.check_party(party)
         check_content(value, party in self.runtime.here)
         value = plain(value) if isinstance(value, torch.Tensor) else value
         brought = Located(value, frozenset((party,)), phase, {}, self.runtime.session)
         if self.tracing is not None:
-            self.tracing.brought(brought, name)
+            self.tracing.add_input(brought, name)
         if self.origins is not None:
-            self.origins.brought(brought, party, name, self.call)
+            self.origins.note_input(brought, party, name, self.call)
         return brought
 
     def read(self, value: Located, party: Party) -> Any:
-        """Hand a result to the caller of the protocol on `party`'s side: the only way out of a choreography.
+        """Return a value to the caller on `party`'s side: the only way out of a choreography.
 
         Where `party` is not present (a dry run, another party's process) the result has a shape and no content.
 
         Raises:
             MisplacedValueError: `party` does not hold the value.
-            ArgumentError: a plain tensor, Shares, or None, which no party holds.
+            ArgumentError: the value is a plain tensor, Shares, or None, which no party holds.
         """
         self.cast.check_party(party)
         check_located(value, "net.read")
@@ -551,10 +573,10 @@ class Net:
         return self._step(Read(frozenset((party,)), phase), (value,), rounds)._value
 
     def agreed(self, value: Located, parties: Iterable[Party]) -> Any:
-        """The content of a value that all these parties hold, and that the program itself may go by: what comes next.
+        """The content of a value that all these parties hold, for control flow of the program.
 
-        They have to be all parties of the program: another could not follow. Where none of them is present (a dry run)
-        the result has a shape and no content.
+        They must be all parties of the program, since another could not follow. Where none of them is present (a dry
+        run) the result has a shape and no content.
 
         Raises:
             MisplacedValueError: one of them does not hold the value.
@@ -585,6 +607,7 @@ class Net:
         return self._stack[-1].path if self._stack else ""
 
     def _step(self, step: Step, values: tuple, rounds: Mapping[Party, int]) -> Any:
+        """Take a step: on contents where they are held, on shapes elsewhere; note its origins and record it."""
         number, self._steps = self._steps, self._steps + 1
         runtime, call, owners, sends = self.runtime, self.call, step.owners, type(step) is Move
         contents = [v._value if type(v) is Located else v for v in values]
@@ -592,7 +615,7 @@ class Net:
         if not held:
             contents = [shape_of(content) for content in contents]
         if self.origins is not None:
-            self.origins.taking(values, call, number)
+            self.origins.note_operands(values, call, number)
         taken = held or sends  # observers hear of messages between others as well
         result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:
@@ -603,7 +626,7 @@ class Net:
         else:
             made = Located(result, owners, phase, rounds, session, (call, number, 0))
         if self.origins is not None:
-            self.origins.taken(step, made if isinstance(made, tuple) else (made,))
+            self.origins.note_results(step, made if isinstance(made, tuple) else (made,))
         return made
 
 

@@ -1,7 +1,7 @@
-"""Functions on shapes: what a dry run and a trace compute with where nobody present holds a value.
+"""Functions on shapes: a step whose operands are held elsewhere, or by nobody in a dry run, runs on meta tensors.
 
 torch's kernels for meta tensors are written in Python and take 0.1 ms for a sum of two. A trace has thousands of such
-steps, and most of them again and again; what they give is therefore kept.
+steps, most of them many times, so `run_on_shapes` remembers their results.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 import torch._compile
 import torch._decomp
 
-# A function with its arguments, of which the tensors are still to come: what a step computes beyond f(x, y).
+# Functions with some of their arguments: the step of a call f(x, 2, dim=1) has only x as an operand.
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSlot:
-    """Where an argument of a `PartialCall` is still to come."""
+    """Stands for the operand of this number among the arguments of a `PartialCall`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartialCall:
-    """A function with arguments, of which the tensors are still to come."""
+    """A function with its arguments, in which an `ArgumentSlot` stands for each operand."""
 
     f: Callable
     args: tuple
@@ -51,29 +51,29 @@ class PartialCall:
 
 
 def fill_arguments(value: Any, values: Sequence[Any]) -> Any:
-    """An argument of a `PartialCall` with its operands in their places."""
+    """An argument of a `PartialCall` with the operands in place of their slots."""
     kind = type(value)
     if kind is ArgumentSlot:
         return values[value.number]
     return kind([fill_arguments(v, values) for v in value]) if kind is tuple or kind is list else value
 
 
-# torch's kernels for meta tensors, without torch's compiler.
+# torch's kernels for meta tensors, without an import of torch's compiler.
 #
-# These kernels are Python functions that torch hides from its compiler, and to hide one it imports the compiler: two
-# seconds, or half of what a process needs up to its first secure call. Where the compiler is not there yet, nothing is
-# compiled and there is nothing to hide from; as soon as somebody has imported it, all is as torch has it.
+# These kernels are Python functions that torch hides from its compiler. To hide one it imports the compiler, which
+# takes two seconds: half of the time of a process up to its first secure call. While the compiler is not imported,
+# nothing is compiled, and nothing needs to be hidden. Once it is imported, the kernels behave as torch defines them.
 
 
 _HIDDEN = "__dynamo_disable"
-"""Where torch keeps, at a function, the same function hidden from its compiler."""
+"""The attribute of a function in which torch keeps the same function hidden from its compiler."""
 _hide: Callable[[Callable], Callable] = getattr(torch._compile, "_disable_dynamo", lambda f: f)
 _HIDES = getattr(_hide(lambda: None), "__code__", None)
 """The code of every function that torch has hidden and that imports its compiler."""
 
 
 def spare_the_compiler() -> None:
-    """From now on a kernel that runs imports no compiler. Where torch keeps its kernels otherwise, nothing changes."""
+    """Let kernels run without an import of the compiler. Where torch keeps its kernels elsewhere, nothing changes."""
     seen: set[int] = set()
     for table in getattr(torch._decomp, "global_decomposition_table", {}).values():
         for kernel in table.values():
@@ -81,14 +81,14 @@ def spare_the_compiler() -> None:
 
 
 def spare(f: Callable, seen: set[int] | None = None) -> None:
-    """The same of one function that torch hides, or whose wrappers or parts it hides."""
+    """As `spare_the_compiler`, for one function that torch hides, or whose wrappers or parts it hides."""
     for hidden in _hidden_in(f, set() if seen is None else seen):
         if not hasattr(hidden, _HIDDEN):
             setattr(hidden, _HIDDEN, _hidden_later(hidden))
 
 
 def _hidden_later(f: Callable) -> Callable:
-    """f, which is hidden when it first runs beside a compiler."""
+    """f, which is hidden when it first runs after the compiler was imported."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not hasattr(sys.modules.get("torch._dynamo"), "disable"):
@@ -100,33 +100,36 @@ def _hidden_later(f: Callable) -> Callable:
 
 
 def _hidden_in(f: Any, seen: set[int]) -> Iterator[FunctionType]:
-    """What a function calls through its wrappers that torch hides."""
+    """The functions that torch hides among a function and what it calls through its wrappers."""
     if not isinstance(f, FunctionType) or id(f) in seen:
         return
     seen.add(id(f))
-    inner = [_content(cell) for cell in f.__closure__ or ()]
+    inner = [cell_content(cell) for cell in f.__closure__ or ()]
     if f.__code__ is _HIDES:
         yield from (g for g in inner if isinstance(g, FunctionType))
     for g in (*inner, getattr(f, "__wrapped__", None)):
         yield from _hidden_in(g, seen)
 
 
-def _content(cell: CellType) -> Any:
+def cell_content(cell: CellType, empty: Any = None) -> Any:
+    """The content of a closure's variable; `empty` where it has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
+    except ValueError:
+        return empty
 
 
 spare_the_compiler()
 
+# Shapes of results, which are remembered by function and operands.
+
 MOST = 1 << 13
-"""Results that are kept."""
+"""The most results that are remembered."""
 _KEPT: dict[tuple, tuple[bool, tuple[_Like, ...]]] = {}
 
 
 class _Like(NamedTuple):
-    """What a meta tensor says of a tensor."""
+    """Shape, strides and type of a tensor."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -151,9 +154,9 @@ def fresh_shape(x: torch.Tensor) -> torch.Tensor:
 
 
 def run_on_shapes(f: Callable, values: Sequence[Any]) -> Any:
-    """f(*values) on meta tensors; looked up where f is a function of torch or of a module and was asked that before.
+    """f(*values) on meta tensors. A result of a function of torch or of a module is remembered.
 
-    The result is always another tensor, also where f gives a view or its argument.
+    The result is always a new tensor, also where f gives a view or its argument.
     """
     key: Any = (_key(f), *[_key_of(v) if type(v) is torch.Tensor else _key(v) for v in values])
     if None in key:
@@ -179,7 +182,7 @@ def _key_of(x: torch.Tensor) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """What of a function or of an argument decides about the result's shape; None where that is not known."""
+    """What determines the result's shape of a function or an argument; None where that is not known."""
     kind = type(value)
     if kind is torch.Tensor:
         return _key_of(value)

@@ -62,7 +62,7 @@ class PairKey:
         """The secret of a call whose streams can be shown without showing those of another."""
         return derive(self._secret, self._session, f"call/{call}", SECRET_BYTES)
 
-    def again(self) -> PairKey:
+    def replica(self) -> PairKey:
         """One that draws the same a second time: for who holds the key, and looks at what another made of it."""
         return PairKey(self._secret, self._session)
 

@@ -129,7 +129,7 @@ class Explanation(Display):
         }
         return Plot("cost", "layer", "kB sent", series, kind="bars")
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A row for each layer, the totals, and the unsupported operations."""
         table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
         for column in ("layer", "what", "result", "offline kB", "online kB", "rounds", "line"):
@@ -308,7 +308,7 @@ class Difference(Display):
     def __str__(self) -> str:
         return self.table(120)
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A row for each layer, and which is the first that diverges."""
         table = Table(title=f"secure against plain, tolerance {self.tolerance:g} of the largest value of a layer")
         for column in ("layer", "shape", "smallest", "largest", "error"):

@@ -110,7 +110,7 @@ def announced(
     """
     session = session or default_session()
     party = session.answering_party(party)
-    (holder,) = session.named(owner, party)
+    (holder,) = session.parties_named(owner, party)
     here = session.present(holder)
     if here and (not isinstance(x, torch.Tensor) or isinstance(x, SecretTensor) or x.is_meta):
         raise ArgumentError(f"{holder.name}, which is here, announces no plain tensor: a {type(x).__name__}")
@@ -121,7 +121,7 @@ def announced(
     message = torch.zeros(_DIMS + 2, dtype=torch.int64)
     if here and x is not None:
         message = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape, *(_DIMS - x.dim()) * (0,)])
-    received = session.agreement.told(party, "announce", holder, message)
+    received = session.agreement.broadcast(party, "announce", holder, message)
     if received.is_meta:
         raise ArgumentError(f"the shape of what {holder.name} brings is not known in a rehearsal")
     kind, count, *sizes = received.tolist()

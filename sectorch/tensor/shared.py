@@ -161,7 +161,7 @@ class SharedTensor(SecretTensor):
             ArgumentError: no party of the session, or one that cannot learn a result.
             DisagreementError: the parties have not computed the same; nothing was revealed.
         """
-        parties = self.session.named(to, self.party)
+        parties = self.session.parties_named(to, self.party)
         if parties == [self.session.Q]:
             self.session.agreement.note(self.party, "reveal", self)
             self.session.agreement.compare(self.party)
@@ -366,7 +366,7 @@ def share_tensor(
     party = session.answering_party(party)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
-    (holder,) = session.named(owner, party)
+    (holder,) = session.parties_named(owner, party)
     if x.is_meta and session.present(holder):
         raise ArgumentError(f"'{name}' of {holder.name}, which is here, has no content; give share() the tensor")
     facts = (tuple(x.shape), x.dtype, holder.name, name, limit, str(scheme))

@@ -107,8 +107,8 @@ def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
         step = node.step
         if not isinstance(step, Compute) or not step.pure or step.f in LINEAR:
             continue
-        if len(node.taken) == 2 and not node.many:
-            taken = tuple(forms[slot] for slot in node.taken)
+        if len(node.operand_slots) == 2 and not node.many:
+            taken = tuple(forms[slot] for slot in node.operand_slots)
             found.setdefault((repr(step.f), taken), (functools.partial(_apply, step.f, node.operands), taken))
     return list(found.values())
 

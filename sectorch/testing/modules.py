@@ -96,7 +96,7 @@ class ModuleReport(Display):
         near = self.error is None or self.error <= self.tolerance
         return self.supported and not self.problems and self.equal is not False and near
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """The verdict, and a line for each finding."""
         yield Text(f"{self.kind}, {self.form}: {'supported' if self.supported else 'not supported'}")
         yield from (Text(f"  {line}") for line in self._lines())

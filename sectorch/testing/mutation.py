@@ -326,7 +326,7 @@ class MutationReport(Display):
             of_kind[what] = of_kind.get(what, 0) + 1
         return found
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A table with a row for each kind, and the faults that were not found."""
         table = Table(title=f"{len(self.planted)} of {self.possible} faults, each planted alone; seed {self.seed}")
         for column in ("fault", *CHECKS, "not found", "changes nothing", "cannot run"):

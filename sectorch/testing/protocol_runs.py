@@ -207,7 +207,7 @@ class KnowledgeLog:
                 self._note(party.name, known)
                 self._join(party.name, step.path, known)
         elif isinstance(step, Move):
-            self._has[step.header.dst.name].update(node.taken)
+            self._has[step.header.dst.name].update(node.operand_slots)
             self._move(step.header, result)
         elif isinstance(step, Compute) and not is_tests(step.path):
             self._compute(node, step, result)
@@ -255,10 +255,10 @@ class KnowledgeLog:
         """
         if not step.random:
             for has in self._has.values():
-                if node.taken and has.issuperset(node.taken):
+                if node.operand_slots and has.issuperset(node.operand_slots):
                     has.update(node.slots)
-        of_message = len(step.owners) > 1 and not self._moved.isdisjoint(node.taken)
-        if not of_message and (len(node.taken) < 2 or step.f in LINEAR):
+        of_message = len(step.owners) > 1 and not self._moved.isdisjoint(node.operand_slots)
+        if not of_message and (len(node.operand_slots) < 2 or step.f in LINEAR):
             return
         name = f"what {_last(step.path) or 'the program'} {'opens' if of_message else 'makes'}"
         able = [party for party, has in self._has.items() if has.issuperset(node.slots)]
@@ -609,7 +609,7 @@ def shared_by_elements(program: Program, n: int) -> str:
             sizes[slot] = y.numel() if isinstance(y, torch.Tensor) else 0
         step = node.step
         if isinstance(step, Compute) and step.f not in LINEAR and not is_tests(step.path):
-            taken = [sizes[slot] for slot in node.taken if sizes[slot]]
+            taken = [sizes[slot] for slot in node.operand_slots if sizes[slot]]
             if taken and max(taken) >= n and min(taken) < -(-n // 64):
                 return f"a value of {min(taken)} in a step of {step.path or 'the protocol'}"
     return ""

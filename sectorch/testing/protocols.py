@@ -290,7 +290,7 @@ class ProtocolReport(Display):
         """The least e at which a bit that is 1 with probability 1/2 + e/2 is found with probability 0.9999."""
         return FOUND / max(1, self.elements) ** 0.5
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A table with a row for each check, and the power of the tests."""
         table = Table(title="What a protocol was held to")
         for column in ("check", "what was done", "found"):

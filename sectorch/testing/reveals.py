@@ -55,7 +55,7 @@ class _RecordingRuntime(LocalRuntime):
         self.revealed: list[RevealedValue] = []
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
-        if line.learner == line.dst and not (line.ours and (line.protocol, line.label) == ("guard", "key")):
+        if line.learner == line.dst and not (line.from_package and (line.protocol, line.label) == ("guard", "key")):
             self._note(line)
         return super().transfer(line, value)
 

@@ -214,7 +214,7 @@ class Checkpoints:
         self._session.agreement.note(self._party, "save", step, tree, halves.public)
         self._session.agreement.compare(self._party)
         nonce = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.int64).clone()
-        (drawn,) = self._session.agreement.told(self._party, "save", self._session.S, nonce).tolist()
+        (drawn,) = self._session.agreement.broadcast(self._party, "save", self._session.S, nonce).tolist()
         for member, shelf in self._shelves.items():
             head = {"nonce": drawn, "first": self._last is None, "tree": tree, "shares": halves.described()}
             shelf.put(step, head, halves.of(member), keep=self._last)
@@ -234,7 +234,7 @@ class Checkpoints:
             own = torch.tensor(kept[0], dtype=torch.int64)
         else:  # all parties are here
             own = _newest(*(torch.tensor(one, dtype=torch.int64) for one in kept))
-        step, nonce, *_ = self._session.agreement.settled(self._party, "resume", own, _newest).tolist()
+        step, nonce, *_ = self._session.agreement.choose_and_broadcast(self._party, "resume", own, _newest).tolist()
         if step == _LOST:
             raise CheckpointError(
                 "no state is there at all parties, though they have saved some: look for the folder that is missing, "

@@ -205,7 +205,7 @@ def _compare_steps(context: Context, found: TracedStep | None) -> None:
     Raises DisagreementError.
     """
     session, party = context.session, context.party
-    if session.apart:
+    if session.is_distributed:
         session.agreement.note(party, "step", None if found is None else found.program.digest)
         session.agreement.compare(party)
 

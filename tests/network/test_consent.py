@@ -141,7 +141,7 @@ def _revealed(net, other):
 
 def by_telling(parties, session, s):
     said = IDS.long() if parties.present("S") else torch.zeros(3, dtype=torch.int64)
-    session.agreement.told(session.answering[0], "settings", session.S, said)
+    session.agreement.broadcast(session.answering[0], "settings", session.S, said)
 
 
 def by_encryption(parties, session, s):

@@ -1,1 +1,1 @@
-"""A traced choreography as a value, and what is read from it: a party's part, its text, its setup and material."""
+"""Programs: recorded choreographies, their projection to the parties of a process, and how they run."""

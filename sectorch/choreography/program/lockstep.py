@@ -1,93 +1,81 @@
-"""Several calls of one program that a process takes at the same time: a step of each of them, then the next step.
+"""Lockstep: several calls of one program in one process, which takes each step for all calls before the next step.
 
-The calls are of different sessions, with streams, masks and channels of their own, and nothing of one comes near
-another: each step takes a call's own values. What they have in common is the work beside the arithmetic. A thread
-takes a step for all of them before it waits, what they send to one party goes in one piece, and a party that is waited
-for has then sent something to all.
+The calls are of different sessions, with their own streams, masks, channels and values; no values of two calls meet.
+They share the work beside the arithmetic: messages of all calls to one party are sent together, and a thread waits once
+for all of them.
 
-A call that fails leaves the others as they are. Nobody waits for a party that takes part in one of them only: what such
-a party sends is there before (`receive`), and what it is sent goes out after (`finish`).
+A call that fails does not affect the others. No call waits for a party that takes part in one call only: the messages
+from such a party are received before the steps (`receive`), and those to it are sent after them (`finish`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...errors import SectorchError
 from ..ledger import Observer, observers, sole_observer
-from ..net import Compute, Move, Runtime, Sent
+from ..net import Compute, Move, Sent
 from ..roles import Party
+from ..run.party import PartyRuntime
 from .projection import ConstantValue, ProjectedStep, Projection, bring_inputs
 from .trace import Slot
 
 
-class RemoteRuntime(Runtime, Protocol):
-    """A runtime whose other parties are elsewhere (`run/party.py`)."""
-
-    def post(self, line: Sent, value: torch.Tensor) -> None:
-        """Send a message with those that follow it, at the latest with `flush_together`."""
-        ...
-
-    def flush_together(self, others: Sequence[Any]) -> None:
-        """Send what this runtime and others have posted; what goes over one connection goes in one piece."""
-        ...
-
-
 class BatchedCall:
-    """One call that is taken with others.
+    """One call of a batch.
 
     Args:
-        settled, inputs: as of `Part.call`.
-        own: parties whose messages of this call are received first, and sent last, by whoever it is the call of.
+        part, runtime, call, settled, inputs: as in `Projection.call`.
+        own: parties that take part in this call only. Messages from them come first, and messages to them go last.
     """
 
     def __init__(
-        self, part: Projection, runtime: RemoteRuntime, call: int, settled: Mapping[Slot, Any],
+        self, part: Projection, runtime: PartyRuntime, call: int, settled: Mapping[Slot, Any],
         inputs: Mapping[str, torch.Tensor], own: frozenset[Party] = frozenset(),
     ):  # fmt: skip
         self.part, self.runtime, self.call, self.own = part, runtime, call, own
-        self.values: dict[Slot, Any] = {**settled, **bring_inputs(part.brought, inputs)}
+        self.values: dict[Slot, Any] = {**settled, **bring_inputs(part.required_inputs, inputs)}
         self.error: BaseException | None = None
         self.failed: Callable[[], None] = lambda: None
-        """Called when the call has failed: nobody takes it any more, and its other parties wait for a word."""
+        """Called when the call has failed, to tell its other parties, which wait."""
         self._watching = observers()
         self._ahead: deque[torch.Tensor] = deque()
         self._left: list[tuple[Sent, torch.Tensor]] = []
 
     def __repr__(self) -> str:
-        return f"Taking(call {self.call} of {self.part!r})"
+        return f"BatchedCall(call {self.call} of {self.part!r})"
 
     def sent(self, line: ProjectedStep) -> Sent:
         return Sent.of(line.step.header, self.call, self.runtime.session)  # type: ignore[union-attr]
 
     def receive(self) -> None:
-        """All that `own` parties send in this call.
+        """Receive all messages of `own` parties in this call.
 
         Raises:
-            SectorchError: as of `Runtime.transfer`.
+            SectorchError: as from `Runtime.transfer`.
         """
         for line in self.part.lines:
             if isinstance(line.step, Move) and line.step.header.src in self.own:
                 self._ahead.append(self.runtime.transfer(self.sent(line), torch.empty(0, device="meta")))
 
     def finish(self) -> Any:
-        """Send `own` parties what is for them; the call's results.
+        """Send the messages to `own` parties, and return the call's results.
 
         Raises:
-            SectorchError: what ended the call.
+            SectorchError: the error that ended the call.
         """
         if self.error is not None:
             raise self.error
         for line, value in self._left:
             self.runtime.transfer(line, value)
-        return self.part.learned(self.values)
+        return self.part.copy_results(self.values)
 
     def move(self, line: ProjectedStep, value: Any) -> Any:
-        """Take a message of this call's, unless others wait for it, too."""
+        """Send or receive a message of this call; defer it where it is to one of the `own` parties."""
         header, here = line.step.header, self.part.here  # type: ignore[union-attr]
         if header.src in self.own:
             return self._ahead.popleft()
@@ -106,15 +94,16 @@ class BatchedCall:
 
 @torch.inference_mode()
 def run_in_lockstep(calls: Sequence[BatchedCall]) -> None:
-    """Take all steps of these calls, which are of one part of a program; see `Taking.finish`, and `error` of each."""
-    with sole_observer(Observer()):  # each call's observers are told by `move`
-        _take_all(list(calls))
+    """Take all steps of these calls, which have one projection. A call that fails keeps its error for `finish`."""
+    with sole_observer(Observer()):  # each call's observers are told by `BatchedCall.move`
+        _run_all(list(calls))
 
 
-def _take_all(alive: list[BatchedCall]) -> None:
+def _run_all(alive: list[BatchedCall]) -> None:
     first = alive[0]
     for line in first.part.lines:
-        if isinstance(line.step, Move) and _waits(line, first):
+        header = line.step.header if isinstance(line.step, Move) else None
+        if header is not None and header.dst in first.part.here and header.src not in first.own:  # waits
             alive[0].runtime.flush_together([one.runtime for one in alive[1:]])
         for one in alive:
             try:
@@ -129,11 +118,6 @@ def _take_all(alive: list[BatchedCall]) -> None:
             if not alive:
                 return
     alive[0].runtime.flush_together([one.runtime for one in alive[1:]])
-
-
-def _waits(line: ProjectedStep, call: BatchedCall) -> bool:
-    header = line.step.header  # type: ignore[union-attr]
-    return header.dst in call.part.here and header.src not in call.own
 
 
 def _take(line: ProjectedStep, one: BatchedCall) -> None:

@@ -1,9 +1,19 @@
-"""A program's steps as this process takes part in them, on values of its own.
+"""The projection of a program to the parties of one process, and how it runs.
 
-Whoever runs a choreography verb by verb works out who holds what, checks every message against its declaration, and
-follows every shape. None of this depends on the call: a `Part` takes the steps of a traced program in their order, with
-the same draws and messages. (Choreographic programming calls one party's part the endpoint projection.) Messages
-between others stay in it, for observers are told of them too.
+A choreography that runs verb by verb works out who holds each value, checks each message against its declaration, and
+computes each shape. None of this depends on the call. A `Projection` is therefore worked out once from a traced program
+(`trace.py`) and takes the steps that concern its parties, in the program's order and with the same draws and messages.
+(Choreographic programming calls this the endpoint projection.) Messages between other parties stay in it, since
+observers are told of them.
+
+How a call runs (`Session.run`):
+
+1. `Setup.values` takes the missing steps of the setup, which are taken once a session, and returns their values.
+2. `Projection.call` takes the steps of the call. Or `Projection.prepare` takes the offline steps ahead of the query,
+   which gives `Material`, and `Projection.resume` takes the online steps on it later.
+3. `take` runs the steps one by one. On a CUDA device `run/cuda_graphs.py` replays them.
+
+A dealer's offline steps can be taken apart from the rest (`DealerSplit`), for audited dealing.
 """
 
 from __future__ import annotations
@@ -11,11 +21,11 @@ from __future__ import annotations
 import operator
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import BuiltinFunctionType
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,19 +37,19 @@ from ..pages import give_back
 from ..shapes import shape_of
 from .trace import Input, Node, OperandRef, Program, Slot, garbage_collection_paused
 
-# Offline material: everything of a call that does not depend on the query, made ahead of it.
+# Offline material: the values of a call that do not depend on the query, computed ahead of it.
 
 
 @dataclass
 class Material:
-    """What a party keeps of the offline steps of one call. Its repr shows no content.
+    """The results of the offline steps of one call that the online steps use. Its repr shows no content.
 
     Attributes:
-        call: the call that it is for.
-        session: the session that it is of.
-        program: the digest of its program.
-        setup: the number of the setup that it was made with, which is one model's.
-        values: what the online steps use, in the order of the program.
+        call: the number of the call.
+        session: the name of the session.
+        program: the digest of the program.
+        setup: the number of the setup that it was made with, which belongs to one model.
+        values: the results, in the order of the program.
     """
 
     call: int
@@ -48,17 +58,17 @@ class Material:
     setup: int | None
     values: list[Any] | None = field(repr=False)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
-    """What was brought into it; not kept on disk, where a party has one model."""
+    """The inputs that it was made with. They are not kept on disk, where a party has one model."""
     _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def take(self, session: bytes, program: str, setup: int | None) -> list[Any]:
-        """Its values, once: its masks hide one query. Whoever is refused leaves it as it was.
+        """Return the values, once only, since their masks hide one query. A refusal changes nothing.
 
         Args:
-            setup: None where a session has one model only, and was taken up again.
+            setup: None in a session that has one model only and was resumed.
 
         Raises:
-            MaterialError: it is of another session, program or model, or was used already.
+            MaterialError: the material is of another session, program or model, or was used already.
         """
         if self.session != session:
             raise MaterialError("the prepared material belongs to another session")
@@ -73,29 +83,34 @@ class Material:
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes."""
+        """The memory that it occupies."""
         held = {v.untyped_storage().data_ptr(): v for v in self.values or () if isinstance(v, torch.Tensor)}
         return sum(v.untyped_storage().nbytes() for v in held.values())
+
+
+# The projection.
 
 
 @final
 @dataclass(slots=True)
 class ConstantValue:
-    """A value that is the same in every call: public, or a shape where its content is not here. It does not change."""
+    """A value that is the same in every call: public, or a shape where its content is elsewhere. It does not change."""
 
     value: Any
 
 
 @dataclass(slots=True)
 class ProjectedStep:
-    """A step with the places of its values here.
+    """A step as this process takes it.
 
     Attributes:
-        outputs: which of the results are used later, and where they go; None stands for a single result.
-        place: where in the model it belongs, for errors.
-        held: whether what it is taken on is here.
-        needed: the values that it takes.
-        drops: the values that nothing after it needs.
+        sources: the slot of each operand, or a constant.
+        outputs: the results that are used later: the number of each (None of a single result) and its slot.
+        place: the layer that it belongs to; errors name it.
+        fits: the result has the shape and type of the first operand.
+        held: the operands are in this process.
+        needed: the slots of the operands.
+        drops: the slots of operands that no later step needs.
     """
 
     step: Step
@@ -108,15 +123,15 @@ class ProjectedStep:
     drops: tuple[Slot, ...] = ()
 
     def take(self, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
-        """Take the step on the values at its places, and put its results there."""
+        """Take the step on these values, and add its results to them."""
         take([self], runtime, call, values)
 
 
 def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Party]) -> list[ProjectedStep]:
-    """The steps that somebody who is here takes part in, and all messages.
+    """The steps whose results the parties `here` hold, and all messages.
 
     Args:
-        shapes: what the program's values look like where they are absent.
+        shapes: of the program's values, as meta tensors.
     """
     found = []
     for node in nodes:
@@ -132,7 +147,7 @@ def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Part
         outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]
         first = shapes[node.operands[0].slot] if node.operands and type(node.operands[0]) is OperandRef else None
         fits = not node.many and _alike(first, node.results[0])
-        needed = frozenset(node.taken if held else ())
+        needed = frozenset(node.operand_slots if held else ())
         found.append(ProjectedStep(node.step, sources, outputs, node.place, fits, held, needed))
     return found
 
@@ -143,23 +158,23 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _shapes_of(program: Program) -> dict[Slot, Any]:
-    """What every value of a program looks like, as meta tensors."""
+    """The shape of every value of a program, as meta tensors."""
     found = {slot: value for node in program.nodes for slot, value in zip(node.slots, node.results, strict=True)}
     return found | {i.slot: torch.empty(i.shape, dtype=i.dtype, device="meta") for i in program.inputs}
 
 
 class Projection:
-    """The part of a program that a process takes which is the parties `here`. It holds no secret.
+    """The steps of a program for the process that holds the values of the parties `here`. It holds no secret.
 
     Attributes:
-        shapes: what all values of the program look like.
-        settled, settled_online: the values of the setup that a call needs, and those that its online steps need.
-        kept: the places of what the online steps use of those ahead of the query.
+        shapes: of all values of the program, as meta tensors.
+        settled, settled_online: the slots of the setup that a call needs, and those that its online steps need.
+        kept: the slots of the offline results that the online steps use.
     """
 
     def __init__(self, program: Program, here: frozenset[Party]):
         self.program, self.here = program, here
-        self.splits: dict[Any, Any] = {}  # `split.split_of`
+        self.splits: dict[Any, DealerSplit] = {}  # by dealer, see `split_of`
         self.shapes = _shapes_of(program)
         lines = lines_of(program.call, self.shapes, here)
         made = {slot for line in lines for _, slot in line.outputs}
@@ -182,7 +197,7 @@ class Projection:
         self._inputs.insert(1, [brought[slot] for line in offline for slot in sorted(line.needed & set(brought))])
 
     def __repr__(self) -> str:
-        return f"Part({len(self._phases[0])} offline steps, {len(self._phases[1])} online)"
+        return f"Projection({len(self._phases[0])} offline steps, {len(self._phases[1])} online)"
 
     @cached_property
     def offline(self) -> list[ProjectedStep]:
@@ -200,24 +215,25 @@ class Projection:
         return self._all
 
     @property
-    def brought(self) -> list[Input]:
-        """What the parties bring into a call."""
+    def required_inputs(self) -> list[Input]:
+        """The inputs of a call."""
         return self._inputs[0]
 
     def call(self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]) -> Any:
-        """The whole call.
+        """Take all steps of a call, and return its results.
 
         Args:
             call: its number, which addresses its randomness.
-            settled: the values of the setup. inputs: by name.
+            settled: the values of the setup.
+            inputs: by name.
         """
-        return self.learned(self._taken(self._all, runtime, call, settled, bring_inputs(self._inputs[0], inputs)))
+        return self.copy_results(self._take(self._all, runtime, call, settled, bring_inputs(self._inputs[0], inputs)))
 
     def prepare(
         self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]
     ) -> list[Any]:
-        """The offline steps; what the online ones use of them, in the order of their places."""
-        values = self._taken(self.offline, runtime, call, settled, bring_inputs(self._inputs[1], inputs))
+        """Take the offline steps, and return the results that the online steps use, in the order of their slots."""
+        values = self._take(self.offline, runtime, call, settled, bring_inputs(self._inputs[1], inputs))
         return [values[slot] for slot in self.kept]
 
     def resume(
@@ -228,10 +244,10 @@ class Projection:
         settled: Mapping[Slot, Any],
         inputs: Mapping[str, torch.Tensor],
     ) -> Any:
-        """The online steps on what was prepared, which is used up.
+        """Take the online steps on prepared material, which is used up, and return the results.
 
         Raises:
-            MaterialError: it was used, or is of another session, program or model.
+            MaterialError: the material was used, or is of another session, program or model.
         """
         check_fixed_inputs(material.inputs, inputs, "the material was prepared")
         brought = bring_inputs(self._inputs[2], inputs)
@@ -239,28 +255,28 @@ class Projection:
         if len(kept) != len(self.kept):
             raise MaterialError("the material was prepared by another party")
         brought |= zip(self.kept, kept, strict=True)
-        return self.learned(self._taken(self.online, runtime, material.call, settled, brought))
+        return self.copy_results(self._take(self.online, runtime, material.call, settled, brought))
 
-    def _taken(
+    def _take(
         self, lines: list[ProjectedStep], runtime: Runtime, call: int, *known: Mapping[Slot, Any]
     ) -> dict[Slot, Any]:
         if runtime.graphs is not None:
             return runtime.graphs.take(self, lines, runtime, call, *known)
         return take(lines, runtime, call, {**known[0], **known[1]})
 
-    def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of the inputs that offline steps take."""
+    def offline_inputs(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inputs that offline steps take."""
         return {one.name: inputs[one.name] for one in self._inputs[1]}
 
-    def learned(self, values: dict[Slot, Any]) -> Any:
-        """The results: copies, which autograd may use and their reader may change."""
+    def copy_results(self, values: dict[Slot, Any]) -> Any:
+        """The results as copies, which autograd may use and the caller may change."""
         leaves = [slot.value if type(slot) is ConstantValue else values[slot] for slot in self._results]
         leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         return pytree.tree_unflatten(leaves, self.program.tree)
 
 
 def part_of(program: Program, here: frozenset[Party]) -> Projection:
-    """What a process takes of a program that holds these parties' values; worked out once."""
+    """The projection of a program to these parties, worked out once."""
     if here not in program.parts:
         with garbage_collection_paused():
             program.parts[here] = Projection(program, here)
@@ -268,7 +284,7 @@ def part_of(program: Program, here: frozenset[Party]) -> Projection:
 
 
 def _result(leaf: Any, made: set[Slot], nodes: list[Node]) -> Slot | ConstantValue:
-    """Where a result is found; its shape where whoever reads it is not here."""
+    """The slot of a result, or its shape where the party that reads it is elsewhere."""
     if type(leaf) is not OperandRef:
         return ConstantValue(leaf)
     if leaf.slot in made:
@@ -278,25 +294,26 @@ def _result(leaf: Any, made: set[Slot], nodes: list[Node]) -> Slot | ConstantVal
 
 
 def check_fixed_inputs(before: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], what: str) -> None:
-    """Raise ArgumentError where an input has another value than the one that something was made with."""
+    """Raise ArgumentError where an input has another value than the setup or the material was made with."""
     for name, value in before.items():
         x = inputs.get(name, value)
         if x is not value and not (isinstance(x, torch.Tensor) and torch.equal(x, value)):
             raise ArgumentError(f"{what} with another '{name}' than this; a program has it once, trace it anew")
 
 
-def _said(x: Any) -> str:
+def _kind_of(x: Any) -> str:
     if type(x) in (torch.Tensor, torch.nn.Parameter):
         return "a tensor without a content" if x.is_meta else f"one of layout {x.layout}"
     return f"a {type(x).__name__}"
 
 
 def bring_inputs(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> dict[Slot, torch.Tensor]:
-    """The inputs at their places.
+    """The inputs by their slots.
 
     Raises:
-        ArgumentError: one is missing. DtypeError: it is no plain tensor with a content. ShapeError: it has another
-            shape or type than in the program.
+        ArgumentError: an input is missing.
+        DtypeError: an input is no plain tensor with a content.
+        ShapeError: an input has another shape or type than in the program.
     """
     found = {}
     for one in brought:
@@ -304,7 +321,7 @@ def bring_inputs(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> di
             raise ArgumentError(f"the program takes '{one.name}' of {one.party}, and it is not among the inputs")
         x = inputs[one.name]
         if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or x.layout != torch.strided:
-            raise DtypeError(f"the program takes a plain tensor for '{one.name}', got {_said(x)}")
+            raise DtypeError(f"the program takes a plain tensor for '{one.name}', got {_kind_of(x)}")
         if (x.shape, x.dtype) != (one.shape, one.dtype):
             way = "trace the program for these"
             if x.is_floating_point() and not one.dtype.is_floating_point:
@@ -319,7 +336,7 @@ def bring_inputs(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> di
 
 @torch.inference_mode()
 def take(lines: list[ProjectedStep], runtime: Runtime, call: int, values: dict[Slot, Any]) -> dict[Slot, Any]:
-    """Take these steps; what is left of the values."""
+    """Take these steps one by one, and return the values that are not dropped."""
     line = None
     try:
         for line in lines:
@@ -336,7 +353,7 @@ def take(lines: list[ProjectedStep], runtime: Runtime, call: int, values: dict[S
 
 
 def _needed(lines: list[ProjectedStep], learned: set[Slot]) -> list[ProjectedStep]:
-    """The steps without draws and computations whose results nothing needs."""
+    """The steps without the draws and computations whose results no step needs."""
     found, needed = [], set(learned)
     for line in reversed(lines):
         lost = isinstance(line.step, Draw) or (isinstance(line.step, Compute) and line.step.pure)
@@ -353,7 +370,7 @@ _IN_PLACE = {
 
 
 def _in_place(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep]:
-    """The steps; arithmetic writes its result over a first operand that nobody else has and nothing else needs."""
+    """The steps, in which arithmetic overwrites a first operand that is fresh memory and that no other step needs."""
     uses = Counter(slot for line in lines for slot in line.sources if type(slot) is not ConstantValue)
     fresh: dict[Slot, Phase] = {}  # not across phases: prepared material may be memory of another kind
     for line in lines:
@@ -371,18 +388,18 @@ def _in_place(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep
 
 
 PASSED = 4 << 20
-"""Bytes sent past a message that is waited for, beyond which nothing more is begun; a quarter of a channel's window."""
+"""The most bytes that are sent past an unread message; a quarter of a channel's window."""
 BESIDE = 2 << 10
-"""More than what a message takes beside its bytes."""
+"""An upper bound of a message's bytes on the wire beside its content."""
 
 
 def _sends_first(lines: list[ProjectedStep], here: frozenset[Party]) -> list[ProjectedStep]:
-    """The steps; a message from elsewhere is waited for where it is needed, and what does not need it comes before.
+    """The steps, in which a message from elsewhere is received where it is first needed, after what does not need it.
 
-    Two parties that open a value to each other so send at the same time, where one would answer the other. What is
-    waited for keeps its order, and so does what is sent. Nobody waits in a circle: take, of the messages that somebody
-    has not read, the first in the program's order. Its sender waits for none before it. Its reader has read all before
-    it, and sends past it only what a channel takes although nobody reads.
+    Two parties that open a value to each other therefore send at the same time. Messages are received in the program's
+    order, and sent in it. This makes no deadlock: of the unread messages take the first in the program's order. Its
+    sender waits for no message before it. Its reader has read all messages before it, and sends past it at most what a
+    channel buffers.
     """
     found: list[ProjectedStep] = []
     waiting: deque[tuple[ProjectedStep, int]] = deque()
@@ -405,7 +422,7 @@ def _makes(waiting: Iterable[tuple[ProjectedStep, int]], needed: frozenset[Slot]
 
 
 def with_drops(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep]:
-    """Each step with the values that nothing after it needs."""
+    """The steps, each with the slots that no later step needs."""
     last = {slot: at for at, line in enumerate(lines) for slot in line.needed}
     return [
         ProjectedStep(
@@ -416,28 +433,21 @@ def with_drops(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedSte
     ]  # fmt: skip
 
 
-# What the programs of one model have in common: the steps that are taken once a session.
+# The setup: steps that the programs of one model have in common, and that are taken once a session.
 #
-# Draws, messages and what a party draws on its own are taken once, in the order of the programs that first need them;
-# everybody counts them all, so that all agree on their numbers. What is computed from them is worked out where it is
-# needed, and kept. A mask that programs take in another form alone is kept in that form alone, and is made of it again
-# for a program that takes it as it was.
-
-
-@runtime_checkable
-class RestoringWeight(Protocol):
-    """What brings a weight into a form of which the weight can be made again."""
-
-    def restorable(self, made: Any) -> bool: ...
-    def restored(self, made: Any, weight: torch.Size) -> torch.Tensor: ...
+# Draws, messages and steps with a party's own randomness are taken once, in the order of the programs that first need
+# them. Every party counts all of them, so that all agree on their numbers. Computed values are worked out when they are
+# needed, and kept. A mask that programs use in a prepared form only is kept in that form only, and restored from it for
+# a program that needs the mask itself.
 
 
 class Setup:
-    """The settled values of one model's programs in a session, as far as they are here. Its repr shows no content.
+    """The setup of one model's programs in a session, at the parties of this process. Its repr shows no content.
 
-    Attributes:
-        call: the number that addresses its randomness; None in a session that is taken up again: nothing of it is drawn
-            or sent a second time.
+    Args:
+        call: the number that addresses its randomness, or None in a resumed session, where no step is drawn or sent a
+            second time.
+        of: a setup whose numbers of draws this one shares.
     """
 
     def __init__(self, call: int | None, of: Setup | None = None):
@@ -445,30 +455,29 @@ class Setup:
         self._lock = threading.Lock()
         self._values: dict[Slot, Any] = {}
         self._taken: set[Slot] = set()
-        """The first result of each draw, message, check and random step that was taken."""
+        """The first slot of each draw, message, check and random step that was taken."""
         self._numbers: dict[Slot, int] = {} if of is None else of._numbers
-        """Of the draws, in the order in which they were first taken."""
+        """The numbers of the draws, in the order in which they were first taken."""
         self._brought: dict[str, torch.Tensor] = {}
         """The inputs that it was made with."""
         self._of: WeakKeyDictionary[Projection, dict[Slot, Any]] = WeakKeyDictionary()
         self._forms: dict[Slot, tuple[Slot, Callable[[Any], torch.Tensor]]] = {}
-        """Of values that are not kept: the form of theirs that is, and what makes them of it."""
+        """For each value that is kept in a prepared form only: the form's slot, and the function that restores it."""
 
     def __repr__(self) -> str:
         return f"Setup({len(self._values)} values)"
 
-    def rehearsed(self) -> Setup:
-        """One that has taken nothing, and whose draws have the numbers that they have here: for who takes another's
-        part of what was taken here."""
+    def for_replay(self) -> Setup:
+        """An empty setup with the same numbers of draws, to replay another party's steps of this setup."""
         return Setup(self.call, self)
 
     def values(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> dict[Slot, Any]:
-        """What a part of a program needs of the setup; what is missing of it is done now.
+        """The values of the setup that a projection needs. Missing steps are taken now.
 
         Raises:
             SectorchError: a weight does not fit, at its owner, before anything is drawn or sent.
-            ArgumentError: an input has another value than before: what was made of it is in use.
-            MaterialError: the session was taken up again, and something would have to be drawn or sent.
+            ArgumentError: an input has another value than the setup was made with.
+            MaterialError: the session was resumed, and a step would have to be drawn or sent.
         """
         with self._lock, torch.inference_mode():
             check_fixed_inputs(self._brought, inputs, "the setup was made")
@@ -476,12 +485,12 @@ class Setup:
                 self._of[part] = self._settled(part, runtime, inputs)
             return self._of[part]
 
-    def made(self, part: Projection) -> bool:
-        """Whether nothing of it is missing for a part of a program."""
+    def is_complete(self, part: Projection) -> bool:
+        """Whether all steps are taken that a projection needs."""
         return part in self._of
 
     def check(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> None:
-        """What whoever is here works out of its own values alone, as `values` does first; nothing is drawn or sent.
+        """Take the steps that depend on this process's own inputs alone. Nothing is drawn or sent.
 
         Raises:
             SectorchError: a weight does not fit, at its owner.
@@ -502,7 +511,7 @@ class Setup:
         last = {slot: at for at, (_, line) in enumerate(plan) if line for slot in line.needed}
         used, forms, size = wanted.union(*self._of.values()), dict[Slot, Node](), 0
         for at, (node, line) in enumerate(plan[:count] if own else plan):
-            if at == count:  # what is drawn and sent from here on is of these inputs
+            if at == count:  # from here on, steps draw and send: the inputs are fixed
                 self._brought |= {i.name: inputs[i.name] for i in brought}
             if self._take(node, line, part, runtime, values):
                 self._values |= {slot: values[slot] for slot in node.slots if slot in values}
@@ -521,10 +530,10 @@ class Setup:
         return {} if own else {slot: self._values[slot] for slot in wanted}
 
     def _drop(self, slot: Slot, node: Node, part: Projection, values: dict[Slot, Any]) -> None:
-        """Forget what a step brought into another form, if it can be made of that again."""
+        """Forget a value that a step prepared as another form, if it can be restored from it (`ring.Linear`)."""
         step, form = node.step, values.get(node.slots[0])
-        product = getattr(step.f, "__self__", None) if isinstance(step, Compute) else None
-        if slot in self._values and isinstance(product, RestoringWeight) and product.restorable(form):
+        product: Any = getattr(step.f, "__self__", None) if isinstance(step, Compute) else None
+        if slot in self._values and hasattr(product, "restorable") and product.restorable(form):
             self._forms[slot] = node.slots[0], partial(product.restored, weight=part.shapes[slot].shape)
             self._values.pop(slot)
             values.pop(slot, None)
@@ -537,7 +546,7 @@ class Setup:
     def _take(
         self, node: Node, line: ProjectedStep | None, part: Projection, runtime: Runtime, values: dict[Slot, Any]
     ) -> bool:
-        """Take a step; whether its results are kept, since it is taken once a session."""
+        """Take a step, and return whether its results are kept because it is taken once a session."""
         step, first = node.step, node.slots[0]
         once = _once(node)
         if once and (first in self._taken or self.call is None):
@@ -556,7 +565,7 @@ class Setup:
         return once and not (isinstance(step, Move) and step.header.dst not in part.here)
 
     def _plan(self, part: Projection, wanted: set[Slot]) -> tuple[list[tuple[Node, ProjectedStep | None]], int]:
-        """The steps that are missing, with what is done of them here; first those, so many, that are on own values."""
+        """The missing steps, each with its projection, and how many of them, which come first, use own values only."""
         kept = set(self._values) | set(self._forms)
         nodes, needed = [], wanted - kept
         for node in reversed(part.program.setup):
@@ -580,7 +589,7 @@ class Setup:
 
 
 UNTRIMMED = 1 << 27
-"""Bytes of results after which the memory of those that are gone is given back."""
+"""Bytes of results after which freed memory is returned to the operating system."""
 
 
 def _pure(node: Node) -> bool:
@@ -588,32 +597,25 @@ def _pure(node: Node) -> bool:
 
 
 def _once(node: Node) -> bool:
-    """Whether it cannot be taken again: a draw, a message, or a step with randomness of a party's own."""
+    """Whether the step must not be repeated: a draw, a message, or a step with a party's own randomness."""
     return not isinstance(node.step, Compute) or node.step.random
 
 
-# What is done ahead of the query, in two: what a dealer does, who waits for nobody, and what remains.
+# The offline steps in two halves: those of the dealer, which waits for nobody, and the rest.
 #
-# So a dealer can work out a call, keep what came of it, and send it later, when nothing is computed a second time.
-
-
-class DealingRuntime(Runtime, Protocol):
-    """The runtime of a dealer that sends nothing (`run/rehearsal.py`)."""
-
-    def draw_all(self, draws: Sequence[Draw], call: int) -> list[torch.Tensor]:
-        """As many draws one by one, in less time."""
-        ...
+# A dealer can take its half of a call, keep the results, and send them later without computing them again.
 
 
 class DealerSplit:
-    """The offline steps of a part, of a program whose dealer is here and is sent nothing ahead of the query.
+    """The offline steps of a projection in two halves, for a program whose dealer is here and receives nothing in them.
 
     Args:
-        most: bytes up to which what is between the two is kept of a call. Beyond, nothing is, and `finish` has nothing
-            to go on with: the dealer's steps are there to look at what it sends.
+        most: the most bytes that are kept of a call between the halves. Where they are more, nothing is kept and
+            `finish` cannot be called; the dealer's half then only shows what the dealer sends.
 
     Attributes:
-        part: what it is of. keeps: whether it is.
+        part: the projection.
+        keeps: whether the results between the halves are kept.
     """
 
     def __init__(self, part: Projection, dealer: Party, most: int):
@@ -630,10 +632,14 @@ class DealerSplit:
         mine = [line for line in mine if not (self.keeps and isinstance(line.step, Draw))]
         self._mine = with_drops(mine, set(self._between))
         self._rest = with_drops(rest, set(part.kept))
-        self._brought = [one for one in part.brought if one.slot in needed]
+        self._brought = [one for one in part.required_inputs if one.slot in needed]
 
-    def begin(self, runtime: DealingRuntime, call: int, settled: Mapping[Slot, Any]) -> dict[Slot, Any]:
-        """What the dealer does; what is kept of it. The draws come first, at once: they are kept anyway."""
+    def begin(self, runtime: Any, call: int, settled: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        """Take the dealer's half, and return the values to keep.
+
+        Args:
+            runtime: a `DealerReplay` (`run/dealer_replay.py`), which makes all draws at once: they are kept anyway.
+        """
         drawn = runtime.draw_all(self._draws, call)
         values = take(self._mine, runtime, call, {**settled, **dict(zip(self._drawn, drawn, strict=True))})
         return {slot: values[slot] for slot in self._between}
@@ -646,15 +652,20 @@ class DealerSplit:
         inputs: Mapping[str, torch.Tensor],
         begun: dict[Slot, Any],
     ) -> list[Any]:
-        """What remains: the messages, and what others who are here do; as `Part.prepare`. `begun` is used up."""
+        """Take the other half: the messages, and the steps of others who are here. Returns the same as
+        `Projection.prepare`.
+
+        Args:
+            begun: what `begin` returned; it is used up.
+        """
         values = {**settled, **bring_inputs(self._brought, inputs), **begun}
         begun.clear()
         take(self._rest, runtime, call, values)
-        return [_alone(values[slot]) for slot in self._kept]
+        return [_in_own_memory(values[slot]) for slot in self._kept]
 
 
 def split_of(program: Program, runtime: Runtime, dealer: Party, most: int) -> DealerSplit:
-    """Of what a process takes of a program; worked out once."""
+    """The two halves of a process's projection of a program, worked out once."""
     part = part_of(program, runtime.here)
     if (dealer, most) not in part.splits:
         part.splits[dealer, most] = DealerSplit(part, dealer, most)
@@ -666,8 +677,8 @@ def _is_of(line: ProjectedStep, dealer: Party) -> bool:
 
 
 @torch.inference_mode()
-def _alone(value: Any) -> Any:
-    """The value, in memory of its own: draws that were made at once are parts of one piece, which would stay."""
+def _in_own_memory(value: Any) -> Any:
+    """The value, copied where it is a part of larger memory, as draws that were made at once are."""
     if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > _bytes(value):
         return value.clone()
     return value

@@ -1,4 +1,7 @@
-"""Random numbers that a function draws while it is traced would be public constants of its program: refused."""
+"""Refuses random draws while a program is traced. Its own file, which alone may look at global random generators.
+
+Numbers that a function draws from a global generator while it is traced would be public constants of its program.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from ...errors import ArgumentError
 
 
 def _generators() -> tuple:
-    """Where the generators stand that nobody has to ask for."""
+    """The states of the global generators."""
     state: Any = numpy.random.get_state()
-    _, words, *rest = state  # with the normal number that numpy keeps for the next time
+    _, words, *rest = state  # includes the normal number that numpy keeps for the next draw
     return torch.get_rng_state().numpy().tobytes(), words.tobytes(), rest, random.getstate()
 
 
 @contextmanager
 def check_no_random_draws() -> Iterator[None]:
-    """What is inside draws nothing from the generators of torch, numpy and Python.
+    """Check that the `with` block draws nothing from the generators of torch, numpy and Python.
 
     Raises:
-        ArgumentError: it did. What is drawn so is the same in every call, and everybody has it: it masks nothing.
+        ArgumentError: it did. Such numbers are public and the same in every call, so they mask nothing.
     """
     before = _generators()
     yield

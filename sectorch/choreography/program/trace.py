@@ -1,9 +1,14 @@
-"""A choreography as a value: every step of one call, traced on shapes, and the readings of it.
+"""Programs: the steps of one call, recorded in a dry run on shapes, as a value that can be compared, shown and run.
 
-`Tracing` writes down what a dry run does, whoever would do it: a step knows its owners, its phase and protocol, and the
-places of its operands. A `Program` keeps the steps that its results and messages need, those of the setup included. It
-holds shapes and public values only. What a process takes of it is in `part.py`, and `party` is one party's part as
-Python code (`generated.py`).
+A call that runs from a program takes three stages, each a section or file of its own:
+
+1. A `ProgramTracer` listens to a `Net` (`choreography/net.py`) in which no party is present, and records each step as a
+   `Node`: the step with its owners and phase, and the slots of its operands and results.
+2. `ProgramTracer.program` keeps the nodes that the results and messages need, those of the setup included. The
+   `Program` holds shapes and public values only. Two programs are equal if their digests are.
+3. Each process takes its part of the program: `projection.py`.
+
+`Program.party` gives one party's part as readable Python code (`PartyProgram`). The digest is made of that code.
 """
 
 from __future__ import annotations
@@ -36,69 +41,25 @@ from ...errors import ArgumentError, MisplacedValueError
 from ..located import Located
 from ..net import Compute, Draw, Header, Move, Read, Step
 from ..roles import Party, Phase
-from ..shapes import PartialCall, fill_arguments
+from ..shapes import PartialCall, cell_content, fill_arguments
 
-# What the functions of a program's steps take past their arguments: it has to be the same in every call.
-
-
-_EMPTY = object()
-
-
-class Closures:
-    """The variables that noted functions close over, as they were then."""
-
-    def __init__(self):
-        self._noted: dict[int, tuple[CellType, Any]] = {}
-        self.located = False
-        """Whether one holds a located value, which is one call's."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether one holds something else now: a loop has given it another value, say."""
-        return any(_content(cell) is not content for cell, content in self._noted.values())
-
-    def note(self, f: Any) -> None:
-        """Remember what a function closes over, and the functions in there; anything else has no closure."""
-        if isinstance(f, PartialCall):
-            f = f.f
-        elif isinstance(f, partial):
-            f = f.func
-        if not isinstance(f, FunctionType):
-            return
-        for cell in f.__closure__ or ():
-            if id(cell) in self._noted:
-                continue
-            content = _content(cell)
-            self._noted[id(cell)] = cell, content
-            fields = [getattr(content, name, None) for name in getattr(content, "__dataclass_fields__", ())]
-            self.located |= any(type(value) is Located for value in (content, *fields))
-            self.note(content)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return _EMPTY
-
-
-# What a program is made of: steps, the places of their values, and what parties bring.
+# The parts of a program: nodes, the slots of their values, and inputs.
 
 
 Slot = tuple[int, int, int]
-"""A value's place: the number of the call, the step that made it (-1 of an input), and which of its results it is."""
+"""The address of a value: the number of the call, the number of its step (-1 for an input), and of the result."""
 
 
 @dataclass(unsafe_hash=True, slots=True)  # not frozen, which takes three times as long to make
 class OperandRef:
-    """An operand that a step made, or that a party brought. It does not change."""
+    """An operand that is a step's result or an input. It does not change."""
 
     slot: Slot
 
 
 @dataclass(frozen=True)
 class Input:
-    """A value that a party brings: the query, or a weight."""
+    """An input of a party: the query, or a weight."""
 
     slot: Slot
     name: str
@@ -110,12 +71,15 @@ class Input:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step, which does not change. `operands` are `OperandRef` or public values; `results` are meta tensors.
+    """A recorded step. It does not change.
 
     Attributes:
+        operands: an `OperandRef` for each operand that a step or an input gives, and the others as public values.
+        slots: of the results.
+        results: as meta tensors.
         many: whether the step gives a tuple.
         place: the layer that it belongs to.
-        taken: the places of what its operands were made by.
+        operand_slots: the slots of the operands.
     """
 
     step: Step
@@ -124,73 +88,282 @@ class Node:
     results: tuple[Any, ...]
     many: bool
     place: str
-    taken: tuple[Slot, ...] = field(init=False)
+    operand_slots: tuple[Slot, ...] = field(init=False)
 
     def __post_init__(self):
-        self.taken = tuple([operand.slot for operand in self.operands if type(operand) is OperandRef])
+        self.operand_slots = tuple([operand.slot for operand in self.operands if type(operand) is OperandRef])
 
     @property
     def needs(self) -> set[Slot]:
-        return set(self.taken)
+        return set(self.operand_slots)
 
     @property
     def parties(self) -> frozenset[Party]:
-        """Who holds its results."""
+        """The parties that hold its results."""
         return self.step.owners
 
 
-class _Uncollected:
-    """How many want no collection now, over all threads, and whether there were any before."""
-
-    def __init__(self):
-        self.lock, self.count, self.was = threading.Lock(), 0, True
+PLACE: ContextVar[str] = ContextVar("the layer that is traced", default="")
+"""The layer of the model whose steps are recorded now; errors name it."""
 
 
-_UNCOLLECTED = _Uncollected()
+class ProgramTracer:
+    """Records the steps of one net of a dry session.
 
-MANY = 100_000
-"""Objects made since the last collection that are a program rather than what a call leaves."""
-
-
-@contextmanager
-def garbage_collection_paused() -> Iterator[None]:
-    """Inside, no cycle of objects is collected, in no thread, but for who asks for it.
-
-    A program is tens of thousands of objects that stay: collections that pass over them take half of its time. Many
-    objects are counted as old afterwards, which spares three passes over them, unless the application has frozen
-    objects of its own. And what is there when a step is over must not hang on when a collection happens to run
-    (`training/programs.py`).
+    Args:
+        call: the number of the net's call.
+        setup: the tracer of the session's setup, where this one records a call.
+        alone: this is the setup of one program, and not of all programs of a model. Then all its checks belong to the
+            program.
     """
-    state = _UNCOLLECTED
-    with state.lock:
-        state.was = gc.isenabled() if state.count == 0 else state.was
-        state.count += 1
-        gc.disable()
-    try:
-        yield
-    finally:
-        with state.lock:
-            state.count -= 1
-            if state.count == 0 and state.was:
-                if gc.get_count()[0] > MANY and not gc.get_freeze_count():
-                    gc.freeze()
-                    gc.unfreeze()  # which puts them into the oldest generation
-                gc.enable()
+
+    def __init__(self, call: int, setup: ProgramTracer | None = None, *, alone: bool = False):
+        self._call, self._setup, self._alone = call, setup, alone
+        self._known = (call, setup._call if setup else call)
+        self._lock: threading.RLock = setup._lock if setup else threading.RLock()
+        """Several threads record into one setup."""
+        self._nodes: list[Node] = []
+        self._inputs: list[Input] = []
+        self._read: list[tuple[Any, OperandRef]] = []
+        self._relied: dict[Slot, None] = {}
+        self._closures = Closures()
+        self._strange = False
+        """Whether a step took a value of another call."""
+
+    def add_input(self, value: Located, name: str) -> None:
+        """Record an input of the program."""
+        (party,) = value.owners
+        with self._lock:
+            value.slot = (self._call, -1, len(self._inputs))
+            self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
+
+    def rely(self, checked: Located) -> None:
+        self._relied[checked.slot] = None
+
+    def step(self, number: int, step: Step, values: tuple, result: Any) -> None:
+        with self._lock:
+            self._step(number, step, values, result)
+
+    def _step(self, number: int, step: Step, values: tuple, result: Any) -> None:
+        operands = []
+        if isinstance(step, Compute):
+            self._closures.note(step.f)
+        for v in values:
+            if type(v) is Located:
+                self._strange |= (v.slot or (None,))[0] not in self._known
+                operands.append(OperandRef(v.slot))
+            else:
+                if isinstance(step, Compute):
+                    self._closures.note(v)
+                operands.append(self._public(v))
+        many = isinstance(result, tuple)
+        results = result if many else (result,)
+        slots = tuple([(self._call, number, i) for i in range(len(results))]) if many else ((self._call, number, 0),)
+        self._nodes.append(Node(step, tuple(operands), slots, results, many, PLACE.get()))
+        if isinstance(step, Read):
+            self._read.append((result, OperandRef(slots[0])))
+
+    def _public(self, value: Any) -> Any:
+        """A public operand as it is now, copied where the traced function is a user's and may change it afterwards."""
+        alone = self._alone or (self._setup is not None and self._setup._alone)
+        return value.clone() if alone and type(value) is torch.Tensor else value
+
+    def program(self, results: Any) -> Program:
+        """The program of the recorded steps, with the steps of the setup that it needs.
+
+        Args:
+            results: a tree of values that were read (`Net.read`) and of public values.
+
+        Raises:
+            ArgumentError: a step's function depends on its call by more than its arguments, a step takes a value of
+                another call, two inputs have one name, an input of the setup is not of `Phase.SETUP`, or a result is
+                neither read nor public.
+        """
+        with self._lock:
+            return self._program(results)
+
+    def _program(self, results: Any) -> Program:
+        before = self._setup or ProgramTracer(-1)
+        if any(tracing._closures.located or tracing._closures.changed for tracing in (self, before)):
+            raise ArgumentError(
+                "a handler's function closes over a variable that changed after its step, or over a located value; "
+                "pass what it takes as arguments"
+            )
+        if self._strange or before._strange:
+            raise ArgumentError("a step takes a value of another call; bring what a program needs into it")
+        leaves, tree = pytree.tree_flatten(results)
+        leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
+        for leaf in leaves:
+            if isinstance(leaf, Located) or (isinstance(leaf, torch.Tensor) and leaf.is_meta):
+                raise ArgumentError(
+                    "a result is neither what `net.read` of the call gave nor public; read it last, and compute with "
+                    "it before, or after the run"
+                )
+        call = _needed(self._nodes, set(), (Move, Read))
+        relied = [node.slots[0] for node in before._nodes if _checks(node)] if before._alone else self._relied
+        setup = _ordered(before._nodes, [*relied, *(slot for node in call for slot in node.operand_slots)])
+        brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
+        needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.operand_slots)
+        inputs = [brought[slot] for slot in needed if slot in brought]
+        for i in inputs:
+            if i.slot[0] == before._call and i.phase != Phase.SETUP:
+                raise ArgumentError(f"'{i.name}' is brought into the setup, which is done once: Phase.SETUP")
+        twice = [name for name, count in Counter(i.name for i in inputs).items() if count > 1]
+        if twice:
+            raise ArgumentError(f"two inputs of one program are called '{twice[0]}'; give `net.own` another name")
+        return Program(setup, call, inputs, leaves, tree, before)
+
+
+def _checks(node: Node) -> bool:
+    return isinstance(node.step, Compute) and not node.step.pure and not node.step.random
+
+
+def _ordered(nodes: list[Node], wanted: list[Slot]) -> list[Node]:
+    """The steps that the wanted values need, in the order in which they need them, with draws numbered anew.
+
+    The order therefore does not depend on other programs whose setup was recorded before.
+    """
+    made = {slot: node for node in nodes for slot in node.slots}
+    found: dict[Node, Node] = {}
+    ahead, draws = list(reversed(wanted)), itertools.count()
+    while ahead:
+        node = made.get(ahead[-1])
+        missing = [slot for slot in node.operand_slots if slot in made and made[slot] not in found] if node else []
+        if node is None or node in found or not missing:
+            ahead.pop()
+            if node is not None and node not in found:
+                draw = isinstance(node.step, Draw)
+                found[node] = replace(node, step=replace(node.step, number=next(draws))) if draw else node
+        else:
+            ahead += reversed(missing)
+    return list(found.values())
+
+
+def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
+    """The nodes of a kind to keep, the nodes that are not pure, and all nodes that these and the wanted slots need."""
+    found, needed = [], set(wanted)
+    for node in reversed(list(nodes)):
+        asked = isinstance(node.step, kept) or (isinstance(node.step, Compute) and not node.step.pure)
+        if asked or not needed.isdisjoint(node.slots):
+            found.append(node)
+            needed.update(node.operand_slots)
+    return found[::-1]
+
+
+class Program(Display):
+    """One call of a choreography as a value. Two programs are equal if their digests are.
+
+    Attributes:
+        setup, call: the steps in order, those that are taken once a session and those of each call.
+        inputs: the inputs of all parties.
+        leaves, tree: the results as a tree: an `OperandRef` for what a party reads, and public values.
+        before: the tracer of the setup. Programs with the same one share its steps.
+    """
+
+    def __init__(
+        self,
+        setup: list[Node],
+        call: list[Node],
+        inputs: list[Input],
+        leaves: list[Any],
+        tree: Any,
+        before: ProgramTracer,
+    ):
+        self.setup, self.call, self.inputs, self.before = setup, call, inputs, before
+        self.leaves, self.tree = leaves, tree
+        self.parts: dict[frozenset[Party], Any] = {}
+        """The projections of it (`projection.py`), by the parties that are present."""
+
+    def __repr__(self) -> str:
+        return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Program) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All steps, those of the setup first."""
+        return [*self.setup, *self.call]
+
+    @cached_property
+    def parties(self) -> tuple[Party, ...]:
+        """The parties that take part, by role and name."""
+        return tuple(sorted({p for node in self.nodes for p in node.parties}, key=lambda p: (p.role, p.name)))
+
+    @cached_property
+    def messages(self) -> list[Header]:
+        """Every message, in order: protocol, label, edge, phase, round, shape, and what hides it."""
+        return [node.step.header for node in self.nodes if isinstance(node.step, Move)]
+
+    @property
+    def cost(self) -> dict[str, dict[str, int]]:
+        """For each phase the messages, their bytes, and the rounds: the longest chain of messages that wait."""
+        found = {}
+        for phase in Phase:
+            sent = [m for m in self.messages if m.phase == phase]
+            rounds = max((m.round for m in sent), default=0)
+            found[phase.name.lower()] = {"messages": len(sent), "bytes": sum(m.bytes for m in sent), "rounds": rounds}
+        return found
+
+    def party(self, name: str) -> PartyProgram:
+        """One party's part of the program, by the party's name or role.
+
+        Raises:
+            MisplacedValueError: no such party takes part, or several parties have that role.
+        """
+        found = [p for p in self.parties if p.name == name] or [p for p in self.parties if p.role == name]
+        if len(found) != 1:
+            known = ", ".join(p.name for p in self.parties)
+            raise MisplacedValueError(f"'{name}' names {len(found)} parties of this program; it has {known}")
+        (me,) = found
+        mine = [node for node in self.nodes if me in node.parties]
+        learned = {slot for node in mine if isinstance(node.step, Read) for slot in node.needs}
+        return PartyProgram(me, _needed(mine, learned, (Move, Read)), [i for i in self.inputs if i.party == me])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of every party's code (without comments) and constants, and of the form of the results."""
+        parts = ["learned" if type(y) is OperandRef else spell_constant(y) for y in self.leaves]
+        results = f"{self.tree} {parts}"
+        found = hashlib.sha256(results.encode())
+        for party in self.parties:
+            theirs = self.party(party.name)
+            code = "\n".join(line for line in theirs.code.splitlines() if not line.lstrip().startswith("# "))
+            for part in (party.name, code, *(spell_constant(v) for v in theirs.constants.values()), results):
+                found.update(len(part).to_bytes(8, "big") + part.encode())
+        return found.hexdigest()
+
+    def draw(self) -> str:
+        """A picture of the messages, round after round."""
+        return list_messages(self.messages, self.parties)
+
+    def sections(self) -> Iterator[RenderableType]:
+        """The cost by phase, and the picture of the messages."""
+        table = Table(title=repr(self))
+        for column in ("phase", "messages", "bytes", "rounds"):
+            table.add_column(column, justify="left" if column == "phase" else "right")
+        for phase, cost in self.cost.items():
+            table.add_row(phase, *(f"{cost[name]:,}" for name in ("messages", "bytes", "rounds")))
+        yield table
+        yield Text(self.draw(), no_wrap=True)
 
 
 # One party's part of a program, as Python code that says everything that the party does.
 #
 # The code is three functions: `setup` (once a session), `offline` (what does not depend on the query) and `online`.
-# Each takes `io`, the party's side of the world, and what the functions before it returned:
+# Each takes `io`, the party's inputs and outputs, and what the functions before it returned:
 #
-#     io.input(name)                                  a value that this party brings
+#     io.input(name)                                  an input of this party
 #     io.draw(peer, name, number, shape, dtype)       the next words of the stream that it shares with a peer
 #     io.send(peer, label, value)
 #     io.receive(peer, label, shape, dtype)
-#     io.result(value)                                what this party learns
+#     io.result(value)                                a value that this party learns
 #
-# Whatever else a line calls is an operator, a function of torch, or a kernel that the code imports. A function without
-# a name (a lambda of a handler) and a public tensor stand in `constants`.
+# Everything else that a line calls is an operator, a function of torch, or a kernel that the code imports. Functions
+# without a name (lambdas of a handler) and larger public tensors stand in `constants`.
 
 
 _INFIX = {
@@ -201,7 +374,7 @@ _INFIX = {
 }  # fmt: skip
 _PREFIX = {operator.neg: "-", operator.invert: "~"}
 SPELLED = 64
-"""Entries that a public tensor may have to stand in the code."""
+"""Public tensors of at most this many entries are written into the code."""
 _ABOUT = {
     Phase.SETUP: "Once a session.",
     Phase.OFFLINE: "Once a call, before the query is known.",
@@ -210,22 +383,22 @@ _ABOUT = {
 
 
 class PartyProgram:
-    """What one party of a program does.
+    """One party's part of a program, as Python code.
 
     Attributes:
         me: the party.
-        code: `setup`, `offline` and `online`, for whoever wants to read what it computes, sends, receives and learns.
-        constants: what the code cannot spell, by name: public tensors, and functions without a name.
+        code: the functions `setup`, `offline` and `online`, to read what it computes, sends, receives and learns.
+        constants: public tensors and functions without a name, by the names that the code has for them.
     """
 
     def __init__(self, me: Party, nodes: list[Node], inputs: list[Input]):
         self.me = me
         self.constants: dict[str, Any] = {}
         self._imports: dict[str, tuple[str, str]] = {}
-        """By the name that the code uses: module, and name there."""
+        """The module and the name in it, by the name that the code uses."""
         self._names: dict[Slot, str] = {}
         self._used: Counter[str] = Counter()
-        # What moves from this party, it has already: what arrives there is the same value.
+        # The result of a message that this party sends is the value that it has already.
         self._same = {
             node.slots[0]: node.operands[0].slot
             for node in nodes
@@ -265,11 +438,11 @@ class PartyProgram:
         return {phase.name.lower(): scope[phase.name.lower()] for phase in Phase}
 
     def _tells(self, node: Node) -> bool:
-        """Whether it is a message that this party sends or gets."""
+        """Whether a step is a message that this party sends or receives."""
         return isinstance(node.step, Move) and self.me in (node.step.header.src, node.step.header.dst)
 
     def _needs(self, node: Node) -> set[Slot]:
-        """The values of this party that a step takes."""
+        """The slots of this party's values that a step takes."""
         if isinstance(node.step, Move) and node.step.header.src != self.me:
             return set()
         return {self._slot(slot) for slot in node.needs}
@@ -301,7 +474,7 @@ class PartyProgram:
     def _line(self, node: Node) -> str:
         step = node.step
         if isinstance(step, Read):
-            return f"io.result({self._said(node.operands[0])})"
+            return f"io.result({self._spell(node.operands[0])})"
         if isinstance(step, Move):
             return self._message(node, step.header)
         if isinstance(step, Draw):
@@ -309,7 +482,7 @@ class PartyProgram:
             name = self._name(node.slots[0], step.name.rsplit("/", 1)[-1])
             return f"{name} = io.draw({peer.name!r}, {step.name!r}, {step.number}, {tuple(step.size)}, {step.dtype})"
         named = [self._name(slot, _short(step.f)) if slot in self._needed else "_" for slot in node.slots]
-        called = self._called(step.f, node.operands)
+        called = self._spell_call(step.f, node.operands)
         if not node.many:
             return called if named == ["_"] else f"{named[0]} = {called}"
         return f"{', '.join(named)}{',' if len(named) == 1 else ''} = {called}"
@@ -317,30 +490,30 @@ class PartyProgram:
     def _message(self, node: Node, header: Header) -> str:
         label = f"{header.protocol}/{header.label}"
         if header.src == self.me:
-            return f"io.send({header.dst.name!r}, {label!r}, {self._said(node.operands[0])})"
+            return f"io.send({header.dst.name!r}, {label!r}, {self._spell(node.operands[0])})"
         name = self._name(node.slots[0], header.label)
         return f"{name} = io.receive({header.src.name!r}, {label!r}, {tuple(header.shape)}, {header.dtype})"
 
     # Expressions.
 
-    def _called(self, f: Callable, operands: Sequence[Any]) -> str:
+    def _spell_call(self, f: Callable, operands: Sequence[Any]) -> str:
         named: dict[str, Any] = {}
         if isinstance(f, PartialCall):
             named = {name: fill_arguments(value, operands) for name, value in f.kwargs.items()}
             f, operands = f.f, fill_arguments(f.args, operands)
-        said = [self._said(operand) for operand in operands]
+        parts = [self._spell(operand) for operand in operands]
         known = f if isinstance(f, BuiltinFunctionType) else None
         if known in _INFIX:
-            return f"{said[0]} {_INFIX[known]} {said[1]}"
+            return f"{parts[0]} {_INFIX[known]} {parts[1]}"
         if known in _PREFIX:
-            return f"{_PREFIX[known]}{said[0]}"
+            return f"{_PREFIX[known]}{parts[0]}"
         if known is operator.getitem:
-            return f"{said[0]}[{_index(operands[1]) or said[1]}]"
-        said += [f"{name}={self._said(value)}" for name, value in named.items()]
-        return f"{self._said(f)}({', '.join(said)})"
+            return f"{parts[0]}[{_index(operands[1]) or parts[1]}]"
+        parts += [f"{name}={self._spell(value)}" for name, value in named.items()]
+        return f"{self._spell(f)}({', '.join(parts)})"
 
-    def _said(self, value: Any) -> str:
-        """A name for what a step made, and a public value as Python spells it."""
+    def _spell(self, value: Any) -> str:
+        """Python code for an operand: the name of a result, or a public value."""
         if isinstance(value, OperandRef):
             return self._names[self._slot(value.slot)]
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
@@ -352,36 +525,36 @@ class PartyProgram:
         if isinstance(value, torch.Size):
             return f"torch.Size({list(value)})"
         if isinstance(value, (tuple, list)):
-            said = ", ".join(self._said(v) for v in value)
-            return f"[{said}]" if isinstance(value, list) else f"({said}{',' if len(value) == 1 else ''})"
+            parts = ", ".join(self._spell(v) for v in value)
+            return f"[{parts}]" if isinstance(value, list) else f"({parts}{',' if len(value) == 1 else ''})"
         if isinstance(value, dict):
-            return f"{{{', '.join(f'{key!r}: {self._said(v)}' for key, v in value.items())}}}"
+            return f"{{{', '.join(f'{key!r}: {self._spell(v)}' for key, v in value.items())}}}"
         if isinstance(value, slice):
-            return f"slice({self._said(value.start)}, {self._said(value.stop)}, {self._said(value.step)})"
+            return f"slice({self._spell(value.start)}, {self._spell(value.stop)}, {self._spell(value.step)})"
         if isinstance(value, MethodType):
-            return f"{self._said(value.__self__)}.{value.__name__}"
-        if is_dataclass(value) and not isinstance(value, type) and _there(type(value)):
-            said = ", ".join(f"{name}={self._said(getattr(value, name))}" for name in value.__dataclass_fields__)
-            return f"{self._imported(type(value))}({said})"
+            return f"{self._spell(value.__self__)}.{value.__name__}"
+        if is_dataclass(value) and not isinstance(value, type) and _is_importable(type(value)):
+            parts = ", ".join(f"{name}={self._spell(getattr(value, name))}" for name in value.__dataclass_fields__)
+            return f"{self._imported(type(value))}({parts})"
         if isinstance(value, partial):
             self._imports["partial"] = "functools", "partial"
-            said = [self._said(value.func), *map(self._said, value.args)]
-            said += [f"{name}={self._said(v)}" for name, v in value.keywords.items()]
-            return f"partial({', '.join(said)})"
+            parts = [self._spell(value.func), *map(self._spell, value.args)]
+            parts += [f"{name}={self._spell(v)}" for name, v in value.keywords.items()]
+            return f"partial({', '.join(parts)})"
         if value is Ellipsis:
             return "..."
         if callable(value):
             name = resolve_name(value)
             if name and name.startswith("torch."):
                 return name
-            if _there(value):
+            if _is_importable(value):
                 return self._imported(value)
         return self._constant(value)
 
     def _imported(self, value: Any) -> str:
         there = value.__module__, value.__name__
         name = value.__name__
-        if self._imports.setdefault(name, there) != there:  # of two modules, under one name
+        if self._imports.setdefault(name, there) != there:  # two modules use this name
             name = f"{value.__module__.replace('.', '_')}_{name}"
             self._imports[name] = there
         return name
@@ -393,7 +566,7 @@ class PartyProgram:
         return name
 
     def _name(self, slot: Slot, wish: str) -> str:
-        """A name for a value, of its own."""
+        """A new name for a value."""
         wish = re.sub(r"[^A-Za-z0-9_]+", "_", wish).strip("_")
         wish = wish if re.match("[A-Za-z]", wish) else f"v_{wish}".rstrip("_")
         self._used[wish] += 1
@@ -402,45 +575,49 @@ class PartyProgram:
 
 
 def _comment(place: str) -> str:
-    """Where in the model a line belongs, in one line: the layer's name comes from whoever wrote the model."""
+    """A comment that names the layer, with other than printable ASCII characters removed: the model names layers."""
     layer = place.split(" at ")[0]
     return "# " + "".join(c if c.isascii() and c.isprintable() else "?" for c in layer[:100])
 
 
 def _short(f: Callable) -> str:
-    """What a result is called: after what made it."""
+    """A name for a result, after the function that computes it."""
     f = f.func if isinstance(f, partial) else f
     name = getattr(f, "__name__", type(f).__name__)
     return {"getitem": "part", "<lambda>": "v"}.get(name, name.strip("_").lower())
 
 
 def _index(index: Any) -> str:
-    """An index as Python spells it; empty where it needs a name."""
+    """Python code for an index; empty where it needs a name."""
     if isinstance(index, tuple):
-        said = [_index(i) for i in index]
-        return ", ".join(said) if all(said) else ""
+        parts = [_index(i) for i in index]
+        return ", ".join(parts) if all(parts) else ""
     if isinstance(index, slice) and all(
         isinstance(v, (int, type(None))) for v in (index.start, index.stop, index.step)
     ):
-        said = ["" if v is None else str(v) for v in (index.start, index.stop)]
-        return ":".join(said + ([] if index.step is None else [str(index.step)]))
+        parts = ["" if v is None else str(v) for v in (index.start, index.stop)]
+        return ":".join(parts + ([] if index.step is None else [str(index.step)]))
     return str(index) if isinstance(index, int) or index is None or index is Ellipsis else ""
 
 
-def _there(value: Any) -> bool:
-    """Whether a function, kernel or class is what its module calls by its name."""
+def _is_importable(value: Any) -> bool:
+    """Whether importing a function's, kernel's or class's name from its module gives it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
     found = getattr(sys.modules.get(module or ""), name, None)
     return found is not None and getattr(found, "kernel", found) is value
 
 
 def spell_constant(value: Any) -> str:
-    """All there is to a constant: a tensor's type, shape and content, a function's code and what it closes over."""
+    """A text that is the same for equal constants only, in every process.
+
+    It contains a tensor's type, shape and content, and a function's code, defaults and the variables that it closes
+    over.
+    """
     if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta:
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {content.hex()}"
     if isinstance(value, FunctionType):
-        code, held = value.__code__, [_text_of_content(cell) for cell in value.__closure__ or ()]
+        code, held = value.__code__, [cell_content(cell) for cell in value.__closure__ or ()]
         held += [value.__defaults__, value.__kwdefaults__]
         parts = value.__module__, value.__qualname__, spell_constant(code), *map(spell_constant, held)
         return f"function({', '.join(parts)})"
@@ -463,18 +640,11 @@ def spell_constant(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
         return f"{type(value).__qualname__}({spell_constant(fields)})"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # an address is another one in each process
-
-
-def _text_of_content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return None
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # addresses differ between processes
 
 
 def list_messages(messages: list[Header], parties: tuple[Party, ...]) -> str:
-    """Who sends what to whom, one line a message: the phase and round, an arrow between the parties' columns, bytes."""
+    """The messages as text, one a line: phase and round, an arrow between the parties' columns, label and bytes."""
     width = 14
     head = "".join(p.name.center(width) for p in parties)
     text = [f"{'phase':9}{'round':>6}{head}  message"]
@@ -488,246 +658,77 @@ def list_messages(messages: list[Header], parties: tuple[Party, ...]) -> str:
     return "\n".join(text)
 
 
-def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
-    """The nodes of a kind that is kept, those that are not pure, and all that these and the wanted slots need."""
-    found, needed = [], set(wanted)
-    for node in reversed(list(nodes)):
-        asked = isinstance(node.step, kept) or (isinstance(node.step, Compute) and not node.step.pure)
-        if asked or not needed.isdisjoint(node.slots):
-            found.append(node)
-            needed.update(node.taken)
-    return found[::-1]
+# Closures. A step's function may depend on variables beside its arguments. They must be the same in every call.
 
 
-PLACE: ContextVar[str] = ContextVar("the layer that is traced", default="")
-"""Where in a model the steps that are traced belong, for errors."""
+_EMPTY = object()
 
 
-class ProgramTracer:
-    """What one net of a dry session writes its steps to. A call's tracing knows that of the setup.
+class Closures:
+    """The variables that the recorded functions close over, with their content at the time of recording."""
 
-    Args:
-        alone: whether it is the setup of one program, and not of all of a model's: then its checks are the program's.
-    """
-
-    def __init__(self, call: int, setup: ProgramTracer | None = None, *, alone: bool = False):
-        self._call, self._setup, self._alone = call, setup, alone
-        self._known = (call, setup._call if setup else call)
-        self._lock: threading.RLock = setup._lock if setup else threading.RLock()
-        """A setup is traced in several threads."""
-        self._nodes: list[Node] = []
-        self._inputs: list[Input] = []
-        self._read: list[tuple[Any, OperandRef]] = []
-        self._relied: dict[Slot, None] = {}
-        self._closures = Closures()
-        self._strange = False
-        """Whether a step took a value of another call."""
-
-    def brought(self, value: Located, name: str) -> None:
-        """A party brings a value into the program."""
-        (party,) = value.owners
-        with self._lock:
-            value.slot = (self._call, -1, len(self._inputs))
-            self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
-
-    def rely(self, checked: Located) -> None:
-        self._relied[checked.slot] = None
-
-    def step(self, number: int, step: Step, values: tuple, result: Any) -> None:
-        with self._lock:
-            self._step(number, step, values, result)
-
-    def _step(self, number: int, step: Step, values: tuple, result: Any) -> None:
-        operands = []
-        if isinstance(step, Compute):
-            self._closures.note(step.f)
-        for v in values:
-            if type(v) is Located:
-                self._strange |= (v.slot or (None,))[0] not in self._known
-                operands.append(OperandRef(v.slot))
-            else:
-                if isinstance(step, Compute):
-                    self._closures.note(v)
-                operands.append(self._public(v))
-        many = isinstance(result, tuple)
-        results = result if many else (result,)
-        slots = tuple([(self._call, number, i) for i in range(len(results))]) if many else ((self._call, number, 0),)
-        self._nodes.append(Node(step, tuple(operands), slots, results, many, PLACE.get()))
-        if isinstance(step, Read):
-            self._read.append((result, OperandRef(slots[0])))
-
-    def _public(self, value: Any) -> Any:
-        """A public operand as it is now: whoever traces a function of their own may change it afterwards."""
-        alone = self._alone or (self._setup is not None and self._setup._alone)
-        return value.clone() if alone and type(value) is torch.Tensor else value
-
-    def program(self, results: Any) -> Program:
-        """What was traced, with the steps of the setup that it needs.
-
-        Args:
-            results: a tree of what was read, and of what is public.
-
-        Raises:
-            ArgumentError: a step's function takes something of its call past its arguments, a step takes a value of
-                another call, two inputs have one name, what the setup needs is no input of the setup, or a result is
-                neither read nor public.
-        """
-        with self._lock:
-            return self._program(results)
-
-    def _program(self, results: Any) -> Program:
-        before = self._setup or ProgramTracer(-1)
-        if any(tracing._closures.located or tracing._closures.changed for tracing in (self, before)):
-            raise ArgumentError(
-                "a handler's function closes over a variable that changed after its step, or over a located value; "
-                "pass what it takes as arguments"
-            )
-        if self._strange or before._strange:
-            raise ArgumentError("a step takes a value of another call; bring what a program needs into it")
-        leaves, tree = pytree.tree_flatten(results)
-        leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
-        for leaf in leaves:
-            if isinstance(leaf, Located) or (isinstance(leaf, torch.Tensor) and leaf.is_meta):
-                raise ArgumentError(
-                    "a result is neither what `net.read` of the call gave nor public; read it last, and compute with "
-                    "it before, or after the run"
-                )
-        call = _needed(self._nodes, set(), (Move, Read))
-        relied = [node.slots[0] for node in before._nodes if _checks(node)] if before._alone else self._relied
-        setup = _ordered(before._nodes, [*relied, *(slot for node in call for slot in node.taken)])
-        brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
-        needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.taken)
-        inputs = [brought[slot] for slot in needed if slot in brought]
-        for i in inputs:
-            if i.slot[0] == before._call and i.phase != Phase.SETUP:
-                raise ArgumentError(f"'{i.name}' is brought into the setup, which is done once: Phase.SETUP")
-        twice = [name for name, count in Counter(i.name for i in inputs).items() if count > 1]
-        if twice:
-            raise ArgumentError(f"two inputs of one program are called '{twice[0]}'; give `net.own` another name")
-        return Program(setup, call, inputs, leaves, tree, before)
-
-
-def _checks(node: Node) -> bool:
-    return isinstance(node.step, Compute) and not node.step.pure and not node.step.random
-
-
-def _ordered(nodes: list[Node], wanted: list[Slot]) -> list[Node]:
-    """The steps that the wanted values need, in the order in which these need them, whatever else was traced before.
-
-    Draws have numbers of their own.
-    """
-    made = {slot: node for node in nodes for slot in node.slots}
-    found: dict[Node, Node] = {}
-    ahead, draws = list(reversed(wanted)), itertools.count()
-    while ahead:
-        node = made.get(ahead[-1])
-        missing = [slot for slot in node.taken if slot in made and made[slot] not in found] if node else []
-        if node is None or node in found or not missing:
-            ahead.pop()
-            if node is not None and node not in found:
-                draw = isinstance(node.step, Draw)
-                found[node] = replace(node, step=replace(node.step, number=next(draws))) if draw else node
-        else:
-            ahead += reversed(missing)
-    return list(found.values())
-
-
-class Program(Display):
-    """One call of a choreography. Two programs are equal if everybody does the same in them: if their digests are.
-
-    Attributes:
-        setup, call: its steps in order, those that are taken once a session, and those of each call.
-        inputs: what the parties bring.
-        leaves, tree: what the caller gets, as a tree: `OperandRef` where a party reads it, and what is public in it.
-        before: that of which the setup is a part; programs that have it in common have steps of it in common.
-    """
-
-    def __init__(
-        self,
-        setup: list[Node],
-        call: list[Node],
-        inputs: list[Input],
-        leaves: list[Any],
-        tree: Any,
-        before: ProgramTracer,
-    ):
-        self.setup, self.call, self.inputs, self.before = setup, call, inputs, before
-        self.leaves, self.tree = leaves, tree
-        self.parts: dict[frozenset[Party], Any] = {}
-        """What a process takes of it, by who is there; see `part.py`."""
-
-    def __repr__(self) -> str:
-        return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Program) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
+    def __init__(self):
+        self._noted: dict[int, tuple[CellType, Any]] = {}
+        self.located = False
+        """Whether a variable holds a located value, which belongs to one call."""
 
     @property
-    def nodes(self) -> list[Node]:
-        """All steps, those of the setup first."""
-        return [*self.setup, *self.call]
+    def changed(self) -> bool:
+        """Whether a variable has another content now, for instance since a loop assigned it."""
+        return any(cell_content(cell, _EMPTY) is not content for cell, content in self._noted.values())
 
-    @cached_property
-    def parties(self) -> tuple[Party, ...]:
-        """Who takes part, in the order of their names."""
-        return tuple(sorted({p for node in self.nodes for p in node.parties}, key=lambda p: (p.role, p.name)))
+    def note(self, f: Any) -> None:
+        """Record what a function closes over, also through functions in there. Other values have no closure."""
+        if isinstance(f, PartialCall):
+            f = f.f
+        elif isinstance(f, partial):
+            f = f.func
+        if not isinstance(f, FunctionType):
+            return
+        for cell in f.__closure__ or ():
+            if id(cell) in self._noted:
+                continue
+            content = cell_content(cell, _EMPTY)
+            self._noted[id(cell)] = cell, content
+            fields = [getattr(content, name, None) for name in getattr(content, "__dataclass_fields__", ())]
+            self.located |= any(type(value) is Located for value in (content, *fields))
+            self.note(content)
 
-    @cached_property
-    def messages(self) -> list[Header]:
-        """Every message, in order: protocol, label, edge, phase, round, shape, and what hides it."""
-        return [node.step.header for node in self.nodes if isinstance(node.step, Move)]
 
-    @property
-    def cost(self) -> dict[str, dict[str, int]]:
-        """For each phase the messages, their bytes, and the rounds: the longest chain of messages that wait."""
-        found = {}
-        for phase in Phase:
-            sent = [m for m in self.messages if m.phase == phase]
-            rounds = max((m.round for m in sent), default=0)
-            found[phase.name.lower()] = {"messages": len(sent), "bytes": sum(m.bytes for m in sent), "rounds": rounds}
-        return found
+class _Uncollected:
+    """How many threads want the collector paused, and whether it ran before the first of them."""
 
-    def party(self, name: str) -> PartyProgram:
-        """What one party does, by its name or role.
+    def __init__(self):
+        self.lock, self.count, self.was = threading.Lock(), 0, True
 
-        Raises:
-            MisplacedValueError: no such party takes part, or several have that role.
-        """
-        found = [p for p in self.parties if p.name == name] or [p for p in self.parties if p.role == name]
-        if len(found) != 1:
-            known = ", ".join(p.name for p in self.parties)
-            raise MisplacedValueError(f"'{name}' names {len(found)} parties of this program; it has {known}")
-        (me,) = found
-        mine = [node for node in self.nodes if me in node.parties]
-        learned = {slot for node in mine if isinstance(node.step, Read) for slot in node.needs}
-        return PartyProgram(me, _needed(mine, learned, (Move, Read)), [i for i in self.inputs if i.party == me])
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of everybody's code (without its comments) and constants, and of the form of the results."""
-        said = ["learned" if type(y) is OperandRef else spell_constant(y) for y in self.leaves]
-        results = f"{self.tree} {said}"
-        found = hashlib.sha256(results.encode())
-        for party in self.parties:
-            theirs = self.party(party.name)
-            code = "\n".join(line for line in theirs.code.splitlines() if not line.lstrip().startswith("# "))
-            for part in (party.name, code, *(spell_constant(v) for v in theirs.constants.values()), results):
-                found.update(len(part).to_bytes(8, "big") + part.encode())
-        return found.hexdigest()
+_UNCOLLECTED = _Uncollected()
 
-    def draw(self) -> str:
-        """A picture of who sends what to whom, round after round."""
-        return list_messages(self.messages, self.parties)
+MANY = 100_000
+"""More new objects than this since the last collection are a program, and not what a call leaves."""
 
-    def shown(self) -> Iterator[RenderableType]:
-        """What it costs by phase, and the picture."""
-        table = Table(title=repr(self))
-        for column in ("phase", "messages", "bytes", "rounds"):
-            table.add_column(column, justify="left" if column == "phase" else "right")
-        for phase, cost in self.cost.items():
-            table.add_row(phase, *(f"{cost[name]:,}" for name in ("messages", "bytes", "rounds")))
-        yield table
-        yield Text(self.draw(), no_wrap=True)
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Inside, the garbage collector does not run on its own, in any thread.
+
+    A program is tens of thousands of objects that stay, and collections that pass over them take half of the time of
+    tracing. Afterwards, many new objects are moved to the oldest generation at once, which spares three passes over
+    them, unless the application has frozen objects of its own. In training, which values are alive after a step must
+    not depend on when a collection happens to run (`training/programs.py`).
+    """
+    state = _UNCOLLECTED
+    with state.lock:
+        state.was = gc.isenabled() if state.count == 0 else state.was
+        state.count += 1
+        gc.disable()
+    try:
+        yield
+    finally:
+        with state.lock:
+            state.count -= 1
+            if state.count == 0 and state.was:
+                if gc.get_count()[0] > MANY and not gc.get_freeze_count():
+                    gc.freeze()
+                    gc.unfreeze()  # moves all objects to the oldest generation
+                gc.enable()

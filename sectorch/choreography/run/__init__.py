@@ -1,1 +1,1 @@
-"""Where choreographies run: all parties in this process, none, or one of them."""
+"""Runtimes of choreographies: with all parties in this process, with one of them, or with none."""

@@ -67,7 +67,7 @@ def _about(path: str, label: str, dst: str, shape: torch.Size, dtype: torch.dtyp
 
 
 class DealerReplay:
-    """The runtime of a dealer that sends nothing: `dealt` gives the digest of what it would send.
+    """The runtime of a dealer that sends nothing: `replay` gives the digest of what it would send.
 
     Args:
         dealer: whose part is taken. session: its name. keys: of the dealer's pairs, as far as they are drawn from.
@@ -81,7 +81,7 @@ class DealerReplay:
         self._dealer, self._device = dealer, device
         self._dealt: DealtDigest | None = None
 
-    def dealt(
+    def replay(
         self, split: DealerSplit, call: int, settled: Mapping[Slot, Any], key: bytes
     ) -> tuple[bytes, dict[Slot, Any]]:
         """The digest of a call, and what is kept of it.

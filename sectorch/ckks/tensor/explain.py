@@ -71,7 +71,7 @@ class Report(Display):
     def __str__(self) -> str:
         return self.table(140)
 
-    def shown(self) -> Iterator[RenderableType]:
+    def sections(self) -> Iterator[RenderableType]:
         """A row for each operation, and what the whole of them takes."""
         yield str(self.parameters) if self.parameters else "no secure parameters fit"
         table = Table(title="level by level")

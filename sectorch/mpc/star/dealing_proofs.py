@@ -647,7 +647,7 @@ def check_proved(program: Program, dealer: Party) -> None:
     latest: dict[Any, int] = {}  # for each value the last step of dealing that it depends on
     proof = -1
     for i, node in enumerate(program.call):
-        depends = max((latest.get(slot, -1) for slot in node.taken), default=-1)
+        depends = max((latest.get(slot, -1) for slot in node.operand_slots), default=-1)
         header = node.step.header if isinstance(node.step, Move) else None
         if _is_proof(node):
             proof = i

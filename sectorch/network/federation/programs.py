@@ -376,7 +376,7 @@ class DryParties:
         reveal = Reveal.of(line, label, cast, origins, session)
         self.step(
             label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,
-            line.ours, *([reveal.to, reveal.before, reveal.place] if line.learner is not None else []),
+            line.from_package, *([reveal.to, reveal.before, reveal.place] if line.learner is not None else []),
         )  # fmt: skip
         if compares(line) and session is not None:
             self.digests |= {digest.hex() for digest in session.agreement._digests.values()}
@@ -449,7 +449,7 @@ class _Star(Session):
         super().__init__(len(alike.answering), dealer=alike.dealer.name, owners=owners, dry=True, runtime=runtime)
 
     @property
-    def apart(self) -> bool:
+    def is_distributed(self) -> bool:
         return True
 
 

@@ -57,7 +57,7 @@ class Reveal:
     shape: tuple[int, ...]
     dtype: str
     shows: str
-    ours: bool
+    from_package: bool
     inputs: tuple[tuple[str, str], ...] = ()
     same: bool = False
     before: str = ""
@@ -75,7 +75,7 @@ class Reveal:
         before = "" if session is None else _computed(session)
         return cls(
             label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
-            str(line.dtype).removeprefix("torch."), shows, line.ours,
+            str(line.dtype).removeprefix("torch."), shows, line.from_package,
             tuple(sorted((named.get(party, party), name) for party, name in inputs)), same, before,
             place.hex(),
         )  # fmt: skip
@@ -101,7 +101,7 @@ class Reveal:
         """In words; those of the program stand in quotes."""
         place = f"{self.label!r:.60} of {self.protocol!r:.60}, session {self.session!r:.60}"
         size = f"{list(self.shape)} {self.dtype} ({place})"
-        if not self.ours:
+        if not self.from_package:
             return readable(f"{self.dst} is sent {size} by code of the program, which says: {self.shows!r:.200}", LONG)
         if self.dst != self.to:
             return readable(f"{self.to} is to learn {size}, of which this is {self.src}'s half", LONG)
@@ -110,7 +110,7 @@ class Reveal:
 
 def reveal_texts(reveals: Iterable[Reveal]) -> list[str]:
     """In words, in their order, each with how often; halves on their way to a learner are a part of its reveal."""
-    return word_counts(Counter(r.text for r in reveals if not r.ours or r.dst == r.to))
+    return word_counts(Counter(r.text for r in reveals if not r.from_package or r.dst == r.to))
 
 
 def word_counts(counted: Mapping[str, int]) -> list[str]:
@@ -283,4 +283,4 @@ def message_key(line: Header, label: str, cast: Mapping[Party, str]) -> str:
 
 def compares(line: Header) -> bool:
     """Whether a message is of the kind that `Agreement.compare` sends: a digest of public values."""
-    return line.path == "agree" and line.shape == DIGEST and line.ours
+    return line.path == "agree" and line.shape == DIGEST and line.from_package
