@@ -193,7 +193,7 @@ class Scheme:
         return self.network == "wan"
 
 
-def misnamed(call: str, name: str) -> str:
+def unexpected_keyword(call: str, name: str) -> str:
     """What a TypeError says of a keyword argument that a call does not take, with the nearest field of a scheme."""
     near = difflib.get_close_matches(name, Scheme.__dataclass_fields__, 1)
     way = f"; did you mean Scheme({near[0]}=...)?" if near else ""
@@ -208,7 +208,7 @@ def _with_nearest_field(made: Callable[..., None]) -> Callable[..., None]:
     def init(self: Scheme, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in Scheme.__dataclass_fields__:
-                raise TypeError(misnamed("Scheme", name))
+                raise TypeError(unexpected_keyword("Scheme", name))
         made(self, *args, **kwargs)
 
     return init
@@ -272,7 +272,7 @@ def scheme_fields(f: F) -> F:
 def _of_old_form(call: str, scheme: Any, old: dict[str, Any]) -> Scheme:
     for name in old:
         if name not in OLD_KEYWORDS:
-            raise TypeError(misnamed(call, name))
+            raise TypeError(unexpected_keyword(call, name))
     fields = {name: value for name, value in old.items() if name != "activation_limit"}
     if old.get("activation_limit") is not None:
         fields["limit_bits"] = limit_bits_of(old["activation_limit"])

@@ -28,7 +28,7 @@ def deprecate(old: str, new: str, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is {new} now; the old form goes with the next release", DeprecationWarning, stacklevel)
 
 
-def renamed(**names: str) -> Callable[[F], F]:
+def rename_arguments(**names: str) -> Callable[[F], F]:
     """Let a function take keyword arguments by their old names too.
 
     The signature shows the new names only.
@@ -75,7 +75,7 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
     """
 
     def decorator(cls: C) -> C:
-        cls.__init__ = renamed(**names)(cls.__init__)
+        cls.__init__ = rename_arguments(**names)(cls.__init__)
         for old, new in names.items():
             setattr(cls, old, renamed_attribute(old, new))
         cls.renamed_fields = names  # pyright: ignore[reportAttributeAccessIssue]

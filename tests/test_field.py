@@ -201,7 +201,7 @@ for loops in (field._compiled(), fieldloops):
     for n in range(1, 18):
         loops.times(placed(n), placed(n), placed(n))
         loops.inner_products(placed(3, n), placed(n), placed(3))
-        loops.combined(placed(5, n), placed(5), placed(n))
+        loops.combine_rows(placed(5, n), placed(5), placed(n))
         loops.combined_words(placed(n), placed(8), placed(8, n))
         loops.points(placed(16, n), placed(16, n), placed(81))
         loops.chosen_points(placed(8, 8, n), placed(n), placed(8), placed(n), placed(27))

@@ -21,8 +21,6 @@ PAPERS = ("protocols", "federated")
 """Packages that follow the words of their papers: the rules on names leave them out."""
 
 SINGLE_IMPORTERS = {
-    "audits": "audited dealing is a concept of its own (covert security by cut and choose)",
-    "choreography.program.rng_guard": "the rule on randomness leaves out this file, and must leave out nothing else",
     "choreography.run.cuda_graphs": "CUDA graphs; nothing else knows of a device's graphs",
     "cli.main": "the entry point of the command; `python -m sectorch` is the other one",
     "mpc.leaky": "hazardous: its path says so, and a reader sees it in each import",
@@ -37,7 +35,6 @@ SINGLE_IMPORTERS = {
     "ring.amx": "products on a matrix unit, loaded where the processor has one",
     "ring.bitloops": "compiled loops, loaded by name at their first use",
     "ring.fieldloops": "compiled loops, loaded by name at their first use",
-    "transcript": "the transcript of a session, a term of protocols",
 }
 """Modules with a single importer, and why each stands alone."""
 
@@ -56,8 +53,6 @@ NAMES = {
     "choreography.located.py": "as above",
     "choreography.net.Sent": "exported; a message as it was sent",
     "ckks.tensor.ckks_tensor.rerandomised": "to be renamed",
-    "config.misnamed": "to be renamed",
-    "deprecation.renamed": "to be renamed",
     "mpc.star.masking.Masked": "a masked value",
     "network.commands.serve.both": "to be renamed",
     "network.federation.proposals.Ended": "an event of a proposal",
@@ -81,24 +76,14 @@ TORCH_NAMES = frozenset({"put", "searchsorted", "where"})
 """Handlers are called as torch's function is."""
 
 PROTOCOL_CLASSES = {
-    "audits.AuditedSession": "the session, which imports this file",
     "backend.Backend": "the protocols, and the plain functions",
     "backend.Value": "shares, and plain numbers",
-    "choreography.declaration.DeclaringNet": "the net, which imports this file",
-    "choreography.declaration.ProtocolContext": "a net or a session",
-    "choreography.located.Choreography": "the net, which imports this file",
     "choreography.net.Runtime": "all parties here, none, or one",
-    "choreography.net.StepListener": "a tracer, or a note of origins",
-    "choreography.net.StepRunner": "a runtime, or a replay",
-    "choreography.program.lockstep.RemoteRuntime": "a runtime whose messages travel together",
-    "choreography.program.projection.DealingRuntime": "a runtime that draws all of a call",
-    "choreography.program.projection.RestoringWeight": "a weight that is kept in another form",
     "choreography.run.party.MessageChannel": "a link's channel, a pipe, a test's queue",
     "mpc.star.dealing_proofs.ClaimSums": "sums of one claim, or of several",
     "network.commands.options.MonitoredParty": "a server, an answering party, a federation's party",
     "network.commands.up.Service": "whatever `sectorch up` runs",
     "network.parties.remote_model.QueryConnection": "a connection, or a federation's party",
-    "transcript.ComparedSession": "the session, which imports this file",
 }
 """Subclasses of `typing.Protocol`, and what each stands for."""
 

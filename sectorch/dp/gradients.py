@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
-from ..deprecation import renamed, renamed_attribute
+from ..deprecation import rename_arguments, renamed_attribute
 from ..errors import ArgumentError, SectorchError, ShapeError
 from ..mpc.star.shares import at_server
 from ..ops.common import raise_scale
@@ -278,7 +278,7 @@ class PrivateGradients:
         PrivacyError: noise_multiplier or sizes out of range.
     """
 
-    @renamed(clip="max_grad_norm", noise="noise_multiplier", batch="batch_size")
+    @rename_arguments(clip="max_grad_norm", noise="noise_multiplier", batch="batch_size")
     def __init__(
         self,
         model: nn.Module,

@@ -765,7 +765,7 @@ def quotients(v, r, low_bit, last_bit, shift, out, low, high):
 
 
 @compiled
-def placed(elements, out, column):
+def place_elements(elements, out, column):
     """Copies [K, N] of elements beside each other, from a column of a matrix [64, W] on, as bits of packed words stand;
     with zeros at the end of each."""
     copies, count = elements.shape

@@ -243,7 +243,7 @@ def columns_of(parts: Sequence[torch.Tensor], copies: Sequence[int], nothing: to
     width, at = sum(number * words_for(count) for number, count in counts), 0
     out = nothing.new_empty(64, width)
     if loops := fast(out, *parts):
-        place, found = _claim_loops().placed, out.numpy()
+        place, found = _claim_loops().place_elements, out.numpy()
         for (number, count), part in zip(counts, parts, strict=True):
             place(loops.array(part).reshape(number, count), found, at)
             at += number * words_for(count)

@@ -175,7 +175,7 @@ def weighted_rows_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
     if loops := loops_for(x, weights):
         out = torch.empty(x.shape[1], dtype=torch.int64)
-        loops.combined(*_arrays(x, weights), out.numpy())
+        loops.combine_rows(*_arrays(x, weights), out.numpy())
         return out
     return inner_product(x.t(), weights)[:, 0]
 
@@ -186,7 +186,7 @@ def fold_rows(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tenso
     if loops := loops_for(x, weights):
         to, (parts, by) = out.numpy(), _arrays(x, weights)
         for i, rows in enumerate(parts):
-            loops.combined(rows, by, to[i, : x.shape[2]])
+            loops.combine_rows(rows, by, to[i, : x.shape[2]])
     else:
         for i, rows in enumerate(x):
             out[i, : x.shape[2]] = weighted_rows_sum(rows, weights)

@@ -16,7 +16,7 @@ _REDUCED = np.uint64(0b11011)
 
 
 @compiled
-def reduced(low, high):
+def reduce_product(low, high):
     """low + x^64 high in the field."""
     first, above = carryless(high, _REDUCED)
     second, _ = carryless(above, _REDUCED)
@@ -28,7 +28,7 @@ def times(x, y, out):
     """x y of [n], element by element."""
     for i in range(len(x)):
         low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))
-        out[i] = np.int64(reduced(low, high))
+        out[i] = np.int64(reduce_product(low, high))
 
 
 @compiled
@@ -40,7 +40,7 @@ def inner_products(x, y, out):
             a, b = carryless(np.uint64(x[i, j]), np.uint64(y[j]))
             low ^= a
             high ^= b
-        out[i] = np.int64(reduced(low, high))
+        out[i] = np.int64(reduce_product(low, high))
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _spread(values, xors):
 
 
 @compiled
-def taken(x, start, out):
+def load_columns(x, start, out):
     """Eight columns of x, with zeros beyond its end."""
     size = min(LINE_WORDS, x.shape[1] - start)
     if size == LINE_WORDS:
@@ -84,7 +84,7 @@ def taken(x, start, out):
 @compiled
 def _sums(totals, out):
     for p in range(len(out)):
-        out[p] = np.int64(reduced(totals[p, 0], totals[p, 1]))
+        out[p] = np.int64(reduce_product(totals[p, 0], totals[p, 1]))
 
 
 def bit_points(x, y, weights, out) -> None:
@@ -98,9 +98,9 @@ def _bit_points(x, y, weights, xors, places, out):
     xs, ys = np.empty((len(places), LINE_WORDS), np.uint64), np.empty((len(places), LINE_WORDS), np.uint64)
     scale, totals = np.zeros((1, LINE_WORDS), np.uint64), np.zeros((len(places), 2), np.uint64)
     for tile in range(len(x)):
-        taken(x[tile], 0, xs)
-        taken(y[tile], 0, ys)
-        taken(weights[LINE_WORDS * tile :].reshape(1, -1), 0, scale)
+        load_columns(x[tile], 0, xs)
+        load_columns(y[tile], 0, ys)
+        load_columns(weights[LINE_WORDS * tile :].reshape(1, -1), 0, scale)
         _spread(xs, xors)
         _spread(ys, xors)
         for p in range(len(places)):
@@ -117,11 +117,11 @@ def tiles_weighed(x, rows, columns, out):
         for i in range(len(rows)):
             weighed(x[tile], i, 0, rows, totals)
         for c in range(LINE_WORDS):
-            word = reduced(totals[c, 0], totals[c, 1])
+            word = reduce_product(totals[c, 0], totals[c, 1])
             low, high = carryless(word, np.uint64(columns[LINE_WORDS * tile + c]))
             last[0] ^= low
             last[1] ^= high
-    out[0] = np.int64(reduced(last[0], last[1]))
+    out[0] = np.int64(reduce_product(last[0], last[1]))
 
 
 def chosen_points(x, y, inner, scales, out) -> None:
@@ -147,7 +147,7 @@ def _chosen_points(x, y, inner, scales, xors, places, out):
             bits[c] = np.uint64(y[start + c]) if start + c < len(y) else np.uint64(0)
             scale[0, c] = np.uint64(scales[start + c]) if start + c < len(y) else np.uint64(0)
         for t in range(8):
-            taken(x[:, t], start, xs)
+            load_columns(x[:, t], start, xs)
             for i in range(8):
                 for c in range(LINE_WORDS):
                     ys[i, c] = np.uint64(0) - ((bits[c] >> np.uint64(8 * i + t)) & np.uint64(1))
@@ -159,10 +159,10 @@ def _chosen_points(x, y, inner, scales, xors, places, out):
         low, high = np.uint64(0), np.uint64(0)
         for t in range(8):
             total = totals[count * t + places[p]]
-            a, b = carryless(reduced(total[0], total[1]), np.uint64(inner[t]))
+            a, b = carryless(reduce_product(total[0], total[1]), np.uint64(inner[t]))
             low ^= a
             high ^= b
-        out[p] = np.int64(reduced(low, high))
+        out[p] = np.int64(reduce_product(low, high))
 
 
 def points(x, y, out) -> None:
@@ -175,8 +175,8 @@ def _points(x, y, xors, places, out):
     xs, ys = np.empty((len(places), LINE_WORDS), np.uint64), np.empty((len(places), LINE_WORDS), np.uint64)
     totals = np.zeros((len(places), 2), np.uint64)
     for start in range(0, x.shape[1], LINE_WORDS):
-        taken(x, start, xs)
-        taken(y, start, ys)
+        load_columns(x, start, xs)
+        load_columns(y, start, ys)
         _spread(xs, xors)
         _spread(ys, xors)
         for p in range(len(places)):
@@ -192,14 +192,14 @@ def weights_at(point, infinity, out):
     for v in range(len(point)):
         t = np.uint64(point[v])
         low, high = carryless(t, t)
-        squared = reduced(low, high)
+        squared = reduce_product(low, high)
         for i in range(count - 1, -1, -1):
             whole = np.uint64(out[i])
             low, high = carryless(whole, t)
-            one = reduced(low, high)
+            one = reduce_product(low, high)
             if infinity:
                 low, high = carryless(whole, squared)
-                out[3 * i + 2] = np.int64(one ^ reduced(low, high))
+                out[3 * i + 2] = np.int64(one ^ reduce_product(low, high))
                 out[3 * i + 1], out[3 * i] = np.int64(one), np.int64(whole ^ one)
             else:
                 out[2 * i + 1], out[2 * i] = np.int64(one), np.int64(whole ^ one)
@@ -207,7 +207,7 @@ def weights_at(point, infinity, out):
 
 
 @compiled
-def combined(x, weights, out):
+def combine_rows(x, weights, out):
     """sum_i weights_i x_i of rows x [n, m]."""
     totals, whole = np.empty((LINE_WORDS, 2), np.uint64), x.shape[1] // LINE_WORDS * LINE_WORDS
     for start in range(0, whole, LINE_WORDS):
@@ -221,7 +221,7 @@ def combined(x, weights, out):
             a, b = carryless(np.uint64(x[i, j]), np.uint64(weights[i]))
             low ^= a
             high ^= b
-        out[j] = np.int64(reduced(low, high))
+        out[j] = np.int64(reduce_product(low, high))
 
 
 @compiled
@@ -246,7 +246,7 @@ def _sum_of(tables, bits):
 @compiled
 def _tile(x, tables, a, out):
     """sum_i weights_i x_i of a tile [64, 8] of packed bits, by the tables of the weights: of bit t in row t."""
-    taken(x, 0, a)
+    load_columns(x, 0, a)
     transpose_bits(a)
     for t in range(64):
         for c in range(LINE_WORDS):
@@ -276,7 +276,7 @@ def _folded_points(x, y, weights, scales, xors, places, out):
             scale = np.uint64(scales[LINE_WORDS * tile + c])
             for t in range(64):
                 low, high = carryless(left[t, c], scale)
-                left[t, c] = reduced(low, high)
+                left[t, c] = reduce_product(low, high)
                 scale = (scale << np.uint64(1)) ^ ((np.uint64(0) - (scale >> np.uint64(63))) & _REDUCED)
         for s in range(0, 64, 16):
             xs[:16], ys[:16] = left[s : s + 16], right[s : s + 16]
@@ -298,7 +298,7 @@ def twice_folded(x, weights, second, scales, out):
     a, found, by = np.empty((64, LINE_WORDS), np.uint64), np.empty((64, LINE_WORDS), np.uint64), np.empty(64, np.uint64)
     for t in range(64):
         low, high = carryless(np.uint64(second[t % 16]), np.uint64(1) << np.uint64(t if len(scales) else 0))
-        by[t] = reduced(low, high)
+        by[t] = reduce_product(low, high)
     for tile in range(len(x)):
         _tile(x[tile], tables, a, found)
         for c in range(LINE_WORDS):
@@ -309,10 +309,10 @@ def twice_folded(x, weights, second, scales, out):
                     first, last = carryless(found[t, c], by[t])
                     low ^= first
                     high ^= last
-                total = reduced(low, high)
+                total = reduce_product(low, high)
                 if len(scales):
                     low, high = carryless(total, np.uint64(scales[w]))
-                    total = reduced(low, high)
+                    total = reduce_product(low, high)
                 out[s * width + w] = np.int64(total)
 
 

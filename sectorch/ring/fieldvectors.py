@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import fieldloops
-from .fieldloops import combined_words, inner_products, reduced, spread_plan, taken, weights_at
+from .fieldloops import combined_words, inner_products, load_columns, reduce_product, spread_plan, weights_at
 from .jit import aligned_zeros, compiled
 from .simd import (
     LINE_WORDS,
@@ -49,7 +49,7 @@ def _sums(totals, places, out):
             for i in range(0, LINE_WORDS, 2):
                 low ^= totals[_CUBE * places[q] + p, i]
                 high ^= totals[_CUBE * places[q] + p, i + 1]
-            out[_CUBE * q + p] = np.int64(reduced(low, high))
+            out[_CUBE * q + p] = np.int64(reduce_product(low, high))
 
 
 @compiled
@@ -92,8 +92,8 @@ def _points(x, y, xors, places, out):
     xs, ys, totals = aligned_zeros(8 * count), aligned_zeros(8 * count), aligned_zeros(_CUBE * count)
     at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
     for start in range(0, x.shape[1], LINE_WORDS):
-        taken(x, start, xs)
-        taken(y, start, ys)
+        load_columns(x, start, xs)
+        load_columns(y, start, ys)
         _spread(xs, xors)
         _spread(ys, xors)
         for q in range(count):
@@ -127,7 +127,7 @@ def chosen_points(x, y, inner, scales, out):
         for t in range(8):
             at, apart = x.ctypes.data + 8 * (t * width + start), 64 * width
             if size < LINE_WORDS:
-                taken(x[:, t], start, rest)
+                load_columns(x[:, t], start, rest)
                 at, apart = rest.ctypes.data, 64
             to = totals.ctypes.data + 64 * _CUBE * t
             chosen_dots(at, apart, bits.ctypes.data, t, scale.ctypes.data, to)
@@ -138,10 +138,10 @@ def chosen_points(x, y, inner, scales, out):
             for i in range(0, LINE_WORDS, 2):
                 first ^= totals[_CUBE * t + p, i]
                 second ^= totals[_CUBE * t + p, i + 1]
-            a, b = carryless(reduced(first, second), np.uint64(inner[t]))
+            a, b = carryless(reduce_product(first, second), np.uint64(inner[t]))
             low ^= a
             high ^= b
-        out[p] = np.int64(reduced(low, high))
+        out[p] = np.int64(reduce_product(low, high))
 
 
 @compiled
@@ -220,8 +220,8 @@ def twice_folded(x, weights, second, scales, out):
 
 
 @compiled
-def combined(x, weights, out):
-    """As `fieldloops.combined`."""
+def combine_rows(x, weights, out):
+    """As `fieldloops.combine_rows`."""
     count, width = x.shape
     rest, found = aligned_zeros(count), aligned_zeros(1)
     if not count:
@@ -230,7 +230,7 @@ def combined(x, weights, out):
     for start in range(0, width, LINE_WORDS):
         at, apart, to = x.ctypes.data + 8 * start, 8 * width, out.ctypes.data + 8 * start
         if width - start < LINE_WORDS:
-            taken(x, start, rest)
+            load_columns(x, start, rest)
             at, apart, to = rest.ctypes.data, 64, found.ctypes.data
         weighed_sum(at, apart, weights.ctypes.data, count, to)
         for c in range(width - start if width - start < LINE_WORDS else 0):
@@ -245,4 +245,4 @@ def times(x, y, out):
         times_line(x.ctypes.data + 8 * i, y.ctypes.data + 8 * i, out.ctypes.data + 8 * i)
     for i in range(whole, len(x)):
         low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))
-        out[i] = np.int64(reduced(low, high))
+        out[i] = np.int64(reduce_product(low, high))
