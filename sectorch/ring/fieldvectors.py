@@ -24,7 +24,7 @@ from .simd import (
 )
 
 __all__ = [
-    "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
+    "available", "bit_points", "chosen_points", "combine_rows", "combined_words", "folded_points", "inner_products",
     "points", "tiles_weighed", "times", "twice_folded", "weights_at",
 ]  # fmt: skip
 _CUBE = 27
