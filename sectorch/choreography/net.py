@@ -347,12 +347,12 @@ class Net:
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolScope] = []
-        self.tracing: StepListener | None = None
-        """Who writes down the steps, where nobody is present."""
+        self.tracing: Any = None
+        """The `ProgramTracer` (`program/trace.py`) that records the steps of a dry run, or None."""
         self.verified = False
         """Whether the dealer has to prove what it deals; see `mpc/star/dealing_proofs.py`."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
-        """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
+        """Values that this call has opened under a mask, by their shares, so that they are masked once."""
         self.claims: Any = None
         """The claims of dealt values that are not proved yet; see `mpc/star/dealing_proofs.py`."""
         self.round_bytes: int | None = None
