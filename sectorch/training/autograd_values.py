@@ -1,4 +1,4 @@
-"""Cells: the content of tensors that are trained on, what may be used of it again, and the flags that it depends on."""
+"""Values of training: cells, which hold the content of tensors that autograd follows, and public inputs of a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..tensor.table import Context
 
 
 class Pool:
-    """The flags of a computation, which nothing that it gives is revealed without: of one graph, and of what it reads.
+    """The range flags of a graph and of the tensors that it reads; none of its results is revealed without them.
 
-    Each tensor would otherwise hand on the flags of all steps before it. What an operation in place wrote, and what was
-    shared, has a pool that is settled: who reads it takes its flags, and what becomes of those results is no matter
-    of it. So a loss that leaves the range leaves the model as it was.
+    The tensors of a graph share one pool. A tensor that was shared, or written in place, has a settled pool: a reader
+    copies its flags, and flags of the reader's results do not come back to it. So a loss that leaves the range leaves
+    the model as it was, and steps do not hand on the flags of all steps before them.
     """
 
     def __init__(self, flags: Any = (), settled: bool = False):
@@ -38,7 +38,7 @@ class Pool:
         self.root()._flags.update(dict.fromkeys(flags))
 
     def joint_flags(self, context: Context, most: int = 1) -> tuple:
-        """The flags, as one where they are more than so many. In a call."""
+        """The flags, joined to one where there are more than `most`. In a call."""
         pool = self.root()
         if len(pool._flags) > most:
             pool._flags = {context.backend.join_flags(tuple(pool._flags)): None}
@@ -46,7 +46,7 @@ class Pool:
 
     @staticmethod
     def of(pools: list[Pool]) -> Pool:
-        """The pool of what is computed from tensors of these: one of graphs, which from then on are one."""
+        """The pool of a result of tensors with these pools; their graphs become one graph."""
         roots = list(dict.fromkeys(pool.root() for pool in pools))
         graphs = [pool for pool in roots if not pool.settled]
         made = graphs[0] if graphs else Pool()
@@ -59,11 +59,11 @@ class Pool:
 
 
 MANY = 64
-"""Flags that a pool holds before they are joined."""
+"""The most flags of a pool before they are joined."""
 
 
 class Cell:
-    """The content of a tensor and of all that share its memory, which an operation in place changes for all of them.
+    """The content of a tensor and of all tensors that share its memory; an operation in place changes it for all.
 
     Attributes:
         gradient: whether a backward pass made it.
@@ -89,9 +89,11 @@ class Cell:
 
     @property
     def content(self) -> SharedTensor:
-        """What is recorded is computed before it is looked at.
+        """The content, which a recorded step computes first.
 
-        Raises UnsupportedOpError where memory that this one is a view of has changed since.
+        Raises:
+            UnsupportedOpError: the cell is a view, and the memory that it views has changed since.
+            ArgumentError: the step that was to compute it failed.
         """
         if self.base is not None and self.base[0].version != self.base[1]:
             raise UnsupportedOpError(
@@ -112,7 +114,7 @@ class Cell:
 
     @property
     def shape(self) -> torch.Tensor:
-        """A tensor without content of its shape and dtype."""
+        """A meta tensor of its shape and dtype."""
         if self.pending is not None:
             return self.pending
         if self.deferred is not None:
@@ -123,7 +125,7 @@ class Cell:
 
     @property
     def context(self) -> Context:
-        """Where it is computed with."""
+        """The session, party and scheme of the content."""
         if self.pending is not None and self.place is not None:
             return self.place[0].context
         if self.deferred is not None:
@@ -132,20 +134,20 @@ class Cell:
         return Context(x.session, x.party, x.scheme)
 
     def write(self, content: SharedTensor, pool: Pool) -> None:
-        """Change it in place, to what depends on these flags."""
+        """Change the content in place; the new content depends on the flags of this pool."""
         if self.base is not None:
             raise UnsupportedOpError("a view of a shared tensor cannot be changed in place; write it out of place")
         self.set_content(content, pool)
         self.version += 1
 
     def set_content(self, content: SharedTensor, pool: Pool) -> None:
-        """It has this content, which depends on these flags."""
+        """Set the content, which depends on the flags of this pool."""
         self._content, self.pending, self.reusable, self.deferred = content, None, {}, None
         self.pool = Pool(pool.flags, settled=True)
 
 
 class ReusableResult:
-    """A row's result with what the backward pass may use again."""
+    """A row's result with values that the backward pass may reuse."""
 
     def __init__(self, content: SharedTensor, **reusable: Any):
         self.content, self.reusable = content, reusable
@@ -153,7 +155,7 @@ class ReusableResult:
 
 @dataclass
 class DeferredResult:
-    """A row's result that is computed when it is looked at: a product may use what it is made of in its place.
+    """A row's result that is computed when it is first read: a product may use its parts instead.
 
     Attributes:
         content: computes it.
@@ -167,12 +169,12 @@ class DeferredResult:
     meta: torch.Tensor
 
 
-# Public numbers and tensors of a step, which may be others in the next one: inputs of its program, of which the
-# program knows the form alone.
+# Public numbers and tensors that may differ from step to step. They are inputs of the step's program, which depends on
+# their form only.
 #
-# A row that can compute with any number of a form says so in `VARYING`. What stands anywhere else in an operation is a
-# part of the program, which is traced anew for another. A row that looks at the content of what varies fails, and the
-# step is then computed operator by operator.
+# A row that can compute with any number of a form says so in `VARYING`. Any other public argument is a part of the
+# program, and another value is another program. A row that reads the content of a varying argument fails, and the step
+# is then computed operator by operator.
 
 
 SPAN = 8
@@ -197,7 +199,7 @@ def _ordinary(number: float) -> bool:
 
 @dataclass(frozen=True)
 class PublicForm:
-    """What a program knows of what varies: its kind, and what that takes."""
+    """The form of a varying argument: its kind, and the details that a program of that kind depends on."""
 
     kind: str
     details: tuple
@@ -271,7 +273,7 @@ _NUMBERS: dict[str, Callable[[float], float]] = {
 
 
 class PublicInput:
-    """What stands in a traced step for a public number or tensor. Its content cannot be asked for.
+    """A public number or tensor in a traced step, without content.
 
     Attributes:
         size: of a tensor.
@@ -289,7 +291,7 @@ class PublicInput:
         return self.form.details[0]
 
     def root(self) -> PublicInput:
-        """The root of what its row multiplies by, which is positive."""
+        """The square root of the number by which its row multiplies, which is positive."""
         return PublicInput(
             self.publics, self.slot, PublicForm(f"root of {self.form.kind}", (root_places(self.exponent),))
         )
@@ -311,21 +313,21 @@ class PublicInput:
 
 
 class InputSource(NamedTuple):
-    """How a public input comes from what a step gives, and whether it is shares, of which S has none."""
+    """How a public input of a program follows from a step's argument, and whether it is shares that A holds whole."""
 
     slot: int
     f: Callable[[Any], torch.Tensor]
     shared: bool
 
     def halves(self, publics: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """What A and S bring."""
+        """The inputs of A and S."""
         value = self.f(publics[self.slot])
         return {"A": value, "S": torch.zeros_like(value) if self.shared else value}
 
 
 @dataclass
 class Publics:
-    """The public inputs of a program that is being traced: how each comes from what a step gives."""
+    """The sources of the public inputs of a program while it is traced."""
 
     inputs: dict[str, InputSource] = field(default_factory=dict)
 

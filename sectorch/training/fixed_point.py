@@ -112,8 +112,11 @@ CHANGED.append(parameter)
 
 
 def state(context: Context, x: SharedTensor) -> SharedTensor:
-    """What an optimiser keeps, with one of a few bounds: each step would otherwise give another one, and be another
-    program. One is a little more than squares of gradients have, and ten times what gradients have."""
+    """A tensor that an optimiser keeps, with one of a few bounds.
+
+    Otherwise each step would give another bound, and so be another program. The smallest bound is a little above that
+    of squares of gradients, and ten times that of gradients.
+    """
     if x.bound is None:
         return x
     if x.scale_bits <= context.frac_bits and x.bound <= 2.0 ** (x.scale_bits + 1):  # signs and factors
@@ -131,7 +134,7 @@ def no_larger(y: SharedTensor, x: SharedTensor) -> SharedTensor:
 
 
 def known_bound(context: Context, x: SharedTensor) -> float:
-    """The bound of x; without range checks what it is taken for."""
+    """The bound of x; without range checks the bound that is assumed."""
     return x.bound if x.bound is not None else 2.0 ** (context.scheme.activation_bits + x.scale_bits)
 
 
@@ -144,9 +147,9 @@ def times(
     The number keeps 14 bits at least: an error of 2^-15 of the product, and one of a unit in the last place.
 
     Args:
-        wide: of a number whose size changes from step to step: its bits are counted from the next multiple of
+        wide: whether the number's size changes from step to step: its bits are counted from the next multiple of
             `autograd_values.SPAN`, so that numbers of one form take the same steps.
-        exponent: what the number is counted from, where it is not its own size.
+        exponent: the exponent from which the number's bits are counted; that of its own size unless given.
 
     Raises:
         ArgumentError: a number that is not finite.
@@ -168,7 +171,7 @@ def times(
     if room < NUMBER_BITS and fine < x.scale_bits < state_bits(context):  # a later product would take these bits anyway
         x = round_scale(context, x, max(fine, x.scale_bits - (NUMBER_BITS - room)))
         x = x if _room(context, x) >= NUMBER_BITS else check_fits(context, x, limit_at(context, x.scale_bits))
-    elif room < FACTOR_BITS:  # what nothing says of is below the activation limit, rather than rounded away
+    elif room < FACTOR_BITS:  # a value without a bound is checked against the activation limit, and not rounded away
         x = check_fits(context, x, limit_at(context, x.scale_bits))
     room = _room(context, x)
     if room < least:
@@ -235,10 +238,10 @@ def plain_number(value: Any) -> float | None:
 
 # Products and sums of shares whose ranges the caller knows: no range check, and no fraction bit more than it takes.
 #
-# A product is right if its result is below 2^62 as a whole number of the ring, whatever its terms are: they are added
-# mod 2^64. So sums of many products that are known to be small (of a column with residuals, of a matrix with what is
-# nearly its inverse) take no room for the largest terms. What is not known is checked by `held`, or certified at the
-# end.
+# A product is right if its result is below 2^62 as a whole number of the ring, whatever its terms are, since they are
+# added mod 2^64. So sums of many products that are known to be small (of a column with residuals, of a matrix with its
+# approximate inverse) need no room for the largest terms. Unknown ranges are checked by `check_below`, or certified at
+# the end.
 
 
 matmul = products.matmul
@@ -277,7 +280,7 @@ def sum_rows(context: Context, x: SharedTensor, halved: int = 0) -> SharedTensor
 
 
 def with_known_range(context: Context, x: SharedTensor, bits: int) -> SharedTensor:
-    """x at so many fraction bits, of a range that is known."""
+    """x, whose range the caller knows, at so many fraction bits."""
     return at_scale_bits(context, x.bounded(None), bits)
 
 

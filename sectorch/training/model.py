@@ -1,4 +1,4 @@
-"""A module whose parameters nobody knows."""
+"""`sectorch.shared(module)`: a module whose parameters are in shares, to be trained."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def shared(
     module: nn.Module, *, owner: Any = "Q", session: Session | None = None, party: Party | None = None,
     scheme: Scheme | Literal["lan", "wan"] | None = None,
 ) -> nn.Module:  # fmt: skip
-    """The module with parameters and buffers in shares, to be trained as any other; it is changed itself.
+    """Put a module's parameters and buffers in shares, in place, so that it can be trained as any other.
 
     Args:
-        module: with initial values that its owner knows, and that are no secret of training: after a step nobody
-            knows the parameters.
+        module: its initial values are known to its owner. After a step nobody knows the parameters.
         owner: the party whose initial values these are: "Q", "A" or "S".
         session, party, scheme: as of `sectorch.share`.
 
@@ -70,7 +69,7 @@ def shared(
 
 
 _running = threading.local()
-"""The forwards that run in this thread, with what makes their tensors pass for torch's own."""
+"""The forwards that run in this thread, each with its `as_plain` context."""
 
 
 def _before_forward(module: nn.Module, _args: Any) -> None:

@@ -21,13 +21,13 @@ from .autograd_values import Cell, InputSource, Pool, PublicInput, Publics
 from .tensor import CURRENT, Recording, play
 
 LASTING = ("code", "normal", "positive")
-"""What rows keep beside a cell that a later row needs, or saves a comparison by."""
+"""Values that rows keep beside a cell and a later row needs, or uses to save a comparison."""
 
 MOST_PROGRAMS = 64
-"""Programs that a session keeps."""
+"""The most programs that a session keeps."""
 
 MOST_UNUSED = 16
-"""Programs that are traced one after the other without one being run again; from then on nothing new is traced."""
+"""After so many programs in a row that were traced and not run again, no new program is traced."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class TracedStep:
     """A step's program.
 
     Attributes:
-        results: the numbers of the cells that it gives.
-        publics: how each of its public inputs comes from what the step gives, by name.
+        results: the numbers of the cells that it computes.
+        publics: the sources of its public inputs, by name.
     """
 
     program: Program
@@ -45,16 +45,16 @@ class TracedStep:
 
 
 class Programs:
-    """The programs of one session's steps, by what the steps do."""
+    """The programs of one session's steps, by the recorded operations."""
 
     def __init__(self):
         self.traced_steps: OrderedDict[Any, TracedStep | None] = OrderedDict()
         self.traced = 0
-        """How many were traced."""
+        """The number of programs that were traced."""
         self._unused = 0
 
     def of(self, session: Session, recording: Recording, groups: dict[int, int]) -> TracedStep | None:
-        """The program of a step; None of one that is computed operator by operator."""
+        """The program of a step; None where the step is computed operator by operator."""
         key, wanted = _key(recording, groups), frozenset(recording.alive)
         found = self.traced_steps.get(key)
         if key in self.traced_steps and (found is None or wanted <= found.results):
@@ -80,15 +80,14 @@ PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
 
 @contextmanager
 def _record_step() -> Iterator[None]:
-    """Operations inside are written down, and computed at the end; within another step, as part of that one."""
+    """Record the operations inside and compute them at the end; within another step, as a part of that step."""
     if CURRENT.get() is not None:
         yield
         return
     recording = Recording(_run)
     token = CURRENT.set(recording)
-    with (
-        garbage_collection_paused()
-    ):  # a step's results are the cells that are there at its end, which must be the same everywhere
+    # The results of a step are the cells in use at its end, which must be the same at all parties.
+    with garbage_collection_paused():
         try:
             yield
         except BaseException:
@@ -113,7 +112,7 @@ class TrainingStep(ContextDecorator):
 
     @property
     def programs(self) -> int:
-        """How many programs its session's steps have been traced to."""
+        """The number of programs that were traced for the session's steps."""
         return PROGRAMS.setdefault(self.session, Programs()).traced
 
     def __enter__(self) -> TrainingStep:
@@ -126,23 +125,23 @@ class TrainingStep(ContextDecorator):
 
 
 def step(session: Session | None = None) -> TrainingStep:
-    """What is inside is a step of training: one call, traced to a program once and run from it afterwards.
+    """Make the code inside one step of training: one call, whose program is traced once and run afterwards.
 
         with sectorch.step(session):
             optimiser.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimiser.step()
 
-    Also a decorator. The Python inside runs each time, on shapes, and all is computed at the end, or when something is
-    revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections of Adam,
-    labels, targets, masks, and floats that are added or multiplied element by element are inputs of the program.
-    Anything else that is public is a part of it, and another value another program; steps that differ each time so are
-    computed operator by operator.
+    It is also a decorator. The Python code inside runs in each step, on shapes. The step is computed at its end, or
+    when something is revealed, by the program of its operations on shared tensors. Learning rates, bias corrections of
+    Adam, labels, targets, masks, and floats that are added or multiplied element by element are inputs of the program.
+    Any other public value is a part of it, and another value is another program. Steps that differ in this way each
+    time are computed operator by operator.
 
-    Results are those of the operators one by one, bit for bit. What fails inside leaves shared tensors as they were.
-    Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds. Where the
-    parties are apart, at most 2 rounds more, and 64 bytes for each but S: nothing of a step is sent before all know
-    that they have recorded the same, or else `DisagreementError` is raised.
+    The results equal those of the operators one by one, bit for bit. A failure inside leaves shared tensors unchanged.
+    Rounds and bytes: those of the operators, where operators that do not wait for each other share rounds. Between
+    processes there are at most 2 rounds more, and 64 bytes for each party but S: the parties first compare their
+    recordings, and `DisagreementError` is raised where they differ, before anything of the step is sent.
 
     Args:
         session: whose tensors; the default session unless named.
@@ -151,7 +150,7 @@ def step(session: Session | None = None) -> TrainingStep:
 
 
 def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
-    """Of each cell that was there before, which flag it depends on, if any; and the flags, one a group."""
+    """For each cell from before the step with flags the number of its group; and a flag for each group."""
     context, flags = recording.context, []
     known: dict[tuple[int, ...], int] = {}
     groups: dict[int, int] = {}
@@ -170,7 +169,7 @@ def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
 
 
 def _twins(recording: Recording) -> dict[int, int]:
-    """Of each cell that was there before, the first one with the same shares."""
+    """For each cell from before the step, the first cell with the same shares."""
     first: dict[int, int] = {}
     return {n: first.setdefault(id(before.content.shares), n) for n, (_, before) in recording.found.items()}
 
@@ -187,7 +186,7 @@ def _key(recording: Recording, groups: dict[int, int]) -> Any:
 
 
 def _run(recording: Recording) -> None:
-    """Compute a step, and give the cells that are still there their contents."""
+    """Compute a step and set the contents of the cells in use."""
     session = recording.context.session
     groups, flags = _groups(recording)
     programs = PROGRAMS.setdefault(session, Programs())
@@ -200,9 +199,10 @@ def _run(recording: Recording) -> None:
 
 
 def _compare_steps(context: Context, found: TracedStep | None) -> None:
-    """Parties that are apart find out whether they have recorded the same step, before anything of it is sent.
+    """Compare the recordings of parties in several processes, before anything of the step is sent.
 
-    Raises DisagreementError.
+    Raises:
+        DisagreementError: they have recorded different steps.
     """
     session, party = context.session, context.party
     if session.is_distributed:
@@ -225,7 +225,7 @@ def _run_operators(recording: Recording) -> None:
 
 
 def trace_step(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> TracedStep:
-    """The program of a step, on shapes, with these cells as its results."""
+    """Trace the program of a step on shapes, with the wanted cells as its results."""
     party, scheme, publics, twins = recording.context.party, recording.context.scheme, Publics(), _twins(recording)
     with garbage_collection_paused(), sole_observer(Observer()):
         shapes = session.on_shapes()
@@ -262,7 +262,7 @@ def _retain(y: SharedTensor) -> RetainedTensor:
 
 
 def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
-    """What the parties keep: contents with what rows keep beside them, and of each group of cells the flags as one."""
+    """The results that the parties keep: contents, values that rows keep beside them, and a flag for each group."""
     kept, flags, words = {}, {}, {}
     for number in sorted(wanted):
         cell = cells[number]
@@ -276,7 +276,7 @@ def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -
 
 
 def _join_groups(context: Context, groups: list[tuple]) -> list[Any]:
-    """The flags of each group as one; those that the same groups have are joined once."""
+    """One flag for each group; flags that several groups share are joined once."""
     having: dict[Any, list[int]] = {}
     for number, held in enumerate(groups):
         for flag in held:

@@ -85,7 +85,7 @@ class RecordedOperation:
 
 
 class CellSnapshot(NamedTuple):
-    """A cell as the step found it."""
+    """The state of a cell before the step."""
 
     content: Any
     pool: Pool
@@ -94,7 +94,7 @@ class CellSnapshot(NamedTuple):
 
 
 class Recording:
-    """What happened in one step so far. `run` computes it, and gives the cells their contents."""
+    """The operations of one step so far. `run` computes them and gives the cells their contents."""
 
     def __init__(self, run: Callable[[Recording], None]):
         self._context: Context | None = None
@@ -103,7 +103,7 @@ class Recording:
 
     @property
     def context(self) -> Context:
-        """Where it is computed: where its first operation is."""
+        """The session, party and scheme of the first operation."""
         if self._context is None:
             raise ArgumentError("nothing was recorded")
         return self._context
@@ -117,21 +117,21 @@ class Recording:
         self.lines: list[RecordedOperation] = []
         self.publics: list[Any] = []
         self.forms: list[PublicForm] = []
-        """Those of what is public."""
+        """The forms of `publics`."""
         self.found: dict[int, tuple[Cell, CellSnapshot]] = {}
-        """What was there before, by number."""
+        """The cells that existed before the step, by number."""
         self._made: dict[int, weakref.ref[Cell]] = {}
         self._count = 0
 
     @property
     def alive(self) -> dict[int, Cell]:
-        """The cells that somebody still has, of those that are to be computed."""
+        """The cells in use that the step is to compute, by number."""
         found = {n: cell for n, ref in self._made.items() if (cell := ref()) is not None}
         found = {n: cell for n, cell in found.items() if cell.base is None or cell.base[0].version == cell.base[1]}
         return found | {n: cell for n, (cell, _) in self.found.items() if cell.pending is not None}
 
     def add(self, op: Operation) -> Any:
-        """Its results, as cells to come; of an operation in place its target."""
+        """Record an operation and return its results as cells without content, or the target if it is in place."""
         if op.row.name == "detach":
             return op.args[0]
         if op.target is not None and op.target.base is not None:
@@ -180,14 +180,14 @@ class Recording:
         return cell
 
     def _mark_written(self, cell: Cell) -> None:
-        """From here on its content is to come."""
+        """Note that the step writes the cell's content."""
         self._number(cell)
         if cell.pending is None:
             cell.pending = cell.shape
         cell.version += 1
 
     def _operand(self, value: Any, form: Callable[[Any], PublicForm | None] | None) -> Any:
-        """An argument as it stands in the line."""
+        """An argument in the form that a recorded operation holds."""
         if isinstance(value, Cell):
             return Ref(self._number(value))
         if isinstance(value, (list, tuple)):
@@ -202,7 +202,7 @@ class Recording:
         return Constant(value) if plain else value
 
     def flush(self) -> None:
-        """Compute what was recorded. What fails changes nothing: what was there before is as it was."""
+        """Compute the recorded operations. A failure leaves all cells from before the step unchanged."""
         if not self.lines:
             return
         token = CURRENT.set(None)
@@ -214,7 +214,7 @@ class Recording:
             CURRENT.reset(token)
 
     def drop(self) -> None:
-        """Forget what was recorded; cells that were there before and got no content have their old one."""
+        """Forget the recording; cells from before the step that got no new content get their old one back."""
         for cell, before in self.found.values():
             cell.place = None
             if cell.pending is not None:
@@ -229,7 +229,7 @@ def current_recording(context: Context) -> Recording | None:
 
 
 def fill_cells(value: Any, cells: dict[int, Cell], publics: list[Any]) -> Any:
-    """An argument of a line with its cells and what is public in their places."""
+    """An argument of a recorded operation with the cells and public values that it refers to."""
     if isinstance(value, Ref):
         return cells[value.number]
     if isinstance(value, Slot):
@@ -240,7 +240,7 @@ def fill_cells(value: Any, cells: dict[int, Cell], publics: list[Any]) -> Any:
 
 
 def play(context: Context, lines: list[RecordedOperation], cells: dict[int, Cell], publics: list[Any]) -> None:
-    """Compute the lines, one after the other, on these cells; the results join them."""
+    """Compute the recorded operations in order; their results are added to `cells`."""
     for line in lines:
         args, kwargs = (
             fill_cells(line.args, cells, publics),
@@ -272,7 +272,7 @@ _SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[
 
 
 class DifferentiableTensor(SecretTensor):
-    """A tensor in additive shares that autograd follows: a parameter of a shared model, and what is made of it.
+    """A tensor in additive shares that autograd follows: a parameter of a shared model, or a result of parameters.
 
     SharedTensors that meet one become such tensors, without a gradient. `grad`, hooks, `detach`, `no_grad` and the
     optimisers are torch's own. Its values are as secret as those of a SharedTensor.
@@ -418,7 +418,7 @@ def _as_differentiable(leaf: Any) -> Any:
 
 
 def _refuse_without_gradient(func: Callable, tree: Any) -> None:
-    """Functions without a gradient; and plain parameters, whose gradient would be known to everybody."""
+    """Refuse functions without a gradient, and plain parameters, whose gradient everybody would learn."""
     if not torch.is_grad_enabled():
         return
     for leaf in pytree.tree_leaves(tree):
@@ -474,7 +474,7 @@ def _overload(packet: Any, func: Any, names: tuple[str, ...]) -> Any:
 
 
 def _write_out(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What is written by `out`: computed, and copied there."""
+    """Compute a function with `out` and copy the result there."""
     outs = [a.name for a in func._schema.arguments if a.is_out]
     names = tuple(a.name for a in func._schema.arguments if not a.is_out)
     plain = _overload(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), func, names)
@@ -490,7 +490,7 @@ def _write_out(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _for_each_tensor(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
-    """A function of lists of tensors, as optimisers with `foreach=True` call: of one tensor after the other."""
+    """Compute a function of lists, which optimisers with `foreach=True` call, tensor by tensor."""
     in_place = name.endswith("_")
     function = FOREACH.get(name.removeprefix("_foreach_").removesuffix("_"))
     if function is None:
