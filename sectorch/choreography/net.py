@@ -349,16 +349,6 @@ class Net:
         self._stack: list[ProtocolScope] = []
         self.tracing: Any = None
         """The `ProgramTracer` (`program/trace.py`) that records the steps of a dry run, or None."""
-        self.verified = False
-        """Whether the dealer has to prove what it deals; see `mpc/star/dealing_proofs.py`."""
-        self.opened: WeakKeyDictionary = WeakKeyDictionary()
-        """Values that this call has opened under a mask, by their shares, so that they are masked once."""
-        self.claims: Any = None
-        """The claims of dealt values that are not proved yet; see `mpc/star/dealing_proofs.py`."""
-        self.round_bytes: int | None = None
-        """Bytes that a round is worth in this call, where its scheme sets it; see `mpc/star/compare.py`."""
-        self.spent = 0
-        """Bytes that this call is dealt in addition for fewer rounds; see `levels_worth` in `mpc/star/maximum.py`."""
         self.origins: Origins | None = None
         """Records which inputs each value was computed from, or None."""
         # State of the protocols of secure inference (`mpc/star/`), for one call.

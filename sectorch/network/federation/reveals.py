@@ -41,7 +41,7 @@ class Reveal:
         src, dst: sender and receiver.
         to: the party that learns the value.
         shows: what is learned, in words of the code that sends it.
-        ours: whether that code is this package's.
+        from_package: whether that code is this package's.
         inputs: from which the value was computed, as pairs of a party and a name; empty where they were not recorded.
         same: whether the value is one of the inputs itself.
         before: digest of all that was computed with tensors in the session before (`transcript.Agreement`).

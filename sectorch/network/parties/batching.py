@@ -232,7 +232,7 @@ class AnsweringBatcher:
 
 def setup_is_complete(session: Session, program: Program) -> bool:
     """Whether a call of this program needs no setup messages, because one has run before."""
-    return session._setup_of(program).made(session._part(program, {}))
+    return session._setup_of(program).is_complete(session._part(program, {}))
 
 
 def take_in_batch(
