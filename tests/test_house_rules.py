@@ -52,7 +52,6 @@ NAMES = {
     "choreography.located.Located": "a located value is the word of choreographic programming",
     "choreography.located.py": "as above",
     "choreography.net.Sent": "exported; a message as it was sent",
-    "ckks.tensor.ckks_tensor.rerandomised": "to be renamed",
     "mpc.star.masking.Masked": "a masked value",
     "network.commands.serve.both": "to be renamed",
     "network.federation.proposals.Ended": "an event of a proposal",
@@ -67,7 +66,6 @@ NAMES = {
     "tensor.aggregation.announced": "to be renamed",
     "tensor.shared.py": "the file of `SharedTensor`, as `private.py` is of `PrivateTensor`",
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
-    "testing.protocol_runs.seen": "to be renamed",
     "training.model.shared": "exported: `sectorch.shared(model)`",
 }
 """Public names and file names that are such a word, and why each stays."""
@@ -82,7 +80,6 @@ PROTOCOL_CLASSES = {
     "choreography.run.party.MessageChannel": "a link's channel, a pipe, a test's queue",
     "mpc.star.dealing_proofs.ClaimSums": "sums of one claim, or of several",
     "network.commands.options.MonitoredParty": "a server, an answering party, a federation's party",
-    "network.commands.up.Service": "whatever `sectorch up` runs",
     "network.parties.remote_model.QueryConnection": "a connection, or a federation's party",
 }
 """Subclasses of `typing.Protocol`, and what each stands for."""

@@ -1,6 +1,6 @@
 """The compiled loops of secure inference, made before the first query: once on a machine, and kept on its disk.
 
-`ring/loops.py` compiles a loop when it is first called. Here a small net goes through all its parties in this process,
+`ring/jit.py` compiles a loop when it is first called. Here a small net goes through all its parties in this process,
 so that each loop is called with arguments such as a query has; what is compiled already is loaded. Of several processes
 that start at once one compiles, and the others wait for what it keeps.
 """
