@@ -356,7 +356,7 @@ def test_its_starter_stops_it_and_a_stopping_party_takes_part_in_nothing(world):
             assert stuck["THERE"].wait(60)
             raise KeyboardInterrupt
 
-        start._ended = interrupted
+        start._collect_reports = interrupted
         with pytest.raises(KeyboardInterrupt):
             start.run(5.0)
     assert until(lambda: "stopped it" in (world.results("right") or [{"outcome": ""}])[0]["outcome"], 30)
