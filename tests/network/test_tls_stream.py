@@ -226,13 +226,13 @@ def test_who_waits_for_a_reply_hears_at_once_that_the_link_failed(pki, small_mod
             found.append(str(error))
 
     asking = threading.Thread(target=ask)
-    connection._lost = lambda *_: None  # the connection is not over
+    connection._note_end = lambda *_: None  # the connection is not over
     asking.start()
     assert asked.wait(30)
     link.close(errors.PeerLostError("the server is gone"))
     asking.join(30)
     assert found == ["the server is gone"]
-    del connection._lost
+    del connection._note_end
     trio.close()
 
 
