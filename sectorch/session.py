@@ -37,6 +37,7 @@ from .choreography.program.trace import Program, ProgramTracer, garbage_collecti
 from .choreography.roles import STAR, Cast, Roles
 from .choreography.run.local import DryRuntime, LocalRuntime, device_named
 from .config import Scheme
+from .deprecation import renamed_attribute
 from .errors import ArgumentError
 from .mpc.plain import Plain
 from .mpc.star.backend import Star
@@ -317,6 +318,10 @@ class Session:
             ArgumentError: it names another party.
         """
         return self.members.parties_named(who, answering)
+
+    named = renamed_attribute("named", "parties_named")
+    apart = renamed_attribute("apart", "is_distributed")
+    settled = renamed_attribute("settled", "run_setup")
 
     def setup(self, party: Party | None = None) -> Net:
         """The net of the steps that are taken once a session with this answering party."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import Scheme, ckks, dp, errors, federated, testing
+from sectorch import Scheme, choreography, ckks, dp, errors, federated, network, testing
 from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
 from sectorch.network import aio
@@ -90,6 +90,10 @@ def import_new(module: str, names: str) -> tuple[Any, ...]:
 def names_of(module: Any, **names: str) -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
     """Classes of a module by their old names and by their new ones."""
     return [(lambda old=old: getattr(module, old), lambda new=new: getattr(module, new)) for old, new in names.items()]
+
+
+def numbers() -> sectorch.SharedTensor:
+    return sectorch.share(X, session=sectorch.Session(reference=True))
 
 
 def encrypted() -> ckks.CKKSTensor:
@@ -208,6 +212,12 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.testing.Call(...).mapped(f)`": [
         (lambda: testing.Call(2, 3).mapped(float).args, lambda: testing.Call(2, 3).map(float).args),
     ],
+    "`SharedTensor.whole`": [(lambda: numbers().whole, lambda: numbers().is_integral)],
+    "`named`, `apart` and `settled` of `Session`": names_of(
+        sectorch.Session(reference=True), named="parties_named", apart="is_distributed", settled="run_setup"
+    ),
+    "`sectorch.network.Pins.known()`": names_of(network.Pins("pins"), known="fingerprints"),
+    "`sectorch.choreography.shaped`": names_of(choreography, shaped="with_shapes"),
     "`sectorch.testing.Options`, `Planted`": names_of(testing, Options="CheckOptions", Planted="PlantedFault"),
 }
 """By the first column: old and new, each as what can be compared."""

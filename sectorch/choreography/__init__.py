@@ -1,5 +1,6 @@
 """Choreographies: parties and located values, declared messages, programs, and where they run."""
 
+from ..deprecation import renamed_names
 from .declaration import PROTOCOLS as PROTOCOLS
 from .declaration import Message as Message
 from .declaration import ProtocolSpec as ProtocolSpec
@@ -26,3 +27,5 @@ __all__ = [
     "protocol",
     "with_shapes",
 ]
+
+__getattr__ = renamed_names(__name__, shaped="with_shapes")

@@ -13,7 +13,7 @@ import re
 import statistics
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -96,7 +96,7 @@ def option(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
-    among: Sequence[str] | None = None,
+    among: Collection[str] | None = None,
     flag: str | None = None,
     off: str | None = None,
     short: str | None = None,

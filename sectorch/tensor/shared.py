@@ -18,6 +18,7 @@ from ..choreography.declaration import plain
 from ..choreography.located import compute
 from ..config import Scheme as Scheme
 from ..config import scheme_of
+from ..deprecation import renamed_attribute
 from ..display import Facts
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
 from ..ring import check_encodable, decode, encode, range_limit, reaches
@@ -138,6 +139,8 @@ class SharedTensor(SecretTensor):
     def is_integral(self) -> bool:
         """Whether it is known to hold whole numbers, in any dtype: a comparison, a count, a mask."""
         return self.whole_bits >= self.scale_bits
+
+    whole = renamed_attribute("whole", "is_integral")
 
     def bounded(self, bound: float | None) -> SharedTensor:
         """The same shares with another bound."""

@@ -35,6 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from ... import files
+from ...deprecation import renamed_attribute
 from ...errors import ArgumentError, IdentityError
 from ...mpc.star.key_agreement import Identities
 from ...tensor import Scheme
@@ -96,6 +97,8 @@ class Pins:
     def __init__(self, path: str | Path | None = None, *, first_use: bool = False):
         self.path = Path(path) if path is not None else config_folder() / "pins"
         self.first_use = first_use
+
+    known = renamed_attribute("known", "fingerprints")
 
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints by name.
