@@ -64,7 +64,7 @@ class Option:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    among: Sequence[str] | None = None
+    among: Collection[str] | None = None
     flag: str | None = None
     off: str | None = None
     short: str | None = None
