@@ -253,7 +253,7 @@ class Noisy(nn.Module):
 def test_a_check_is_never_left_out():
     """What nobody needs is left out of a program, but for what may end it."""
     program = sectorch.program(nn.Linear(4, 2).eval(), torch.randn(2, 4))
-    assert "_checked_sums" in program.party("A").code
+    assert "_check_sums_at_owner" in program.party("A").code
     model = nn.Linear(4, 2).eval()
     with torch.no_grad():
         model.weight[0] = 4000.0

@@ -47,12 +47,12 @@ def test_a_model_is_asked_beside_the_loop_and_a_cancelled_call_ends(star):
             with pytest.raises(errors.ShapeError):
                 await asked(torch.randn(2, 7))
             task = asyncio.create_task(asked(x))
-            while asked.remote._asking is None:
+            while asked.remote._active is None:
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert asked.remote._asking is None and torch.equal(await asked(x), ideal(x)), "the next one is right"
+            assert asked.remote._active is None and torch.equal(await asked(x), ideal(x)), "the next one is right"
 
     asyncio.run(ask())
 
