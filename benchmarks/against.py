@@ -18,6 +18,8 @@ their means, and faults those of all.
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -117,10 +119,10 @@ def net(name: str, batch: str, how: str = ""):
         model = torchvision.models.get_model(name, weights=None).eval()
     x = torch.randn(int(batch), *shape)
     if how == "processes":
-        try:
-            from sectorch.testing.local_network import Stage
-        except ModuleNotFoundError:  # where it stood in version 0.1
-            from sectorch.network.stage import Stage
+        # The present place, and where it stood before it and in version 0.1.
+        places = "testing.local_network", "network.parties.stage", "network.stage"
+        place = next(p for p in places if importlib.util.find_spec(f"sectorch.{p}"))
+        Stage = importlib.import_module(f"sectorch.{place}").Stage
 
         stage = Stage({name: (model, torch.randn(2, *shape))})
         secure = stage.__enter__().connect("alice").model(name)

@@ -388,7 +388,7 @@ class Stream:
             long = time.monotonic() - since > SILENT * PING
             if silent >= SILENT * WAITS or (long and not self._more()):
                 self._silent = True  # who says nothing reads no last word
-                raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
+                raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:g} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError
 
