@@ -17,6 +17,7 @@ import argparse
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -613,9 +614,9 @@ def measure(name: str) -> dict:
             row["settings"] = "calibrate="
             came = sectorch.secure(model, calibrate=sectorch.Inputs(*arguments))(*arguments)
     except SectorchError as error:
-        return row | {"outcome": "refused", "why": f"{type(error).__name__}: {error}"}
+        return row | {"outcome": "refused", "why": text_of(error)}
     except Exception as error:
-        return row | {"outcome": "raw error", "why": f"{type(error).__name__}: {error}"}
+        return row | {"outcome": "raw error", "why": text_of(error)}
     row["seconds"] = time.process_time() - start
     tensors = lambda tree: [y for y in pytree.tree_leaves(tree) if isinstance(y, torch.Tensor)]
     worst = 0.0
@@ -685,6 +686,11 @@ def page(rows: dict[str, dict]) -> str:
         cells = (name, row["package"], f"{row.get('parameters', 0):,}", row["outcome"], error, seconds, said)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def text_of(error: Exception) -> str:
+    """Its kind and words; files by their path inside the packages."""
+    return f"{type(error).__name__}: {re.sub(r'/[^ ]*/site-packages/', '', str(error))}"
 
 
 def main() -> None:
