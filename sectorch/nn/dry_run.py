@@ -212,7 +212,7 @@ def reveal_outputs(outputs: Any) -> Any:
 
 PART = 2.0**-8
 """Chosen so that a result keeps two decimal digits, and not derived. It reports none of some fifty models of
-benchmarks/huggingface_models.py and of torchvision, whose results are right to 1e-3."""
+benchmarks/huggingface_models.py and six networks of torchvision that were tried."""
 FLOOR_BITS = 6
 """An operation's own error is below 2^4 last places for results of size 1 (at most 12: docs/ops.md), and its operands
 are rounded by half of one. Errors up to four times that are not blamed on weights."""
