@@ -6,6 +6,7 @@ Each list of exceptions may only shrink: an entry that is not needed any more fa
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import re
 import tokenize
@@ -162,6 +163,55 @@ def test_protocol_classes_are_borders():
         and module.split(".")[0] not in PAPERS
     }
     exactly("use the class itself", found, PROTOCOL_CLASSES)
+
+
+def module_givers(module: str) -> dict[str, set[str]]:
+    """Functions of a module that give modules, as compiled loops are loaded, and which modules they can give."""
+    functions = [node for node in ast.walk(tree(module)) if isinstance(node, ast.FunctionDef) and node.returns]
+    found: dict[str, set[str]] = {}
+    for _ in range(2):  # of one that asks another too
+        for node in functions:
+            inside = [*ast.walk(node)]
+            names = {str(n.value).removeprefix("sectorch.") for n in inside if isinstance(n, ast.Constant) and n.value}
+            asked = {n.func.id for n in inside if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+            modules = (names | imported_within(module, node)) & set(MODULES)
+            modules |= set().union(*(found[name] for name in asked if name in found))
+            if modules and "ModuleType" in ast.unparse(node.returns):
+                found[node.name] = modules
+    return found
+
+
+def imported_within(module: str, node: ast.AST) -> set[str]:
+    """Modules that `from . import x` within a node names."""
+    package = module.rsplit(".", 1)[0]
+    froms = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and n.level == 1 and n.module is None]
+    return {f"{package}.{alias.name}" for n in froms for alias in n.names}
+
+
+def test_modules_that_a_function_gives_have_what_is_asked_of_them():
+    """No type checker sees it: compiled loops are loaded late, and a matrix unit's only where there is one."""
+    givers = {module: found for module in MODULES if (found := module_givers(module))}
+    assert {"ring.bitplanes", "ring.field", "mpc.series"} <= set(givers)
+    missing, asked = [], 0
+    for module in MODULES:
+        known = {name: of for where in imports(module) & set(givers) for name, of in givers[where].items()}
+        known |= givers.get(module, {})
+        bound: dict[str, set[str]] = {}
+        for node in ast.walk(tree(module)):
+            value = getattr(node, "value", None)
+            targets = [getattr(node, "target", None), *getattr(node, "targets", [])]
+            if isinstance(value, ast.Call) and (name := ast.unparse(value.func).rsplit(".", 1)[-1]) in known:
+                bound |= {t.id: known[name] for t in targets if isinstance(t, ast.Name)}
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Call)):
+                call = isinstance(node.value, ast.Call)
+                name = ast.unparse(node.value.func).rsplit(".", 1)[-1] if call else node.value.id
+                for of in (known if call else bound).get(name, ()):
+                    asked += 1
+                    if not hasattr(importlib.import_module(f"sectorch.{of}"), node.attr):
+                        missing.append((module, [f"{of}.{node.attr}"]))
+    assert asked > 40
+    nobody("a module that is loaded late lacks what is asked of it", missing)
 
 
 # What a text names exists.

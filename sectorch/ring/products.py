@@ -359,7 +359,7 @@ def _beside(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
 def _prepared(weight: torch.Tensor) -> torch.Tensor:
     """A weight [out, K] as `_times_prepared` takes it."""
     amx = unit()
-    return amx.packed(weight) if amx and _device(weight) == "cpu" else to_tiles(weight.t())
+    return amx.pack_tiles(weight) if amx and _device(weight) == "cpu" else to_tiles(weight.t())
 
 
 def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
