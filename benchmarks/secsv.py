@@ -169,7 +169,8 @@ class Timed:
     """What one protocol takes: of the beginning, of what all coalitions share, and of coalitions one by one."""
 
     def __init__(self, given, protocol: str, skip: bool, right: dict[int, int]):
-        self.run = ShapleyEvaluation(*given, Settings(protocol=protocol.split(",")[0], skip=skip, compare=False))
+        how = Settings(protocol=protocol.split(",")[0], skip="saving" if skip else "never", compare=False)
+        self.run = ShapleyEvaluation(*given, how)
         if protocol in BASELINES:
             baseline(self.run, BASELINES[protocol])
         self.once = self.taken(self._begin)
@@ -242,7 +243,7 @@ def warm_up(given) -> None:
     net, models, tests, weights = given
     few = {n: (x[:2], y[:2]) for n, (x, y) in tests.items()}
     for name in ("secsv", "secretsv", *BASELINES):
-        how = Settings(protocol=name.split(",")[0], compare=False)
+        how = Settings(protocol=name.split(",")[0], compare=False, skip="never")
         run = ShapleyEvaluation(net, models[:1], few, weights[:1], how)
         if name in BASELINES:
             baseline(run, BASELINES[name])
@@ -259,8 +260,8 @@ def table2(options) -> list[dict]:
         slow = by_letter(given, options.hesv_limit)
         found = {"hesv, letter": slow}
         for name, settings in (
-            ("secsv", dict(protocol="secsv")),
-            ("secsv + SampleSkip", dict(protocol="secsv", skip=True)),
+            ("secsv", dict(protocol="secsv", skip="never")),
+            ("secsv + SampleSkip", dict(protocol="secsv")),
             ("secretsv", dict(protocol="secretsv")),
             ("plain", dict(protocol="plain")),
         ):
@@ -284,7 +285,9 @@ def table3(options) -> list[dict]:
             base = None
             for estimator in ("exact", "permutation", "group-testing", "kernel"):
                 for skip in (False, True):
-                    settings = dict(estimator=estimator, skip=skip, budget=options.budget, seed=seed)
+                    settings = dict(
+                        estimator=estimator, skip="saving" if skip else "never", budget=options.budget, seed=seed
+                    )
                     row = evaluated(given, protocol="secsv", **settings)
                     base = base or row["seconds"]
                     row["vs SecSV"] = base / row["seconds"]
@@ -361,7 +364,7 @@ def figure8(_options) -> list[dict]:
 
     def add(what: str, model: str, **settings) -> None:
         given = case(model, **settings)
-        result = ShapleyEvaluation(*given, Settings(protocol="plain", skip=True)).run()
+        result = ShapleyEvaluation(*given, Settings(protocol="plain", skip="always")).run()
         rows.append({"varied": what, "model": model, **settings, "skipped %": 100 * result.skipped,
                      "wrong %": 100 * result.wrong, "error": result.error})  # fmt: skip
 

@@ -186,6 +186,10 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.protocols.secsv.Training(batch=, decay=)`, and the attributes": fields_of(
         secsv.Training, {"batch": ("batch_size", 7), "decay": ("weight_decay", 0.5)}
     ),
+    "`sectorch.protocols.secsv.Settings(skip=True)`, and `skip=False`": [
+        (lambda: secsv.Settings(skip=True).skip, lambda: secsv.Settings(skip="saving").skip),  # type: ignore[arg-type]
+        (lambda: secsv.Settings(skip=False).skip, lambda: secsv.Settings(skip="never").skip),  # type: ignore[arg-type]
+    ],
     '`explain(...).seconds("LAN")["ahead"]`': [
         (
             lambda: sectorch.explain(net(), X).seconds("LAN")["ahead"],

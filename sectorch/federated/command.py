@@ -71,6 +71,7 @@ class Option:
     several: bool = False
     hidden: bool = False
     own: str | None = None
+    bare: str | None = None
 
     @property
     def limits(self) -> str:
@@ -103,6 +104,7 @@ def option(
     several: bool = False,
     hidden: bool = False,
     own: str | None = None,
+    bare: str | None = None,
 ) -> Any:
     """A field of `Options`.
 
@@ -117,8 +119,9 @@ def option(
         several: whether the command line takes several values, with a run for each.
         hidden: whether the command line leaves it out.
         own: "value", or "folder" for a path, if each party of a federation sets it for itself.
+        bare: the value of an option that the command line names without one.
     """
-    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own)
+    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own, bare)
     return field(default=default, metadata={"option": made})
 
 
@@ -216,6 +219,8 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Options], prefix: str
         if o.several:
             about += "; several make a run of each"
         many: dict[str, Any] = dict(nargs="+") if several or o.several else {}
+        if o.bare is not None:
+            many = dict(nargs="?", const=o.bare)
         metavar = (
             None if o.among else kind.__name__.upper().replace("STR", "NAME").replace("FLOAT", "X").replace("INT", "N")
         )

@@ -41,7 +41,7 @@ def made():
 
 def valued(tester: SecSVTester) -> dict[int, dict]:
     """P's side of the valuation, with SampleSkip: what it finds of every coalition."""
-    utilities = Utilities(range(3), len(tester.tests), lambda: tester, Settings(skip=True))
+    utilities = Utilities(range(3), len(tester.tests), lambda: tester, Settings(skip="saving"))
     utilities.ask(coalitions(range(3)))
     return {c: {k: r[k] for k in ("right", "samples", "tested", "skipped")} for c, r in utilities.records.items()}
 

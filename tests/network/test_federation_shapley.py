@@ -16,7 +16,7 @@ from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, buil
 from sectorch.protocols.secsv.together import JointValuation, Part
 
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "P", "helper": "X"}
-QUICK = Settings(skip=True, compare=False)
+QUICK = Settings(skip="saving", compare=False)
 TRAINING = Training(epochs=2)
 ROUNDS = 2
 ATTENDING = {"c2": range(1, 2)}

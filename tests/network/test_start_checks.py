@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import DEVNULL, Command
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
@@ -22,7 +24,9 @@ from torch import nn
 from sectorch import errors
 from sectorch.cli.main import run
 from sectorch.network import save_model
+from sectorch.network.federation.party import Federation
 from sectorch.network.identity.certificate_files import check_own_files
+from sectorch.testing.local_network import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,6 +153,28 @@ def test_a_paper_that_needs_more_parties_than_there_are_is_a_line(folder, capsys
         err = capsys.readouterr().err
         assert "nobody in the federation 'fed' is or plays P1" in err and err.count("\n") == 1
     assert not (folder / "fed" / "north.toml").exists()
+
+
+def test_a_paper_s_party_says_that_the_server_is_not_up_and_how_to_start_it(folder, capsys, monkeypatch):
+    """By the command and in Python; once the server is started by the line in the text, the party gets further."""
+    path, port = folder / "fed" / "federation.toml", (folder / "port").read_text()
+    path.write_text(path.read_text().replace('"H1"', '"c1"').replace('"H2"', '"c2"').replace('"H3"', '"P"')
+                    .replace('"C"', '"X"'))  # fmt: skip
+    monkeypatch.setattr(Federation.__init__, "__kwdefaults__", {**Federation.__init__.__kwdefaults__, "patience": 0.1})
+    words = ["shapley", "--clients", "2", "--model", "logistic", "--federation", str(path), "--as", "north"]
+    assert run([*words, "--out", str(folder / "out")]) == 1
+    err = capsys.readouterr().err
+    assert f"cannot connect to localhost:{port}" in err and err.count("\n") == 1
+    assert "the server 'server' of the federation is not up" in err
+    way_out = re.search("`sectorch (.*)`", err)[1].split()
+    assert way_out == ["up", "federation.toml", "--as", "server"]
+    hub = Command([*PROGRAM, *way_out], cwd=path.parent, stderr=DEVNULL)
+    try:
+        with Federation(path, "north", patience=30.0) as parties:
+            assert parties.connection.link.closed is None
+    finally:
+        hub.kill()
+        hub.communicate()
 
 
 @pytest.mark.parametrize("option", ["--store", "--receipts", "--log", "--out"])

@@ -175,7 +175,11 @@ def results() -> dict[str, Result]:
     net = build("dnn", found.shape, found.classes, hidden=1)
     how = Training(epochs=6, lr=1e-2)
     rounds, weights = fedavg(net, found.train, 3, how, attending={"c2": range(2, 3)})
-    each = {"plain": dict(skip=False), "skip": dict(skip=True), "sampled": dict(estimator="group-testing", budget=4)}
+    each = {
+        "plain": dict(skip="never"),
+        "skip": dict(skip="always"),
+        "sampled": dict(estimator="group-testing", budget=4),
+    }
     return {
         name: ShapleyEvaluation(net, rounds, found.test, weights, Settings(protocol="plain", **how)).run()
         for name, how in each.items()

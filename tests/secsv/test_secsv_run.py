@@ -51,7 +51,7 @@ def ran(given, out=None, watch=None, **settings):
 
 
 def test_secsv_with_sampleskip_gives_the_plain_values(trained):
-    result = ran(trained, skip=True)
+    result = ran(trained, skip="saving")
     assert result.error <= 1e-2 and result.wrong == 0
     assert result.counted("rotations") == 0 < result.counted("products")
     gained = result.rounds[-1].records[0b1111]["right"] / result.samples - result.rounds[0].nobody
@@ -70,20 +70,26 @@ def test_secretsv_gives_the_plain_values(small):
     assert ran((net, [models], tests), protocol="secretsv").error <= 1e-2
 
 
-def test_skipping_is_switched_off_where_it_saves_no_ciphertext(trained):
-    """60 samples fit one ciphertext a batch: leaving some out would still take it."""
-    secure = ran(trained, skip=True, compare=False)
-    assert {r["tested"] for one in secure.rounds for r in one.records.values()} <= {0, secure.samples}
-    plain = ran(trained, protocol="plain", skip=True)
+def test_sampleskip_is_on_and_always_skips_what_algorithm_7_finds(trained):
+    """60 samples fit one ciphertext a batch: leaving some out would still take it, unless Algorithm 6 is asked for."""
+    plain = ran(trained, protocol="plain", skip="always")
     assert plain.skipped > 0 and plain.wrong == 0, "in the clear nothing fills a ciphertext"
+    secure = ran(trained, compare=False)
+    assert {r["tested"] for one in secure.rounds for r in one.records.values()} <= {0, secure.samples}
+    assert secure.skippable == plain.skipped > secure.skipped
+    assert any("Algorithm 7 found" in line and "--skip always" in line for line in secure.sentences())
+    forced = ran(trained, skip="always", compare=False)
+    assert forced.skipped == plain.skipped and forced.values == plain.values
+    assert not any("Algorithm 7 found" in line for line in forced.sentences())
+    assert Settings().skipping == "saving" and Settings(protocol="plain").skipping == "never"
 
 
 @pytest.mark.parametrize("parallel", ["subsets", "rounds"])
 def test_several_processes_find_the_same(trained, parallel, tmp_path):
-    one = ran(trained, protocol="plain", skip=True)
-    two = ran(trained, tmp_path, protocol="plain", skip=True, processes=2, parallel=parallel)
+    one = ran(trained, protocol="plain", skip="always")
+    two = ran(trained, tmp_path, protocol="plain", skip="always", processes=2, parallel=parallel)
     assert one.values == two.values
-    assert ran(trained, protocol="plain", skip=True, processes=2, parallel=parallel).values == one.values
+    assert ran(trained, protocol="plain", skip="always", processes=2, parallel=parallel).values == one.values
     lines = [json.loads(x) for x in (tmp_path / "round-001.jsonl").read_text().splitlines()]
     assert sorted(x["coalition"] for x in lines if x["coalition"]) == list(range(1, 16))
 
@@ -178,7 +184,7 @@ def test_estimators_with_sampleskip_test_a_coalition_once(trained, estimator):
             self.tested_ones.append(record)
 
     watch = Seen()
-    result = ran(trained, watch=watch, protocol="plain", estimator=estimator, skip=True, budget=12)
+    result = ran(trained, watch=watch, protocol="plain", estimator=estimator, skip="always", budget=12)
     assert len(watch.tested_ones) == len(set(watch.tested_ones)) <= 2 * 15
     assert set(result.values) == set(trained[2])
 
@@ -350,7 +356,7 @@ def test_bad_input_is_refused(small, change, settings, error, message, tmp_path)
         ({"protocol": "x"}, "no protocol 'x'"),
         ({"estimator": "x"}, "no estimator 'x'"),
         ({"routing": "x"}, "no routing 'x'"),
-        ({"protocol": "hesv", "skip": True}, "SampleSkip needs"),
+        ({"protocol": "hesv", "skip": "saving"}, "SampleSkip needs"),
         ({"processes": 0}, "at least 1"),
         ({"frac_bits": 40}, "frac_bits"),
     ],

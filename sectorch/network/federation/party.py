@@ -31,6 +31,7 @@ from ..names import readable
 from ..parties.client import Connection
 from ..parties.session import RemoteSession, abort_reason
 from ..wire.channel import Channel, copy_error
+from ..wire.endpoints import NOBODY_LISTENS
 from ..wire.tls_stream import no_other_threads, start_thread
 from .broker import Key, wire_of
 from .config import FederationFile, credentials, read_federation
@@ -227,6 +228,7 @@ class Federation:
         self.folder = Path(path).parent / f"{as_}-kept"
         self._wait = wait
         self.file: FederationFile = read_federation(path)
+        self._path = Path(path)
         for role in needs:
             self.file.member_named(role)
         self.name = as_
@@ -260,11 +262,20 @@ class Federation:
                 )  # fmt: skip
             except PeerLostError as error:
                 if time.monotonic() + RETRY > end:
-                    raise
+                    raise self._server_is_down(server, error) from None
                 if not logged:
                     log.info("%s; dialling again for %.0f s", error, remaining)
                 logged = True
                 time.sleep(RETRY)
+
+    def _server_is_down(self, server: str, error: PeerLostError) -> PeerLostError:
+        """What to do about a server that cannot be reached: somebody has to start it, or the file is wrong."""
+        if NOBODY_LISTENS not in str(error):
+            return PeerLostError(f"{error}; that is the address of the server '{server}' in {self._path}")
+        return PeerLostError(
+            f"{error}: the server '{server}' of the federation is not up; start it there first, "
+            f"`sectorch up {self._path.name} --as {server}`, and leave it running"
+        )
 
     def __enter__(self) -> Federation:
         return self

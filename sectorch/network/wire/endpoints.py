@@ -302,6 +302,7 @@ def _bound_once(host: str, port: int, shared: bool) -> list[socket.socket]:
 # A client's side of a connection: it dials the server, and knows what it means if there is none.
 
 
+NOBODY_LISTENS = "nobody listens there"
 RETRY = 0.2
 """Seconds between attempts to reach one who is not there."""
 
@@ -348,7 +349,7 @@ def _connected(
     except socket.gaierror:
         raise PeerLostError(f"no address is known for {host!r}") from None
     except ConnectionRefusedError:
-        raise PeerLostError("nobody listens there") from None
+        raise PeerLostError(NOBODY_LISTENS) from None
     except TimeoutError:
         raise PeerLostError("nobody answers") from None
     except OSError as error:

@@ -1,6 +1,6 @@
 """SecSV: contributions of the clients of cross-silo federated learning, without showing models or test data.
 
-    result = ShapleyEvaluation(model, rounds, tests, settings=Settings(protocol="secsv", skip=True)).run()
+    result = ShapleyEvaluation(model, rounds, tests, settings=Settings(protocol="secsv")).run()
 
 `secsv.py` and `hesv.py` are the paper's protocols, to be read beside it; `secsv/settings.py` says who may decrypt what;
 `docs/secsv.md` says what each party learns.

@@ -243,14 +243,20 @@ class Utilities:
         everything = (1 << self._samples) - 1
         with Spent() as spent:
             if isinstance(tester, HESVTester):
-                found: dict = dict(right=tester.hits(coalition), samples=None, tested=self._samples, skipped="0x0")
+                right, known, skipped, rest, samples = tester.hits(coalition), 0, 0, everything, None
             else:
-                skipped = skippable(coalition, self._correct) if self._how.skip else 0
-                rest = everything & ~skipped
-                if skipped and rest and 0 < tester.cost(coalition, everything) <= tester.cost(coalition, rest):
-                    skipped, rest = 0, everything  # what is left takes as many ciphertexts: nothing would be saved
-                right = skipped | (tester.correct(coalition, rest) if rest else 0)
-                found = dict(right=right.bit_count(), samples=hex(right), tested=rest.bit_count(), skipped=hex(skipped))
+                skipping = self._how.skipping
+                known = skippable(coalition, self._correct) if skipping != "never" else 0
+                skipped, rest = known, everything & ~known
+                saved = lambda: tester.cost(coalition, everything) - tester.cost(coalition, rest)
+                if skipping == "saving" and known and rest and tester.cost(coalition, everything) and saved() <= 0:
+                    skipped, rest = 0, everything
+                samples = skipped | (tester.correct(coalition, rest) if rest else 0)
+                right = samples.bit_count()
+        found = dict(
+            right=right, samples=None if samples is None else hex(samples), tested=rest.bit_count(),
+            skippable=known.bit_count(), skipped=hex(skipped),
+        )  # fmt: skip
         yield {"coalition": coalition, **found, **spent.record()}
 
 

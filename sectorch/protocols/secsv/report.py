@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -68,8 +68,16 @@ class Result(Outcome):
     @property
     def skipped(self) -> float:
         """The share of samples that SampleSkip left out, over all aggregated models (Figure 8)."""
+        return self._share(lambda record: self.samples - record["tested"])
+
+    @property
+    def skippable(self) -> float:
+        """The share that Algorithm 7 found; more than `skipped` where leaving samples out would have saved nothing."""
+        return self._share(lambda record: record["skippable"])
+
+    def _share(self, count: Callable[[dict], int]) -> float:
         some = [r for one in self.rounds for c, r in one.records.items() if c.bit_count() > 1]
-        return sum(self.samples - r["tested"] for r in some) / (len(some) * self.samples) if some else 0.0
+        return sum(map(count, some)) / (len(some) * self.samples) if some else 0.0
 
     @property
     def wrong(self) -> float | None:
@@ -128,7 +136,9 @@ class Result(Outcome):
     def table(self, each_round: bool = True) -> Table:
         """Each client's value per round, if wanted, and in all; with the exact one where it is known."""
         how, rounds = self.settings, self.rounds if each_round else []
-        shown = Table(title=f"Shapley values: {how.protocol}, {how.estimator}{', SampleSkip' if how.skip else ''}")
+        shown = Table(
+            title=f"Shapley values: {how.protocol}, {how.estimator}{', SampleSkip' if how.skipping != 'never' else ''}"
+        )
         exact, between = self.exact, self.intervals
         for column in (
             "client",
@@ -170,9 +180,14 @@ class Result(Outcome):
             out.append(f"routing level {self.level} (Proposition 6.8)")
         if self.error is not None:
             out.append(f"error against plain (Euclidean): {self.error:.2e}")
-        if self.settings.skip:
+        if self.settings.skipping != "never":
             wrong = "" if self.wrong is None else f", {100 * self.wrong:.3f} % wrongly"
             out.append(f"SampleSkip left out {100 * self.skipped:.1f} % of the samples of aggregated models{wrong}")
+            if self.skippable > self.skipped:
+                out.append(
+                    f"Algorithm 7 found {100 * self.skippable:.1f} %; testing the rest alone would have taken as many "
+                    f"ciphertexts (skip='always', --skip always: leave them out nevertheless)"
+                )
             if self.skip_bound is not None:
                 out.append(f"SampleSkip changed no value by more than {self.skip_bound:.2e} (Lemma 6.4)")
         if self.intervals is not None:
@@ -212,6 +227,7 @@ class Result(Outcome):
             exact=self.exact,
             error=self.error,
             skipped=self.skipped,
+            skippable=self.skippable,
             wrongly_skipped=self.wrong,
             skip_bound=self.skip_bound,
             samples=self.samples,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...deprecation import deprecate
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
 from .program import Program
@@ -279,6 +280,7 @@ def _way(clients, batch, layers: int, level: str, model_owner: int | None) -> tu
 PROTOCOLS = ("secsv", "hesv", "secretsv", "plain")
 PARALLEL = ("subsets", "rounds", "ray")
 NOBODY = ("previous", "zero")
+SKIPPING = ("always", "saving", "never")
 MOST = 20
 """Clients whose coalitions can all be tested: a million a round."""
 
@@ -292,7 +294,13 @@ class Settings(Options):
         "exact", "of the Shapley value; exact tests every coalition", among=tuple(ESTIMATORS), several=True
     )
     budget: int | None = option(None, "coalitions that an estimator may ask for in a round (default 2^n - 1)", least=1)
-    skip: bool = option(False, "SampleSkip: leave out what two parts classify correctly (all protocols but HESV)")
+    skip: str | None = option(
+        None,
+        "SampleSkip: leave out what two parts classify correctly, always (Algorithm 6) or where it saves ciphertexts "
+        "(default: saving for secsv, never for its baselines; HESV cannot)",
+        among=SKIPPING,
+        bare="saving",
+    )
     routing: str | None = option(None, "who may decrypt (default: the strongest the clients allow)", among=LEVELS)
     frac_bits: int | None = option(
         None, "of features in shares (default: 12, or what value_bits leaves)", least=4, most=20
@@ -325,12 +333,21 @@ class Settings(Options):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.skip, bool):
+            word = "saving" if self.skip else "never"
+            deprecate(f"Settings(skip={self.skip})", f"Settings(skip={word!r})", stacklevel=4)
+            object.__setattr__(self, "skip", word)
         super().__post_init__()
-        if self.skip and self.protocol == "hesv":
+        if self.skipping != "never" and self.protocol == "hesv":
             raise FederationError(
                 "HESV encrypts a client's samples into ciphertexts, out of which none can be left; SampleSkip needs "
                 "protocol 'secsv', 'secretsv' or 'plain'"
             )
+
+    @property
+    def skipping(self) -> str:
+        """One of `SKIPPING`: what `skip` says, or else the paper's, which has SampleSkip in SecSV alone."""
+        return self.skip or ("saving" if self.protocol == "secsv" else "never")
 
 
 def check(
