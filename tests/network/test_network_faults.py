@@ -91,6 +91,42 @@ def test_a_party_that_dies_at_each_message_of_a_lenet_query(pki, tmp_path, who):
     trio.close()
 
 
+@pytest.mark.parametrize(("who", "kind", "begins"), [
+    ("A", errors.AbortedError, "PeerLostError: "), ("S", errors.PeerLostError, ""),
+])  # fmt: skip
+def test_the_error_at_the_asking_party_says_who_was_lost(trio, small_model, who, kind, begins):
+    """Q is connected to S only: of A's death it hears from S, whose reason is the text of an AbortedError."""
+    for message in (0, 4, 8):
+        trio.kill_at(who, message)
+        with pytest.raises(errors.NetworkError) as raised:
+            asked(trio, X)
+        assert type(raised.value) is kind and str(raised.value).startswith(begins), (message, repr(raised.value))
+        trio.restart(who)
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("error", [errors.PeerLostError("secret"), ZeroDivisionError("secret")])
+def test_an_answering_party_that_aborts_amid_a_query(trio, small_model, error):
+    """The error at Q has the type of A's as the first word of its text, and not the text of code outside the package."""
+    (link,) = trio.links("A")
+    inner, sent = link.send, [0]
+
+    def fails(data: bytes, urgent: bool = False) -> None:
+        sent[0] += 1
+        if sent[0] == 5:
+            raise error
+        inner(data, urgent)
+
+    link.send = fails
+    with pytest.raises(errors.NetworkError) as raised:
+        asked(trio, X)
+    link.send = inner
+    assert type(raised.value) is errors.AbortedError
+    assert str(raised.value) == f"{type(error).__name__}: at 'hospital-b', whose own log says more"
+    assert until(trio.idle, IN_TIME)
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+
+
 def test_a_party_that_hangs_is_an_error_after_the_stated_time(trio, small_model):
     """A's process lives and its connection too, but nothing comes any more.
 
