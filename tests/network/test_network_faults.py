@@ -107,7 +107,7 @@ def test_the_error_at_the_asking_party_says_who_was_lost(trio, small_model, who,
 
 @pytest.mark.parametrize("error", [errors.PeerLostError("secret"), ZeroDivisionError("secret")])
 def test_an_answering_party_that_aborts_amid_a_query(trio, small_model, error):
-    """The error at Q has the type of A's as the first word of its text, and not the text of code outside the package."""
+    """The text of Q's error begins with the type of A's, and has no text of code outside the package."""
     (link,) = trio.links("A")
     inner, sent = link.send, [0]
 
