@@ -42,7 +42,7 @@ from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
 from .declaration import PAYLOADS, Message, ProtocolSpec, check_content, check_located, in_package, plain
 from .located import _RUNNING, Located, dependence, run_in
 from .roles import Cast, Party, Phase, Roles
-from .shapes import fresh_shape, run_on_shapes, shape_of
+from .shapes import FORMS, fresh_shape, run_on_shapes, shape_of
 from .streams import PairKeys
 
 # Origins: which inputs a value was computed from. They are noted where steps are taken one by one.
@@ -290,7 +290,8 @@ class Read:
 
     def shape(self, values: Sequence[Any]) -> Any:
         """A new meta tensor, so that the tracer can tell results apart by identity."""
-        return fresh_shape(values[0]) if isinstance(values[0], torch.Tensor) else values[0]
+        (value,) = values
+        return fresh_shape(value) if isinstance(value, torch.Tensor) and type(value) not in FORMS else value
 
 
 Step: TypeAlias = Compute | Draw | Move | Read
@@ -538,7 +539,7 @@ class Net:
         """
         self.cast.check_party(party)
         check_content(value, party in self.runtime.here)
-        value = plain(value) if isinstance(value, torch.Tensor) else value
+        value = plain(value) if isinstance(value, torch.Tensor) and type(value) not in FORMS else value
         brought = Located(value, frozenset((party,)), phase, {}, self.runtime.session)
         if self.tracing is not None:
             self.tracing.add_input(brought, name)
@@ -580,6 +581,10 @@ class Net:
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, Mapping[Party, int]]:
         return dependence(values, self._base, self.runtime.session)
+
+    def declares(self, label: str) -> bool:
+        """Whether the running protocol declares a message of this label."""
+        return bool(self._stack) and any(message.label == label for message in self._stack[-1].spec.messages)
 
     def _declared(self, label: str, src: Party, dst: Party) -> Message:
         if not self._stack:

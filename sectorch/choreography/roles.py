@@ -120,6 +120,10 @@ class Cast:
     def __repr__(self) -> str:
         return ", ".join(str(party) for party in dict.fromkeys(self.parties.values()))
 
+    def has_edge(self, src: Party, dst: Party) -> bool:
+        """Whether the two may send to each other."""
+        return (src, dst) in self._edges
+
     def check_edge(self, src: Party, dst: Party) -> None:
         """Raise TopologyError unless the two may send to each other."""
         if not (type(src) is type(dst) is Party and (src, dst) in self._edges):

@@ -143,8 +143,14 @@ class _Like(NamedTuple):
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
+FORMS: dict[type, Callable[[Any], Any]] = {}
+"""By type, for values that hold tensors (ciphertexts, say): the function that gives a value without its content."""
+
+
 def shape_of(value: Any) -> Any:
-    """A tensor's shape and dtype as a meta tensor; anything else as it is."""
+    """A tensor's shape and dtype as a meta tensor, a value of `FORMS` without content; anything else as it is."""
+    if (form := FORMS.get(type(value))) is not None:
+        return form(value)
     return fresh_shape(value) if isinstance(value, torch.Tensor) and not value.is_meta else value
 
 

@@ -6,6 +6,7 @@ keys = sectorch.ckks.keygen(depth=5); e = sectorch.ckks.encrypt(x, keys.public);
 from ..deprecation import renamed_names
 from .convert import from_shares as from_shares
 from .convert import to_shares as to_shares
+from .errors import DisaggregationError as DisaggregationError
 from .errors import KeyMismatchError as KeyMismatchError
 from .errors import LevelError as LevelError
 from .errors import MemoryBudgetError as MemoryBudgetError
@@ -14,11 +15,20 @@ from .errors import ScaleError as ScaleError
 from .errors import SecurityLevelError as SecurityLevelError
 from .errors import SerialisationError as SerialisationError
 from .errors import SlotError as SlotError
+from .exchange import BatchSums as BatchSums
+from .exchange import LocatedCKKSTensor as LocatedCKKSTensor
+from .exchange import LocatedKeys as LocatedKeys
+from .exchange import ciphertext_messages as ciphertext_messages
+from .exchange import flood_bits_for as flood_bits_for
+from .exchange import sum_batch as sum_batch
+from .exchange import sum_noise as sum_noise
 from .linalg import EncryptedMatrix as EncryptedMatrix
 from .linalg import MatrixProduct as MatrixProduct
 from .linalg import MatrixReducing as MatrixReducing
 from .linalg import MatrixSquaring as MatrixSquaring
 from .module import CKKSModule as CKKSModule
+from .releases import LinearMeter as LinearMeter
+from .releases import ReleaseLedger as ReleaseLedger
 from .scheme.ciphertext import memory_limit as memory_limit
 from .scheme.encryption import flood_distance as flood_distance
 from .scheme.keys import Keys as Keys
@@ -41,12 +51,17 @@ from .tensor.layers import polynomial as polynomial
 __getattr__ = renamed_names(__name__, rerandomised="rerandomise")
 
 __all__ = [
+    "BatchSums",
     "CKKSModule",
     "CKKSTensor",
+    "DisaggregationError",
     "EncryptedMatrix",
     "KeyMismatchError",
     "Keys",
     "LevelError",
+    "LinearMeter",
+    "LocatedCKKSTensor",
+    "LocatedKeys",
     "MatrixProduct",
     "MatrixReducing",
     "MatrixSquaring",
@@ -55,6 +70,7 @@ __all__ = [
     "OwnerKeys",
     "Parameters",
     "PublicKeys",
+    "ReleaseLedger",
     "Report",
     "ScaleError",
     "SecretKey",
@@ -62,8 +78,10 @@ __all__ = [
     "SerialisationError",
     "SlotError",
     "choose",
+    "ciphertext_messages",
     "encrypt",
     "explain",
+    "flood_bits_for",
     "flood_distance",
     "from_shares",
     "inner",
@@ -72,6 +90,8 @@ __all__ = [
     "memory_limit",
     "polynomial",
     "rerandomise",
+    "sum_batch",
+    "sum_noise",
     "supported_ops",
     "to_shares",
 ]

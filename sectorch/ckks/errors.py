@@ -99,3 +99,15 @@ class SerialisationError(SectorchError, ValueError):
     What to do:
         Have it sent or saved again. If the sender's file is whole, compare the versions of sectorch.
     """
+
+
+class DisaggregationError(SectorchError, RuntimeError):
+    """One more release would let the receiver take an aggregate apart. Nothing was released.
+
+    Example:
+        north releases no aggregate over 3 samples of south; at least 8 are needed
+
+    What to do:
+        Ask over more samples, for fewer numbers, or with more noise, as the text says. Allowing more (`leakage=`) is
+        for the owner of the logits to decide.
+    """

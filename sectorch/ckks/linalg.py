@@ -32,6 +32,7 @@ from ..ring.jit import array, run_in_threads
 from .errors import ScaleError, SlotError
 from .linalgloops import (
     accept_uniform,
+    add_centred,
     arrange_slots,
     decrypt_many,
     encrypt_symmetric,
@@ -52,6 +53,7 @@ from .scheme.ciphertext import (
     relinearise,
     settle,
     switch,
+    times_integers,
     weight_scale,
     words,
 )
@@ -76,11 +78,26 @@ class ProductCounts:
 
 @dataclass
 class PackedOperand:
-    """A prepared matrix: for each block its shifted copies [copies, slots], encrypted or (B only) plain."""
+    """A prepared matrix: for each block its shifted copies [copies, slots], encrypted or (B only) plain.
+
+    `left @ right` is the product, `left + other` a sum of matrices of one layout, and `integer * left` a multiple.
+    """
 
     shape: tuple[int, int]
     blocks: Mapping[tuple[int, int], torch.Tensor | Cipher]
+    layout: MatrixProduct | None = field(default=None, repr=False)
     encoded: dict = field(default_factory=dict, repr=False)
+
+    def __matmul__(self, other: PackedOperand) -> EncryptedMatrix:
+        if other.layout is None:
+            raise ArgumentError("this operand has no layout; a MatrixProduct prepares it (prepare_right)")
+        return other.layout.multiply(self, other)
+
+    def __add__(self, other: PackedOperand) -> PackedOperand:
+        return replace(self, blocks={at: add(self.cipher(at), other.cipher(at)) for at in self.blocks}, encoded={})
+
+    def __rmul__(self, integer: int) -> PackedOperand:
+        return replace(self, blocks={at: times_integers(self.cipher(at), integer) for at in self.blocks}, encoded={})
 
     def cipher(self, at: tuple[int, int]) -> Cipher:
         """An encrypted block."""
@@ -115,6 +132,9 @@ class EncryptedMatrix:
     tile: tuple[int, int]
     width: int
     counts: ProductCounts = field(default_factory=ProductCounts)
+
+    def __add__(self, other: EncryptedMatrix) -> EncryptedMatrix:
+        return replace(self, blocks={at: add(block, other.blocks[at]) for at, block in self.blocks.items()})
 
     def decrypt(self, secret: SecretKey) -> torch.Tensor:
         """Decrypt to the plain matrix, float64."""
@@ -216,14 +236,22 @@ class MatrixProduct(ABC):
             for j, start, end in self._ranges(shape[1], steps[1]):
                 copies = self._copies(matrix.detach()[top:bottom, start:end].double(), left)
                 blocks[i, j] = copies if keys is None else encrypt(copies.t(), keys, bound=bound).cipher
-        return PackedOperand(shape, blocks)
+        return PackedOperand(shape, blocks, self)
 
     def multiply(self, left: PackedOperand, right: PackedOperand, each: bool = False) -> EncryptedMatrix:
         """A B, encrypted. The evaluator learns the shapes; nothing is sent.
 
         Args:
             each: relinearise and rescale every product of two ciphertexts, as a library without inner products does.
+
+        Raises:
+            ShapeError: operands of other shapes than the product was made for.
         """
+        if (left.shape, right.shape) != ((self.d_out, self.d_in), (self.d_in, self.m)):
+            raise ShapeError(
+                f"{type(self).__name__} was made for {self.d_out} x {self.d_in} times {self.d_in} x {self.m}, got "
+                f"{left.shape} times {right.shape}"
+            )
         counts = ProductCounts()
         blocks = {}
         inner_blocks = -(-self.d_in // self.inner)
@@ -694,3 +722,70 @@ def decrypt_columns(layout: Reducing, output: torch.Tensor, keys: Keys, scale: f
     slots = decrypt(output, keys, scale).reshape(len(output), -1, layout.width)
     both = np.concatenate([np.real(slots), np.imag(slots)], axis=2)
     return torch.from_numpy(both.transpose(1, 0, 2).reshape(both.shape[1], -1))
+
+
+@dataclass(frozen=True)
+class ReducingOperand:
+    """An encrypted matrix [d_out, d_in], prepared for products with shares of the other factor: `matrix @ share`.
+
+    Each party that holds an additive share of X mod Q holds such a matrix, and their products add up to A X, with no
+    rotation and no error of the mask. `matrix + other` is the encrypted sum. Sums are exact: residues are centred.
+
+    Attributes:
+        parts: for each prime int32 [2 W, d_in, N / W], as `Reducing.prepare` gives.
+    """
+
+    layout: Reducing
+    keys: PublicKeys
+    parts: list[torch.Tensor] = field(repr=False)
+
+    @classmethod
+    def from_seeded(
+        cls, layout: Reducing, keys: PublicKeys, first: torch.Tensor, seed: torch.Tensor, weight: int = 1
+    ) -> ReducingOperand:
+        """What `encrypt_matrix` gave, as it arrived, times an integer below 2^20."""
+        p = keys.parameters
+        return cls(layout, keys, layout.prepare(first, second(seed, len(first), p), p.primes, weight))
+
+    def __add__(self, other: ReducingOperand) -> ReducingOperand:
+        primes, sums = self.keys.parameters.primes, []
+        for q, x, y in zip(primes, self.parts, other.parts, strict=True):
+            total = torch.empty_like(x)
+            if not x.is_meta:
+                run_in_threads(
+                    len(x), add_centred, *(t.flatten(1).numpy() for t in (x, y)), q, total.flatten(1).numpy()
+                )
+            sums.append(total)
+        return replace(self, parts=sums)
+
+    def __matmul__(self, share: torch.Tensor) -> EncryptedColumns:
+        """Times a share, residues int64 [primes, d_in, columns]. One rescale, so that two primes of three are left."""
+        p, columns = self.keys.parameters, share.shape[2]
+        if share.is_meta or self.parts[0].is_meta:
+            shape = self.layout.tiles(columns), 2, len(p.primes), p.degree
+            out = torch.empty(shape, dtype=torch.int64, device="meta")
+        else:
+            right = self.layout.encode(share, p.primes)
+            out = self.layout.multiply(self.parts, right, p.primes, [q / 2 + 1 for q in p.primes])
+        return EncryptedColumns(self.layout, settle(Cipher(out, self.keys, pending=1, largest=math.nan)), columns)
+
+
+@dataclass(frozen=True)
+class EncryptedColumns:
+    """The encrypted product of a `ReducingOperand` and a share, or a sum of such: [d_out, columns]."""
+
+    layout: Reducing
+    cipher: Cipher
+    columns: int
+
+    def __add__(self, other: EncryptedColumns) -> EncryptedColumns:
+        return replace(self, cipher=add(self.cipher, other.cipher))
+
+    def decrypt(self, keys: Keys) -> torch.Tensor:
+        """float64 [d_out, columns], at the scale of the matrix times that of the shared integers.
+
+        The matrix was encrypted at the scale of the keys' highest level (`encrypt_matrix`).
+        """
+        p = keys.parameters
+        scale = p.scales[p.depth] * 2.0**ENCODING_BITS / p.primes[-1]
+        return decrypt_columns(self.layout, self.cipher.data, keys, scale)[: self.layout.rows, : self.columns]

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -36,7 +36,7 @@ from ...errors import (
 from ...tensor.dispatch import METADATA, SECRETS, is_operator
 from ...tensor.signatures import CONVERSIONS, check_same_device, torch_on_meta
 from ...tensor.table import OpTable, as_sectorch_error, spell
-from ..errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
+from ..errors import KeyMismatchError, LevelError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from ..scheme.ciphertext import (
     Cipher,
     add_numbers,
@@ -299,8 +299,9 @@ def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
 
 
 def encrypt(
-    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float | None = VALUE_BOUND
-) -> CKKSTensor:
+    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float | None = VALUE_BOUND,
+    level: int | None = None,
+) -> CKKSTensor:  # fmt: skip
     """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
 
     Args:
@@ -314,6 +315,8 @@ def encrypt(
             default is the same for all data. Choose the bound by the kind of data, not by this batch. With None
             nothing is refused, and a value that does not fit its level wraps without an error; for protocols that
             check their ranges by other means.
+        level: multiplications that the ciphertexts allow; by default those of the keys, which are the most. Time and
+            size go with level + 1.
 
     Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
     an error of standard deviation 3.2). A party without the secret key learns the shape.
@@ -331,15 +334,18 @@ def encrypt(
     if public is None:
         public = OwnerKeys(keygen(depth, slots=x.shape[0]))
     p = public.parameters
-    if bound is not None and (not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, p.depth)):
-        raise ScaleError(f"a bound is positive and below 2^{math.log2(capacity(p, p.depth)):.0f}, got {bound!r}")
+    level = p.depth if level is None else level
+    if type(level) is not int or not 0 <= level <= p.depth:
+        raise LevelError(f"the keys have levels 0 to {p.depth}, and level={level!r} was asked for")
+    if bound is not None and (not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, level)):
+        raise ScaleError(f"a bound is positive and below 2^{math.log2(capacity(p, level)):.0f}, got {bound!r}")
     if x.shape[0] > p.slots:
         raise SlotError(
             f"a batch of {x.shape[0]} does not fit {p.slots} slots; keygen(depth, slots={x.shape[0]}) or cut it"
         )
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows = x.detach().to(torch.float64).reshape(x.shape[0], -1)
-    shape = (rows.shape[1], 2, p.depth + 1, p.degree)
+    shape = (rows.shape[1], 2, level + 1, p.degree)
     if x.is_meta:
         out = empty(*shape, True, "encrypting")
     else:
@@ -350,9 +356,9 @@ def encrypt(
             raise ScaleError(
                 f"the input goes beyond {named}; scale it down, or declare a larger one: encrypt(x, keys, bound=...)"
             )
-        out = encrypt_fresh(public, shape[0], shape[2], encode_slots(rows.t().numpy(), p.degree, p.scales[p.depth]))
+        out = encrypt_fresh(public, shape[0], shape[2], encode_slots(rows.t().numpy(), p.degree, p.scales[level]))
     largest = math.nan if bound is None else float(bound)
-    fresh = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
+    fresh = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[level]), declared=True)
     return CKKSTensor(check_capacity(fresh, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
 
 
@@ -379,7 +385,12 @@ def rerandomise(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
         flood_bits: k; the errors that Q sees are then within `flood_distance(N, k, n)`, about sqrt(n N) 2^-k, of errors
             that do not depend on A's weights, for the n ciphertexts that Q gets under its keys. None adds no noise.
     """
-    c = make_sendable(y.cipher) if flood_bits is None else settle(clear_pending_factor(y.cipher))
+    return CKKSTensor(rerandomise_cipher(y.cipher, flood_bits), y.batch, y.row_shape, y.float_dtype)
+
+
+def rerandomise_cipher(c: Cipher, flood_bits: float | None = None) -> Cipher:
+    """`rerandomise` of ciphertexts."""
+    c = make_sendable(c) if flood_bits is None else settle(clear_pending_factor(c))
     if not c.data.is_meta:
         data = c.data.clone()
         other = zeros(c)
@@ -389,7 +400,7 @@ def rerandomise(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
     c = replace(c, error=c.error + fresh_error(c.keys.parameters.degree, c.scale))
     if flood_bits is not None:
         c = add_flood_noise(c, flood_bits)
-    return CKKSTensor(without_bounds(check_capacity(c, "an answer")), y.batch, y.row_shape, y.float_dtype)
+    return without_bounds(check_capacity(c, "an answer"))
 
 
 def without_bounds(c: Cipher) -> Cipher:
@@ -404,13 +415,24 @@ def without_bounds(c: Cipher) -> Cipher:
 # Encryptions without content, for a dry run and for the form of another party's ciphertexts.
 
 
-def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None) -> CKKSTensor:
+@dataclass(frozen=True)
+class BlankKeys:
+    """The public keys of ciphertexts without content."""
+
+    parameters: Any
+    identity = "dry run"
+    context = relin = None
+
+    def rotation(self, element: int) -> None:
+        """No key is needed where there is nothing to rotate."""
+
+
+def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None, level: int | None = None) -> CKKSTensor:
     """`encrypt(x, keys, bound=bound)` without keys or values: only x's shape and dtype, and the parameters, enter."""
-    keys: Any = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
-    data = allocate_ciphertexts(
-        (math.prod(x.shape[1:]), 2, parameters.depth + 1, parameters.degree), True, "encrypting"
-    )
-    error = fresh_error(parameters.degree, parameters.scales[parameters.depth])
+    keys: Any = BlankKeys(parameters)
+    level = parameters.depth if level is None else level
+    data = allocate_ciphertexts((math.prod(x.shape[1:]), 2, level + 1, parameters.degree), True, "encrypting")
+    error = fresh_error(parameters.degree, parameters.scales[level])
     cipher = Cipher(data, keys, largest=math.nan if bound is None else float(bound), error=error, declared=True)
     return CKKSTensor(
         cipher, x.shape[0], tuple(x.shape[1:]), torch.float64 if x.dtype == torch.float64 else torch.float32

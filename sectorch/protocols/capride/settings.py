@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call, jvp, vmap
 
 from ... import ckks
+from ...ckks import DisaggregationError as DisaggregationError
 from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
 from ...errors import SectorchError
 from ...federated.command import Options, option
@@ -35,18 +36,6 @@ class ModelError(FederationError):
     What to do:
         End the model with one `nn.Linear`, keep its logits small (a smaller rate, weight decay), or make keys with one
         more level.
-    """
-
-
-class DisaggregationError(SectorchError, RuntimeError):
-    """One more release would let the receiver take an aggregate apart. Nothing was released.
-
-    Example:
-        north releases no aggregate over 3 samples of south; at least 8 are needed
-
-    What to do:
-        Ask over more samples, for fewer numbers, or with more noise, as the text says. Allowing more (`leakage=`) is
-        for the owner of the logits to decide.
     """
 
 
