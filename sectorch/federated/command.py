@@ -411,7 +411,7 @@ Join = Callable[..., AbstractContextManager[Parties]]
 """join(path, as_, folder, needs=): makes this process one party of a federation."""
 
 
-class Run(Protocol):
+class Trial(Protocol):
     """A run of a paper, for the command."""
 
     def run(self, watch: Watch | None = None) -> Outcome: ...
@@ -474,7 +474,7 @@ class Command(Generic[F, S]):
     federation: F
     settings: S
     cast: Callable[[F, S], Sequence[str]]
-    prepare: Callable[[F, S, Place], Run]
+    prepare: Callable[[F, S, Place], Trial]
     base: Callable[[F], S]
     controls: Mapping[str, Callable[[S], S]] = field(default_factory=dict)
 
@@ -592,7 +592,7 @@ class Command(Generic[F, S]):
             place = f"{re.sub('[^a-z0-9]+', '-', condition.lower())}-seed-{seed}"
             yield condition, seed, options.out / place if len(found) > 1 else options.out, federation, settings
 
-    def _prepared(self, options: argparse.Namespace, federation: F, settings: S, out: Path, parties: Parties) -> Run:
+    def _prepared(self, options: argparse.Namespace, federation: F, settings: S, out: Path, parties: Parties) -> Trial:
         workers = Workers(options.worker_count, options.worker_kind)
         place = Place(out, options.out / "shared", workers, options.data_root, parties)
         return self.prepare(federation, settings, place)

@@ -75,11 +75,15 @@ class RunFolder:
             CheckpointError: it holds another run; names what differs.
         """
         wanted = json.loads(json.dumps(wanted))
-        found = load_json(self._file("run.json"), "remove its folder and start again")
+        found = self.claimed()
         if found is None:
             save_json(self._file("run.json"), wanted, indent=2)
         elif self.path is not None:
             same_run(self.path, found, wanted)
+
+    def claimed(self) -> Any:
+        """What the run in this folder is, or None."""
+        return load_json(self._file("run.json"), "remove its folder and start again")
 
     def record(self, name: str) -> Any:
         """What was kept as the record of a finished part, or None."""

@@ -127,28 +127,34 @@ Say = Callable[[Net, Located], Located]
 
 
 class Turns:
-    """All clients and the server in a run. The loss of one of them ends the run for all.
+    """All parties of a run. The loss of one of them ends the run for all.
 
     Args:
-        clients: the clients' names, in the order of their turns.
+        clients: the other parties' names, in the order of their turns.
+        hub: the party that passes on what it hears.
     """
 
-    def __init__(self, clients: Sequence[str], runtime: Runtime):
+    def __init__(self, clients: Sequence[str], runtime: Runtime, hub: str = S.name):
         parties = {name: Party(name, "C") for name in clients}
-        self._everyone = frozenset((*parties.values(), S))
-        casts = [Cast(TURN, {"C": party, "S": S}) for party in parties.values()]
+        self._hub = Party(hub, "S")
+        self._everyone = frozenset((*parties.values(), self._hub))
+        casts = [Cast(TURN, {"C": party, "S": self._hub}) for party in parties.values()]
         self._nets = {
             name: Net(runtime, number, cast, Phase.ONLINE)
             for number, (name, cast) in enumerate(zip(parties, casts, strict=True))
         }
 
-    def hear(self, client: str, message: torch.Tensor | None, count: int, tell: Say, broadcast: Say) -> torch.Tensor:
-        """Send a client's message to the server, which broadcasts it. Rounds 2, bytes 8 count (clients + 1).
+    def hear(self, speaker: str, message: torch.Tensor | None, count: int, tell: Say, broadcast: Say) -> torch.Tensor:
+        """Send a party's message to the hub, which broadcasts it. Rounds 2, bytes 8 count (clients + 1); of the hub
+        itself 1 and 8 count clients.
 
         Args:
-            message: int64 [count], at the client; None elsewhere.
+            message: int64 [count], at the speaker; None elsewhere.
         """
-        net = self._nets[client]
+        if speaker == self._hub.name:
+            net = next(iter(self._nets.values()))
+            return self._broadcast(net.own(net.S, _or_meta(message, count)), broadcast)
+        net = self._nets[speaker]
         return self._broadcast(tell(net, net.own(net.C, _or_meta(message, count))), broadcast)
 
     def hear_all(
@@ -175,16 +181,17 @@ def _or_meta(message: torch.Tensor | None, count: int) -> torch.Tensor:
 
 
 @contextmanager
-def meet(clients: Sequence[str], together: Parties, *, label: str, agreed: str) -> Iterator[Turns]:
-    """Open a run of all clients and the server.
+def meet(clients: Sequence[str], together: Parties, *, label: str, agreed: str, hub: str = S.name) -> Iterator[Turns]:
+    """Open a run of all parties.
 
     Args:
         label: of the paper.
         agreed: settings that must be the same at all parties.
+        hub: the party beside the clients.
 
     Raises:
         RefusedError: another party has other settings or other parties. PeerLostError: a party is missing.
     """
-    everyone = {**{Party(name, "C"): name for name in clients}, S: S.name}
+    everyone = {**{Party(name, "C"): name for name in clients}, Party(hub, "S"): hub}
     with together.runtime(TURN, everyone, label=label, agreed=agreed) as runtime:
-        yield Turns(clients, runtime)
+        yield Turns(clients, runtime, hub)

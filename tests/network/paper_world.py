@@ -51,7 +51,7 @@ PAPERS = {
     "privhfl": Paper(
         "privhfl --clients 3 --samples 60 --test-samples 100 --queries 8 --local-epochs 2 --retraining-epochs 2",
         {"hub": "S", **{name: f"c{i + 1}" for i, name in enumerate(CLIENTS)}},
-        beside=("privhfl_turn", "privhfl_told"),
+        beside=("run_turn", "run_turn_relay"),
     ),
     "capc": Paper(
         "capc --parties 4 --querying 2 --pool 6 --queries 4 --epsilon 60 --argmax shares --local-optimizer sgd "

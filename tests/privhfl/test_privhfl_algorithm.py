@@ -19,7 +19,7 @@ from sectorch.errors import FixedPointRangeError
 from sectorch.federated import CheckpointError, FederationError, Participant, Training, Watch, Workers
 from sectorch.federated import folder as parallel_module
 from sectorch.federated.training import train
-from sectorch.protocols.privhfl import PrivHFL, Settings, federation
+from sectorch.protocols.privhfl import PrivHFL, Settings, federation, plain_query
 from sectorch.protocols.privhfl import algorithm as algorithm_module
 from sectorch.protocols.privhfl.settings import CONTROLS
 
@@ -57,12 +57,14 @@ def test_a_run_and_its_shape():
 
     class Log(Watch):
         def finished(self, name, record):
-            calls.append((name, len(record)))
+            calls.append(name)
 
     how = replace(QUICK, iterations=2, fraction=0.5)
     result = PrivHFL(clients, test, classes, how).run(Log())
     names = ["c1", "c2", "c3", "c4"]
-    assert calls == [(name, stage) for stage in (1, 2, 3) for name in names]
+    accuracies = [name for name in calls if name.endswith("/accuracy")]
+    assert accuracies == [f"round-{t}/{name}/accuracy" for t in range(3) for name in names]
+    assert calls[:2] == ["local/c1", "round-0/c1/accuracy"] and len(calls) == 4 * 2 + 2 * 4 * (2 + 3)
     assert result.architectures == ["mlp8", "mlp9", "mlp10", "mlp11"]
     for name in names:
         rounds = result.records[name][1:]
@@ -215,7 +217,7 @@ def test_mean_labels_are_the_sum_at_that_temperature():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-def test_order_matters_only_when_sequential():
+def test_order_matters_only_when_sequential(monkeypatch):
     clients, test, classes = small(samples=20)
     how = replace(QUICK, secure=False)
     there = PrivHFL(clients, test, classes, how).run()
@@ -225,16 +227,17 @@ def test_order_matters_only_when_sequential():
     }
     asked = []
 
-    class Spy(PrivHFL):
-        def _answers(self, t, client, queries, models, folder, watch):
-            asked.append([sum(float(p.detach().double().sum()) for p in m.parameters()) for m in models.values()])
-            return super()._answers(t, client, queries, models, folder, watch)
+    def spy(queries, models, *rest):
+        asked.append([sum(float(p.detach().double().sum()) for p in m.parameters()) for m in models])
+        return plain_query(queries, models, *rest)
 
-    Spy(clients, test, classes, how).run()
-    assert asked[0] == asked[1] == asked[2]
+    monkeypatch.setattr(algorithm_module, "plain_query", spy)
+    PrivHFL(clients, test, classes, how).run()
+    first, second, third = asked  # c2 and c3 for c1, c1 and c3 for c2, c1 and c2 for c3
+    assert first[1] == second[1] and first[0] == third[1] and second[0] == third[0]
     asked.clear()
-    Spy(clients, test, classes, replace(how, sequential=True)).run()
-    assert asked[0] != asked[1] and asked[0][1:] == asked[1][1:]
+    PrivHFL(clients, test, classes, replace(how, sequential=True)).run()
+    assert asked[0] == first and asked[1][0] != second[0] and asked[1][1] == second[1] and third != asked[2]
 
 
 @by_turns(expansion=["mixup", "cutmix", "cutout", "flip", "noise", "private"], selection=["random", "icd"])
@@ -298,9 +301,9 @@ def test_taken_up_without_doing_anything_again(tmp_path: Path):
 
     again = PrivHFL(clients, test, classes, QUICK, out=tmp_path).run(Steps())
     assert steps == [] and outcome(again) == outcome(first)
-    (tmp_path / "round-1" / "c2.json").unlink()  # killed before retraining was finished: labels are still there
+    next(tmp_path.glob("round-1/c2/model-*.json")).unlink()  # killed before it was written: labels are still there
     assert outcome(PrivHFL(clients, test, classes, QUICK, out=tmp_path).run(Steps())) == outcome(first)
-    assert steps == ["c2: retraining, round 1"]
+    assert steps == ["c2: round-1/c2/model"]
 
 
 def test_local_training_is_shared(tmp_path: Path):
@@ -316,7 +319,7 @@ def test_local_training_is_shared(tmp_path: Path):
         how = replace(QUICK, queries=queries, secure=False)
         out = tmp_path / str(queries)
         PrivHFL(clients, test, classes, how, out=out, local=tmp_path / "local").run(Steps())
-    assert sum("local training" in step for step in steps) == 3
+    assert sum("local/" in step for step in steps) == 3
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path):
@@ -331,8 +334,8 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path):
 def test_a_broken_file_is_named(tmp_path: Path):
     clients, test, classes = small()
     PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
-    (tmp_path / "round-1" / "c1.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(CheckpointError, match=r"c1.pt cannot be read .*remove it"):
+    next(tmp_path.glob("round-1/c1/model-*.pt")).write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"model-\w+.pt cannot be read .*remove it"):
         PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
 
 
@@ -345,7 +348,7 @@ from sectorch.protocols.privhfl import cli
 whole = RunFolder.keep
 def keep(self, name, *what):
     whole(self, name, *what)
-    if name == "round-1/c1.labels":
+    if name.startswith("round-1/c1/labels-"):
         os.kill(os.getpid(), signal.SIGKILL)
 RunFolder.keep = keep
 cli.main(sys.argv[1:])
@@ -359,7 +362,7 @@ def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     options = {out: [*OPTIONS.split(), "--out", str(out)] for out in (killed, whole)}
     died = run_command([sys.executable, "-c", KILLED, *options[killed]], timeout=300)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    assert (killed / "round-1" / "c1.labels.json").is_file() and not (killed / "results.json").exists()
+    assert list(killed.glob("round-1/c1/labels-*.json")) and not (killed / "results.json").exists()
     for out in (killed, whole):
         run_command([sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options[out]], check=True, timeout=300)
     found = [json.loads((out / "results.json").read_text()) for out in (killed, whole)]

@@ -8,7 +8,7 @@ import sys
 from ...federated.command import Command, Place
 from ...federated.participants import FederatedData, dataset_of
 from ...session import S
-from .algorithm import PrivHFL
+from .experiment import PrivHFL
 from .settings import CONTROLS, PRESETS, Settings, controlled, divided
 
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...choreography import Located, Message, Net, protocol
 from ...config import Scheme
 from ...dp.noise import on_grid
 from ...errors import FixedPointRangeError
 from ...federated.errors import FederationError
-from ...federated.parties import TURN, Turns
+from ...federated.participants import Participant
 from ...nn.inputs import Inputs
 from ...nn.secure import ranges, record_program, secure
 from ...session import Session
@@ -105,13 +104,13 @@ def secure_query(
     return total, steps
 
 
-def check_range(name: str, model: nn.Module, images: torch.Tensor, frac_bits: int) -> None:
+def check_range(name: str, model: nn.Module, owner: Participant, frac_bits: int) -> None:
     """An answering party looks, on its own images, whether its activations fit the number format.
 
     Raises:
         FixedPointRangeError: they reach half of the limit.
     """
-    own = Inputs(images)
+    own = Inputs(owner.images[:64])
     program = record_program(model, own)
     if program is None:
         return
@@ -169,27 +168,3 @@ def _nearest(points: torch.Tensor) -> torch.Tensor:
     above = (falling.cumsum(1) - 1) / counts
     last = (falling > above).sum(1, keepdim=True) - 1
     return (points - above.gather(1, last)).clamp_min(0)
-
-
-# Clients and the server in processes apart: whose turn it is to ask, and whether it still asks.
-
-
-_WANTED = "whether the client whose turn it is asks, or has its answers from before"
-
-
-@protocol("privhfl_turn", "Algorithm 1, line 5", [Message("wanted", "C", "S", "nothing", _WANTED)], roles=TURN)
-def tell(net: Net, wanted: Located) -> Located:
-    """A client that was stopped may have its answers: they are not asked for twice. int64 [1]. Rounds 1, bytes 8."""
-    return wanted.send(net.C, net.S, "wanted").at(net.S)
-
-
-@protocol("privhfl_told", "Algorithm 1, line 5", [Message("told", "S", "C", "nothing", _WANTED)], roles=TURN)
-def told(net: Net, wanted: Located) -> Located:
-    """The same, to another client. Rounds 1, bytes 8."""
-    return wanted.send(net.S, net.C, "told")
-
-
-def asks(turns: Turns, client: str, wanted: bool | None = None) -> bool:
-    """Whether the client whose turn it is asks; `wanted` where it is here. Everybody hears the same."""
-    said = None if wanted is None else torch.tensor([int(wanted)])
-    return bool(turns.hear(client, said, 1, tell, told))

@@ -58,7 +58,7 @@ def _released(outs: Mapping[str, Path]) -> dict[str, int]:
 
 def _answered(outs: Mapping[str, Path]) -> dict[str, int]:
     """PrivHFL: files of answers, one for each client and round."""
-    return {f"{name}: answers": len(list(out.glob("round-*/*.labels.pt"))) for name, out in outs.items()}
+    return {f"{name}: answers": len(list(out.glob("round-*/*/labels-*.pt"))) for name, out in outs.items()}
 
 
 def _budgets(outs: Mapping[str, Path]) -> dict[str, int]:
@@ -95,7 +95,7 @@ PAPERS = {
         "capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19, of_file=_models
     ),
     "privhfl": Paper(
-        "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/c[0-9].pt", _answered
+        "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/*/model-*.pt", _answered
     ),
     "capc": Paper(
         "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "labels/*.pt", _budgets,

@@ -1,0 +1,651 @@
+"""A federated run as a choreography of stages, so that a paper's algorithm is its pseudo-code and nothing else.
+
+    def algorithm(run, data, how):
+        model = {c: run.at(c, train_alone, data[c], how, stage=f"local/{c}") for c in data}
+        for c in data:
+            others = [model[o] for o in data if o != c]
+            cast = {"Q": c, "A": [o for o in data if o != c], "S": "S"}
+            labels = run.among(ask, cast, data[c], others, at=c, stage=f"labels/{c}")
+            model[c] = run.at(c, retrain, data[c], labels, how, stage=f"model/{c}")
+        return model
+
+A stage is a function at one party (`at`), or a protocol among several (`among`). Its result is `Held`: present where
+its party is, absent elsewhere. The same lines run with all parties in this process, as one party of a federation, in
+worker processes (`each`), again after a kill, and without any work, for an estimate (`estimate`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import json
+import re
+import time
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import nn
+
+from ..choreography import Located, Message, Net, protocol
+from ..choreography.roles import STAR, Roles
+from ..errors import ArgumentError, MisplacedValueError, SectorchError
+from .errors import CheckpointError, FederationError
+from .folder import RunFolder, Workers
+from .outcome import Outcome, Received, merged
+from .parties import TURN, Parties, Simulation, Turns, as_list, meet
+from .watch import Estimate, Tick, Watch, silent
+
+FORMAT = 3
+"""Of run folders. Older ones have no number."""
+STAGE = re.compile(r"[\w./ -]{1,120}")
+
+F = TypeVar("F", bound=Callable)
+
+
+@dataclass
+class _Later:
+    """A value that is computed when it is first needed."""
+
+    compute: Callable[[], Any]
+
+
+class _Absent:
+    """The value of a result whose party is elsewhere; one object, also in other processes."""
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+
+
+EVERYBODY = ("everybody",)
+"""The holders of a public value."""
+
+
+class Held:
+    """A value that one party holds, or several, or everybody.
+
+    Attributes:
+        parties: the holders.
+        key: of what it was made: the stage, its function, and the keys of its arguments.
+        public: what everybody knows of it, which takes its place where no holder is present: tensors and models on the
+            meta device, or None.
+    """
+
+    def __init__(self, parties: tuple[str, ...], key: str, content: Any = ABSENT, public: Any = None):
+        self.parties, self.key, self.public = parties, key, public
+        self._content = content
+
+    def __repr__(self) -> str:
+        return f"Held by {' and '.join(self.parties)}" + ("" if self.present else ", not in this process")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_content": self.value} if self.present else vars(self)
+
+    @property
+    def present(self) -> bool:
+        """Whether a holder is in this process."""
+        return self._content is not ABSENT
+
+    @property
+    def value(self) -> Any:
+        """The value.
+
+        Raises:
+            MisplacedValueError: no holder is in this process.
+        """
+        if not self.present:
+            raise MisplacedValueError(f"{' and '.join(self.parties)} holds this value, and is not in this process")
+        if isinstance(self._content, _Later):
+            self._content = self._content.compute()
+        return self._content
+
+    @property
+    def known(self) -> Any:
+        """The value where a holder is in this process, and elsewhere what is public of it."""
+        return self.value if self.present else self.public
+
+
+@dataclass
+class _Stage:
+    """The stage whose function runs now."""
+
+    begin: Callable[[int | None], Tick] = lambda parts: silent
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+_stage: contextvars.ContextVar[_Stage] = contextvars.ContextVar("stage")
+
+
+def progress(parts: int | None) -> Tick:
+    """In a stage's function: begin a bar of so many parts (None: unknown). Call what is returned after each part."""
+    return _stage.get(_Stage()).begin(parts)
+
+
+def note(**facts: Any) -> None:
+    """In a stage's function: keep facts for reports in the stage's record, for JSON: seconds of its steps, counts."""
+    _stage.get(_Stage()).facts.update(facts)
+
+
+def estimated_by(cost: Callable[..., Estimate]) -> Callable[[F], F]:
+    """Decorate a stage's function with what it costs.
+
+    `cost` takes the same arguments, of which those that are not there yet are in their public form.
+    """
+
+    def decorate(function: F) -> F:
+        function.cost = cost  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return decorate
+
+
+@protocol(
+    "run_turn",
+    "Run.among",
+    [Message("wanted", "C", "S", "nothing", "whether the party whose turn it is lacks a stage's result")],
+    roles=TURN,
+)
+def _announce(net: Net, wanted: Located) -> Located:
+    """A party that was stopped may have a result on disk, which is not computed twice. int64 [1]. Rounds 1, bytes 8."""
+    return wanted.send(net.C, net.S, "wanted").at(net.S)
+
+
+@protocol(
+    "run_turn_relay",
+    "Run.among",
+    [Message("wanted", "S", "C", "nothing", "whether the party whose turn it is lacks a stage's result")],
+    roles=TURN,
+)
+def _relay(net: Net, wanted: Located) -> Located:
+    """The same, to another party. Rounds 1, bytes 8."""
+    return wanted.send(net.S, net.C, "wanted")
+
+
+class Run:
+    """The stages of one run, and where they are computed and kept.
+
+    Use it as a context manager where parties may be elsewhere.
+
+    Args:
+        what: what the run is, for JSON: the algorithm's name, its settings, digests of its data. The same at all
+            parties.
+        own: what of it is this process's own: a folder that holds another is refused too.
+        members: the names of all parties, for a run whose parties may be elsewhere. The one called S, or else the
+            first, passes turns on.
+        parties: where the parties are: all in this process unless given.
+        out: a folder for finished stages. A run that was killed goes on from there. None keeps nothing.
+        shared: a folder for stages with `shared=True`, which several runs may have in common; inside `out` unless
+            named.
+        workers: that take sub-runs of `each` ahead, through `out`.
+        watch: told of stages that begin and end.
+
+    Raises:
+        CheckpointError: `out` holds another run, or one of an older version.
+        FederationError: workers, in a process that is one of several.
+    """
+
+    def __init__(
+        self,
+        what: Mapping[str, Any] | None = None,
+        *,
+        own: Mapping[str, Any] | None = None,
+        members: Sequence[str] = (),
+        parties: Parties | None = None,
+        out: str | Path | None = None,
+        shared: str | Path | None = None,
+        workers: Workers | None = None,
+        watch: Watch | None = None,
+    ):
+        self.parties: Parties = parties or Simulation()
+        self.members, self.workers, self.watch = list(members), workers or Workers(), watch or Watch()
+        self.apart = not all(self.parties.present(name) for name in self.members)
+        if self.apart and self.workers.count > 1:
+            raise FederationError("one party of a federation works in one process; leave --processes out")
+        self.folder = RunFolder(out)
+        self._shared = RunFolder(shared) if shared is not None else self.folder.inside("shared")
+        self.records: list[dict[str, Any]] = []
+        self._agreed = json.dumps(what or {}, sort_keys=True)
+        if what is not None:
+            claim(self.folder, {**what, **(own or {})})
+        self._seen: set[str] = set()
+        self._turns: Turns | None = None
+        self._stack = ExitStack()
+        self._estimate: Estimate | None = None
+        self._costs: Mapping[Callable, Callable[..., Estimate]] = {}
+        self._missing = 0
+
+    def __enter__(self) -> Run:
+        """Meet the other parties.
+
+        Raises:
+            RefusedError: another party has another algorithm, other settings or other parties. PeerLostError: a party
+                did not come. Nothing was computed.
+        """
+        if self.apart:
+            hub = "S" if "S" in self.members else self.members[0]
+            clients = [name for name in self.members if name != hub]
+            label = json.loads(self._agreed).get("run", "run")
+            self._turns = self._stack.enter_context(
+                meet(clients, self.parties, label=f"{label} turns", agreed=self._agreed, hub=hub)
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._turns = None
+        self._stack.__exit__(*error)
+
+    # What an algorithm says.
+
+    def present(self, party: str) -> bool:
+        """Whether a party is in this process."""
+        return self.parties.present(party)
+
+    def bring(self, party: str, value: Any, public: Any = None) -> Held:
+        """A party's own input. Its digest is in the keys of what is made of it.
+
+        Args:
+            public: what stands for it where the party is elsewhere.
+        """
+        here = self.present(party)
+        return Held((party,), digest_of(value) if here else f"brought by {party}", value if here else ABSENT, public)
+
+    def public(self, value: Any) -> Held:
+        """What everybody knows, with a digest that is computed once."""
+        return Held(EVERYBODY, digest_of(value), value)
+
+    def at(
+        self, party: str, function: Callable, *args: Any, stage: str, public: Any = None,
+        into: nn.Module | None = None, keep: bool = True, shared: bool = False,
+    ) -> Held:  # fmt: skip
+        """Compute function(*args) at a party, once: what is on disk is taken up again.
+
+        Args:
+            function: of a module, without a closure: a stage is known by its name. It may call `progress`.
+            args: values, or `Held` ones of this party, also in lists, tuples and dicts.
+            stage: a name of its own in this run; slashes make folders.
+            public: what stands for the result where the party is elsewhere.
+            into: for a function that returns a module: a module of that architecture. The weights go to disk, and a
+                copy of it takes them up. Elsewhere it stands for the result, on the meta device.
+            keep: whether the result goes to disk. One that is cheap to make again need not, and is made when a later
+                stage needs it.
+            shared: whether other runs may take it up (`Run(shared=)`).
+
+        Raises:
+            MisplacedValueError: an argument is another party's. ArgumentError: a second stage of that name.
+        """
+        key = self._begin(stage, function, args)
+        for one in held_in(args):
+            if party not in one.parties and one.parties != EVERYBODY:
+                raise MisplacedValueError(
+                    f"stage '{stage}': {party} does not hold what {' and '.join(one.parties)} holds; a protocol "
+                    f"(run.among) has to move it"
+                )
+        if into is not None:
+            public = copy.deepcopy(into).to("meta").eval()
+        if not self.present(party):
+            return Held((party,), key, public=public)
+        compute = lambda: function(*opened(args))
+        if not keep:
+            return Held((party,), key, ABSENT if self._estimate is not None else _Later(compute), public)
+        folder = self._shared if shared else self.folder
+        return self._once((party,), stage, key, function, args, public, folder, compute, into)
+
+    def among(
+        self, function: Callable, cast: Mapping[str, str | Sequence[str]], *args: Any, at: str | Sequence[str],
+        stage: str, roles: Roles | None = STAR, public: Any = None,
+    ) -> Held:  # fmt: skip
+        """Run a protocol among several parties: all of them take part, or nobody.
+
+        Whoever is to hold the result announces whether it lacks it, and what one lacks is computed again by all. The
+        rows of the ledger, with what each role received, are kept with the result.
+
+        Args:
+            function: takes a session of these roles and the arguments' values; of an argument whose holders are all
+                elsewhere, what is public. Its result counts at the parties `at`.
+            cast: the parties' names by role; in secure inference A may be several.
+            at: who learns the result.
+            roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
+
+        Raises:
+            MisplacedValueError: an argument of a party that takes no part. PeerLostError, RefusedError and what the
+            protocol raises, with the stage in the text.
+        """
+        key, holders = self._begin(stage, function, args), tuple(as_list(at))
+        members = [name for names in cast.values() for name in as_list(names)]
+        for one in (holders, *(one.parties for one in held_in(args))):
+            if not set(one) & set(members) and one != EVERYBODY:
+                raise MisplacedValueError(
+                    f"stage '{stage}': {' and '.join(one)} holds one of its values, and takes no part in it; its "
+                    f"parties are {', '.join(members)}"
+                )
+        if self.apart:
+            wanted = self._wanted(holders, stage, key)
+            if not any(self.present(name) for name in members):
+                return Held(holders, key, public=public)
+            if wanted:
+                self.folder.drop(f"{_file(stage, key)}.*")
+        found = self._once(
+            holders, stage, key, function, args, public, self.folder,
+            lambda: self._played(function, roles, cast, stage, args),
+        )  # fmt: skip
+        return found if any(self.present(name) for name in holders) else Held(holders, key, public=public)
+
+    def each(self, parties: Sequence[str], part: Callable[..., Held], args: Callable[[str], tuple]) -> dict[str, Held]:
+        """part(run, party, *args(party)) for each party: stages that do not wait for another party's part.
+
+        With several workers in one process, those whose stages are not on disk are computed ahead, side by side.
+
+        Raises:
+            FederationError: workers, and a run without a folder. WorkerError: what cannot be sent to a worker.
+        """
+        if self._estimate is None and not self.apart and (self.workers.count > 1 or self.workers.kind != "processes"):
+            todo = [name for name in parties if self._left(part, name, args(name))]
+            tasks = [_Task(part, name, args(name), self._shared.path) for name in todo]
+            self.workers.ahead(tasks, _work, self.folder)
+        return {name: part(self, name, *args(name)) for name in parties}
+
+    # Estimates.
+
+    def estimate(
+        self, algorithm: Callable[[Run], Any], costs: Mapping[Callable, Callable[..., Estimate]] | None = None
+    ) -> Estimate | None:
+        """What of an algorithm is not on disk yet; None among parties apart.
+
+        The algorithm's own lines run; no stage does.
+
+        Args:
+            costs: of a stage's function, as in `estimated_by`.
+        """
+        if self.apart:
+            return None
+        with self._dry():
+            self._costs = costs or {}
+            algorithm(self)
+            return self._estimate
+
+    @contextmanager
+    def _dry(self) -> Iterator[None]:
+        before = self._estimate, self._seen, self.records, self._missing
+        self._estimate, self._seen, self.records, self._missing = Estimate(0.0), set(), [], 0
+        try:
+            yield
+        finally:
+            self._estimate, self._seen, self.records, self._missing = before
+
+    def _left(self, part: Callable, party: str, args: tuple) -> bool:
+        """Whether a stage of a sub-run is not on disk."""
+        with self._dry():
+            part(self, party, *args)
+            return self._missing > 0
+
+    # What was done.
+
+    @property
+    def received(self) -> list[dict]:
+        """The ledger's rows over all protocols: what each role received."""
+        return merged(record["received"] for record in self.records if record.get("received"))
+
+    def record(self, stage: str) -> dict[str, Any]:
+        """Of a finished stage: its parties and seconds, what each role received, and a number that it gave."""
+        return next(record for record in self.records if record["stage"] == stage)
+
+    def seconds(self, pattern: str) -> float:
+        """Of all finished stages whose names match a regular expression as a whole."""
+        return sum(r["seconds"] for r in self.records if re.fullmatch(pattern, r["stage"]))
+
+    def table(self) -> Table:
+        """The finished stages."""
+        shown = Table(title="Stages")
+        for column in ("stage", "at", "seconds", "result"):
+            shown.add_column(column, justify="left" if column in ("stage", "at") else "right")
+        for record in self.records:
+            value = record.get("value")
+            result = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown.add_row(record["stage"], " ".join(record["parties"]), f"{record['seconds']:.2f}", result)
+        return shown
+
+    # How a stage is computed once.
+
+    def _begin(self, stage: str, function: Callable, args: tuple) -> str:
+        if not STAGE.fullmatch(stage) or ".." in stage or stage.startswith("/"):
+            raise ArgumentError(f"a stage's name has letters, digits, '.', '-', '_' and '/', got {stage!r}")
+        if stage in self._seen:
+            raise ArgumentError(f"two stages are called '{stage}': give each a name of its own, such as its round's")
+        self._seen.add(stage)
+        return _sha(stage, digest_of(function), digest_of(args))
+
+    def _once(
+        self, holders: tuple[str, ...], stage: str, key: str, function: Callable, args: tuple, public: Any,
+        folder: RunFolder, compute: Callable[[], Any], into: nn.Module | None = None,
+    ) -> Held:  # fmt: skip
+        name = _file(stage, key)
+        record = folder.record(name)
+        if self._estimate is not None:
+            if record is None:
+                self._missing += 1
+                cost = self._costs.get(function, getattr(function, "cost", None))
+                self._estimate += Estimate(0.0) if cost is None else cost(*known(args))
+            return Held(holders, key, public=public)
+        if record is None:
+            start = time.perf_counter()
+            now = _Stage(lambda parts: self.watch.step(f"{holders[0]}: {stage}", parts))
+            token = _stage.set(now)
+            try:
+                with Received() as received:
+                    value = compute()
+            except SectorchError as error:
+                raise _in_stage(error, stage, holders) from error
+            finally:
+                _stage.reset(token)
+            record = {"stage": stage, "parties": list(holders), "seconds": time.perf_counter() - start}
+            record |= now.facts | ({"received": received.rows()} if received.messages else {})
+            if value is None or isinstance(value, bool | int | float | str):
+                record["value"] = value
+                folder.keep(name, record=record)
+            else:
+                folder.keep(name, [value.state_dict() if isinstance(value, nn.Module) else value], record)
+        elif "value" in record:
+            value = record["value"]
+        else:
+            [value] = folder.tensors(name) or [ABSENT]
+            if value is ABSENT:
+                raise CheckpointError(f"{folder.path}/{name}.pt is missing; remove {name}.json, and it is done again")
+            if into is not None:
+                weights, value = value, copy.deepcopy(into)
+                value.load_state_dict(weights)
+                value.eval()
+        self.records.append(record)
+        self.watch.finished(stage, record)
+        return Held(holders, key, value, public)
+
+    def _played(self, function: Callable, roles: Roles | None, cast: Mapping, stage: str, args: tuple) -> Any:
+        if roles is None:
+            return function(self.parties, *known(args))
+        with self.parties.session(roles, cast, label=stage, agreed=self._agreed) as session:
+            return function(session, *known(args))
+
+    def _wanted(self, holders: Sequence[str], stage: str, key: str) -> bool:
+        """Whether any holder lacks the result; everybody hears the same."""
+        if self._turns is None:
+            raise FederationError("parties are elsewhere: use the run as a context manager, `with run:`")
+        lacks = torch.tensor([int(self.folder.record(_file(stage, key)) is None)])
+        heard = [
+            self._turns.hear(name, lacks if self.present(name) else None, 1, _announce, _relay) for name in holders
+        ]
+        return any(bool(one) for one in heard)
+
+
+def claim(folder: RunFolder, what: Mapping[str, Any]) -> None:
+    """Make a folder this run's, or recognise it.
+
+    Raises:
+        CheckpointError: it holds another run, or one of an older version.
+    """
+    found = folder.claimed()
+    version = {"format": FORMAT, "sectorch": metadata.version("sectorch")}
+    if found is not None and found.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder.path} holds a run of an older version of sectorch, which this one cannot go on with; name "
+            f"another folder or remove that one"
+        )
+    folder.claim({**version, **what})
+
+
+class Experiment(ABC):
+    """An algorithm with its parties and settings: what the command of a paper runs."""
+
+    stages: Run
+
+    @abstractmethod
+    def algorithm(self, run: Run) -> Any:
+        """The algorithm, as stages of `run`."""
+
+    @abstractmethod
+    def outcome(self, found: Any) -> Outcome:
+        """The result, of what `algorithm` returned."""
+
+    def run(self, watch: Watch | None = None) -> Outcome:
+        """Run what is not on disk yet, and give the result."""
+        self.stages.watch = watch or Watch()
+        with self.stages as run:
+            return self.outcome(self.algorithm(run))
+
+    def estimate(self) -> Estimate | None:
+        """What is left of it; see `Run.estimate`."""
+        return self.stages.estimate(self.algorithm)
+
+    def so_far(self) -> Table:
+        """A table for the screen, while it runs."""
+        return self.stages.table()
+
+
+# Sub-runs in worker processes: their stages are files, which the run then takes up.
+
+
+@dataclass(frozen=True)
+class _Task:
+    part: Callable[..., Held]
+    party: str
+    args: tuple
+    shared: Path | None
+
+
+def _work(task: _Task, folder: RunFolder) -> None:
+    task.part(Run(out=folder.path, shared=task.shared), task.party, *task.args)
+
+
+# Arguments, and what they are known by.
+
+
+def held_in(value: Any) -> Iterator[Held]:
+    """The `Held` values in arguments, also in lists, tuples and dicts."""
+    if isinstance(value, Held):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from held_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from held_in(one)
+
+
+def opened(value: Any) -> Any:
+    """Arguments with values in the place of `Held` ones."""
+    return _replaced(value, lambda one: one.value)
+
+
+def known(value: Any) -> Any:
+    """Arguments with values, or what is public of them, in the place of `Held` ones."""
+    return _replaced(value, lambda one: one.known)
+
+
+def _replaced(value: Any, by: Callable[[Held], Any]) -> Any:
+    if isinstance(value, Held):
+        return by(value)
+    if isinstance(value, dict):
+        return {key: _replaced(one, by) for key, one in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_replaced(one, by) for one in value)
+    return value
+
+
+def digest_of(value: Any) -> str:
+    """What an argument of a stage is known by: its content, as a SHA-256 digest in hexadecimal.
+
+    Raises:
+        ArgumentError: a type that has no content that could be told, or a function with a closure.
+    """
+    if isinstance(value, Held):
+        return value.key
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path | torch.dtype):
+        return _sha(type(value).__name__, repr(value))
+    if isinstance(value, enum.Enum):
+        return _sha(type(value).__qualname__, value.name)
+    if isinstance(value, torch.Tensor):
+        head = f"{value.dtype}{tuple(value.shape)}{value.is_meta}"
+        body = b"" if value.is_meta else value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if (
+            value.dim()
+        ) else repr(value.item()).encode()  # fmt: skip
+        return hashlib.sha256(head.encode() + body).hexdigest()
+    if isinstance(value, np.ndarray):
+        return _sha("numpy", digest_of(torch.from_numpy(np.ascontiguousarray(value))))
+    if isinstance(value, nn.Module):
+        return _sha(str(value), digest_of(dict(value.state_dict())))
+    if isinstance(value, functools.partial):
+        return _sha("partial", digest_of(value.func), digest_of(value.args), digest_of(value.keywords))
+    if isinstance(value, type):
+        return _sha(value.__module__, value.__qualname__)
+    if dataclasses.is_dataclass(value):
+        return _sha(type(value).__qualname__, *(digest_of(getattr(value, f.name)) for f in dataclasses.fields(value)))
+    if isinstance(value, Mapping):
+        return _sha("mapping", *(x for k, v in value.items() for x in (digest_of(k), digest_of(v))))
+    if isinstance(value, list | tuple):
+        return _sha("sequence", *map(digest_of, value))
+    if isinstance(value, set | frozenset):
+        return _sha("set", *sorted(map(digest_of, value)))
+    if isinstance(value, types.MethodType):
+        return _sha(digest_of(value.__func__), digest_of(value.__self__))
+    if inspect.isroutine(value):
+        if getattr(value, "__closure__", None) or "<lambda>" in value.__qualname__:
+            raise ArgumentError(
+                f"{value.__qualname__} holds values that its name does not tell; a stage's function is defined in a "
+                f"module, and takes what it needs as arguments"
+            )
+        return _sha(value.__module__ or "", value.__qualname__)
+    raise ArgumentError(
+        f"a stage is known by its arguments, and a {type(value).__name__} has no content to know it by; give a "
+        f"dataclass, tensors, or plain values"
+    )
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _file(stage: str, key: str) -> str:
+    return f"{stage}-{key[:12]}"
+
+
+def _in_stage(error: SectorchError, stage: str, holders: Sequence[str]) -> SectorchError:
+    """The same error, with the stage and the party in its text."""
+    text = f"stage '{stage}' at {' and '.join(holders)}: {error}"
+    try:
+        return type(error)(text)
+    except TypeError:  # one that takes more than a text
+        return error

@@ -1,0 +1,223 @@
+"""`Run`: stages at parties, kept by what they came from; what a kill, another party or another run does to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import sectorch
+from sectorch.errors import ArgumentError, MisplacedValueError
+from sectorch.federated import CheckpointError, FederationError, Workers
+from sectorch.federated.run import Held, Run, digest_of, estimated_by, note, progress
+from sectorch.federated.watch import Estimate
+
+CALLS: list[tuple] = []
+
+
+def double(x: torch.Tensor, times: int = 2) -> torch.Tensor:
+    CALLS.append(("double", times))
+    return times * x
+
+
+def fails(x: torch.Tensor) -> torch.Tensor:
+    raise FederationError("this is not a model")
+
+
+@estimated_by(lambda x: Estimate(2.0, 10.0))
+def total(x: torch.Tensor) -> float:
+    CALLS.append(("total",))
+    tick = progress(len(x))
+    for _ in x:
+        tick()
+    note(parts=len(x))
+    return float(x.sum())
+
+
+def linear(x: torch.Tensor) -> nn.Module:
+    CALLS.append(("linear",))
+    layer = nn.Linear(len(x), 1)
+    nn.init.constant_(layer.weight, float(x.sum()))
+    return layer.eval()
+
+
+def product(session: sectorch.Session, x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    CALLS.append(("product",))
+    with torch.no_grad():
+        return sectorch.secure(model, session=session, party=session.answering[0])(
+            sectorch.share(x, session=session, party=session.answering[0])
+        ).reveal()
+
+
+def program(run: Run, x: torch.Tensor | None, y: torch.Tensor | None) -> dict[str, Held]:
+    like = torch.empty(3, device="meta")
+    a = run.bring("north", x, public=like)
+    b = run.bring("south", y, public=like)
+    twice = run.at("north", double, a, stage="twice", public=like)
+    model = run.at("south", linear, b, stage="model", into=nn.Linear(3, 1))
+    cast = {"Q": "north", "A": "south", "S": "hub"}
+    out = run.among(product, cast, twice, model, at="north", stage="product", public=torch.empty(1, device="meta"))
+    return {"twice": twice, "model": model, "out": out, "sum": run.at("north", total, out, stage="sum")}
+
+
+X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 0.25, 0.25])
+
+
+@pytest.fixture(autouse=True)
+def calls():
+    CALLS.clear()
+
+
+def test_a_run_is_taken_up_where_it_was(tmp_path: Path):
+    first = program(Run({"run": "example"}, out=tmp_path), X, Y)
+    assert len(CALLS) == 4 and first["sum"].value == pytest.approx(12.0, abs=2.0)
+    CALLS.clear()
+    run = Run({"run": "example"}, out=tmp_path)
+    again = program(run, X, Y)
+    assert CALLS == [] and torch.equal(again["out"].value, first["out"].value)
+    assert run.record("sum")["parts"] == 1 and run.record("sum")["value"] == first["sum"].value
+    assert {row["role"] for row in run.received} == {"Q", "A", "S"}, "the ledger is kept with a protocol's result"
+    assert torch.equal(again["model"].value.weight, first["model"].value.weight)
+    next(tmp_path.glob("product-*.json")).unlink()  # killed before it was whole
+    program(Run({"run": "example"}, out=tmp_path), X, Y)
+    assert [name for name, *_ in CALLS] == ["product"]
+
+
+def test_other_inputs_are_another_run(tmp_path: Path):
+    program(Run(out=tmp_path), X, Y)
+    CALLS.clear()
+    program(Run(out=tmp_path), X + 1, Y)
+    assert [name for name, *_ in CALLS] == ["double", "product", "total"]
+
+
+def test_another_run_or_version_is_refused_by_name(tmp_path: Path):
+    Run({"run": "example", "rounds": 3}, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"differs in rounds \(3 there, 4 now\)"):
+        Run({"run": "example", "rounds": 4}, out=tmp_path)
+    (tmp_path / "run.json").write_text('{"rounds": 3}')
+    with pytest.raises(CheckpointError, match="a run of an older version of sectorch"):
+        Run({"run": "example", "rounds": 3}, out=tmp_path)
+
+
+def test_a_stage_takes_what_its_party_holds():
+    run = Run()
+    a = run.bring("north", X)
+    for args in ((a,), ([a],), ({"x": (a,)},)):
+        with pytest.raises(MisplacedValueError, match=r"stage 'peek.': south does not hold what north holds"):
+            run.at("south", double, *args, stage=f"peek{len(run._seen)}")
+    with pytest.raises(MisplacedValueError, match="holds one of its values, and takes no part"):
+        run.among(product, {"Q": "west", "A": "south", "S": "hub"}, a, at="west", stage="other")
+    assert CALLS == []
+    assert torch.equal(run.at("south", double, run.public(X), stage="open").value, 2 * X)
+
+
+def test_names_of_stages():
+    run = Run()
+    a = run.bring("north", X)
+    run.at("north", double, a, stage="one")
+    with pytest.raises(ArgumentError, match="two stages are called 'one'"):
+        run.at("north", double, a, stage="one")
+    for name in ("../up", "/root", "", "a\nb", "x*"):
+        with pytest.raises(ArgumentError, match="a stage's name"):
+            run.at("north", double, a, stage=name)
+
+
+def test_an_error_names_stage_and_party():
+    run = Run()
+    with pytest.raises(FederationError, match="stage 'bad' at north: this is not a model"):
+        run.at("north", fails, run.bring("north", X), stage="bad")
+
+
+def test_what_cannot_be_known_is_refused():
+    run, hidden = Run(), 3
+    for function in (lambda x: x, lambda x: x + hidden):
+        with pytest.raises(ArgumentError, match="holds values that its name does not tell"):
+            run.at("north", function, X, stage=f"s{len(run._seen)}{hidden}{id(function)}")
+    with pytest.raises(ArgumentError, match="a generator has no content to know it by"):
+        run.at("north", double, (i for i in X), stage="lazy")
+
+
+def test_a_result_that_is_not_kept_is_made_when_it_is_needed(tmp_path: Path):
+    for expected in (["double", "total"], []):
+        run = Run(out=tmp_path)
+        later = run.at("north", double, run.bring("north", X), stage="twice", keep=False)
+        run.at("north", total, later, stage="sum")
+        assert [name for name, *_ in CALLS] == expected
+        CALLS.clear()
+
+
+def test_an_estimate_runs_nothing_and_leaves_out_what_is_done(tmp_path: Path):
+    run = Run(out=tmp_path)
+    algorithm = lambda run: program(run, X, Y)
+    assert run.estimate(algorithm) == Estimate(2.0, 10.0) and CALLS == []
+    assert run.estimate(algorithm, {product: lambda x, model: Estimate(3.0)}) == Estimate(5.0, 10.0)
+    algorithm(run)
+    assert Run(out=tmp_path).estimate(algorithm) == Estimate(0.0)
+
+
+def part(run: Run, name: str, x: Held) -> Held:
+    return run.at(name, total, run.at(name, double, x, stage=f"{name}/twice"), stage=f"{name}/sum")
+
+
+def test_workers_leave_what_one_process_makes(tmp_path: Path):
+    names = ("north", "south", "west")
+    run = Run(out=tmp_path, workers=Workers(2))
+    held = {name: run.bring(name, X + i) for i, name in enumerate(names)}
+    found = run.each(names, part, lambda name: (held[name],))
+    assert CALLS == [], "the workers did it"
+    alone = Run()
+    assert [found[n].value for n in names] == [part(alone, n, alone.bring(n, X + i)).value for i, n in enumerate(names)]
+    assert [r["stage"] for r in run.records] == [f"{n}/{s}" for n in names for s in ("twice", "sum")]
+    with pytest.raises(FederationError, match="hand over their results in the run folder"):
+        Run(workers=Workers(2)).each(names, part, lambda name: (held[name],))
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES, VALUES)
+def test_a_digest_tells_values_apart(one, other):
+    same = repr(one) == repr(other)
+    assert (digest_of(one) == digest_of(other)) == same
+
+
+@dataclasses.dataclass
+class Settings:
+    a: int = 1
+    b: int = 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, False, 0.0, "0", None, b"0", "", [], {}, set()],
+        [
+            torch.zeros(2),
+            torch.zeros(2, dtype=torch.int64),
+            torch.zeros(1, 2),
+            torch.zeros(2, device="meta"),
+            np.zeros(2),
+        ],
+        [Settings(), Settings(a=2), Settings(b=1), {"a": 1, "b": 2}],
+        [double, total, torch.float32, Settings, "Settings"],
+        [["ab", "c"], ["a", "bc"], ["abc"], [["ab"], "c"], ["ab", ["c"]]],
+        [torch.tensor(1.0), torch.tensor([1.0]), torch.tensor(1), 1.0],
+    ],
+)
+def test_unlike_values_have_unlike_digests(values):
+    assert len({digest_of(value) for value in values}) == len(values)
