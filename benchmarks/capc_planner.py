@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from sectorch.data import Dataset, load
-from sectorch.data.datasets import ImageSplit
+from sectorch.data.datasets import Split
 from sectorch.federated import Training
 from sectorch.federated.command import verdict
 from sectorch.protocols.capc import CaPC, Result, Settings, collaboration
@@ -44,7 +44,7 @@ def _table(name: str, values: np.ndarray, labels: np.ndarray, train: int) -> Dat
     low, high = values[:train].min(0), values[:train].max(0)
     pixels = torch.from_numpy(np.clip(255 * (values - low) / (high - low), 0, 255).astype(np.uint8))
     pixels, targets = pixels.view(len(labels), 1, 1, -1), torch.from_numpy(labels).long()
-    parts = [ImageSplit(pixels[part], targets[part]) for part in (slice(train), slice(train, None))]
+    parts = [Split(pixels[part], targets[part]) for part in (slice(train), slice(train, None))]
     return Dataset(name, *parts, int(labels.max()) + 1)
 
 

@@ -34,8 +34,9 @@ from scipy import stats
 
 from sectorch import ckks
 from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
+from sectorch.data.partition import DividedData
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
-from sectorch.protocols.secsv.cli import Federation, for_model
+from sectorch.protocols.secsv.cli import for_model
 from sectorch.protocols.secsv.evaluation import Utilities
 from sectorch.protocols.secsv.public import Field
 from sectorch.protocols.secsv.secsv import joint_keys
@@ -82,7 +83,7 @@ def case(model: str, *, clients: int = 5, round: int = 10, tests: int | None = N
     found = for_model(found, model)
     if how.get("binary"):
         parts = ({n: (x, (y >= 5).long()) for n, (x, y) in part.items()} for part in (found.train, found.test))
-        found = Federation(found.name, *parts, 2)
+        found = DividedData(found.name, *parts, 2)
     net = build(model.split("-")[0], found.shape, found.classes, hidden=hidden, seed=seed)
     train, test = found.train, found.test
     if how.get("shifts") and not tests:

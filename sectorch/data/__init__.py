@@ -16,6 +16,7 @@ from .errors import SelectionError as SelectionError
 from .expansion import EXPANSIONS as EXPANSIONS
 from .expansion import expand as expand
 from .partition import PARTITIONS as PARTITIONS
+from .partition import federation as federation
 from .partition import partition as partition
 from .selection import SELECTIONS as SELECTIONS
 from .selection import select as select
@@ -31,6 +32,7 @@ __all__ = [
     "PartitionError",
     "SelectionError",
     "expand",
+    "federation",
     "load",
     "partition",
     "select",

@@ -1,12 +1,15 @@
-"""Partitions: disjoint shares of a training split for the clients of an experiment."""
+"""Partitions: disjoint shares of a data set for the clients of an experiment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from .errors import PartitionError
+from .datasets import load
+from .errors import DataError, PartitionError
 from .seeds import generator
 
 
@@ -157,3 +160,107 @@ PARTITIONS: dict[str, Callable[..., torch.Tensor]] = {
     "skew": _skew,
 }
 """Class proportions of the clients, by the kind's name; `dirichlet-classes` cuts classes (`_by_class`)."""
+
+
+# Training and test samples divided among clients in the same proportions: for each label by Dir(alpha) (Yurochkin et
+# al., 2019; SecSV, section 7.1).
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Samples [N, ...] float32 and labels [N] int64."""
+
+
+@dataclass(frozen=True)
+class DividedData:
+    """Each client's training and test samples, by name."""
+
+    name: str
+    train: dict[str, Pair]
+    test: dict[str, Pair]
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(next(iter(self.test.values()))[0].shape[1:])
+
+
+def federation(
+    name: str,
+    clients: int,
+    *,
+    alpha: float = 0.5,
+    test_fraction: float = 0.5,
+    samples: int | None = None,
+    tests: int | None = None,
+    seed: int = 0,
+    root: str | Path | None = None,
+) -> DividedData:
+    """A data set divided among clients c1, c2, ... by Dir(alpha), label by label.
+
+    Args:
+        name: one of `DATASETS`.
+        test_fraction: of the bundled sets that goes to testing; the others come divided.
+        samples, tests: keep this many training and test samples in all.
+
+    Raises:
+        DataError: a name or a number that cannot be.
+        DatasetMissingError: the data set is not on disk.
+        PartitionError: fewer samples than clients need.
+    """
+    for what, count in (("samples", samples), ("tests", tests)):
+        if count is not None and count < 1:
+            raise DataError(f"{what} must be at least 1, got {count}")
+    if clients < 2:
+        raise DataError(f"a federation has at least two clients, got {clients}")
+    found = load(name, root, test_fraction)
+    train, test = _some(found.train.take(), samples, seed, "train"), _some(found.test.take(), tests, seed, "test")
+    proportions = dirichlet(found.classes, clients, alpha, seed)
+    names = [f"c{i + 1}" for i in range(clients)]
+    parts = [divide(pair[1], proportions, 2 if pair is train else 1, seed) for pair in (train, test)]
+    of_train, of_test = (
+        {n: (pair[0][part], pair[1][part]) for n, part in zip(names, each, strict=True)}
+        for pair, each in zip((train, test), parts, strict=True)
+    )
+    return DividedData(name, of_train, of_test, found.classes)
+
+
+def dirichlet(classes: int, clients: int, alpha: float, seed: int) -> torch.Tensor:
+    """[classes, clients]: for each label the clients' shares of it, from Dir_clients(alpha)."""
+    if not 0 < alpha < float("inf"):
+        raise PartitionError(f"alpha must be above 0 and finite, got {alpha}")
+    gamma = torch._standard_gamma(  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
+        torch.full((classes, clients), float(alpha), dtype=torch.float64), generator=generator(seed, "dirichlet")
+    ).clamp_min(1e-300)
+    return gamma / gamma.sum(1, keepdim=True)
+
+
+def divide(labels: torch.Tensor, proportions: torch.Tensor, least: int, seed: int) -> list[torch.Tensor]:
+    """Disjoint sorted indices for each client; a client with fewer than `least` takes from the one who has most.
+
+    Raises:
+        PartitionError: fewer samples than clients need.
+    """
+    clients = proportions.shape[1]
+    if len(labels) < clients * least:
+        raise PartitionError(f"{clients} clients with at least {least} samples each, but there are {len(labels)}")
+    draw = generator(seed, "divide", len(labels))
+    hands: list[list[int]] = [[] for _ in range(clients)]
+    for label, row in enumerate(proportions):
+        own = torch.nonzero(labels == label).flatten()
+        own = own[torch.randperm(len(own), generator=draw)].tolist()
+        ends = [0, *(row.cumsum(0) * len(own)).round().long().tolist()]
+        ends[-1] = len(own)
+        for hand, start, end in zip(hands, ends, ends[1:], strict=False):
+            hand += own[start:end]
+    for hand in hands:
+        while len(hand) < least:
+            hand.append(max(hands, key=len).pop())
+    return [torch.tensor(sorted(hand)) for hand in hands]
+
+
+def _some(pair: Pair, count: int | None, seed: int, what: str) -> Pair:
+    if count is None or count >= len(pair[1]):
+        return pair
+    chosen = torch.randperm(len(pair[1]), generator=generator(seed, "some", what))[:count]
+    return pair[0][chosen], pair[1][chosen]

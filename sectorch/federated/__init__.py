@@ -26,7 +26,9 @@ from .outcome import Outcome as Outcome
 from .outcome import Scores as Scores
 from .participants import FederatedData as FederatedData
 from .participants import Participant as Participant
+from .training import LocalTraining as LocalTraining
 from .training import Training as Training
+from .training import fedavg as fedavg
 from .watch import Estimate as Estimate
 from .watch import Watch as Watch
 
@@ -38,6 +40,7 @@ __all__ = [
     "Estimate",
     "FederatedData",
     "FederationError",
+    "LocalTraining",
     "Options",
     "Outcome",
     "Participant",
@@ -51,5 +54,6 @@ __all__ = [
     "Watch",
     "WorkerError",
     "Workers",
+    "fedavg",
     "option",
 ]

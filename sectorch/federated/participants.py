@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ..data.datasets import DATASETS, Dataset, load
+from ..data.datasets import IMAGES, Dataset, load
 from ..data.partition import PARTITIONS, partition
 from ..data.seeds import derive
 from ..nn.models import BasicBlock, Square, lenet, resnet8, resnet10, resnet14, resnet16, resnet18, vgg5, vgg7
@@ -148,7 +148,7 @@ Build = Callable[[str, Sequence[int], int, int], nn.Module]
 class FederatedData(Options):
     """Participants made of one data set."""
 
-    data: str = option("digits", "data set", among=tuple(DATASETS))
+    data: str = option("digits", "data set", among=IMAGES)
     clients: int = option(10, "how many", least=2, several=True)
     samples: int | None = option(
         None, "private samples of each client or, of dirichlet-classes, in the mean (default: the data set's)", least=1

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from ..data.seeds import derive, generator
 from ..deprecation import renamed_fields
+from ..errors import FixedPointRangeError
 from ..nn.symbolic_trace import calls_of
 from ..optional_deps import required_imports
 from .command import Options, option
@@ -44,6 +45,7 @@ class Training(Options):
     momentum: float = option(0.0, "of sgd", least=0, below=1, hidden=True)
     label_smoothing: float = option(0.0, "of hard labels, spread over all classes", least=0, below=1)
     max_norm: float | None = option(None, "the largest norm of a step's gradient", above=0, hidden=True)
+    weight_decay: float = option(0.0, "what is added of a weight to its gradient", least=0, below=math.inf, hidden=True)
 
     def lasting(self, epochs: int | None) -> Training:
         """The same over another number of epochs, with the milestones at the same fractions; None is this one."""
@@ -63,6 +65,7 @@ def train(
     *,
     extra: Extra | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    smallest: int = 2,
 ) -> None:
     """Cross-entropy training in place; leaves the model in evaluation mode.
 
@@ -74,6 +77,7 @@ def train(
         tick: called after every epoch.
         extra: what is added to a batch's mean cross entropy.
         optimizer: one that goes on from an earlier training; a new one of `how` unless given.
+        smallest: samples of the smallest batch that makes a step; batch normalisation needs two.
     """
     if targets.dim() == 1:
         loss_of = functools.partial(F.cross_entropy, label_smoothing=how.label_smoothing)
@@ -88,7 +92,7 @@ def train(
         torch.manual_seed(seed)
         for _ in range(how.epochs):
             for batch in torch.randperm(len(images), generator=order).split(how.batch_size):
-                if len(batch) < 2:
+                if len(batch) < smallest:
                     continue
                 optimizer.zero_grad(set_to_none=True)
                 logits = model(images[batch])
@@ -116,8 +120,8 @@ def seconds_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, how
 def optimizer_of(model: nn.Module, how: Training) -> torch.optim.Optimizer:
     """What `train` takes steps with."""
     if how.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), how.lr)
-    return torch.optim.SGD(model.parameters(), how.lr, momentum=how.momentum)
+        return torch.optim.Adam(model.parameters(), how.lr, weight_decay=how.weight_decay)
+    return torch.optim.SGD(model.parameters(), how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
 
 
 @torch.no_grad()
@@ -183,7 +187,7 @@ def grouped(tasks: Sequence[Task], how: Training) -> list[list[Task]]:
     """Tasks that are trained together: those of one architecture, where nothing in it changes or draws as it runs."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:
-        together = isinstance(task.model, nn.Module) and _batchable(task.model) and how.optimizer == "adam"
+        together = _batchable(task.model, how)
         groups.setdefault(str(task.model) if together else f"alone/{task.name}", []).append(task)
     return list(groups.values())
 
@@ -191,7 +195,7 @@ def grouped(tasks: Sequence[Task], how: Training) -> list[list[Task]]:
 def train_group(group: Sequence[Task], how: Training, seed: int) -> dict[str, Any]:
     """One of `grouped`, trained. What it is seeded with are the names in the group, so a part of it is another."""
     first = group[0]
-    if isinstance(first.model, nn.Module) and _batchable(first.model) and how.optimizer == "adam":
+    if _batchable(first.model, how):
         return _together(group, how, generator(seed, "batches", *(task.name for task in group)))
     return {task.name: _alone(task, how, derive(seed, task.name, "train")) for task in group}
 
@@ -213,8 +217,10 @@ def seconds_of_all(tasks: Sequence[Task], how: Training) -> float:
     return total
 
 
-def _batchable(model: nn.Module) -> bool:
-    """Nothing that changes or draws while it runs: no batch statistics, no dropout."""
+def _batchable(model: Any, how: Training) -> bool:
+    """Adam on a network in which nothing changes or draws while it runs: no batch statistics, no dropout."""
+    if not isinstance(model, nn.Module) or how.optimizer != "adam" or how.weight_decay:
+        return False
     return not list(model.buffers()) and not any(isinstance(layer, _DRAWS) for layer in model.modules())
 
 
@@ -301,3 +307,98 @@ def logits_of(model: Any, images: torch.Tensor) -> torch.Tensor:
     if isinstance(model, nn.Module):
         return predict(model, images)
     return torch.as_tensor(model.predict_proba(images.flatten(1).numpy())).clamp_min(1e-12).log()
+
+
+# FedAvg (McMahan et al., 2017), in the clear and for parties that add up shares of their models.
+#
+# Models are averaged in whole multiples of 2^-30, so that a sum of shares is the sum of the models bit for bit.
+
+
+State = dict[str, torch.Tensor]
+"""A state_dict."""
+AVERAGED_BITS = 30
+"""Fraction bits of the models that are averaged."""
+
+
+@renamed_fields(batch="batch_size", decay="weight_decay")
+@dataclass(frozen=True)
+class LocalTraining(Training):
+    """A client's training in a round of FedAvg: short, and with what keeps weights small."""
+
+    lr: float = option(1e-2, "learning rate", above=0, below=math.inf)
+    batch_size: int = option(32, "samples of a step", least=1)
+    epochs: int = option(1, "how often all samples are seen", least=1)
+    max_norm: float | None = option(1.0, "the largest norm of a step's gradient", above=0, hidden=True)
+    weight_decay: float = option(
+        1e-4, "what is added of a weight to its gradient", least=0, below=math.inf, hidden=True
+    )
+
+
+def fedavg(
+    model: nn.Module,
+    train: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    rounds: int,
+    how: Training = LocalTraining(),
+    *,
+    attending: Mapping[str, range] | None = None,
+    seed: int = 0,
+) -> tuple[list[dict[str, State]], list[dict[str, float]]]:
+    """Local models of every round, and the clients' aggregation weights: their numbers of training samples.
+
+    Args:
+        model: gives the architecture and the first global model; not changed.
+        train: each client's samples.
+        how: local training in each round.
+        attending: rounds (from 0) that a client attends; all unless named. Clients may join and leave.
+        seed: of the batches.
+
+    Raises:
+        FederationError: no round, or a round that nobody attends.
+        FixedPointRangeError: a model that diverged.
+    """
+    if rounds < 1:
+        raise FederationError(f"at least one round, got {rounds}")
+    current = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    models, weights = [], []
+    for t in range(rounds):
+        there = [n for n in train if attending is None or t in attending.get(n, range(rounds))]
+        if not there:
+            raise FederationError(f"nobody attends round {t + 1}")
+        local = {n: local_model(model, current, *train[n], how, derive(seed, n, t)) for n in there}
+        models.append(local)
+        weights.append({n: float(len(train[n][1])) for n in there})
+        total = sum(weighted_model(local[n], len(train[n][1])) for n in there)
+        current = average_model(torch.as_tensor(total), sum(len(train[n][1]) for n in there), current)
+    return models, weights
+
+
+def weighted_model(state: Mapping[str, torch.Tensor], weight: int) -> torch.Tensor:
+    """A model times its aggregation weight as whole numbers, int64 [parameters]: what is added up, or shared.
+
+    Raises:
+        FixedPointRangeError: a parameter times the weight of 2^32 and more.
+    """
+    flat = torch.cat([value.detach().double().flatten() for value in state.values()])
+    largest = float(flat.abs().max()) * weight
+    if not largest < 2.0 ** (62 - AVERAGED_BITS):
+        raise FixedPointRangeError(
+            f"a local model has a parameter which, times its weight of {weight}, is {largest:.3g}; averages take less "
+            f"than 2^{62 - AVERAGED_BITS}: train with a smaller rate"
+        )
+    return (flat * 2.0**AVERAGED_BITS).round().long() * weight
+
+
+def average_model(total: torch.Tensor, weight: int, like: Mapping[str, torch.Tensor]) -> State:
+    """The global model from the sum of `weighted_model`, mod 2^64, and of the weights."""
+    flat, found = total.double() / (weight * 2.0**AVERAGED_BITS), {}
+    for name, value in like.items():
+        found[name], flat = flat[: value.numel()].view(value.shape).to(value.dtype), flat[value.numel() :]
+    return found
+
+
+def local_model(model: nn.Module, start: State, x: torch.Tensor, y: torch.Tensor, how: Training, seed: int) -> State:
+    """What a client makes of the global model in a round, on its own samples."""
+    local = copy.deepcopy(model)
+    local.load_state_dict(start)
+    train(local, x, y, how, seed, smallest=1)
+    return {k: v.detach().clone() for k, v in local.state_dict().items()}

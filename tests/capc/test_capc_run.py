@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from sectorch.data import DataError, Dataset
-from sectorch.data.datasets import ImageSplit
+from sectorch.data.datasets import Split
 from sectorch.dp import Budget, ConfidentGNMax, GNMax, PrivacyError, epsilon_for, epsilon_of
 from sectorch.federated import ArchitectureError, CheckpointError, FederationError, Training, Watch, Workers
 from sectorch.protocols.capc import PRESETS, CaPC, Party, Settings, TooFewVotersError, algorithm, collaboration, plan
@@ -298,7 +298,7 @@ def test_weak_classes_and_pools_are_disjoint():
 def test_presets_leave_the_papers_test_sets(name, size, left):
     """CaPC, 4.2 and F.1: 1,000 and 16,032 images to evaluate on (the authors' last pool of SVHN has one more)."""
     shape = (1, 28, 28) if "mnist" in name else (3, 32, 32)
-    blank = lambda n: ImageSplit(torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape), torch.arange(n) % 10)
+    blank = lambda n: Split(torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape), torch.arange(n) % 10)
     parties, test, _ = collaboration(Dataset(name, blank(60), blank(size), 10), 6)
     assert PRESETS[name].parties == (50 if name == "cifar10" else 250) and len(test[0]) == left
     assert PRESETS[name].delta == (1e-6 if "svhn" in name else 1e-5)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from sectorch.data.errors import DataError, DatasetMissingError
+from sectorch.data.partition import dirichlet
 from sectorch.federated import FederationError
 from sectorch.protocols.secsv import build, federation
-from sectorch.protocols.secsv.cli import DATA, dirichlet, for_model, main
+from sectorch.protocols.secsv.cli import for_model, main
 from sectorch.protocols.secsv.program import MODELS
 
 SMALL = ["--rounds", "1", "--samples", "100", "--tests", "30", "--clients", "4"]
@@ -101,4 +102,3 @@ def test_tables_from_a_folder(tmp_path):
             federation(name, 4, root=tmp_path)
     with pytest.raises(DataError, match="there is no data set"):
         federation("x", 4)
-    assert set(DATA) == {"digits", "breast-cancer", "mnist", "bank", "agnews", "mirna"}

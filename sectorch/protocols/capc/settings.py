@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data.datasets import DATASETS, Dataset
+from ...data.datasets import IMAGES, Dataset
 from ...data.partition import PARTITIONS, partition
 from ...data.seeds import derive, generator
 from ...data.selection import SELECTIONS
@@ -172,7 +172,7 @@ class Collaboration(Options):
     """Parties made of one data set: disjoint, equal shares of the training split. The first party of each of `querying`
     organisations has a pool from the test split; what is left of that measures accuracy (CaPC, 4.2)."""
 
-    data: str = option("digits", "data set", among=tuple(DATASETS))
+    data: str = option("digits", "data set", among=IMAGES)
     parties: int | None = option(None, "how many (default: the paper's; digits 50)", least=2, several=True)
     querying: int = option(3, "organisations that ask, one after another", least=1)
     pool: int | None = option(None, "unlabelled images of each (default: the data set's)", least=1, several=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...data.datasets import DATASETS, Dataset
+from ...data.datasets import IMAGES, Dataset
 from ...data.partition import partition
 from ...data.seeds import derive, generator
 from ...federated.command import Command, Options, Place, option
@@ -134,7 +134,7 @@ def divide(
 class Parties(Options):
     """Parties made of one data set (sections 4.1 and 4.2)."""
 
-    data: str = option("digits", "data set", among=tuple(DATASETS))
+    data: str = option("digits", "data set", among=IMAGES)
     parties: int = option(2, "how many", least=2, several=True)
     split: str = option("homogeneous", "who has which classes", among=SPLITS, several=True)
     alpha: float = option(0.5, "of the heterogeneous split's Dirichlet law", above=0)

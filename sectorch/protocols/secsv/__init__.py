@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-from .cli import federation as federation
+from ...data.partition import federation as federation
+from ...federated.training import LocalTraining as Training
+from ...federated.training import fedavg as fedavg
 from .evaluation import ShapleyEvaluation as ShapleyEvaluation
 from .program import GRUClassifier as GRUClassifier
-from .program import Training as Training
 from .program import build as build
-from .program import fedavg as fedavg
 from .report import Result as Result
 from .settings import Settings as Settings
 from .settings import estimate as estimate

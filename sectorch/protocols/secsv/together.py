@@ -24,10 +24,11 @@ from ...federated.errors import FederationError
 from ...federated.folder import RunFolder
 from ...federated.outcome import Outcome
 from ...federated.parties import Parties
+from ...federated.training import LocalTraining, State, Training, average_model, local_model, weighted_model
 from ...federated.watch import Watch
 from . import secsv, settings
 from .evaluation import Utilities, digest_of, round_name, tell
-from .program import Program, State, Training, average, local_model, weighted
+from .program import Program
 from .public import bits_for
 from .report import Result, Round
 from .secsv import joint_keys, joint_parameters
@@ -196,7 +197,7 @@ class JointValuation:
         self.settings = settings.but(compare=False)
         self.program = Program(model, tuple(shape))
         self.level = feasible(len(self.clients), self.program, settings)
-        self.rounds, self.training = rounds, training or Training()
+        self.rounds, self.training = rounds, training or LocalTraining()
         self.attending = [
             [i for i, n in enumerate(self.clients) if attending is None or t in attending.get(n, range(rounds))]
             for t in range(rounds)
@@ -214,7 +215,7 @@ class JointValuation:
     def _agreed(self) -> str:
         """What all parties have to agree on."""
         how = {k: v for k, v in self.settings.as_dict().items() if k not in ("processes", "parallel", "compare")}
-        said = dict(clients=self.clients, attending=self.attending, training=vars(self.training), **how)
+        said = dict(clients=self.clients, attending=self.attending, training=self.training.as_dict(), **how)
         return json.dumps({**said, "model": str(self.model), "shape": self.program.shape,
                            "first": digest_of({"": self.first})})  # fmt: skip
 
@@ -290,7 +291,7 @@ class JointValuation:
             net = tester.nets[i]
             flat = torch.empty(size, dtype=torch.int64, device="meta")
             if i in self.data:
-                flat = weighted(self._trained(t, i, current), weights[i])
+                flat = weighted_model(self._trained(t, i, current), weights[i])
             P, X = share_model(net, net.own(net.C, flat, name="model"))
             at_P.append(P)
             at_X.append(X)
@@ -300,7 +301,7 @@ class JointValuation:
         for net in tester.nets:
             total = net.read(open_sum(net, *sums), net.C)
             if not total.is_meta:
-                found = average(total, whole, self.first)
+                found = average_model(total, whole, self.first)
         if self.data:
             self.folder.keep(f"training/{round_name(t)}", found)
         return found
