@@ -13,6 +13,7 @@ from sectorch.choreography.program.projection import Material
 from sectorch.federated import folder
 from sectorch.network import Pins, Store
 from sectorch.network.identity.identity import fingerprint
+from sectorch.network.store import MaterialBinding
 
 PRINT = fingerprint(bytes(32))
 
@@ -70,7 +71,7 @@ def test_contents_are_on_disk_before_a_rename_and_names_after_it(tmp_path, disk,
 def test_prepared_material_is_on_disk_before_it_counts_as_kept(tmp_path, disk):
     """Piece, binding and the store's key; and the folder's own name in the store."""
     store = Store(tmp_path / "store")
-    shelf = store.shelf(bytes(16), {"client": "alice"})
+    shelf = store.shelf(bytes(16), MaterialBinding(client="alice"))
     shelf.put(material(), (2, 3))
     piece = next(shelf.folder.glob("*.piece"))
     for path in (tmp_path / "store" / "store.key", shelf.folder / "binding.sealed", piece):
@@ -81,7 +82,7 @@ def test_prepared_material_is_on_disk_before_it_counts_as_kept(tmp_path, disk):
 
 def test_a_piece_is_gone_from_the_disk_before_it_is_used(tmp_path, disk):
     store = Store(tmp_path / "store")
-    shelf = store.shelf(bytes(16), {"client": "alice"})
+    shelf = store.shelf(bytes(16), MaterialBinding(client="alice"))
     shelf.put(material(), (2, 3))
     del disk[:]
     shelf.take(0, (2, 3))
@@ -92,7 +93,7 @@ def test_a_piece_is_gone_from_the_disk_before_it_is_used(tmp_path, disk):
 
 def test_material_that_ends_with_its_process_does_not_wait_for_the_disk(disk):
     store = Store()
-    store.shelf(bytes(16), {"client": "alice"}).put(material(), (2, 3))
+    store.shelf(bytes(16), MaterialBinding(client="alice")).put(material(), (2, 3))
     store.close()
     assert not [step for step in disk if step[0] == "fsync"]
 

@@ -8,8 +8,11 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from .. import files
 from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
@@ -108,6 +111,31 @@ def _check_curve(curve: np.ndarray) -> np.ndarray:
     return curve
 
 
+class BudgetCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One charge of a budget file, for people: who asked, and how many queries."""
+
+    asker: str
+    queries: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of a budget file; `charges` are by their marks."""
+
+    epsilon: float
+    delta: float
+    spent: float
+    charges: dict[str, BudgetCharge]
+    orders: list[float]
+    curve: list[float]
+    digest: str = ""
+
+    def checksum(self) -> str:
+        """A checksum against damage; it is no protection against the file's owner."""
+        content = msgspec.to_builtins(self)
+        del content["digest"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 class BudgetFile:
     """An organisation's budget on disk, for all runs and all askers together.
 
@@ -164,7 +192,7 @@ class BudgetFile:
                 f"there is no budget {self.path}; put it back, or name an epsilon to start it with if it is a new one"
             )
         else:
-            self.budget, self._marks = Budget(*limit), {}
+            self.budget, self._charges = Budget(*limit), {}
             self._write()
 
     def __enter__(self) -> BudgetFile:
@@ -184,11 +212,11 @@ class BudgetFile:
 
     def holds(self, mark: str) -> bool:
         """Whether the file has a charge of that mark."""
-        return mark in self._marks
+        return mark in self._charges
 
     def paid(self, mark: str) -> int:
         """The number of queries that were charged under that mark."""
-        return int(self._marks[mark]["queries"]) if mark in self._marks else 0
+        return self._charges[mark].queries if mark in self._charges else 0
 
     def affords(self, curve: np.ndarray) -> bool:
         """Whether a charge of this curve fits the limit."""
@@ -230,7 +258,7 @@ class BudgetFile:
             return
         self.check(curve)
         self.budget.charge(curve)
-        self._marks[mark] = {"asker": asker, "queries": queries}
+        self._charges[mark] = BudgetCharge(asker, queries)
         self._write()
 
     def credit(self, curve: np.ndarray) -> None:
@@ -246,30 +274,27 @@ class BudgetFile:
     def _write(self) -> None:
         if self._lock < 0:
             raise BudgetFileError(f"the budget {self.path} was closed; open it again")
-        content = dict(
-            epsilon=self.budget.limit,
-            delta=self.budget.delta,
-            spent=self.budget.spent,
-            charges=self._marks,
-            orders=ORDERS.tolist(),
-            curve=self.budget.curve.tolist(),
-        )
-        whole = {**content, "digest": _digest(content)}
+        budget = self.budget
+        content = _Content(
+            epsilon=budget.limit, delta=budget.delta, spent=budget.spent, charges=self._charges,
+            orders=ORDERS.tolist(), curve=budget.curve.tolist(),
+        )  # fmt: skip
+        content = msgspec.to_builtins(replace(content, digest=content.checksum()))
         try:
-            files.write(self.path, json.dumps(whole, indent=1).encode(), 0o600)
+            files.write(self.path, json.dumps(content, indent=1).encode(), 0o600)
         except OSError as error:
             raise BudgetFileError(f"cannot write the budget {self.path}: {error.strerror}") from None
 
     def _read(self, limit: tuple[float, float] | None) -> None:
         try:
-            content = json.loads(self.path.read_bytes())
-            if content.pop("digest") != _digest(content):
+            content = msgspec.convert(json.loads(self.path.read_bytes()), _Content)
+            if content.digest != content.checksum():
                 raise ValueError("its digest is another")
-            if content["orders"] != ORDERS.tolist():
+            if content.orders != ORDERS.tolist():
                 raise ValueError("other orders")
-            self.budget, self._marks = Budget(content["epsilon"], content["delta"]), dict(content["charges"])
-            self.budget.restore(np.asarray(content["curve"], dtype=float))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, PrivacyError) as error:
+            self.budget, self._charges = Budget(content.epsilon, content.delta), content.charges
+            self.budget.restore(np.asarray(content.curve))
+        except (OSError, ValueError, RecursionError, msgspec.ValidationError, PrivacyError) as error:
             raise BudgetFileError(
                 f"the budget {self.path} cannot be read ({type(error).__name__}); put back a copy that lacks no charge"
             ) from error
@@ -279,8 +304,3 @@ class BudgetFile:
                 f"the budget {self.path} allows epsilon {own[0]:g} at delta {own[1]:g}, not {limit[0]:g} at "
                 f"{limit[1]:g}; name its own, or none"
             )
-
-
-def _digest(content: dict) -> str:
-    """A checksum against damage; it is no protection against the file's owner."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -58,6 +58,18 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     verified: bool = False
 
 
+class SignedNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one party of a federation says to another through the server (`federation/proposals.py`).
+
+    Attributes:
+        body: JSON. key, signature: the author's Ed25519 identity key and its signature, in hexadecimal digits.
+    """
+
+    body: str
+    key: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
+
+
 # What a client says to the server outside sessions; the server replies to each with the same number.
 
 
@@ -128,10 +140,10 @@ class WhoIsUp(ServerRequest, frozen=True, kw_only=True, tag="who"):
 
 
 class Note(ServerRequest, frozen=True, kw_only=True, tag="note"):
-    """A signed note for another party; see `federation/proposals.py`."""
+    """A note for another party."""
 
     to: str
-    note: dict[str, Any]
+    note: SignedNote
     tag: str = ""
 
 
@@ -259,7 +271,7 @@ class Refusal(ControlMessage, frozen=True, kw_only=True, tag="refused"):
 class Delivery(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
     """A note of another party's."""
 
-    note: dict[str, Any]
+    note: SignedNote
     sender: str = msgspec.field(name="from")
 
 

@@ -256,31 +256,29 @@ class Metrics(Watcher):
 
     def happened(self, event: str, facts: dict[str, Any]) -> None:
         if event == "query":
-            self._query(facts)
+            self._query(**facts)
         elif event == "refused":
             self._refused.inc()
-        elif event == "session ended" and facts.get("why"):
+        elif event == "session ended" and facts["why"]:
             self._ended.inc()
         elif event == "over its limit":
             self._over.inc()
         elif event == "evicted":
-            self._evicted.inc(float(facts.get("calls") or 0))
+            self._evicted.inc(facts["calls"])
         elif event == "certificate":
-            outcome = str(facts.get("outcome"))
-            self._renewed.labels(outcome if outcome in ("renewed", "kept") else "other").inc()
+            self._renewed.labels(facts["outcome"]).inc()
 
-    def _query(self, facts: dict[str, Any]) -> None:
-        model, asked, outcome = str(facts.get("model")), str(facts.get("asked")), str(facts.get("outcome"))
-        by = [
-            "several" if "," in model else self._models.of(model),
-            asked if asked in ASKED else "other",
-        ]
-        who = [self._names.of(str(facts.get("client")))] if self._clients else []
+    def _query(
+        self, *, model: str, asked: str, outcome: str, client: str, seconds: float = 0, bytes: int = 0,
+        rows: int | None = None, **_: Any,
+    ) -> None:  # fmt: skip
+        by = ["several" if "," in model else self._models.of(model), asked if asked in ASKED else "other"]
+        who = [self._names.of(client)] if self._clients else []
         self._queries.labels(*by, outcome if _is_known(outcome) else "error", *who).inc()
-        self._seconds.labels(*by).observe(float(facts.get("seconds") or 0))
-        self._bytes.labels(*by).observe(float(facts.get("bytes") or 0))
+        self._seconds.labels(*by).observe(seconds)
+        self._bytes.labels(*by).observe(bytes)
         if outcome == "done":
-            self._rows.labels(*by, *who).inc(float(facts.get("rows") or 0))
+            self._rows.labels(*by, *who).inc(rows or 0)
 
     def page(self) -> Page:
         """All of them, as Prometheus reads them."""

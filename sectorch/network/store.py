@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 
 from .. import files
@@ -47,6 +48,29 @@ from .log import write
 log = logging.getLogger("sectorch.store")
 UNUSED = 7 * 86400.0
 """Seconds after which prepared material counts as abandoned by its client."""
+
+
+class MaterialBinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What the prepared material of a session is for; it is used for nothing else. Empty entries are not written.
+
+    Attributes:
+        client: the name of the client whose queries use it.
+        model, edition, fingerprint: the model's name, its owner's name for the weights, a digest of its description.
+        scheme: the number format.
+        key: at A, the fingerprint of the client's identity key.
+        authority: at Q, the CA of the server. replica: at Q and A, which of several server processes has S's half.
+        keeper: at S, the name of the store of the replica of A that has A's half.
+    """
+
+    client: str
+    model: str = ""
+    edition: str = ""
+    fingerprint: str = ""
+    scheme: str = ""
+    key: str = ""
+    authority: str = ""
+    replica: str = ""
+    keeper: str = ""
 
 
 def write_piece(material: Material) -> tuple[list, int]:
@@ -92,7 +116,7 @@ class Shelf:
     for it.
     """
 
-    def __init__(self, store: Store, session: bytes, binding: dict):
+    def __init__(self, store: Store, session: bytes, binding: MaterialBinding):
         self.store, self.session, self.binding = store, session, binding
         self.folder = store.folder / session.hex()
         self._pieces: dict[int, tuple[tuple[int, int], int]] = {}
@@ -117,9 +141,9 @@ class Shelf:
         except OSError:
             return 0.0
 
-    def is_stale(self, client: object) -> bool:
+    def is_stale(self, client: str) -> bool:
         """Whether this is abandoned material of another client than this one."""
-        return len(self) > 0 and self.binding.get("client") != client and time.time() - self.last_change() > UNUSED
+        return len(self) > 0 and self.binding.client != client and time.time() - self.last_change() > UNUSED
 
     def calls(self) -> dict[int, tuple[int, int]]:
         """The calls that have a piece, in order, and their kinds."""
@@ -134,7 +158,7 @@ class Shelf:
         """
         parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
-        self.store.make_room(self.binding.get("client"), size)
+        self.store.make_room(self.binding.client, size)
         room = self.store.budget - self.store.used
         if size > room:
             raise StoreFullError(
@@ -238,7 +262,8 @@ class Shelf:
         return self.folder / f"{call:010d}-{'x'.join(map(str, kind))}.piece"
 
     def _about(self, call: int, kind: tuple[int, int]) -> bytes:
-        about = {"session": self.session.hex(), "call": call, "kind": list(kind), "binding": self.binding}
+        binding = msgspec.to_builtins(self.binding)
+        about = {"session": self.session.hex(), "call": call, "kind": list(kind), "binding": binding}
         return json.dumps(about, sort_keys=True).encode()
 
 
@@ -321,9 +346,9 @@ class Store:
             try:
                 session = bytes.fromhex(folder.name)
                 sealed = (folder / "binding.sealed").read_bytes()
-                binding = json.loads(unseal(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session))
-                self._shelves[session] = Shelf(self, session, binding)
-            except (ValueError, OSError, InvalidTag):
+                content = unseal(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session)
+                self._shelves[session] = Shelf(self, session, msgspec.json.decode(content, type=MaterialBinding))
+            except (ValueError, OSError, InvalidTag, msgspec.MsgspecError):
                 shutil.rmtree(folder)
 
     @property
@@ -341,14 +366,14 @@ class Store:
         """The shelves whose binding has these entries."""
         with self._lock:
             shelves = list(self._shelves.values())
-        return [s for s in shelves if all(s.binding.get(k) == v for k, v in wanted.items())]
+        return [s for s in shelves if all(getattr(s.binding, k) == v for k, v in wanted.items())]
 
     def holds(self, session: bytes) -> bool:
         """Whether there is a shelf of that session."""
         with self._lock:
             return session in self._shelves
 
-    def shelf(self, session: bytes, binding: dict | None = None) -> Shelf:
+    def shelf(self, session: bytes, binding: MaterialBinding | None = None) -> Shelf:
         """The shelf of a session; with a `binding`, it is made if there is none.
 
         Raises:
@@ -358,7 +383,7 @@ class Store:
             shelf = self._shelves.get(session)
             if shelf is None and binding is not None:
                 folder = self.folder / session.hex()
-                content = b"".join(seal(self.key, [json.dumps(binding).encode()], b"binding" + session))
+                content = b"".join(seal(self.key, [msgspec.json.encode(binding)], b"binding" + session))
                 with all_or_nothing(folder):
                     folder.mkdir(mode=0o700)
                     self._write(folder / "binding.sealed", content)
@@ -391,37 +416,37 @@ class Store:
         except (OSError, ValueError) as error:
             raise ArgumentError(f"cannot read or write {path}: {error}") from None
 
-    def free_bytes(self, client: object) -> int:
+    def free_bytes(self, client: str) -> int:
         """Bytes that a client's material can still take, counting what would be evicted for it."""
         sizes = self._sizes()
         stale = sum(shelf.bytes for shelf in self.shelves() if shelf.is_stale(client))
         return max(0, self.budget - sizes.total() + stale, self._share(sizes, client) - sizes[client])
 
-    def make_room(self, client: object, size: int) -> None:
+    def make_room(self, client: str, size: int) -> None:
         """Evict other clients' material until `size` bytes are free, as far as the rules of eviction allow."""
         while (sizes := self._sizes()).total() + size > self.budget:
-            others = [s for s in self.shelves() if len(s) and s.binding.get("client") != client]
+            others = [s for s in self.shelves() if len(s) and s.binding.client != client]
             candidates = [s for s in others if s.is_stale(client)]
             if not candidates and sizes[client] + size <= self._share(sizes, client):
-                most = max((sizes[s.binding.get("client")] for s in others), default=0)
-                candidates = [s for s in others if sizes[s.binding.get("client")] == most]
+                most = max((sizes[s.binding.client] for s in others), default=0)
+                candidates = [s for s in others if sizes[s.binding.client] == most]
             if not candidates:
                 return
             shelf = min(candidates, key=Shelf.last_change)
-            facts = {"client": shelf.binding.get("client"), "model": shelf.binding.get("model"), "for_client": client}
-            write(log, "evicted", calls=len(shelf), **facts)
+            own = shelf.binding
+            write(log, "evicted", calls=len(shelf), client=own.client, model=own.model or None, for_client=client)
             shelf.drop()
             self.on_evict(shelf)
 
-    def _sizes(self) -> Counter:
+    def _sizes(self) -> Counter[str]:
         """Bytes by client."""
-        sizes: Counter = Counter()
+        sizes: Counter[str] = Counter()
         for shelf in self.shelves():
             if count := shelf.bytes:
-                sizes[shelf.binding.get("client")] += count
+                sizes[shelf.binding.client] += count
         return sizes
 
-    def _share(self, sizes: Counter, client: object) -> int:
+    def _share(self, sizes: Counter[str], client: str) -> int:
         return self.budget // len({*sizes, client})
 
     def forget(self, session: bytes) -> None:

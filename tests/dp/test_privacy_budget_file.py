@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -104,6 +105,24 @@ def test_another_limit_or_none(tmp_path: Path):
         BudgetFile(path, LIMIT)
 
 
+def signed(content: dict) -> dict:
+    """The content of a file with the checksum that its other entries have."""
+    content.pop("digest")
+    return {**content, "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def test_a_file_as_json_is_read_whatever_its_layout(tmp_path: Path):
+    """Also with a curve that is infinite at some orders, as a mechanism's may be."""
+    path = tmp_path / "a.json"
+    with BudgetFile(path, LIMIT) as file:
+        file.charge(np.where(ORDERS[-2] < ORDERS, np.inf, QUERY), "m", "p1", 7)
+        curve = file.budget.curve
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(signed(dict(reversed(content.items())))))
+    with BudgetFile(path, LIMIT) as file:
+        assert (file.budget.curve == curve).all() and np.isinf(curve).any() and file.paid("m") == 7
+
+
 def test_any_damage_is_refused_and_left_as_it_is(tmp_path: Path):
     """Cut anywhere, or any digit of it changed: it is not read, and not replaced by a new one."""
     path = tmp_path / "a.json"
@@ -113,7 +132,9 @@ def test_any_damage_is_refused_and_left_as_it_is(tmp_path: Path):
     cuts = [whole[:n] for n in range(0, len(whole) - 1, 997)]
     digits = [i for i, byte in enumerate(whole) if chr(byte).isdigit()]
     flips = [whole[:i] + str(9 - int(chr(whole[i]))).encode() + whole[i + 1 :] for i in digits[::211]]
-    shapes = [b"[]", b"null", b'"a"', b"{}", json.dumps({**json.loads(whole), "curve": [1.0]}).encode()]
+    shapes = [b"[]", b"null", b'"a"', b"{}", b"[" * 100_000]
+    wrong = [{"curve": [1.0]}, {"more": 1}, {"charges": {"m": {"asker": "p1"}}}, {"charges": []}, {"epsilon": "10"}]
+    shapes += [json.dumps(signed({**json.loads(whole), **entry})).encode() for entry in wrong]
     for damaged in (*cuts, *flips, *shapes):
         path.write_bytes(damaged)
         with pytest.raises(BudgetFileError, match=r"cannot be read .* put back a copy that lacks no charge"):

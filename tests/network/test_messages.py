@@ -16,6 +16,7 @@ from sectorch.network.federation import config, policy
 from sectorch.network.messages import ToClient, ToFollow, ToServer, message_form, parse_message, read_table
 
 RUN = "0f" * 16
+NOTE = messages.SignedNote("x", "0f" * 32, "0f" * 64)
 FORMAT = messages.NumberFormat(frac_bits=16)
 GOOD = [
     messages.Hello(number=1),
@@ -25,7 +26,7 @@ GOOD = [
     messages.Void(sessions=[RUN], number=1),
     messages.IsUp(time=1.0, tag="t", number=1),
     messages.WhoIsUp(parties=["a", "b"], number=1),
-    messages.Note(to="a", note={"body": "x"}, tag="t", number=1),
+    messages.Note(to="a", note=NOTE, tag="t", number=1),
     messages.Meet(label="l", digest="d", parties=["a", "b"], time=1.0, alone=True, number=1),
     messages.Unmeet(label="l", parties=["a", "b"], number=1),
     messages.PartFinished(meeting=RUN, number=1),
@@ -35,7 +36,7 @@ GOOD = [
     ),
     messages.SessionBegin(meeting=RUN, label="l", parties=["a"]),
     messages.Refusal(label="l", parties=["a"], error="RefusedError", text="no"),
-    messages.Delivery(note={"body": "x"}, sender="a"),
+    messages.Delivery(note=NOTE, sender="a"),
     messages.Go(),
     messages.Predict(program=1, rows=2, trace="t", query=RUN, use=[1], then=[2], after=3, joint="j", calls=2),
     messages.Aggregate(program=1, rows=2, trace="t", query=RUN),
@@ -97,6 +98,15 @@ def test_what_is_no_message_is_refused(kind, came):
     with pytest.raises(errors.FrameError, match="of no form that this version knows") as refused:
         parse_message(kind, came)
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("change", [{"key": "0f" * 31}, {"signature": "0F" * 64}, {"body": 3}, {"more": 1}, None])
+@pytest.mark.parametrize("message", [{"do": "note", "to": "a"}, {"do": "delivered", "from": "a"}])
+def test_a_note_is_a_text_with_a_key_and_a_signature(message, change):
+    """So a server hands on nothing else, and a party reads nothing else."""
+    note = "text" if change is None else {**message_form(NOTE), **change}
+    with pytest.raises(errors.FrameError, match=r"note|body|key|signature"):
+        parse_message(ToServer | ToClient, {**message, "note": note})
 
 
 def test_a_refusal_does_not_show_what_stands_in_an_entry():

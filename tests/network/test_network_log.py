@@ -17,7 +17,7 @@ from sectorch.network import Store
 from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity
 from sectorch.network.log import QUERIES, LineFormatter, begin, write
 from sectorch.network.parties.session import abort_reason
-from sectorch.network.store import version
+from sectorch.network.store import MaterialBinding, version
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     store = Store(tmp_path / "store", key_file=_key(tmp_path, monkeypatch))
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(errors.StoreFullError, match="No space left on device"):
-        store.shelf(bytes(16), {"client": "alice"})
+        store.shelf(bytes(16), MaterialBinding(client="alice"))
     assert [p.name for p in tmp_path.rglob("*") if p.name not in ("store", "store.lock", "kept")] == []
 
 

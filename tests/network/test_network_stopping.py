@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -9,11 +10,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.network.commands import serve
-from sectorch.network.commands.ask import ResultFiles
+from sectorch.network.commands.ask import Question, ResultFiles
 from sectorch.network.parties.session import PartySession
 from sectorch.network.wire.fair_queue import FairQueue
 
@@ -118,10 +120,12 @@ def test_a_running_query_ends_well_while_a_party_drains_and_the_next_is_refused(
 
 # A job that is killed.
 
+QUESTION = Question(inputs="3f", model="hospital-b", version="v", batch=32, network="lan", limit=None, checked=True)
+
 
 def test_a_job_goes_on_where_it_was(tmp_path):
     """Batches that are done are not asked again, one without a result stays one; another question is refused."""
-    out, about = tmp_path / "logits.npy", {"inputs": "3f", "model": "hospital-b"}
+    out = tmp_path / "logits.npy"
     asked: list[int] = []
 
     def ask(number: int):
@@ -130,22 +134,30 @@ def test_a_job_goes_on_where_it_was(tmp_path):
             raise KeyboardInterrupt
         return None if number == 1 else torch.full((2, 3), float(number))
 
-    kept = ResultFiles(out, about)
+    kept = ResultFiles(out, QUESTION)
     with pytest.raises(KeyboardInterrupt):
         for number in range(4):
             kept.result(number, lambda n=number: ask(n))
-    again = ResultFiles(out, about)
+    again = ResultFiles(out, QUESTION)
     results = [again.result(number, lambda: torch.full((2, 3), 9.0)) for number in range(4)]
     assert asked == [0, 1, 2, 3] and results[1] is None
     assert [r[""][0, 0].item() for r in results if r is not None] == [0.0, 2.0, 9.0]
     with pytest.raises(errors.ArgumentError, match="another question"):
-        ResultFiles(out, {**about, "inputs": "40"})
+        ResultFiles(out, replace(QUESTION, inputs="40"))
+    about = tmp_path / "logits.npy.parts" / "about.json"
+    right = about.read_bytes()
+    for wrong in (b"{}", right.replace(b"32", b'"32"'), right[:-1] + b',"more":1}', right[:-1], b"\xff"):
+        about.write_bytes(wrong)
+        with pytest.raises(errors.ArgumentError, match=r"cannot use .*parts"):
+            ResultFiles(out, QUESTION)
+    about.write_bytes(json.dumps(json.loads(right)).encode())
+    assert ResultFiles(out, QUESTION).folder == about.parent
     again.done()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_results_of_several_tensors_are_kept_by_name(tmp_path):
-    kept = ResultFiles(tmp_path / "tags.npz", {})
+    kept = ResultFiles(tmp_path / "tags.npz", QUESTION)
     result = {"logits": torch.ones(2, 3).t(), "states": (torch.zeros(2), torch.ones(2))}
     first = kept.result(0, lambda: result)
     assert first is not None and sorted(first) == ["logits", "states.0", "states.1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 
 import pytest
@@ -10,17 +11,19 @@ import torch
 from cases import long
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from network_world import Trio, pieces_in, until
 
 import sectorch
 from sectorch import errors
 from sectorch.choreography.program.projection import Material
 from sectorch.network import Store
-from sectorch.network.store import read_piece, write_piece
+from sectorch.network.store import MaterialBinding, read_piece, write_piece
+from sectorch.sealed import seal
 from sectorch.serving.description import describe
 
 SESSION = bytes(range(16))
-BINDING = {"client": "alice", "model": "m", "edition": "e", "fingerprint": "f", "scheme": "s"}
+BINDING = MaterialBinding(client="alice", model="m", edition="e", fingerprint="f", scheme="s")
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(7))
 
 
@@ -157,9 +160,26 @@ def test_a_shelf_is_bound(tmp_path):
     store = Store(tmp_path)
     store.shelf(SESSION, BINDING)
     with pytest.raises(errors.MaterialError, match="another client"):
-        store.shelf(SESSION, {**BINDING, "client": "bob"})
+        store.shelf(SESSION, replace(BINDING, client="bob"))
     with pytest.raises(errors.MaterialError, match="not here any more"):
         store.shelf(bytes(16))
+
+
+@pytest.mark.parametrize(("binding", "readable"), [
+    ({"model": "m", "client": "alice", "edition": "e", "fingerprint": "f", "scheme": "s"}, True),
+    ({"client": "alice", "strange": "entry"}, False), ({"model": "m"}, False), ({"client": 3}, False), ([], False),
+])  # fmt: skip
+def test_the_binding_of_a_session_is_of_its_declared_type(tmp_path, binding, readable):
+    """As JSON that a program before this one wrote; the material of any other is of no use, and removed."""
+    store = Store(tmp_path)
+    shelf = store.shelf(SESSION, BINDING)
+    shelf.put(material(), (2, 3))
+    sealed = seal(store.key, [json.dumps(binding).encode()], b"binding" + SESSION)
+    (shelf.folder / "binding.sealed").write_bytes(b"".join(sealed))
+    again = reopened(store)
+    assert again.holds(SESSION) == shelf.folder.exists() == readable
+    if readable:
+        assert same(again.shelf(SESSION, BINDING).take(3, (2, 3)), material())
 
 
 def test_the_budget_is_kept_and_the_error_says_what_fits(tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from network_world import Trio, until
 from torch import nn
 
@@ -289,7 +290,7 @@ def test_what_was_prepared_falsely_is_kept_by_nobody_who_uses_it(pki, tmp_path, 
         assert plain.prepared() and trio.connection.model("hospital-b", VERIFIED).prepared() == {}
         plain.close()
         for shelf in trio.connection.store.shelves():  # Q says that it is another's
-            monkeypatch.setitem(shelf.binding, "scheme", repr(VERIFIED))
+            monkeypatch.setattr(shelf, "binding", replace(shelf.binding, scheme=repr(VERIFIED)))
         with pytest.raises(errors.MaterialError, match="another client, model or number format"):
             trio.connection.model("hospital-b", VERIFIED)
         remote = trio.connection.model("hospital-b", VERIFIED)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from queue import Queue
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -31,7 +32,7 @@ from sectorch.network.federation.policy import Policy
 from sectorch.network.federation.programs import source_of
 from sectorch.network.federation.proposals import Proposal, Proposed, open_note, proposal_of, sign_note
 from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
-from sectorch.network.messages import Delivery
+from sectorch.network.messages import Delivery, SignedNote
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 PROGRAM = """
@@ -253,6 +254,26 @@ def test_a_limit_of_runs_counts_those_before_a_restart(world):
         world.start()
 
 
+RECORD = ups.RunRecord(run="n", accepted="p d", by="a", program="p", digest="d", proposal={"job": "1"})
+
+
+def test_records_of_earlier_runs_are_of_their_declared_type(tmp_path):
+    """A run is counted whatever became of it; what is not a record is not passed over, since it could stand for one."""
+    path = tmp_path / "first" / "run.json"
+    path.parent.mkdir()
+    done = replace(RECORD, outcome="done", seconds=1.5, learned={"y": [2]}, rounds=1, online_bytes=8, offline_bytes=0)
+    for record in (RECORD, replace(RECORD, outcome="PeerLostError: x", seconds=0.1), replace(done, revealed=["y"])):
+        good = msgspec.to_builtins(record)
+        path.write_text(json.dumps(good, indent=1))
+        assert ups._earlier_runs(tmp_path) == ({"n"}, {"p d": 1})
+    wrong = [{**good, "run": 3}, {**good, "more": 1}, {**good, "revealed": 1}, [good], {}, {**good, "proposal": "x"}]
+    texts = [*map(json.dumps, wrong), "", json.dumps(good)[:-1], "[" * 100_000, '"\\ud800"']
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(errors.ArgumentError, match="is not of a run"):
+            ups._earlier_runs(tmp_path)
+
+
 def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
     """It has no party's key: a changed body, another signer, another's note, another kind are refused and logged."""
     assert world.accept("left") == 0
@@ -264,13 +285,12 @@ def test_what_the_server_makes_up_or_changes_is_no_proposal(world, caplog):
     true = sign_note("proposal", body, right)
     begin = {"by": "right", "federation": file.digest, "run": proposal.nonce, "proposal": proposal.digest}
     made_up = [
-        ({**true, "body": true["body"].replace('"job":"1"', '"job":"2"')}, "signature is not right"),
+        (replace(true, body=true.body.replace('"job":"1"', '"job":"2"')), "signature is not right"),
         (sign_note("proposal", body, third), "another key has signed"),
-        ({**true, "key": true["key"][:-2]}, "a note that is none"),
-        ({"body": "[]", **{k: true[k] for k in ("key", "signature")}}, "signature is not right"),
+        (replace(true, key=true.key[:-2]), "a note that is none"),
+        (replace(true, body="[]"), "signature is not right"),
         (sign_note("begin", begin, right), "has not proposed"),
         (sign_note("nonsense", body, right), "of no form"),
-        ("text", "a note that is none"),
     ]
     for note, why in made_up:
         caplog.clear()
@@ -293,7 +313,7 @@ def test_proposals_round_trip_and_their_digest_covers_every_field(world):
         note = sign_note(
             "proposal", {**proposal.body(), "federation": proposal.federation}, federation.connection.identity
         )
-    assert proposal_of(open_note(json.loads(json.dumps(note)), read_federation(world.path))) == proposal
+    assert proposal_of(open_note(note, read_federation(world.path))) == proposal
     for field in Proposal.__struct_fields__:
         value = getattr(proposal, field)
         other = 0.0 if field == "time" else ("a",) if isinstance(value, tuple) else f"{value}x"
@@ -382,7 +402,7 @@ def test_a_flood_of_notes_is_dropped_and_the_next_is_read(world, monkeypatch):
     left = world.up("left")
     world.up("right")
     for _ in range(2 * ups.NOTES):
-        left._queue_note(Delivery(note="nothing", sender="third"))
+        left._queue_note(Delivery(note=SignedNote("{}", "0" * 64, "0" * 128), sender="third"))
     assert until(lambda: left._notes.empty(), 30)
     assert world.start()["left"]["outcome"] == "done"
 

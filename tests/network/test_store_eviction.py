@@ -14,14 +14,14 @@ from network_world import Trio, pieces_in, until
 from sectorch import errors
 from sectorch.choreography.program.projection import Material
 from sectorch.network import Store
-from sectorch.network.store import UNUSED
+from sectorch.network.store import UNUSED, MaterialBinding
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(7))
 
 
 def put(store: Store, session: int, client: str, call: int = 0, n: int = 1000) -> int:
     name = bytes([session] * 16)
-    shelf = store.shelf(name, {"client": client, "model": "m"})
+    shelf = store.shelf(name, MaterialBinding(client=client, model="m"))
     return shelf.put(Material(call, name, "a digest", 1, [torch.zeros(n, dtype=torch.int64)]), (0, 1))
 
 
@@ -133,7 +133,7 @@ def test_what_is_evicted_is_void_at_all_three(trio, small_model, tmp_path, who, 
     with connect(trio.address, trio.made["bob"], pins=trio.pins, store=Store(tmp_path / "b")) as bob:
         other = bob.model("hospital-b")
         other.prepare(X.shape, 1)
-        clients = lambda store: {s.binding["client"] for s in store.shelves() if len(s)}
+        clients = lambda store: {s.binding.client for s in store.shelves() if len(s)}
         assert until(lambda: clients(trio.server.store) == clients(trio.party.store) == {"bob"}, 30)
         with pytest.raises(errors.MaterialError):
             (remote or trio.connection.model("hospital-b"))(X)

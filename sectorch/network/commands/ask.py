@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from rich.console import Console
@@ -96,30 +96,45 @@ def asking_party(options: argparse.Namespace, model: str = "") -> tuple[str, Cre
 Result = dict[str, torch.Tensor] | None
 
 
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job asks, so that results of another question are not taken for those of this one.
+
+    Attributes:
+        inputs: SHA-256 of the file of inputs. batch: rows per query.
+        network, limit, checked: of the number format (`Scheme.network`, `--activation-limit`, `Scheme.range_check`).
+    """
+
+    inputs: str
+    model: str
+    version: str
+    batch: int
+    network: str
+    limit: float | None
+    checked: bool
+
+
 class ResultFiles:
     """The batches of one job that are done.
 
     Args:
         out: where the whole result will be.
-        about: what is asked.
+        question: what is asked.
 
     Raises:
         ArgumentError: what is there is of another question, or cannot be used.
     """
 
-    def __init__(self, out: Path, about: dict):
+    def __init__(self, out: Path, question: Question):
         self.folder = out.with_name(f"{out.name}.parts")
-        said = self.folder / "about.json"
+        about = self.folder / "about.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if said.exists() and json.loads(said.read_bytes()) != about:
+            if about.exists() and msgspec.json.decode(about.read_bytes(), type=Question) != question:
                 raise ArgumentError(
                     f"{self.folder} holds results of another question: remove it, or name another --out"
                 )
-            files.write(said, json.dumps(about).encode())
-        except (OSError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
+            files.write(about, msgspec.json.encode(question))
+        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
             raise ArgumentError(f"cannot use {self.folder}: {error}") from None
 
     def result(self, number: int, ask: Callable[[], Any]) -> Result:
@@ -269,7 +284,12 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     """
     pieces = [model.check(piece) for piece in batches(model.served, given, options.batch, tell)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
-    kept = None if options.out is None else ResultFiles(options.out, _about(model, options))
+    kept = None
+    if options.out is not None:
+        kept = ResultFiles(options.out, Question(
+            inputs=digest(options.inputs), model=options.name, version=model.version, batch=options.batch,
+            network=options.network, limit=options.activation_limit, checked=not options.no_range_check,
+        ))  # fmt: skip
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
     with Cost() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=total)
@@ -310,14 +330,6 @@ def _result(model: RemoteModel, piece: Inputs) -> Any:
         return model.ask(piece)
     except RangeExceededError:
         return None
-
-
-def _about(model: RemoteModel, options: argparse.Namespace) -> dict:
-    """What is asked, so that results of another question are not taken for those of this one."""
-    return {
-        "inputs": digest(options.inputs), "model": options.name, "version": model.version, "batch": options.batch,
-        "network": options.network, "limit": options.activation_limit, "checked": not options.no_range_check,
-    }  # fmt: skip
 
 
 def models(arguments: Sequence[str] | None = None) -> int:

@@ -47,6 +47,7 @@ from ..messages import (
     SessionBegin,
     Unmeet,
     WhoIsUp,
+    message_form,
 )
 from ..names import NAME, name_of, readable
 from ..wire.channel import Link
@@ -159,7 +160,7 @@ class NoteBoard:
         """
         tag = request.tag
         name = name_of(request.to, "the name of the party that a note is for", FrameError)
-        if len(json.dumps(request.note)) > LONGEST:
+        if len(json.dumps(message_form(request.note))) > LONGEST:
             raise FrameError(f"a note is an object of at most {LONGEST} bytes")
         with self._lock:
             there, _ = self._places.get((name, tag), (None, ""))

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import FrameError, IdentityError, RefusedError
 from ..identity.identity import fingerprint
-from ..messages import Run, Time, parse_message
+from ..messages import Run, SignedNote, Time, parse_message
 from ..names import NAME, readable
 from .broker import CLOCKS, LONGEST
 from .config import FederationFile
@@ -81,29 +81,27 @@ class Proposed(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
 
-def sign_note(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
-    """A note as it goes over the network."""
+def sign_note(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> SignedNote:
+    """A note, signed under the word for its kind. Raises FrameError: it is too long."""
     text = json.dumps({**body, "kind": kind}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     if len(text) > LONGEST - 400:
         raise FrameError(f"a note of {len(text)} bytes; at most {LONGEST - 400}")
-    return {
-        "body": text, "key": key.public_key().public_bytes_raw().hex(), "signature": key.sign(_message(text)).hex(),
-    }  # fmt: skip
+    return SignedNote(text, key.public_key().public_bytes_raw().hex(), key.sign(_message(text)).hex())
 
 
-def open_note(note: Any, federated: FederationFile) -> Proposed | Word:
+def open_note(note: SignedNote, federated: FederationFile) -> Proposed | Word:
     """What a note says, whose signature is right and whose signer is in the federation; see `check_same` too.
 
     Raises:
         FrameError: it is none. IdentityError: somebody else has signed it.
     """
     try:
-        text, key, signature = str(note["body"]), bytes.fromhex(note["key"]), bytes.fromhex(note["signature"])
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _message(text))
-        body = json.loads(text)
+        key = bytes.fromhex(note.key)
+        Ed25519PublicKey.from_public_bytes(key).verify(bytes.fromhex(note.signature), _message(note.body))
+        body = json.loads(note.body)
     except InvalidSignature:
         raise IdentityError("a note whose signature is not right: it was changed on the way, or made up") from None
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         raise FrameError("a note that is none") from None
     if isinstance(body, dict) and body.get("kind") == "proposal":
         word = parse_message(Proposed, {**body, "body": body}, "note")

@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from ... import files
 from ...choreography import Party
@@ -73,6 +75,30 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 TEXT = 2000
 """Characters of the revealed values that a line of the log names; the receipts name all."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file `run.json` of a run: what was run, for whom, and how it ended at this party.
+
+    Attributes:
+        run: the proposal's nonce. accepted: the rule that accepted it (`AcceptanceRule.key`).
+        outcome: "begun", "done", or the error that ended it. The entries after it are there once the run has ended.
+        learned: names and shapes of the results that the starter hears of. revealed: all reveals, in words.
+    """
+
+    run: str
+    accepted: str
+    by: str
+    program: str
+    digest: str
+    proposal: dict[str, Any]
+    outcome: str = "begun"
+    seconds: float | UnsetType = UNSET
+    learned: dict[str, list[int]] | UnsetType = UNSET
+    rounds: int | UnsetType = UNSET
+    online_bytes: int | UnsetType = UNSET
+    offline_bytes: int | UnsetType = UNSET
+    revealed: list[str] | UnsetType = UNSET
 
 
 class RunParties:
@@ -135,10 +161,10 @@ class ProgramRun:
         """
         proposal, limit = self.agreed.proposal, self._own.limits.run_seconds
         self.folder.mkdir(parents=True, mode=0o700)
-        record = {
-            "run": proposal.nonce, "accepted": self.agreed.accepted.key, "by": proposal.by, "program": proposal.name,
-            "digest": proposal.digest, "proposal": proposal.body(), "outcome": "begun",
-        }  # fmt: skip
+        record = RunRecord(
+            run=proposal.nonce, accepted=self.agreed.accepted.key, by=proposal.by, program=proposal.name,
+            digest=proposal.digest, proposal=proposal.body(),
+        )  # fmt: skip
         self._write_record(record)
         late = PeerLostError(f"the run took longer than {limit:g} s, which is run_seconds at '{self._parties.name}'")
         timer = threading.Timer(limit, self.give_up, [late])
@@ -153,7 +179,7 @@ class ProgramRun:
                 finally:
                     logged.more["revealed"] = self._ledger.text[:TEXT]
         except BaseException as error:
-            self._write_record({**record, "outcome": log_text(error), "seconds": time.perf_counter() - began})
+            self._write_record(replace(record, outcome=log_text(error), seconds=time.perf_counter() - began))
             raise
         finally:
             timer.cancel()
@@ -161,7 +187,7 @@ class ProgramRun:
             "outcome": "done", "seconds": round(time.perf_counter() - began, 3), "learned": learned,
             "rounds": cost.rounds, "online_bytes": cost.online_bytes, "offline_bytes": cost.offline_bytes,
         }  # fmt: skip
-        self._write_record({**record, **report, "revealed": word_counts(self._ledger.sent)})
+        self._write_record(replace(record, **report, revealed=word_counts(self._ledger.sent)))
         return report
 
     def _program(self) -> dict[str, list[int]]:
@@ -197,8 +223,9 @@ class ProgramRun:
             "version": accepted.digest[:16], "asked": "run", "learned": learned[:TEXT],
         }  # fmt: skip
 
-    def _write_record(self, record: dict[str, Any]) -> None:
-        files.write(self.folder / "run.json", (json.dumps(record, indent=1) + "\n").encode(), 0o600)
+    def _write_record(self, record: RunRecord) -> None:
+        text = json.dumps(msgspec.to_builtins(record), indent=1) + "\n"
+        files.write(self.folder / "run.json", text.encode(), 0o600)
 
 
 NOTES = 256
@@ -420,11 +447,11 @@ def _earlier_runs(results: Path) -> tuple[set[str], Counter[str]]:
     seen, counts = set[str](), Counter[str]()
     for path in results.glob("*/run.json"):
         try:
-            report = json.loads(path.read_bytes())
-            seen.add(str(report["run"]))
-            counts[str(report["accepted"])] += 1
-        except (OSError, ValueError, KeyError, TypeError):
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
             raise ArgumentError(f"{path} is not of a run: move it away, and count what it stood for") from None
+        seen.add(record.run)
+        counts[record.accepted] += 1
     return seen, counts
 
 

@@ -63,7 +63,7 @@ from ..messages import (
 )
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
-from ..store import Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, Link, copy_error
 from ..wire.fair_queue import FairQueue
 from .batching import AnsweringBatcher, BatchCandidate
@@ -482,7 +482,7 @@ class Answering:
         self._registered_link, self._label = self.connection.link, self.connection.place.label
         editions = {offer.edition for offer in offers}
         for shelf in self.store.shelves(replica=self._label) if self._label else self.store.shelves():
-            if shelf.session.hex() not in at_server or shelf.binding.get("edition") not in editions:
+            if shelf.session.hex() not in at_server or shelf.binding.edition not in editions:
                 shelf.drop()
 
     def _register_offer(self, offer: ModelOffer) -> set[str]:
@@ -685,10 +685,9 @@ class Answering:
         agreed = context(offer.description, offer.edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
         who = lambda: {"client": client, "key": identities.proved}
-        label = {"replica": self._label} if self._label else {}
-        binding = lambda: {
-            **who(), "fingerprint": offer.fingerprint, "edition": offer.edition, "scheme": repr(scheme), **label,
-        }  # fmt: skip
+        binding = lambda: MaterialBinding(
+            **who(), fingerprint=offer.fingerprint, edition=offer.edition, scheme=repr(scheme), replica=self._label
+        )
         if resume is not None:
             # Nothing is proved anew in a resumed session: its material is bound to the key that dealt it, and where
             # that is not the pinned one now, the shelf below is not found.

@@ -63,7 +63,7 @@ from ..messages import (
 )
 from ..names import model_name
 from ..receipts.receipts import Receipts
-from ..store import Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, Link
 from .session import AnsweringParty, PartySession, abort_reason, scheme_to_message
 
@@ -77,7 +77,7 @@ class ClientSession:
     name: bytes
     channel: Channel
     party: PartySession
-    binding: dict
+    binding: MaterialBinding
     version: str
 
 
@@ -126,11 +126,11 @@ def open_session(
         replied = connection.ask(request, SessionParts).parts
         if len(replied) != len(names):
             raise FrameError("the server's reply lacks the models' descriptions")
-        binding = {
-            "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].description),
-            "edition": replied[0].edition, "scheme": repr(scheme), "authority": connection.authority,
-            **({"replica": connection.place.label} if connection.place.label else {}),
-        }  # fmt: skip
+        binding = MaterialBinding(
+            client=connection.name, model=names[0], fingerprint=fingerprint(replied[0].description),
+            edition=replied[0].edition, scheme=repr(scheme), authority=connection.authority,
+            replica=connection.place.label,
+        )  # fmt: skip
         if shelf is not None:
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
@@ -194,7 +194,7 @@ def run_call(
             range_error = error  # the others have done their part; an abort would tell them
         opened.channel.end_call()
     except BaseException as error:
-        opened.channel.abort(abort_reason(error, f"'{opened.binding['client']}'"))
+        opened.channel.abort(abort_reason(error, f"'{opened.binding.client}'"))
         opened.channel.close()
         raise
     if range_error is not None:

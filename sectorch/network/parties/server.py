@@ -81,7 +81,7 @@ from ..messages import (
 )
 from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
-from ..store import Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import CALL, Channel, Link
 from ..wire.endpoints import Listener
 from ..wire.fair_queue import FairQueue
@@ -146,12 +146,12 @@ class SessionSubject:
         return {"client": self.client, "certificate": self.certificate, "model": names, "version": versions}
 
 
-def material_owner(client: str, name: str, model: ServedModel, scheme: Scheme) -> dict:
+def material_owner(client: str, name: str, model: ServedModel, scheme: Scheme) -> MaterialBinding:
     """The binding of S's prepared material: it is used for this client, model and number format only."""
-    return {
-        "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
-        "scheme": repr(scheme), **({"keeper": model.keeper} if model.keeper else {}),
-    }  # fmt: skip
+    return MaterialBinding(
+        client=client, model=name, fingerprint=fingerprint(model.description), edition=model.edition,
+        scheme=repr(scheme), keeper=model.keeper,
+    )  # fmt: skip
 
 
 class ServerSessions:
@@ -389,7 +389,7 @@ class Registry:
             self._offers[name] = [*others, offered]
         return [o.link for o in replaced]
 
-    def find(self, name: str, wanted: object = None, keeper: str | None = None) -> ConnectedModel:
+    def find(self, name: str, wanted: object = None, keeper: str = "") -> ConnectedModel:
         """The model and connection that a new session uses.
 
         Args:
@@ -426,11 +426,6 @@ class Registry:
         """Whether all of these models can be asked over other connections."""
         with self._lock:
             return all(any(o.open and o.link not in lost for o in self._offers.get(name, [])) for name in names)
-
-
-def material_binding(offered: ConnectedModel) -> dict:
-    """The entries of a binding that have to be those of the model as it is now."""
-    return {"edition": offered.edition, "fingerprint": fingerprint(offered.description)}
 
 
 RUNNING = 2
@@ -608,8 +603,8 @@ class Server:
         for replaced in self._registry.add(name, offered):
             replaced.close(PeerLostError(f"'{name}' was started again"))
         for shelf in self.store.shelves(model=name):
-            own = shelf.binding.get("keeper", "") in (request.keeper, "")
-            if own and any(shelf.binding[k] != v for k, v in material_binding(offered).items()):
+            own, now = shelf.binding, (offered.edition, fingerprint(offered.description))
+            if own.keeper in (request.keeper, "") and (own.edition, own.fingerprint) != now:
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
         write(log, "answers", model=name, version=offered.version)
@@ -622,10 +617,10 @@ class Server:
         names = [model_name(name, "a model's name in a request", FrameError) for name in request.models]
         if len(set(map(party_of, names))) < len(names):
             raise FrameError("a session has models of different parties")
-        scheme, keeper = scheme_from_message(request.scheme), None
+        scheme, keeper = scheme_from_message(request.scheme), ""
         resume = None if request.resume is None else bytes.fromhex(request.resume)
         if resume is not None:
-            keeper = self.store.shelf(resume).binding.get("keeper")
+            keeper = self.store.shelf(resume).binding.keeper
         models = [self._registry.find(name, request.version, keeper) for name in names]
         # Q chose the session's name and has opened its end already: no frame of S's comes before Q can take it.
         wire = bytes.fromhex(request.session)
@@ -696,13 +691,13 @@ class Server:
     def _void_material(self, shelf: Shelf) -> None:
         """Have the answering party drop its half of evicted material. Q is told when it asks for that material."""
         with suppress(SectorchError):
-            model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
+            model = self._registry.find(shelf.binding.model, keeper=shelf.binding.keeper)
             model.link.tell(Void(sessions=[shelf.session.hex()]))
 
     def _drop_material(self, link: Link, request: Void) -> ServerReply:
         """Drop the material of sessions of which the answering party has lost its half."""
         for shelf in self.store.shelves():
-            if shelf.session.hex() in request.sessions and party_of(shelf.binding["model"]) == link.peer:
+            if shelf.session.hex() in request.sessions and party_of(shelf.binding.model) == link.peer:
                 shelf.drop()
         return ServerReply()
 

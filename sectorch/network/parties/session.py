@@ -466,7 +466,7 @@ class PartySession:
         elif isinstance(request, Prepare) and self.fresh and not self.grouped:
             stored = self.prepare(inputs)
             shelf = self._shelf()
-            room = shelf.store.free_bytes(shelf.binding.get("client"))
+            room = shelf.store.free_bytes(shelf.binding.client)
             return StoredCall(bytes=sum(size for _, _, size in stored), room=room)
         else:
             raise FrameError(f"a session that has no answer to '{request.do}'")
