@@ -21,7 +21,7 @@ from sectorch.mpc import harmonicloops, harmonics
 from sectorch.mpc.star import and_layers, compare, maximum, relu, select, thresholds, truncate
 from sectorch.mpc.star.and_layers import AndLayer
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
-from sectorch.ring import bitplanes, jit, simd
+from sectorch.ring import bitloops, bitplanes, jit
 from sectorch.ring.bitplanes import planes, planes_below, signs_of, words_for
 from sectorch.ring.field import inner_product
 from sectorch.session import Session
@@ -109,7 +109,7 @@ def test_planes_in_vectors_and_by_shifts(first: int, lines: int, threshold: int,
     width, count = first + 8 * lines, 8 * lines
     v, room, out = words(seed, 64 * width).numpy(), np.empty((256, 8), np.uint64), np.zeros((64, width), np.int64)
     expected = planes(torch.from_numpy(v).view(64, width) - threshold)[:, first:]
-    for made in {simd._lines_by_shifts, simd._whole_lines}:
+    for made in {bitloops._lines_by_shifts, bitloops._whole_lines}:
         made(v, width, first, count, room, out[:, first:], threshold)
         assert torch.equal(torch.from_numpy(out)[:, first:], expected)
 

@@ -14,7 +14,7 @@ from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.ring import bitplanes, field, fieldloops, simd
+from sectorch.ring import bitplanes, field, fieldloops, jit
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ binding.get_host_cpu_features = lambda: (f := features(), f.pop("pclmul", None))
 import pytest, sys
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_field.py",
     "tests/test_bitloops.py::test_planes_of_any_number_of_elements"]) or (
-    __import__("sectorch.ring.simd", fromlist=["_"]).carryless.__name__ != "_shifted"))
+    __import__("sectorch.ring.fieldloops", fromlist=["_"]).carryless.__name__ != "carryless_by_shifts"))
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -53,7 +53,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_fie
 
 def test_no_vectors_where_loops_are_compiled_for_another_processor(monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
-    assert not simd.available()
+    assert not jit.has_bit_vectors()
 
 
 def values(seed: int, *shape: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def both(f, *args):
     """What compiled loops give, which those without vectors and torch's functions give as well."""
     found = f(*args)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(field, "_compiled", lambda: fieldloops)
+        patch.setattr(field, "_compiled", lambda: fieldloops.PORTABLE)
         assert torch.equal(found, f(*args))
         patch.setattr(bitplanes, "COMPILED", False)
         assert torch.equal(found, f(*args))
@@ -197,7 +197,7 @@ def placed(*shape):
     found[:] = np.random.default_rng(count).integers(-(1 << 63), 1 << 63, count)
     return found.reshape(shape)
 
-for loops in (field._compiled(), fieldloops):
+for loops in (field._compiled(), fieldloops.PORTABLE):
     for n in range(1, 18):
         loops.times(placed(n), placed(n), placed(n))
         loops.inner_products(placed(3, n), placed(n), placed(3))

@@ -33,8 +33,6 @@ SINGLE_IMPORTERS = {
     "network.federation.sealed_channel": "the encryption between parties through a server, to be reviewed alone",
     "network.observe": "metrics and traces, for packages that need not be installed",
     "nn.passes": "graph passes, a term of compilers",
-    "ring.amx": "products on a matrix unit, loaded where the processor has one",
-    "ring.bitloops": "compiled loops, loaded by name at their first use",
     "ring.fieldloops": "compiled loops, loaded by name at their first use",
 }
 """Modules with a single importer, and why each stands alone."""
@@ -191,7 +189,7 @@ def imported_within(module: str, node: ast.AST) -> set[str]:
 def test_modules_that_a_function_gives_have_what_is_asked_of_them():
     """No type checker sees it: compiled loops are loaded late, and a matrix unit's only where there is one."""
     givers = {module: found for module in MODULES if (found := module_givers(module))}
-    assert {"ring.bitplanes", "ring.field", "mpc.series"} <= set(givers)
+    assert {"ring.bitplanes", "mpc.series"} <= set(givers)
     missing, asked = [], 0
     for module in MODULES:
         known = {name: of for where in imports(module) & set(givers) for name, of in givers[where].items()}

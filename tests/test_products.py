@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import sectorch
 from sectorch import Scheme
 from sectorch.errors import ArgumentError, UnsupportedDeviceError
-from sectorch.ring import products
+from sectorch.ring import productloops, products
 from sectorch.ring.products import (
     FLOAT64,
     INT8,
@@ -265,24 +265,42 @@ def test_an_input_that_is_not_contiguous():
     assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
 
 
-class GatheringUnit:
-    """What the matrix unit computes of the places it is given, in plain numpy."""
-
-    @staticmethod
-    def product(x, rows, depth, y, columns, depth_y, out, into_rows, into_columns):
-        x, y = (v.reshape(-1).numpy() if v.is_contiguous() else v.numpy() for v in (x, y))
-        found = x[np.add.outer(rows, depth)] @ y[np.add.outer(columns, depth_y)].T
-        out.view(-1).numpy()[np.add.outer(into_rows, into_columns)] = found
-        return out
+def multiply_places(x, rows, depth, y, columns, depth_y, out, into_rows, into_columns, tiles=None):
+    """What the matrix unit computes of the places it is given, in plain numpy; of x in tiles by their bytes."""
+    x, y = (v.reshape(-1).numpy() if v.is_contiguous() else v.numpy() for v in (x, y))
+    left = x[np.add.outer(rows, depth)] if tiles is None else from_tiles(tiles)[: len(rows), : len(depth)]
+    out.view(-1).numpy()[np.add.outer(into_rows, into_columns)] = left @ y[np.add.outer(columns, depth_y)].T
+    return out
 
 
-@pytest.mark.parametrize("unit", [None, GatheringUnit])
+def from_tiles(tiles: torch.Tensor) -> np.ndarray:
+    """The words of `productloops.pack_tiles`: byte 8 g + j of a plane's row of 64 is of summand 8 j + g."""
+    data = tiles.numpy().view(np.uint8).astype(np.int64)
+    groups, planes, deep, side, _ = data.shape
+    words = (data << (8 * np.arange(planes)).reshape(-1, 1, 1, 1)).sum(1).reshape(groups, deep, side, 8, 8)
+    return words.transpose(0, 2, 1, 4, 3).reshape(groups * side, deep * 64)
+
+
+@pytest.mark.parametrize("unit", [False, True])
 def test_an_input_that_is_a_part_of_another(unit, monkeypatch):
     monkeypatch.setattr(products, "_unit_for", lambda n, k, m: unit)
+    monkeypatch.setattr(productloops, "multiply_on_unit", multiply_places)
     conv, x = Conv2d(), ring_values((1, 9, 8, 8))
     for out, start in itertools.product((2, 16, 40), (0, 3, 6)):
         part, weight = x[:, start : start + 3], ring_values((out, 3, 3, 3), 63, out)
         assert torch.equal(conv(part, weight), conv_by_slices(part, weight, conv))
+
+
+@pytest.mark.parametrize(("rows", "k", "out"), [(2, 16, 128), (5, 65, 17), (17, 200, 40)])
+def test_a_weight_that_is_packed_for_the_matrix_unit(rows: int, k: int, out: int, monkeypatch):
+    """On any processor: the packing is the unit's own, and the product of what was packed is numpy's."""
+    monkeypatch.setattr(products, "unit", lambda: True)
+    monkeypatch.setattr(productloops, "multiply_on_unit", multiply_places)
+    x, weight = ring_values((rows, k), 63, rows), ring_values((out, k), 63, out)
+    assert torch.equal(Linear()(x, weight, Linear().prepare(weight)), x @ weight.t())
+    images, kernel = ring_values((1, 3, 5, 5), 63, 1), ring_values((out, 3, 3, 3), 63, 2)
+    conv = Conv2d(form="tiles")
+    assert torch.equal(conv(images, kernel, conv.prepare(kernel)), F.conv2d(images, kernel))
 
 
 def test_which_convolutions_are_prepared():
@@ -329,7 +347,7 @@ def test_tiles_there_and_back(k: int, n: int, seed: int):
     matrix = ring_values((k, n), 63, seed)
     tiles = products.to_tiles(matrix)
     assert tiles.shape == (-(-n // TILE), k, TILE)
-    assert torch.equal(products._beside(torch.eye(k, dtype=torch.int64), tiles, n), matrix)
+    assert torch.equal(products._times_columns(torch.eye(k, dtype=torch.int64), tiles, n), matrix)
 
 
 def test_a_device_without_an_integer_kernel():

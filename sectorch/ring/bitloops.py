@@ -1,34 +1,168 @@
-"""Compiled loops of the hot kernels: one pass over memory where torch's functions make many.
+"""Compiled loops on bits and shares: one pass over memory where torch's functions make many.
 
-Each has its reference in plain torch beside its `leaf`, which runs on other devices, and gives the same bits. All loop
-over the words low .. high of their packed bits; element t W + w belongs to bit t of word w (`bitplanes.py`).
+Each loop has its reference in plain torch beside its `leaf`. The reference runs on other devices and gives the same
+bits. A loop computes the words low .. high of packed bits; element t W + w belongs to bit t of word w (`bitplanes.py`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from .jit import aligned_zeros, borrow_array, compiled, inlined
-from .jit import aligned_zeros as _lines
+from .jit import (
+    BYTE,
+    LINE,
+    LINE_BYTES,
+    LINE_WORDS,
+    aligned_zeros,
+    borrow_array,
+    broadcast,
+    call,
+    compiled,
+    has_bit_vectors,
+    inlined,
+    instruction,
+    line_of,
+    load,
+    offset,
+    shuffle,
+    store,
+)
 from .jit import array as array
-from .jit import borrow_array as _borrowed
 from .jit import run_on_words as run_on_words
-from .simd import LINE_WORDS, transpose_bits
-from .simd import planes_at as _planes_at
 
-# Compiled loops of layers of ANDs on packed bits (`mpc/star/and_layers.py`).
+# Bit matrices of 64 rows, transposed: the way from elements to bit planes. Where the processor has the vectors, eight
+# rows at a time are transposed bit by bit and then byte by byte.
+
+
+_UNIT_VECTORS = 0x8040201008040201
+"""The identity matrix of 8 x 8 bits, by which GF2P8AFFINEQB transposes the other factor."""
+
+
+def load_rows(builder: Any, address: Any, stride: Any) -> list:
+    """Eight lines, `stride` bytes apart."""
+    return [load(builder, offset(builder, address, stride, i)) for i in range(8)]
+
+
+def transpose_bytes(builder: Any, rows: list) -> list:
+    """Eight lines, each word as eight bytes: byte j of line i becomes byte i of line j, word by word."""
+    rows = [builder.bitcast(row, LINE_BYTES) for row in rows]
+    for distance in (4, 2, 1):
+        result = list(rows)
+        for i in (i for i in range(8) if not i & distance):
+            x, y = rows[i], rows[i + distance]
+            low = [b if not b & distance else 64 + b - distance for b in range(64)]
+            high = [b + distance if not b & distance else 64 + b for b in range(64)]
+            result[i], result[i + distance] = shuffle(builder, x, y, low), shuffle(builder, x, y, high)
+        rows = result
+    return rows
+
+
+def times_bit_matrix(builder: Any, x: Any, matrices: Any) -> Any:
+    """Each byte of a line times the matrix of 8 x 8 bits that is the word in its place of another line."""
+    return call(builder, "llvm.x86.vgf2p8affineqb.512", LINE_BYTES, x, matrices, BYTE(0))
+
+
+@instruction
+def bits_of_rows(builder, x, apart, out, spread, threshold):
+    """Eight lines, `apart` bytes apart and less a threshold, bit by bit.
+
+    Line t // 8 of `out`, whose lines are `spread` bytes apart, has in byte t % 8 of a word the bits t of the same word
+    of all eight, the last line's first.
+    """
+    identity, less = builder.bitcast(line_of(_UNIT_VECTORS), LINE_BYTES), broadcast(builder, threshold)
+    rows = [builder.sub(row, less) for row in load_rows(builder, x, apart)]
+    for i, row in enumerate(transpose_bytes(builder, rows)):
+        bits = builder.bitcast(times_bit_matrix(builder, identity, row), LINE)
+        store(builder, bits, offset(builder, out, spread, i))
+
+
+@instruction
+def _transpose_rows(builder, x, out, apart):
+    """Eight lines after each other: byte j of a word of line i becomes byte i of that word of line j of `out`, whose
+    lines are `apart` bytes apart."""
+    for i, row in enumerate(transpose_bytes(builder, load_rows(builder, x, 64))):
+        store(builder, builder.bitcast(row, LINE), offset(builder, out, apart, i))
+
+
+_RUN = 64
+"""Words of a row that are taken at a time. The rows stand far apart, and often fall into the same few sets of the
+cache, where a line of each would be gone before its turn comes again."""
+
+
+@compiled
+def transpose_bits(a):
+    """64 bit rows of some words each: row j becomes bit j of all 64. H. S. Warren, Hacker's Delight, 7-3."""
+    words = a.reshape(a.size)
+    j, mask = 32, np.uint64(0x00000000FFFFFFFF)
+    while j:
+        shift, size = np.uint64(j), a.shape[1] * j
+        for k in range(0, len(words), 2 * size):
+            x, y = words[k : k + size], words[k + size : k + 2 * size]
+            for i in range(size):
+                swap = ((x[i] >> shift) ^ y[i]) & mask
+                y[i] ^= swap
+                x[i] ^= swap << shift
+        j >>= 1
+        mask ^= mask << np.uint64(j)
+
+
+@compiled
+def _lines_in_vectors(v, width, word, count, room, out, threshold):
+    """The bit planes of the elements, less a threshold, in `count` words from `word` on: whole lines, _RUN at most."""
+    x, apart, bits, to, spread = v.ctypes.data + 8 * word, 8 * width, room.ctypes.data, out.ctypes.data, out.strides[0]
+    for i in range(0, 64, 8):
+        for c in range(0, count, LINE_WORDS):
+            bits_of_rows(x + (i + 7) * apart + 8 * c, -apart, bits + 512 * c + 8 * i, 512, threshold)
+    for i in range(0, 64, 8):
+        for c in range(0, count, LINE_WORDS):
+            _transpose_rows(bits + 512 * c + 64 * i, to + i * spread + 8 * c, spread)
+
+
+@compiled
+def _lines_by_shifts(v, width, word, count, room, out, threshold):
+    """As `_lines_in_vectors`, on any processor, and of words that are not whole lines; zeros beyond the end."""
+    a = room.reshape(room.size)[: 64 * count].reshape(64, count)
+    a[:] = 0
+    for t in range(64):
+        row = v[t * width + word : t * width + word + count]
+        for c in range(len(row)):
+            a[t, c] = np.uint64(row[c]) - np.uint64(threshold)
+    transpose_bits(a)
+    for t in range(64):
+        for c in range(count):
+            out[t, c] = np.int64(a[t, c])
+
+
+_whole_lines = _lines_in_vectors if has_bit_vectors() else _lines_by_shifts
+
+
+@compiled
+def planes_at(v, width, word, out, threshold):
+    """The bit planes of elements int64 [N], less a threshold, in as many words from `word` on as `out` [64, ..] has
+    columns."""
+    count = out.shape[1]
+    room = aligned_zeros(8 * min(_RUN, count))
+    whole = max(0, min(count, len(v) - 63 * width - word)) // LINE_WORDS * LINE_WORDS
+    for start in range(0, whole, _RUN):
+        _whole_lines(v, width, word + start, min(_RUN, whole - start), room, out[:, start:], threshold)
+    for start in range(whole, count, _RUN):
+        _lines_by_shifts(v, width, word + start, min(_RUN, count - start), room, out[:, start:], threshold)
+
+
+# Layers of ANDs on packed bits (`mpc/star/and_layers.py`).
 
 
 _SPAN = 512
 """Words combined at a time: their rows stay in the cache."""
 _FEW = 32
-"""The same of an AND of more than four operands, whose sets of operands have a row each."""
+"""The same where every value of a block, or every set of more than four operands, has a row of words."""
 
 
 @inlined
 def xor(x, y, out):
-    """Words xor others. Rows are sliced, here and below, since of indices that might be negative the compiler makes no
-    vectors."""
+    """The xor of two rows. Callers slice rows: with indices that may be negative the compiler makes no vectors."""
     for w in range(len(out)):
         out[w] = x[w] ^ y[w]
 
@@ -84,8 +218,12 @@ def layer(
 
 @inlined
 def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, new):
-    """One party's half of an AND, xor-ed into a row: the sum, over the sets of operands, of its half of the product of
-    their masks times what is public of the others, one operand after the other taken out."""
+    """One party's half of an AND, xor-ed into a row.
+
+    With x_i = d_i ^ a_i (d_i public, a_i a mask) the AND of all x_i is the sum, over all sets of operands, of the
+    product of the set's masks times the d_i of the others. `shares` has the rows of this party's halves of the mask
+    products, by set. The sum is computed like a polynomial by Horner: one operand is factored out after the other.
+    """
     d0, d1 = public[rows[0], : end - start], public[rows[1], : end - start]
     a0, a1 = alpha[at + rows[0], start:end], alpha[at + rows[1], start:end]
     s01, row = dealt[made + shares[3], start:end], new[start:end]
@@ -197,7 +335,7 @@ def floor_products(alpha, other, wraps, mask, out, low, high):
 
 
 @compiled
-def floor_taken(equal, less, borrow, wraps, top, alpha, first, out, low, high):
+def mask_floor_operands(equal, less, borrow, wraps, top, alpha, first, out, low, high):
     """One party's half of eq, k and u of a ReLU (`relu.py`), under alpha; `first` is all ones for A."""
     (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
     eq, lt, u, w, bits = equal[low:high], less[low:high], borrow[low:high], wraps[low:high], top[low:high]
@@ -207,8 +345,8 @@ def floor_taken(equal, less, borrow, wraps, top, alpha, first, out, low, high):
 
 
 @compiled
-def floor_joined(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, high):
-    """One party's half of what that layer gives, under a mask; `first` is all ones for A, which adds public terms."""
+def combine_floor(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, high):
+    """One party's half of that layer's result, under a mask; `first` is all ones for A, which adds public terms."""
     (x0, x1, x2), (z0, z1, z2) = _three(of_A, low, high), _three(of_S, low, high)
     (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
     (d0, d1, d2), (d3, d4, d5) = _three(dealt, low, high), _three(dealt[3:], low, high)
@@ -223,18 +361,17 @@ def floor_joined(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, hi
         y0[i], y1[i], y2[i] = m0[i] ^ half ^ eq_u, m1[i] ^ eq_u ^ k_u, m2[i] ^ (wrapped & ~above[i])
 
 
-# Compiled loops from packed bits to ring elements, and on elements: for `mpc/star/select.py`, `truncate.py`, `relu.py`
-# and `maximum.py`.
+# From packed bits to ring elements, and on elements: `mpc/star/select.py`, `truncate.py`, `relu.py` and `maximum.py`.
 #
-# They loop as those of `bitloops.py`. The elements of one bit of some words stand side by side, so that a loop over
-# them is one over slices: of indices from `low` on the compiler cannot tell that none is negative, which would count
-# from the end, and takes one element after the other where it could take eight. What a bit chooses is computed before
-# it is looked at, or some processors guess the bit.
+# The elements of one bit of some words stand side by side, so these loops take slices of them. With indices from `low`
+# on, the compiler could not tell that none is negative (which would count from the end), and would compute one element
+# at a time instead of eight. A loop computes both values between which a bit chooses, since processors may mispredict
+# a branch on the bit.
 
 
 SPAN = 2048
-"""Words whose 64 bits are taken in turns. They stay in the cache, and the elements of each bit are read in one run: the
-longer the runs, the more of memory comes before it is asked for."""
+"""Words whose 64 bits are taken in turns. They stay in the cache, and the elements of each bit are read in one run: in
+longer runs the processor prefetches more."""
 
 
 @compiled
@@ -245,6 +382,7 @@ def element_slice(t, width, low, high):
 
 @compiled
 def _xor(x, y, out):
+    """The xor of two rows, at the beginning of `out`."""
     for w in range(len(x)):
         out[w] = x[w] ^ y[w]
     return out
@@ -464,10 +602,9 @@ def negative_less(v, less, out, low, high):
         found[i] = np.int32((1 if x[i] < 0 else 0) - np.int64(y[i]))
 
 
-# Compiled loops of comparisons in one round (`mpc/star/compare.py`).
+# Comparisons in one round (`mpc/star/compare.py`).
 
 
-"""Words combined at a time: every value of a block has a row of them, which stays in the first-level cache."""
 _CODED = 256
 """Words of which codes are made at a time: the more, the fewer places are written to by turns."""
 
@@ -480,7 +617,7 @@ def wide_codes(r, mask, blocks, tops, out, low, high):
     a = aligned_zeros(8 * columns).view(np.int64).reshape(64, columns)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
-        _planes_at(r, width, start, a[:, : end - start], 0)
+        planes_at(r, width, start, a[:, : end - start], 0)
         row = 0
         for b in range(len(blocks)):
             size = 0
@@ -532,14 +669,10 @@ def wide_leaves(bits, words, blocks, first, out, low, high):
             at += (1 << blocks[b, 1]) - 1
 
 
-"""Words combined at a time: all their rows stay in the first-level cache."""
-"""Words of which codes are made at a time: the more, the fewer places are written to by turns."""
-
-
 @compiled
 def planes(v, threshold, out, column, low, high):
     """Elements [N], less a threshold -> their bit planes [64, W], at a column of `out`."""
-    _planes_at(v, -(-len(v) // 64), low, out[:, column + low : column + high], threshold)
+    planes_at(v, -(-len(v) // 64), low, out[:, column + low : column + high], threshold)
 
 
 @compiled
@@ -549,13 +682,13 @@ def codes(r, mask, spans, tops, out, low, high):
     total = 0
     for s in range(len(spans)):
         total += -(-(spans[s, 1] - spans[s, 0]) // 3)
-    mask, out = _borrowed(mask), _borrowed(out)
+    mask, out = borrow_array(mask), borrow_array(out)
     size = min(_CODED, high - low)
-    a = _lines(8 * size).view(np.int64).reshape(64, size)
+    a = aligned_zeros(8 * size).view(np.int64).reshape(64, size)
     lower = np.empty((3, size), np.int64)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
-        _planes_at(r, width, start, a[:, : end - start], 0)
+        planes_at(r, width, start, a[:, : end - start], 0)
         row = 0
         for s in range(len(spans)):
             blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
@@ -679,7 +812,7 @@ def sums_of_rows(x, y, ends, rows, starts, out, low, high):
             start = ends[i]
 
 
-# Compiled loops of the claims about dealt values (`mpc/star/dealing_constraints.py`).
+# Claims about dealt values (`mpc/star/dealing_constraints.py`).
 
 
 @compiled
@@ -707,8 +840,8 @@ def sum_bits(x, y, mask, out, low, high):
 
 @compiled
 def complements(words, v, zero, difference, low, high):
-    """What the other half of a bit as a number has to be, of one half v [K, N]: where the other half of the words
-    [K, W] is 0, and what is different where it is 1."""
+    """What the other half of a bit as a number must be, for one half v [K, N], where the other half of the packed bits
+    [K, W] is 0; and its xor with what it must be where that is 1."""
     copies, width = words.shape
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)
@@ -725,8 +858,8 @@ def complements(words, v, zero, difference, low, high):
 
 
 @compiled
-def chosen(zero, one, words, base, difference, low, high):
-    """The word that the bit of words [K, W] takes of two [K, N], and what is different in the other."""
+def choose_words(zero, one, words, base, difference, low, high):
+    """The one of two words [K, N] that a bit of `words` [K, W] chooses, and its xor with the other one."""
     copies, width = words.shape
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)
@@ -744,7 +877,7 @@ def chosen(zero, one, words, base, difference, low, high):
 @compiled
 def quotients(v, r, low_bit, last_bit, shift, out, low, high):
     """The coefficients [4, N] of 1, c, c' and c c' in (r >> shift) - v + low - 2^(64 - shift) last, where c and c' are
-    the other halves of these two bits."""
+    the other party's halves of these two bits."""
     width, top = len(low_bit), np.int64(64 - shift)
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)

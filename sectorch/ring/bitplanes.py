@@ -35,7 +35,7 @@ def _compiled() -> ModuleType:
 
 
 COMPILED = True
-"""Whether compiled loops are taken where they can be; tests compare them with torch's functions."""
+"""Whether compiled loops are used on the CPU; tests switch them off to compare them with torch's functions."""
 
 
 def fast(*tensors: torch.Tensor) -> ModuleType | None:
@@ -87,8 +87,8 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
 def planes_below(v: torch.Tensor, thresholds: tuple[int, ...] = (0,)) -> torch.Tensor:
     """The bit planes of v - t for each threshold t, side by side: [64, T W]."""
     if not (loops := fast(v)):
-        moved = [to_rows(v - t if t else v) for t in thresholds]
-        return planes(torch.cat(moved, -1) if len(moved) > 1 else moved[0])
+        rows = [to_rows(v - t if t else v) for t in thresholds]
+        return planes(torch.cat(rows, -1) if len(rows) > 1 else rows[0])
     width = words_for(v.numel())
     out = v.new_empty(64, len(thresholds) * width)
     for i, t in enumerate(thresholds):
@@ -158,7 +158,7 @@ class RowSums:
         self.rows = np.array([row for rows in sets for row in rows], np.int64)
 
     def into(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
-        """Write them into `out` [N]."""
+        """Write the sums into `out` [N]."""
         if loops := fast(x, y, out):
             arrays = loops.array(x), loops.array(y), self.ends, self.rows, self.starts, out.numpy()
             loops.run_on_words(x.shape[1], loops.sums_of_rows, *arrays)
@@ -170,13 +170,6 @@ class RowSums:
 
 
 # The claims about dealt values, element by element: kernels of `mpc/star/dealing_constraints.py`.
-#
-# Each has a compiled loop (`bitloops.py`), and torch's functions give the same bits elsewhere.
-
-
-@functools.cache
-def _claim_loops() -> ModuleType:
-    return importlib.import_module("sectorch.ring.bitloops")
 
 
 def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -184,7 +177,7 @@ def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tens
     if loops := fast(x, y, mask):
         out = torch.empty_like(mask)
         arrays = [loops.array(v).reshape(-1) for v in (x, y)]
-        loops.run_on_words(mask.shape[1], _claim_loops().sum_bits, *arrays, mask.numpy(), out.numpy())
+        loops.run_on_words(mask.shape[1], loops.sum_bits, *arrays, mask.numpy(), out.numpy())
         return out
     bits = planes_below(x + y)
     first, second = (signs_of(v) for v in (x, y))
@@ -192,16 +185,16 @@ def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 
 
 def complements(words: torch.Tensor, v: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the other half of a bit as a number has to be, of one half v = bit - other [N] or [copies, N].
+    """What the other half of a bit as a number must be, for one half v = bit - other [N] or [copies, N].
 
     Returns:
-        It where the other half of the packed bits is 0, as int64, and what is different where it is 1.
+        Its value where the other half of the packed bits is 0, int64, and the xor of that with its value where it is 1.
     """
     if loops := fast(words, v):
         zero, difference = (v.new_empty(v.shape, dtype=torch.int64) for _ in range(2))
         matrix = words.view(copies or 1, -1).numpy()
         arrays = [x.view(len(matrix), -1).numpy() for x in (v, zero, difference)]
-        loops.run_on_words(matrix.shape[1], _claim_loops().complements, matrix, *arrays)
+        loops.run_on_words(matrix.shape[1], loops.complements, matrix, *arrays)
         return zero, difference
     bit = masks_of(words, v.shape if copies is None else v.shape[1:], copies).bitwise_and_(1)
     zero, one = ((bit ^ i).to(v.dtype).sub_(v).to(torch.int64) for i in (0, 1))
@@ -211,12 +204,12 @@ def complements(words: torch.Tensor, v: torch.Tensor, copies: int | None) -> tup
 def choice_words(
     zero: torch.Tensor, one: torch.Tensor, words: torch.Tensor, copies: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The word that each bit takes of two, and what is different in the other."""
+    """The one of two words that each bit chooses, and its xor with the other one."""
     if loops := fast(zero, one, words):
         base, difference = torch.empty_like(zero), torch.empty_like(zero)
         matrix = words.view(copies or 1, -1).numpy()
         first, *rest = [x.view(len(matrix), -1).numpy() for x in (zero, one, base, difference)]
-        loops.run_on_words(matrix.shape[1], _claim_loops().chosen, first, rest[0], matrix, *rest[1:])
+        loops.run_on_words(matrix.shape[1], loops.choose_words, first, rest[0], matrix, *rest[1:])
         return base, difference
     difference = zero ^ one
     return zero ^ (difference & masks_of(words, zero.shape if copies is None else zero.shape[1:], copies)), difference
@@ -229,7 +222,7 @@ def quotients(
     if loops := fast(v, r, low, last):
         out = v.new_empty(4, *v.shape)
         arrays = [loops.array(x).reshape(-1) for x in (v, r, low, last)]
-        loops.run_on_words(len(low), _claim_loops().quotients, *arrays, shift, out.view(4, -1).numpy())
+        loops.run_on_words(len(low), loops.quotients, *arrays, shift, out.view(4, -1).numpy())
         return out.unbind()
     rest = logical_shift(r, shift) - v
     low, last = (masks_of(words, r.shape, None).bitwise_and_(1) for words in (low, last))
@@ -238,19 +231,19 @@ def quotients(
 
 
 def columns_of(parts: Sequence[torch.Tensor], copies: Sequence[int], nothing: torch.Tensor) -> torch.Tensor:
-    """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
+    """The elements of all parts in the layout of packed words: [64, W], with zeros at the end of each copy."""
     counts = [(number, part.numel() // number) for number, part in zip(copies, parts, strict=True)]
     width, at = sum(number * words_for(count) for number, count in counts), 0
     out = nothing.new_empty(64, width)
     if loops := fast(out, *parts):
-        place, found = _claim_loops().place_elements, out.numpy()
+        place, found = loops.place_elements, out.numpy()
         for (number, count), part in zip(counts, parts, strict=True):
             place(loops.array(part).reshape(number, count), found, at)
             at += number * words_for(count)
         return out
     for (number, count), part in zip(counts, parts, strict=True):
         width = words_for(count)
-        whole = F.pad(part.reshape(number, count), (0, -count % 64)).view(number, 64, width)
-        out[:, at : at + number * width] = whole.transpose(0, 1).reshape(64, -1)
+        padded = F.pad(part.reshape(number, count), (0, -count % 64)).view(number, 64, width)
+        out[:, at : at + number * width] = padded.transpose(0, 1).reshape(64, -1)
         at += number * width
     return out

@@ -1,15 +1,13 @@
 """The field GF(2^64): a word's bits are the coefficients of a polynomial, the lowest is that of x^0; addition is xor.
 
-Products are taken modulo x^64 + x^4 + x^3 + x + 1, where x^64 = x^4 + x^3 + x + 1. Compiled loops (`fieldloops.py`) do
-it in one pass, by the processor's carry-less products where it has them; torch's functions give the same bits
-elsewhere.
+Products are taken modulo x^64 + x^4 + x^3 + x + 1. Compiled loops (`fieldloops.py`) compute them in one pass over
+memory; torch's functions give the same bits where tensors are on another device.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,25 +16,29 @@ from . import bitplanes
 from .bitplanes import xor_along
 from .fixed_point import logical_shift
 
+if TYPE_CHECKING:
+    from .fieldloops import FieldLoops
+
 TILE = (64, 8)
-"""Rows, and words of a row, that stand after each other: what the loops take at a time."""
+"""Rows, and words of a row, that a loop takes at a time; they follow each other in memory."""
 _PIECE = 1 << 17
 """Products at a time where there are no compiled loops: 64 words each, 64 MiB."""
 
 
 @functools.cache
-def _compiled() -> ModuleType:
-    vectors = importlib.import_module("sectorch.ring.fieldvectors")
-    return vectors if vectors.available() else importlib.import_module("sectorch.ring.fieldloops")
+def _compiled() -> FieldLoops:
+    from . import fieldloops, jit  # numba takes half a second to load
+
+    return fieldloops.IN_VECTORS if jit.has_bit_vectors() else fieldloops.PORTABLE
 
 
-def loops_for(*values: torch.Tensor) -> ModuleType | None:
+def loops_for(*values: torch.Tensor) -> FieldLoops | None:
     """The compiled loops, where these values are in this machine's own memory."""
     return _compiled() if bitplanes.COMPILED and all(v.is_cpu for v in values) else None
 
 
 def _arrays(*values: torch.Tensor) -> list[np.ndarray]:
-    """Of tensors in any layout, as the loops want them: they take words by their addresses."""
+    """Contiguous arrays of tensors in any layout, since the loops compute addresses of words."""
     return [v.contiguous().numpy() for v in values]
 
 
@@ -85,7 +87,7 @@ def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def powers_of_x(count: int, device: torch.device) -> torch.Tensor:
-    """x^0, x^1, ...: of a word of packed bits the weight of each in the word taken as a number of the field."""
+    """x^0, x^1, ...: the weights of a word's bits when the word is read as a number of the field."""
     return torch.bitwise_left_shift(torch.ones(count, dtype=torch.int64, device=device), torch.arange(count).to(device))
 
 
@@ -181,7 +183,7 @@ def weighted_rows_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def fold_rows(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
-    """As `combined` for each of x [k, n, m], with zeros at the end: [k, width]."""
+    """As `weighted_rows_sum` for each of x [k, n, m], with zeros at the end: [k, width]."""
     out = x.new_zeros(len(x), width)
     if loops := loops_for(x, weights):
         to, (parts, by) = out.numpy(), _arrays(x, weights)

@@ -1,104 +1,96 @@
-"""Loops over tiles of 64 columns: a matrix times tiles that are there, or that are unfolded from images on the way.
+"""Compiled loops of products mod 2^64 (`products.py`): a matrix times tiles of 64 columns, convolutions, sums of rows.
 
-A tile is multiplied as soon as it is unfolded, so that it is read from the nearest caches.
+A tile is 64 columns of a matrix, or of an image that is unfolded on the way. It is multiplied as soon as it is
+unfolded, so that it is read from the nearest caches. There are three ways to multiply: in vectors of 64-bit words
+(AVX-512), by products of 32-bit words, and on a matrix unit for bytes (Intel AMX).
 """
 
 from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from .jit import aligned_words, compiled, counted_loop, inlined, intrinsic
+from .jit import (
+    BYTE,
+    INDEX,
+    LINE,
+    VOID,
+    WORD,
+    aligned_words,
+    broadcast,
+    call,
+    compiled,
+    counted_loop,
+    inlined,
+    instruction,
+    line_of,
+    load,
+    offset,
+    run_in_threads,
+    shuffle,
+    store,
+    word,
+)
 from .jit import array as array
-from .jit import run_in_threads as run_in_threads
 
-# A matrix times a tile mod 2^64 for processors that multiply vectors of eight 64-bit words (AVX-512).
+# In vectors of 64-bit words.
 #
-# A block of the result, six rows of four vectors, stays in registers while the depth passes by: for each of its steps
-# four vectors of the tile are read and six words of the matrix, for 24 products. torch's own kernel writes each row
-# again for each step. The depth is cut so that a tile's part stays in the first-level cache for all rows. What comes
-# next is asked for meanwhile: it stands too far apart for the processor to see that it follows.
+# A block of the result, six rows of four vectors, stays in registers while the loop passes over the depth: each step
+# reads four vectors of the tile and six words of the matrix, for 24 products. torch's own kernel writes each row of the
+# result again for each step. The depth is cut so that a tile's part stays in the first-level cache for all rows. The
+# loop prefetches what comes next: it stands too far apart in memory for the processor to predict.
 
 
 DEEP = 64
 """Steps of the depth at a time: 32 KiB of a tile."""
 AHEAD = 8
-"""Steps of the depth whose parts of a tile are asked for before they are needed."""
-_WORD, _PLACE = ir.IntType(64), ir.IntType(32)
-_VECTOR_LINE = ir.VectorType(_WORD, 8)
-_SIDE = 4  # vectors of a block; where fewer columns are left, blocks of one
-_BYTES = 8 * 64  # of a tile's row
+"""Parts of a tile are prefetched so many steps before they are needed."""
+_VECTORS = 4  # vectors of a block; where fewer columns are left, blocks of one
+_ROW = 8 * 64
+"""Bytes of a tile's row."""
 
 
-def _prefetch(builder, address) -> None:
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-    f = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    builder.call(f, [builder.inttoptr(address, byte), number(0), number(3), number(1)])
+def _prefetch(builder: Any, address: Any) -> None:
+    place = builder.inttoptr(address, BYTE.as_pointer())
+    call(builder, "llvm.prefetch.p0i8", VOID, place, INDEX(0), INDEX(3), INDEX(1))
 
 
-@intrinsic
-def _ask_for(context, address):
-    """A line of the cache, ahead of the time when it is read."""
-
-    def generate(context, builder, signature, values):
-        _prefetch(builder, *values)
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
+@instruction
+def _prefetch_line(builder, address):
+    _prefetch(builder, address)
 
 
-def _block(rows: int, side: int = _SIDE):
-    """So many rows of a block of the result, added to what is there.
+def _block(rows: int, side: int = _VECTORS) -> Callable:
+    """An instruction that adds a product to a block of `rows` rows and `side` vectors of the result."""
 
-    Of the matrix its address and how far its rows are apart, of the tile its address, of the result both; the depth.
-    """
+    @instruction
+    def multiply(builder, left, left_stride, tile, out, out_stride, depth):
+        places = [offset(builder, offset(builder, out, out_stride, i), 64, j) for i in range(rows) for j in range(side)]
 
-    @intrinsic
-    def run(context, left, apart, tile, out, spread, depth):
-        def generate(context, builder, signature, values):
-            left, apart, tile, out, spread, depth = values
+        def body(values: list) -> tuple:
+            x, y, *sums = values
+            ys = [load(builder, offset(builder, y, 64, j)) for j in range(side)]
+            for j in range(side):
+                _prefetch(builder, builder.add(y, word(_ROW * AHEAD + 64 * j)))
+            totals = []
+            for i in range(rows):
+                factor = broadcast(builder, load(builder, offset(builder, x, left_stride, i), WORD))
+                products = (builder.mul(factor, part) for part in ys)
+                totals += [builder.add(sums[side * i + j], product) for j, product in enumerate(products)]
+            return builder.add(x, word(8)), builder.add(y, word(_ROW)), *totals
 
-            def number(n: int):
-                return ir.Constant(_WORD, n)
+        _, _, *totals = counted_loop(builder, depth, (left, tile, *(load(builder, place) for place in places)), body)
+        for place, total in zip(places, totals, strict=True):
+            store(builder, total, place)
 
-            def line(address, i: int):
-                return builder.inttoptr(builder.add(address, number(64 * i)), _VECTOR_LINE.as_pointer())
-
-            def row(address, stride, i: int):
-                return builder.add(address, builder.mul(stride, number(i)))
-
-            places = [line(row(out, spread, i), j) for i in range(rows) for j in range(side)]
-            begun = [builder.load(place, align=8) for place in places]
-
-            def step(values: list) -> tuple:
-                x, y, *sums = values
-                ys = [builder.load(line(y, j), align=8) for j in range(side)]
-                for j in range(side):
-                    _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
-                found = []
-                for i in range(rows):
-                    at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
-                    word = builder.insert_element(
-                        ir.Constant(_VECTOR_LINE, ir.Undefined), builder.load(at, align=8), _PLACE(0)
-                    )
-                    words = builder.shuffle_vector(word, word, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
-                    products = (builder.mul(words, part) for part in ys)
-                    found += [builder.add(sums[side * i + j], product) for j, product in enumerate(products)]
-                return builder.add(x, number(8)), builder.add(y, number(_BYTES)), *found
-
-            _, _, *found = counted_loop(builder, depth, (left, tile, *begun), step)
-            for place, total in zip(places, found, strict=True):
-                builder.store(total, place, align=8)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 6), generate
-
-    return run
+    return multiply
 
 
 _six, _four, _two, _one = (_block(rows) for rows in (6, 4, 2, 1))
@@ -112,45 +104,45 @@ def multiply_by_vectors(left, tile, columns, out):
     Columns beside them, up to a whole vector, are written as well.
     """
     rows, depth = left.shape
-    apart, spread = left.strides[0], out.strides[0]
+    apart, out_stride = left.strides[0], out.strides[0]
     vectors = -(-columns // 8)
     out[:, : 8 * vectors] = 0
     for k in range(0, depth, DEEP):
         deep, vector = min(DEEP, depth - k), 0
         while vector < vectors:
-            x, y = left.ctypes.data + 8 * k, tile.ctypes.data + _BYTES * k + 64 * vector
-            z, i, whole = out.ctypes.data + 64 * vector, 0, vector + _SIDE <= vectors
+            x, y = left.ctypes.data + 8 * k, tile.ctypes.data + _ROW * k + 64 * vector
+            z, i, whole = out.ctypes.data + 64 * vector, 0, vector + _VECTORS <= vectors
             while i < rows:
                 if rows - i >= 6:
                     count = 6
                     if vector == 0:
                         for following in range(x + 6 * apart, x + 12 * apart, apart):
                             for c in range(0, 8 * deep, 64):
-                                _ask_for(following + c)
+                                _prefetch_line(following + c)
                     if whole:
-                        _six(x, apart, y, z, spread, deep)
+                        _six(x, apart, y, z, out_stride, deep)
                     else:
-                        _narrow(x, apart, y, z, spread, deep)
+                        _narrow(x, apart, y, z, out_stride, deep)
                 elif not whole:
                     count = 1
-                    _narrow_one(x, apart, y, z, spread, deep)
+                    _narrow_one(x, apart, y, z, out_stride, deep)
                 elif rows - i >= 4:
                     count = 4
-                    _four(x, apart, y, z, spread, deep)
+                    _four(x, apart, y, z, out_stride, deep)
                 elif rows - i >= 2:
                     count = 2
-                    _two(x, apart, y, z, spread, deep)
+                    _two(x, apart, y, z, out_stride, deep)
                 else:
                     count = 1
-                    _one(x, apart, y, z, spread, deep)
-                i, x, z = i + count, x + apart * count, z + spread * count
-            vector += _SIDE if whole else 1
+                    _one(x, apart, y, z, out_stride, deep)
+                i, x, z = i + count, x + apart * count, z + out_stride * count
+            vector += _VECTORS if whole else 1
 
 
-# A matrix times a tile mod 2^64 for processors whose vector units have no product of 64-bit words.
+# By products of 32-bit words, for processors whose vector units have no product of 64-bit words.
 #
-# Of x = x_0 + 2^32 x_1 and y only x_0 y_0 is needed whole, and of x_0 y_1 + x_1 y_0 the low half: products of 32-bit
-# words, which these processors have, summed up apart and put together at the end.
+# With x = x_0 + 2^32 x_1 and y = y_0 + 2^32 y_1, x y mod 2^64 is x_0 y_0 + 2^32 (x_0 y_1 + x_1 y_0). The two sums are
+# added up separately and combined at the end.
 
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -181,30 +173,33 @@ def multiply_by_words(left, tile, columns, out):
             row[c] = whole[c] + (cross[c] << _HALF)
 
 
-_LINE = ir.VectorType(ir.IntType(64), 8)
-_by_vectors, _by_words = multiply_by_vectors, multiply_by_words
-
 ROWS = 96
 """Of the matrix, which a thread multiplies by a tile at a time."""
 
 
 @compiled
+def multiply_tile(left, tile, columns, wide, out):
+    """[r, K] times the first columns of [K, 64], into out [r, 64], in vectors if the processor is `wide`."""
+    if wide:
+        multiply_by_vectors(left, tile, columns, out)
+    else:
+        multiply_by_words(left, tile, columns, out)
+
+
+@compiled
 def products(left, tiles, wide, out, low, high):
-    """Some rows of the matrix times a tile, for the pairs low .. high of both; `out` as of `tiles.times_tiles`.
+    """Some rows of the matrix times a tile, for the pairs low .. high of both; `out` as of `times_tiles`.
 
     `wide` is whether the processor multiplies vectors of 64-bit words.
     """
     rows, width = len(left), tiles.shape[2]
     groups, turns = -(-rows // ROWS), out.shape[2] // width
-    for at in range(low, high):  # what is larger is read once
+    for at in range(low, high):  # the larger of the two is read once
         number, group = (at % len(tiles), at // len(tiles)) if groups > len(tiles) else (at // groups, at % groups)
         row = group * ROWS
         end, start = min(row + ROWS, rows), number % turns * width
         place = out[number // turns, row:end, start : start + width]
-        if wide:
-            _by_vectors(left[row:end], tiles[number], width, place)
-        else:
-            _by_words(left[row:end], tiles[number], width, place)
+        multiply_tile(left[row:end], tiles[number], width, wide, place)
 
 
 @compiled
@@ -216,35 +211,36 @@ def convolve_tiles(images, places, depth, left, wide, out, low, high):
         depth: where its words stand from there.
     """
     positions = out.shape[2]
-    tile, held = aligned_words(8 * len(depth)).reshape(-1, 64), aligned_words(8 * len(left)).reshape(-1, 64)
+    tile, columns_beside = aligned_words(8 * len(depth)).reshape(-1, 64), aligned_words(8 * len(left)).reshape(-1, 64)
     for at in range(low, high):
         _unfold(images, places[64 * at : 64 * at + 64], depth, tile)
         image, start = 64 * at // positions, 64 * at % positions
         columns, whole = min(64, len(out) * positions - 64 * at), start + 64 <= positions
-        place = out[image, :, start : start + 64] if whole else held
-        if wide:
-            _by_vectors(left, tile, columns, place)
-        else:
-            _by_words(left, tile, columns, place)
+        place = out[image, :, start : start + 64] if whole else columns_beside
+        multiply_tile(left, tile, columns, wide, place)
         if not whole:
-            _spread(held, out, image, start)
+            _spread(columns_beside, out, image, start)
 
 
-@intrinsic
-def _line(context, source, target):
+@compiled
+def times_vector(matrix, x, out, rows, low, high):
+    """out[i] = sum_k matrix[i, k] x[k] mod 2^64, for rows low .. high, so many at a time."""
+    for i in range(low * rows, min(high * rows, len(out))):
+        total, row = np.int64(0), matrix[i]
+        for k in range(len(x)):
+            total += row[k] * x[k]
+        out[i] = total
+
+
+@instruction
+def _copy_line(builder, source, target):
     """Eight words from one address to another."""
-
-    def generate(context, builder, signature, values):
-        source, target = (builder.inttoptr(value, _LINE.as_pointer()) for value in values)
-        builder.store(builder.load(source, align=8), target, align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
+    store(builder, load(builder, source), target)
 
 
 @compiled
 def _unfold(images, places, depth, tile):
-    """The words of 64 windows, one after the other; of eight that stand side by side a line at once."""
+    """The words of 64 windows, one after the other; eight windows side by side are copied a line at a time."""
     beside = np.ones(8, np.bool_)
     for c in range(63):
         beside[c // 8] &= places[c + 1] - places[c] == 1 or c % 8 == 7
@@ -253,34 +249,33 @@ def _unfold(images, places, depth, tile):
         for group in range(8):
             if beside[group]:
                 start = np.int64(depth[k] + places[8 * group])
-                _line(source + 8 * start, target + 64 * (8 * k + group))
+                _copy_line(source + 8 * start, target + 64 * (8 * k + group))
             else:
                 for c in range(8 * group, 8 * group + 8):
                     tile[k, c] = images[depth[k] + places[c]]
 
 
 @compiled
-def _spread(held, out, image, start):
-    """A tile's columns that belong to several images, or reach beyond the last one."""
+def _spread(columns, out, image, start):
+    """Write a tile's columns that belong to several images, or reach beyond the last one, to their images."""
     column = 0
     while column < 64 and image < len(out):
         count = min(64 - column, out.shape[2] - start)
-        for i in range(len(held)):
+        for i in range(len(columns)):
             for c in range(count):
-                out[image, i, start + c] = held[i, column + c]
+                out[image, i, start + c] = columns[i, column + c]
         column, image, start = column + count, image + 1, 0
 
 
-# Convolutions with few channels, and their gradients, as compiled loops mod 2^64: nothing is unfolded.
+# Convolutions with few channels and a stride of one, and their gradients: nothing is unfolded.
 #
-# Images stand in rows of their padded width, so that a kernel's place is an offset, and what a place adds to all
-# outputs of a channel is one long product with a number; the outputs that this makes between the rows are left out. For
-# a stride of one. `products.py` and `training/layers.py` have the forms in torch functions, which give the same
-# numbers.
+# Images stand in rows of their padded width, so that a place of the kernel is an offset, and a place adds to all
+# outputs of a channel one long row times a number. The outputs between the rows of the image are left out.
+# `products.py` and `training/layers.py` have the forms in torch functions, which give the same numbers.
 
 
 MOST_CHANNELS = 32
-"""Outputs from which on unfolding and a matrix product are faster."""
+"""With more output channels, unfolding and a matrix product are faster."""
 
 
 def _padded(x: torch.Tensor, padding: tuple[int, int]) -> np.ndarray:
@@ -394,43 +389,27 @@ def _input_gradient(g, weight, offsets, wide, out, low, high):
                         image[p] += factor * line[p]
 
 
-# Karatsuba's convolutions: 64 windows' sums, their 36 products with the taps' sums, and the outputs from those.
+# Karatsuba's convolutions (`products.py` has the method): 64 windows' sums, their 36 products with the taps' sums, and
+# the outputs from those.
 
-
-_WINDOW_WORD, _WINDOW_PLACE = ir.IntType(64), ir.IntType(32)
-_WINDOW_LINE = ir.VectorType(_WINDOW_WORD, 8)
-_windows_by_vectors, _windows_by_words = multiply_by_vectors, multiply_by_words
 
 KARATSUBA_ROWS = 48
 """Outputs at a time, whose 36 products stay in the second-level cache."""
-_ROW = 512
-"""Bytes of 64 words."""
-
-
-def _window_line(builder, address, offset):
-    """Eight words at an address and an offset from it, in bytes."""
-    offset = offset if isinstance(offset, ir.Value) else ir.Constant(_WINDOW_WORD, offset)
-    return builder.inttoptr(builder.add(address, offset), _WINDOW_LINE.as_pointer())
-
-
-def _picked(builder, x, y, places: list[int]):
-    """Of two lines, one after the other, the words at these places."""
-    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_WINDOW_PLACE, 8), places))
 
 
 def _every_third(builder, lines, first: int):
     """Words first, first + 3, ... of three lines, one after the other."""
     places = [first + 3 * i for i in range(8)]
-    two = _picked(builder, lines[0], lines[1], [p % 16 for p in places])
-    return _picked(builder, two, lines[2], [i if p < 16 else p - 8 for i, p in enumerate(places)])
+    two = shuffle(builder, lines[0], lines[1], [p % 16 for p in places])
+    return shuffle(builder, two, lines[2], [i if p < 16 else p - 8 for i, p in enumerate(places)])
 
 
-def _woven(builder, x, y, z):
+def _interleave(builder, x, y, z):
     """Three lines that have the words of x, y and z in turn."""
     for part in range(3):
         turns = [divmod(8 * part + k, 3) for k in range(8)]
-        two = _picked(builder, x, y, [i + 8 * (turn == 1) for i, turn in turns])
-        yield _picked(builder, two, z, [k if turn < 2 else 8 + i for k, (i, turn) in enumerate(turns)])
+        two = shuffle(builder, x, y, [i + 8 * (turn == 1) for i, turn in turns])
+        yield shuffle(builder, two, z, [k if turn < 2 else 8 + i for k, (i, turn) in enumerate(turns)])
 
 
 def _sums(builder, d):
@@ -447,72 +426,50 @@ def _outputs(builder, m):
     return [builder.add(x, builder.add(y, z)) for x, y, z in triples]
 
 
-def _of_addresses(write):
-    """What a loop calls for the code that `write` writes, of three numbers: addresses, and bytes between places."""
-
-    @intrinsic
-    def run(context, first, second, third):
-        def generate(context, builder, signature, values):
-            write(builder, *values)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp, types.intp), generate
-
-    return run
-
-
-@_of_addresses
-def _taken(builder, source, width, target):
+@instruction
+def _read_windows(builder, source, width, target):
     """Eight windows side by side, of rows of so many bytes, into 25 rows of 64 words; reads a word beyond them."""
     for r in range(5):
-        row = builder.add(source, builder.mul(width, ir.Constant(_WINDOW_WORD, r)))
-        left, right = (
-            [builder.load(_window_line(builder, row, start + 64 * i), align=8) for i in range(3)] for start in (0, 24)
-        )
+        row = offset(builder, source, width, r)
+        left, right = ([load(builder, builder.add(row, word(start + 64 * i))) for i in range(3)] for start in (0, 24))
         for s in range(5):
             words = _every_third(builder, left if s < 3 else right, s % 3)
-            builder.store(words, _window_line(builder, target, _ROW * (5 * r + s)), align=64)
+            store(builder, words, offset(builder, target, _ROW, 5 * r + s), 64)
 
 
-@_of_addresses
-def _summed(builder, source, target, apart):
+@instruction
+def _sum_windows(builder, source, target, apart):
     """Sums of eight windows, of 25 rows of 64 words, to 36 places so many bytes apart."""
-    rows = [
-        [builder.load(_window_line(builder, source, _ROW * (5 * r + s)), align=64) for s in range(5)] for r in range(5)
-    ]
+    rows = [[load(builder, offset(builder, source, _ROW, 5 * r + s), align=64) for s in range(5)] for r in range(5)]
     rows = [_sums(builder, row) for row in rows]
     for b in range(6):
         for a, total in enumerate(_sums(builder, [row[b] for row in rows])):
-            place = builder.mul(apart, ir.Constant(_WINDOW_WORD, 6 * a + b))
-            builder.store(total, _window_line(builder, target, place), align=64)
+            store(builder, total, offset(builder, target, apart, 6 * a + b), 64)
 
 
-@_of_addresses
-def _combined(builder, source, apart, target):
+@instruction
+def _combine_windows(builder, source, apart, target):
     """The outputs of eight windows from products at 36 places so many bytes apart, into nine rows of 64 words."""
     rows = []
     for a in range(6):
-        places = [builder.mul(apart, ir.Constant(_WINDOW_WORD, 6 * a + b)) for b in range(6)]
-        rows.append(
-            _outputs(builder, [builder.load(_window_line(builder, source, place), align=64) for place in places])
-        )
+        products = [load(builder, offset(builder, source, apart, 6 * a + b), align=64) for b in range(6)]
+        rows.append(_outputs(builder, products))
     for s in range(3):
         for r, total in enumerate(_outputs(builder, [row[s] for row in rows])):
-            builder.store(total, _window_line(builder, target, _ROW * (3 * r + s)), align=64)
+            store(builder, total, offset(builder, target, _ROW, 3 * r + s), 64)
 
 
-@_of_addresses
-def _written(builder, source, target, width):
+@instruction
+def _write_windows(builder, source, target, width):
     """The outputs of eight windows side by side, of nine rows of 64 words, into rows of so many bytes."""
     for r in range(3):
-        row = builder.add(target, builder.mul(width, ir.Constant(_WINDOW_WORD, r)))
-        lines = [builder.load(_window_line(builder, source, _ROW * (3 * r + s)), align=64) for s in range(3)]
-        for i, words in enumerate(_woven(builder, *lines)):
-            builder.store(words, _window_line(builder, row, 64 * i), align=8)
+        lines = [load(builder, offset(builder, source, _ROW, 3 * r + s), align=64) for s in range(3)]
+        for i, words in enumerate(_interleave(builder, *lines)):
+            store(builder, words, offset(builder, offset(builder, target, width, r), 64, i))
 
 
 @compiled
-def _beside(source, sizes):
+def _side_by_side(source, sizes):
     """Of eight windows at a time, whether they stand side by side, and whether all of them have nine outputs."""
     side, whole = np.ones(8, np.bool_), np.ones(8, np.bool_)
     for q in range(64):
@@ -543,9 +500,9 @@ def _sums_of(images, channel, width, source, side, singly, held, tiles):
             words[singly[k, 1]] = images[c * channel + singly[k, 0]]
         for g in range(8):
             if side[g]:
-                _taken(images.ctypes.data + 8 * (c * channel + source[8 * g]), 8 * width, begin + 64 * g)
+                _read_windows(images.ctypes.data + 8 * (c * channel + source[8 * g]), 8 * width, begin + 64 * g)
         for g in range(8):
-            _summed(begin + 64 * g, tiles.ctypes.data + _ROW * c + 64 * g, apart)
+            _sum_windows(begin + 64 * g, tiles.ctypes.data + _ROW * c + 64 * g, apart)
 
 
 @compiled
@@ -555,9 +512,9 @@ def _outputs_of(products, count, target, whole, singly, held, out, start, positi
     for o in range(count):
         channel = start + o * positions
         for g in range(8):
-            _combined(products.ctypes.data + _ROW * o + 64 * g, apart, begin + 64 * g)
+            _combine_windows(products.ctypes.data + _ROW * o + 64 * g, apart, begin + 64 * g)
             if whole[g]:
-                _written(begin + 64 * g, out.ctypes.data + 8 * (channel + target[8 * g]), 8 * width)
+                _write_windows(begin + 64 * g, out.ctypes.data + 8 * (channel + target[8 * g]), 8 * width)
         for k in range(len(singly)):
             out[channel + singly[k, 0]] = words[singly[k, 1]]
 
@@ -581,7 +538,7 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
     all_inputs = np.full((64, 2), 5, np.int64)
     for at in range(low, high):
         here, part = slice(at // parts * 64, at // parts * 64 + 64), at % parts
-        side, whole = _beside(source[here], sizes[here])
+        side, whole = _side_by_side(source[here], sizes[here])
         columns = 64
         while sizes[here][columns - 1, 0] == 0:
             columns -= 1
@@ -597,16 +554,12 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
             for a in range(6):
                 for b in range(6):
                     left, tile = weight[a, b, row : row + count], tiles[a, b, :channels]
-                    place = products[a, b, :count]
-                    if wide:
-                        _windows_by_vectors(left, tile, columns, place)
-                    else:
-                        _windows_by_words(left, tile, columns, place)
+                    multiply_tile(left, tile, columns, wide, products[a, b, :count])
             place = flat, row * positions, positions, out.shape[3]
             _outputs_of(products, count, target[here], whole, written, held, *place)
 
 
-# Compiled loops of sums of subsets of rows (`products.py`).
+# Sums of subsets of rows.
 
 
 BLOCK = 128
@@ -633,7 +586,7 @@ def sums_of(keys, rows, out, block, low, high):
         width = min(block, rows.shape[1] - at)
         for q in range(0, len(keys), 2):
             for half in range(2):
-                _made(sums[half], rows, 4 * (q + half), at, width)
+                _sixteen_sums(sums[half], rows, 4 * (q + half), at, width)
             for s in range(keys.shape[1]):
                 first, second = sums[0, keys[q, s]], sums[1, keys[q + 1, s]]
                 into = out[s, at : at + width]
@@ -642,7 +595,7 @@ def sums_of(keys, rows, out, block, low, high):
 
 
 @inlined
-def _made(sums, rows, start, at, width):
+def _sixteen_sums(sums, rows, start, at, width):
     """The sixteen sums of four rows, of which some may be missing."""
     for i in range(4):
         for below in range(1 << i):
@@ -651,3 +604,294 @@ def _made(sums, rows, start, at, width):
                 row = rows[start + i, at : at + width]
                 for j in range(width):
                     into[j] = before[j] + row[j]
+
+
+# On a matrix unit for bytes (Intel AMX), exact for every fan-in.
+#
+# With bytes x = sum_i x_i 2^(8 i) and y = sum_j y_j 2^(8 j),
+#
+#     x y = sum_{s < 8} 2^(8 s) sum_{i + j = s} x_i y_j   mod 2^64,
+#
+# 36 products of planes of bytes. The unit multiplies tiles of 16 rows of 64 bytes and adds four neighbouring products
+# of bytes at a time. A tile of a plane of x has 64 summands of 16 rows; one of y has four summands of 16 columns in
+# each of its 16 rows. The sum over i + j = s and K summands is at most 8 K 255^2, which for K <= 1024 is below 2^31;
+# longer sums are cut there and added in int64, where wrapping is meant. Source: Intel 64 and IA-32 Architectures
+# Software Developer's Manual, volume 2, TDPBUUD.
+
+
+SIDE = 16
+"""Rows of a tile, and words in a row."""
+WORDS = SIDE * SIDE
+UNIT_DEPTH = 4 * SIDE
+"""Summands of a tile."""
+PLANES = 8
+COLUMNS = 128
+"""Columns of the result at a time: what their part of y takes stays in the second-level cache."""
+UNIT_ROWS = 512
+"""Rows of the result at a time: what their part of x takes stays there too, unless the fan-in is large."""
+FAN_IN = 1024
+"""Fan-in at a time, at most."""
+
+
+def pack_tiles(x: torch.Tensor) -> torch.Tensor:
+    """[n, K] -> tiles of words int32 [n / 16, 8, K / 64, 16, 16], for `multiply_on_unit`."""
+    n, deep = x.shape
+    out = torch.empty(-(-n // SIDE), PLANES, -(-deep // UNIT_DEPTH), SIDE, SIDE, dtype=torch.int32)
+    _pack_left(x.contiguous().view(-1).numpy(), np.arange(n) * deep, np.arange(deep), _words(out).view(np.uint64))
+    return out
+
+
+def _words(tiles: torch.Tensor) -> np.ndarray:
+    return tiles.numpy().view(np.uint32)
+
+
+def multiply_on_unit(
+    x: torch.Tensor, x_rows: np.ndarray, x_depth: np.ndarray, y: torch.Tensor, y_rows: np.ndarray, y_depth: np.ndarray,
+    out: torch.Tensor, out_rows: np.ndarray, out_columns: np.ndarray, tiles: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """out[out_rows[i] + out_columns[j]] = sum_k x[x_rows[i] + x_depth[k]] y[y_rows[j] + y_depth[k]] mod 2^64.
+
+    Args:
+        x, y, out: int64, contiguous; rows and depths are numbers of elements. It is faster if x has more rows than y.
+        tiles: `pack_tiles` of x, which is then not read.
+    """
+    prepared = _NO_TILES if tiles is None else _words(tiles)
+    size = -(-len(x_rows) // (2 * SIDE * torch.get_num_threads())) * 2 * SIDE
+    size = max(2 * SIDE, min(UNIT_ROWS, size))
+    blocks = max(1, -(-len(x_depth) // FAN_IN))
+    depth = max(UNIT_DEPTH, -(-len(x_depth) // (blocks * UNIT_DEPTH)) * UNIT_DEPTH)
+    tall, wide = -(-min(size, len(x_rows)) // SIDE), -(-len(y_rows) // SIDE)
+    room = (
+        0 if len(prepared) else tall * 2 * SIDE * depth,
+        COLUMNS * 2 * depth,
+        PLANES * 4 * WORDS,
+        2 * tall * wide * WORDS,
+    )
+    arrays = [v.view(-1).numpy() for v in (x, y, out)]
+    places = [(x_rows, x_depth), (y_rows, y_depth), (out_rows, out_columns)]
+    arguments = *(a for array, place in zip(arrays, places, strict=True) for a in (array, *place)), prepared
+
+    def run(low: int, high: int) -> None:
+        _multiply_on_unit(*arguments, *_scratch(room), size, depth, low, high)
+
+    run_in_threads(-(-len(x_rows) // size), run)
+    return out
+
+
+_NO_TILES = np.empty((0, PLANES, 0, SIDE, SIDE), np.uint32)
+_thread = threading.local()
+
+
+def _scratch(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Arrays of this thread of so many 32-bit words, each at a line of the cache, where a tile loads six times as fast.
+
+    They are reused: the page faults of fresh memory would take longer than the product.
+    """
+    words = getattr(_thread, "words", None)
+    if words is None or len(words) < sum(sizes):
+        with torch.inference_mode(False):
+            words = _thread.words = torch.empty(sum(sizes), dtype=torch.int32).numpy().view(np.uint32)
+    ends = list(itertools.accumulate(sizes))
+    return [words[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _tile_instruction(name: str, *tiles: int) -> Callable:
+    """An instruction on tiles only."""
+
+    @instruction
+    def run(builder):
+        call(builder, f"llvm.x86.{name}", VOID, *map(BYTE, tiles))
+
+    return run
+
+
+def _memory_instruction(name: str, *tiles: int) -> Callable:
+    """An instruction on a tile of 16 rows that follow each other in memory, 64 bytes each; or on the configuration."""
+
+    @instruction
+    def run(builder, address):
+        place, strides = builder.inttoptr(address, BYTE.as_pointer()), [word(64)] * len(tiles)
+        call(builder, f"llvm.x86.{name}", VOID, *map(BYTE, tiles), place, *strides)
+
+    return run
+
+
+_configure, _release = _memory_instruction("ldtilecfg"), _tile_instruction("tilerelease")
+_zero0, _zero1, _zero2, _zero3 = (_tile_instruction("tilezero", t) for t in range(4))
+_load4, _load5, _load6, _load7 = (_memory_instruction("tileloadd64", t) for t in range(4, 8))
+_store0, _store1, _store2, _store3 = (_memory_instruction("tilestored64", t) for t in range(4))
+_dot0, _dot1, _dot2, _dot3 = (_tile_instruction("tdpbuud", t, 4 + t // 2, 6 + t % 2) for t in range(4))
+
+
+@compiled
+def _gather(x, start, depth, out):
+    """x[start + depth[k]] for up to 64 summands, and zeros beyond them."""
+    count = len(depth)
+    if count == UNIT_DEPTH and depth[UNIT_DEPTH - 1] - depth[0] == UNIT_DEPTH - 1:
+        whole = x[start + depth[0] : start + depth[0] + UNIT_DEPTH]
+        for c in range(UNIT_DEPTH):
+            out[c] = np.uint64(whole[c])
+        return
+    for c in range(count):
+        out[c] = np.uint64(x[np.uint64(start + depth[c])])
+    for c in range(count, UNIT_DEPTH):
+        out[c] = np.uint64(0)
+
+
+@instruction
+def _split_bytes(builder, summands, out, stride):
+    """64 summands -> their eight planes: byte j of word g is that of summand 8 j + g, for x and for y.
+
+    Addresses: of the summands, of the first plane's 64 bytes, and how far the planes are apart.
+    """
+    rows = [load(builder, offset(builder, summands, 64, j)) for j in range(8)]
+    for width, mask in ((4, 0x00000000FFFFFFFF), (2, 0x0000FFFF0000FFFF), (1, 0x00FF00FF00FF00FF)):
+        shift = line_of(8 * width)
+        for j in (j for j in range(8) if not j & width):
+            x, y = rows[j], rows[j + width]
+            swap = builder.and_(builder.xor(builder.lshr(x, shift), y), line_of(mask))
+            rows[j], rows[j + width] = builder.xor(x, builder.shl(swap, shift)), builder.xor(y, swap)
+    for p, row in enumerate(rows):
+        store(builder, row, offset(builder, out, stride, p))
+
+
+@compiled
+def _pack_left(x, rows, depth, out):
+    """x[rows[i] + depth[k]] -> tiles [rows / 16, 8, K / 64, 16, 8], of eight bytes each."""
+    line, at, tiles = np.empty(UNIT_DEPTH, np.uint64), out.ctypes.data, out.shape[2]
+    for i in range(-(-len(rows) // SIDE)):
+        for k in range(-(-len(depth) // UNIT_DEPTH)):
+            for r in range(SIDE):
+                if i * SIDE + r < len(rows):
+                    _gather(x, rows[i * SIDE + r], depth[k * UNIT_DEPTH : (k + 1) * UNIT_DEPTH], line)
+                else:
+                    line[:] = 0
+                _split_bytes(
+                    line.ctypes.data,
+                    at + ((i * PLANES * tiles + k) * SIDE + r) * UNIT_DEPTH,
+                    tiles * SIDE * UNIT_DEPTH,
+                )
+
+
+@compiled
+def _pack_right(y, columns, depth, out):
+    """y[columns[p] + depth[k]] -> tiles of words [columns / 16, 8, K / 64, 16, 16], of four bytes each."""
+    line, tile = np.empty(UNIT_DEPTH, np.uint64), np.empty((PLANES, SIDE, UNIT_DEPTH), np.uint8)
+    words = tile.view(np.uint32)
+    for j in range(-(-len(columns) // SIDE)):
+        for k in range(-(-len(depth) // UNIT_DEPTH)):
+            for n in range(SIDE):
+                if j * SIDE + n < len(columns):
+                    _gather(y, columns[j * SIDE + n], depth[k * UNIT_DEPTH : (k + 1) * UNIT_DEPTH], line)
+                else:
+                    line[:] = 0
+                _split_bytes(line.ctypes.data, tile.ctypes.data + n * UNIT_DEPTH, SIDE * UNIT_DEPTH)
+            for p in range(PLANES):
+                turned = out[j, p, k]
+                for q in range(SIDE):
+                    for n in range(SIDE):
+                        turned[q, n] = words[p, n, q]
+
+
+@compiled
+def _multiply_tiles(a, b, other_a, other_b, steps):
+    """Add the products of tiles, over so many tiles of K; two beside each other at a time, or one."""
+    for _ in range(steps):
+        _load4(a)
+        _load6(b)
+        _dot0()
+        if other_a:
+            _load5(a + other_a)
+            _dot2()
+        if other_b:
+            _load7(b + other_b)
+            _dot1()
+            if other_a:
+                _dot3()
+        a += 4 * WORDS
+        b += 4 * WORDS
+
+
+@instruction
+def _add_planes(builder, sums, part):
+    """Add eight sums of products of bytes, the s-th times 2^(8 s), to eight of the result. Addresses; the parts of one
+    s are four tiles behind those of the one before."""
+    total = load(builder, sums)
+    for s in range(PLANES):
+        products = load(builder, offset(builder, part, 4 * 4 * WORDS, s), ir.VectorType(INDEX, 8), 4)
+        total = builder.add(total, builder.shl(builder.zext(products, LINE), line_of(8 * s)))
+    store(builder, total, sums)
+
+
+@compiled
+def _multiply_on_unit(
+    x, x_rows, x_depth, y, y_rows, y_depth, out, out_rows, out_columns, prepared, left, right, part, sums, size, depth,
+    low, high,
+):  # fmt: skip
+    """`multiply_on_unit` for the rows of x in blocks low .. high of `size`, with a fan-in of `depth` at a time."""
+    deep, wide = len(x_depth), len(y_rows)
+    configuration = np.zeros(64, np.uint8)
+    configuration[0] = 1
+    for t in range(8):
+        configuration[16 + 2 * t] = 64
+        configuration[48 + t] = SIDE
+    is_prepared, tiles, tile = len(prepared) > 0, depth // UNIT_DEPTH, 4 * WORDS
+    tall, across = -(-min(size, len(x_rows)) // SIDE), -(-wide // SIDE)
+    own = left.view(np.uint64).reshape((0 if is_prepared else tall, PLANES, tiles, SIDE, 8))
+    blocks = right.reshape((COLUMNS // SIDE, PLANES, tiles, SIDE, SIDE))
+    sums = sums.view(np.int64).reshape((tall * SIDE, across * SIDE))
+    left_plane, right_plane = tile * (prepared.shape[2] if is_prepared else tiles), tile * tiles
+    left_row, right_row = PLANES * left_plane, PLANES * right_plane
+    right_at, part_at, sums_at = right.ctypes.data, part.ctypes.data, sums.ctypes.data
+    packed = -1
+    _configure(configuration.ctypes.data)
+    for block in range(low, high):
+        mine = x_rows[block * size : (block + 1) * size]
+        tall = -(-len(mine) // SIDE)
+        sums[:] = 0
+        for first in range(0, deep, depth):
+            last = min(deep, first + depth)
+            steps = -(-(last - first) // UNIT_DEPTH)
+            if is_prepared:
+                left_at = prepared.ctypes.data + block * size // SIDE * left_row + first // UNIT_DEPTH * tile
+            else:
+                left_at = left.ctypes.data
+                _pack_left(x, mine, x_depth[first:last], own)
+            for at in range(0, wide, COLUMNS):
+                beside = y_rows[at : at + COLUMNS]
+                count = -(-len(beside) // SIDE)
+                if packed != first * wide + at:  # the same for all rows, if it is the whole of y
+                    _pack_right(y, beside, y_depth[first:last], blocks)
+                    packed = first * wide + at
+                for i in range(0, tall, 2):
+                    other_a = left_row if i + 1 < tall else 0
+                    for j in range(0, count, 2):
+                        other_b = right_row if j + 1 < count else 0
+                        a, b = left_at + i * left_row, right_at + j * right_row
+                        for s in range(PLANES):
+                            _zero0()
+                            _zero1()
+                            _zero2()
+                            _zero3()
+                            for p in range(s + 1):  # planes p of x and s - p of y have the weight 2^(8 s)
+                                _multiply_tiles(a + p * left_plane, b + (s - p) * right_plane, other_a, other_b, steps)
+                            near = part_at + 4 * s * tile
+                            _store0(near)
+                            _store1(near + tile)
+                            _store2(near + 2 * tile)
+                            _store3(near + 3 * tile)
+                        for u in range(2 if other_a else 1):
+                            for v in range(2 if other_b else 1):
+                                place = sums_at + 8 * ((i + u) * SIDE * across * SIDE + at + (j + v) * SIDE)
+                                near = part_at + (2 * u + v) * tile
+                                for _ in range(SIDE):
+                                    _add_planes(place, near)
+                                    _add_planes(place + 64, near + 32)
+                                    place += 8 * across * SIDE
+                                    near += 64
+        rows = out_rows[block * size : (block + 1) * size]
+        for top in range(0, len(rows), SIDE):
+            for j in range(wide):
+                for i in range(top, min(top + SIDE, len(rows))):
+                    out[rows[i] + out_columns[j]] = sums[i, j]
+    _release()

@@ -1,23 +1,19 @@
 """Exact matrix products and convolutions mod 2^64 on int64 tensors.
 
 torch's own int64 kernels are exact (they wrap), but read and write each word of the result again for each of its
-products. So one operand is brought into tiles of 64 columns, [tiles, K, 64], and a compiled loop multiplies the other
-one by them: `productloops.py` has a loop for processors that multiply vectors of 64-bit words, and one for others.
-Convolutions with larger images take fewer products by Karatsuba's method.
-`benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes, products of some size go there
-(`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of
-limbs.
+products. So one operand is cut into tiles of 64 columns, [tiles, K, 64], and a compiled loop (`productloops.py`)
+multiplies the other one by them. Convolutions with larger images take fewer products by Karatsuba's method. Where the
+processor has a matrix unit for bytes, products above some size use it. On CUDA, where torch has no int64 products, they
+are sums of products of limbs. `benchmarks/products.py` compares these ways.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -26,7 +22,7 @@ import torch.nn.functional as F
 from ..errors import ArgumentError, UnsupportedDeviceError
 from . import bitplanes
 
-# A matrix times tiles of 64 columns, mod 2^64: by the compiled loop for this kind of processor.
+# A matrix times tiles of 64 columns.
 
 
 TILE = 64
@@ -55,13 +51,12 @@ def times_tiles(left: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor | Non
     """
     if left.is_meta or tiles.is_meta:
         return F.conv1d(tiles, left.unsqueeze(-1))
-    from . import productloops  # numba takes half a second to load
-    from .jit import array, run_in_threads
+    from . import productloops as loops  # numba takes half a second to load
 
     out = torch.empty(len(tiles), len(left), TILE, dtype=torch.int64) if out is None else out
-    arrays = (array(v).view(np.uint64) for v in (left, tiles))
-    pieces = len(tiles) * -(-len(left) // productloops.ROWS)
-    run_in_threads(pieces, productloops.products, *arrays, wide_products(), out.numpy().view(np.uint64))
+    arrays = (loops.array(v).view(np.uint64) for v in (left, tiles))
+    pieces = len(tiles) * -(-len(left) // loops.ROWS)
+    loops.run_in_threads(pieces, loops.products, *arrays, wide_products(), out.numpy().view(np.uint64))
     return out
 
 
@@ -73,29 +68,28 @@ def times_unfolded(
     Args:
         images: words [.]. places: where each column begins there [n P]. depth: where its K words stand from there.
     """
-    from . import productloops
-    from .jit import array, run_in_threads
+    from . import productloops as loops
 
     count = -(-len(places) // TILE)
     places = np.pad(places, (0, count * TILE - len(places)), "edge").view(np.uint64)
-    arrays = images.numpy().view(np.uint64), places, depth.view(np.uint64), array(left).view(np.uint64)
-    run_in_threads(count, productloops.convolve_tiles, *arrays, wide_products(), out.numpy().view(np.uint64))
+    arrays = images.numpy().view(np.uint64), places, depth.view(np.uint64), loops.array(left).view(np.uint64)
+    loops.run_in_threads(count, loops.convolve_tiles, *arrays, wide_products(), out.numpy().view(np.uint64))
 
 
-# Convolutions with kernels of 3 x 3 mod 2^64 in 36 products for nine outputs, which take 81 one by one.
+# Convolutions with kernels of 3 x 3 in 36 products for nine outputs; one by one they take 81.
 #
-# Two polynomials of three coefficients are multiplied in six products (Karatsuba). Read from the result back, which
-# takes as many, that is a filter of three taps g on five inputs d, with three outputs y:
+# Two polynomials of three coefficients are multiplied in six products (Karatsuba). The transposed algorithm, which
+# takes as many, is a filter of three taps g on five inputs d, with three outputs y:
 #
 #     m_0 = g_0 (d_0 - d_1 - d_2)        m_3 = (g_0 + g_1) d_1        y_0 = m_0 + m_3 + m_4
 #     m_1 = g_1 (d_2 - d_1 - d_3)        m_4 = (g_0 + g_2) d_2        y_1 = m_1 + m_3 + m_5
 #     m_2 = g_2 (d_4 - d_2 - d_3)        m_5 = (g_1 + g_2) d_3        y_2 = m_2 + m_4 + m_5
 #
-# In two dimensions it is done to the columns and to the rows. Nothing is divided, so that the bits are those of the
-# other way in every ring; Winograd's filters save as much, but halve their taps, and 2 has no inverse mod 2^64.
+# In two dimensions this is applied to the columns and to the rows. There is no division, so the result is exact in
+# every ring; Winograd's filters save as much, but halve their taps, and 2 has no inverse mod 2^64.
 #
-# The taps' sums are made once, and of a window of 5 x 5 its sums for all outputs. What is left are 36 products of
-# matrices, [outputs, channels] times [channels, windows].
+# The sums of taps are computed once for a weight, and the sums of a window of 5 x 5 inputs once for all outputs. What
+# remains are 36 products of matrices, [outputs, channels] times [channels, windows].
 #
 # Source: Karatsuba and Ofman, "Multiplication of multidigit numbers on automata", 1963; Winograd, "Arithmetic
 # complexity of computations", 1980, for the transposition.
@@ -108,7 +102,7 @@ _SUMS = 600
 _READ = 48
 """Windows that take as long to multiply as a tap's sums to read."""
 _WORTH = 1.1
-"""The other way must take so many times as long."""
+"""The direct way must take so many times as long."""
 
 
 def windows_of_images(positions: Sequence[int]) -> tuple[int, int]:
@@ -117,14 +111,15 @@ def windows_of_images(positions: Sequence[int]) -> tuple[int, int]:
 
 
 def karatsuba_is_faster(images: int, positions: Sequence[int], weight: torch.Size) -> bool:
-    """Whether a convolution with a stride of one is faster so, by its shapes: all parties choose alike."""
+    """Whether Karatsuba's method is faster for a convolution with a stride of one: by its shapes, so that all parties
+    choose alike."""
     outputs, channels, *kernel = weight
     if kernel != [SIDE, SIDE]:
         return False
     count = images * math.prod(windows_of_images(positions))
     read = max(count, _READ * -(-count // TILE))
-    taken = 36 * outputs * channels * read + _SUMS * (outputs + channels) * count
-    return _WORTH * taken < 9 * outputs * channels * images * math.prod(positions)
+    products = 36 * outputs * channels * read + _SUMS * (outputs + channels) * count
+    return _WORTH * products < 9 * outputs * channels * images * math.prod(positions)
 
 
 def prepare_taps(weight: torch.Tensor) -> torch.Tensor:
@@ -139,8 +134,7 @@ def _taps(g: torch.Tensor, dim: int) -> torch.Tensor:
 
 def convolve_karatsuba(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
     """x [n, c, h, w] and a prepared weight [6, 6, o, c] -> [n, o, h + 2 p - 2, w + 2 q - 2]."""
-    from . import productloops  # numba takes half a second to load
-    from .jit import run_in_threads
+    from . import productloops as loops
 
     images, outputs = len(x), weight.shape[2]
     positions = x.shape[2] + 2 * padding[0] - 2, x.shape[3] + 2 * padding[1] - 2
@@ -150,10 +144,10 @@ def convolve_karatsuba(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int
     x = F.pad(x, (padding[1], right, padding[0], below)).contiguous()  # a row has a word more, which is read and unused
     places = _karatsuba_places(images, tuple(x.shape[1:]), outputs, positions)
     count = len(places[0]) // TILE
-    parts = max(1, min(torch.get_num_threads() // max(1, count), -(-outputs // productloops.KARATSUBA_ROWS)))
-    words, weight_words, found = (v.numpy().view(np.uint64) for v in (x.view(-1), weight, out))
+    parts = max(1, min(torch.get_num_threads() // max(1, count), -(-outputs // loops.KARATSUBA_ROWS)))
+    words, weight_words, results = (v.numpy().view(np.uint64) for v in (x.view(-1), weight, out))
     arrays = words, *places, x.shape[3], x.shape[2] * x.shape[3], weight_words
-    run_in_threads(count * parts, productloops.convolve_windows, *arrays, wide_products(), parts, found)
+    loops.run_in_threads(count * parts, loops.convolve_windows, *arrays, wide_products(), parts, results)
     return out
 
 
@@ -161,8 +155,8 @@ def convolve_karatsuba(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int
 def _karatsuba_places(
     images: int, padded: tuple[int, int, int], outputs: int, positions: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each window where it begins, where its outputs begin in channel 0, and how many rows and columns of them there
-    are, [., 2]; filled up to whole tiles with windows that have none."""
+    """For each window its beginning, the beginning of its outputs in channel 0, and their numbers of rows and columns
+    [., 2]; filled up to whole tiles with windows that have no outputs."""
     channels, height, width = padded
     image, row, column = (index.reshape(-1) for index in np.indices((images, *windows_of_images(positions)), np.int64))
     row, column = SIDE * row, SIDE * column
@@ -173,7 +167,7 @@ def _karatsuba_places(
     return np.pad(source, (0, more), "edge"), np.pad(target, (0, more)), np.pad(sizes, ((0, more), (0, 0)))
 
 
-# Exact matrix products mod 2^64 where int64 products do not exist: sums of products of limbs.
+# Sums of products of limbs, for devices without int64 products.
 #
 # An int64 is cut into signed digits, x = sum_i x_i 2^(w i) mod 2^64 with -2^(w-1) <= x_i < 2^(w-1), and
 #
@@ -300,8 +294,8 @@ def _int_mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
 _LARGE = 1 << 24  # a weight of so many elements, a vocabulary, is kept in tiles for few rows only (24 bytes each)
-_GROUP = 1 << 18  # groups of a convolution below this many gain nothing from being taken apart
-_UNIT = 1 << 18  # nor those below this many from the matrix unit
+_GROUP = 1 << 18  # with fewer multiplications, a convolution gains nothing from computing its groups one by one
+_UNIT = 1 << 18  # with fewer multiplications, a product gains nothing from the matrix unit
 
 
 def _device(*tensors: torch.Tensor) -> str:
@@ -318,19 +312,30 @@ def _device(*tensors: torch.Tensor) -> str:
 
 
 @functools.cache
-def unit() -> ModuleType | None:
-    """`amx`, where this processor has the unit and the operating system lends it."""
-    ask = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_init_amx"))
-    if not all(f is not None and f() for f in ask):
-        return None
-    from . import amx
-
-    return amx
+def unit() -> bool:
+    """Whether this processor has a matrix unit for bytes, and the operating system lends it."""
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_init_amx"))
+    return all(f is not None and f() for f in checks)
 
 
-def _unit_for(n: int, k: int, m: int) -> ModuleType | None:
-    """`unit`, if it is faster for a product of this size than torch's loops."""
-    return unit() if k >= 16 and min(n, m) > 8 and n * k * m >= _UNIT else None
+def _unit_for(n: int, k: int, m: int) -> bool:
+    """Whether there is a unit, and it is faster for a product of this size than the other loops."""
+    return k >= 16 and min(n, m) > 8 and n * k * m >= _UNIT and unit()
+
+
+def _multiply_on_unit(
+    x: tuple, y: tuple, out: torch.Tensor, x_places: np.ndarray, y_places: np.ndarray
+) -> torch.Tensor:
+    """The product of the rows of x with those of y, written to out[x_places[i] + y_places[j]].
+
+    Args:
+        x, y: a contiguous tensor, where its rows begin, and where their elements stand from there.
+    """
+    from . import productloops
+
+    if len(x[1]) >= len(y[1]):
+        return productloops.multiply_on_unit(*x, *y, out, x_places, y_places)
+    return productloops.multiply_on_unit(*y, *x, out, y_places, x_places)
 
 
 @functools.lru_cache(maxsize=512)
@@ -340,7 +345,7 @@ def _steps(count: int, step: int = 1) -> np.ndarray:
 
 
 def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`limbs.matmul` with the shapes of `torch.matmul`."""
+    """`limb_matmul` with the shapes of `torch.matmul`."""
     left = x.unsqueeze(0) if x.dim() == 1 else x
     right = y.unsqueeze(1) if y.dim() == 1 else y
     out = limb_matmul(left, right, kind_for(left, right))
@@ -349,7 +354,7 @@ def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
 
 
-def _beside(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
+def _times_columns(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
     """[r, K] times [tiles, K, 64] -> [r, n], for the first n columns."""
     if n % TILE == 0 and not tiles.is_meta:
         return times_tiles(left, tiles, torch.empty(1, len(left), n, dtype=torch.int64))[0]
@@ -358,19 +363,23 @@ def _beside(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
 
 def _prepared(weight: torch.Tensor) -> torch.Tensor:
     """A weight [out, K] as `_times_prepared` takes it."""
-    amx = unit()
-    return amx.pack_tiles(weight) if amx and _device(weight) == "cpu" else to_tiles(weight.t())
+    if not unit() or _device(weight) != "cpu":
+        return to_tiles(weight.t())
+    from . import productloops
+
+    return productloops.pack_tiles(weight)
 
 
 def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
     """[r, K] times a prepared weight [n, K] -> [r, n]."""
-    amx = unit()
-    if amx is None or tiles.dtype == torch.int64:
-        return _beside(x, tiles, n)
+    if not unit() or tiles.dtype == torch.int64:
+        return _times_columns(x, tiles, n)
+    from . import productloops
+
     (r, k), x = x.shape, x.contiguous()
     out = torch.empty(r, n, dtype=torch.int64)
     left = out, _steps(n, k), _steps(k)  # of the weight only its tiles are read
-    return amx.product(*left, x, _steps(r, k), _steps(k), out, _steps(n), _steps(r, n), tiles)
+    return productloops.multiply_on_unit(*left, x, _steps(r, k), _steps(k), out, _steps(n), _steps(r, n), tiles)
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -388,46 +397,41 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     (n, k), m = x.shape, y.shape[1]
     if n == 1 and m * k >= _SMALL and y.t().is_contiguous():
-        from .jit import run_in_threads, times_vector
+        from . import productloops as loops
 
         out = torch.empty(1, m, dtype=torch.int64)
-        run_in_threads(
-            -(-m // TILE), times_vector, y.t().numpy(), x.contiguous().view(-1).numpy(), out.view(-1).numpy(), TILE
-        )
+        arrays = y.t().numpy(), x.contiguous().view(-1).numpy(), out.view(-1).numpy()
+        loops.run_in_threads(-(-m // TILE), loops.times_vector, *arrays, TILE)
         return out
-    if amx := _unit_for(n, k, m):
-        x, turned = x.contiguous(), y.t().is_contiguous()
-        left = x, _steps(n, k), _steps(k)
-        right = (y.t(), _steps(m, k), _steps(k)) if turned else (y.contiguous(), _steps(m), _steps(k, m))
-        out = torch.empty(n, m, dtype=torch.int64)
-        if n >= m:
-            return amx.product(*left, *right, out, _steps(n, m), _steps(m))
-        return amx.product(*right, *left, out, _steps(m), _steps(n, m))
+    if _unit_for(n, k, m):
+        transposed, left = y.t().is_contiguous(), (x.contiguous(), _steps(n, k), _steps(k))
+        right = (y.t(), _steps(m, k), _steps(k)) if transposed else (y.contiguous(), _steps(m), _steps(k, m))
+        return _multiply_on_unit(left, right, torch.empty(n, m, dtype=torch.int64), _steps(n, m), _steps(m))
     if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
         return x @ y
-    # Either way's products, those that only fill up a tile among them, and the words that are copied, both over k.
+    # The costs of putting y or x into tiles: products (with those that only fill up a tile) and copied words, over k.
     in_y, in_x = n * -(-m // TILE) * TILE, m * -(-n // TILE) * TILE
     copied_y = m + (0 if x.is_contiguous() else n)
     copied_x = n + n * m / k + (0 if y.t().is_contiguous() else m)
     in_the_time_of_a_copy = 48 if wide_products() else 1
     if in_y / in_the_time_of_a_copy + copied_y <= in_x / in_the_time_of_a_copy + copied_x:
-        return _beside(x, to_tiles(y), m)
-    return _beside(y.t(), to_tiles(x.t()), n).t()
+        return _times_columns(x, to_tiles(y), m)
+    return _times_columns(y.t(), to_tiles(x.t()), n).t()
 
 
 class PreparedProduct(ABC):
-    """A bilinear map of an input and a weight that may bring the weight into another form once, ahead of many
-    products: into tiles, or for fewer products.
+    """A bilinear map of an input and a weight, which may be brought into another form once, for many inputs.
 
-    All parties choose the form, by shapes alone. What it is made of depends on the processor.
+    The forms are tiles, and sums of taps for Karatsuba's method. All parties choose the same form, by shapes alone; its
+    content depends on the processor.
     """
 
     form: str
-    """In which a prepared weight is taken."""
+    """The form of a prepared weight."""
 
     @abstractmethod
     def prepared(self, x: torch.Size, weight: torch.Size) -> PreparedProduct | None:
-        """The same map in the form that is worth it with such inputs; None where the weight is best as it is."""
+        """The same map in the faster form for such inputs; None where the weight is best as it is."""
 
     @abstractmethod
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
@@ -435,7 +439,7 @@ class PreparedProduct(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
-        """The map; `made` is the prepared weight."""
+        """The map; `made` is the prepared weight, if there is one."""
 
     def by_form(self, weight: torch.Size) -> Callable | None:
         """The map of an input and a prepared weight alone, of a weight of this shape; None where it takes both."""
@@ -444,7 +448,7 @@ class PreparedProduct(ABC):
 
 @dataclass(frozen=True)
 class ProductWithPrepared:
-    """`Linear` of an input and a prepared weight [n, K]: what it was made of need not be kept."""
+    """`Linear` of an input and a prepared weight [n, K], without the weight itself."""
 
     n: int
     fresh = True
@@ -454,7 +458,7 @@ class ProductWithPrepared:
         if device == "meta":
             return x.new_empty(*x.shape[:-1], self.n)
         if device != "cpu":
-            return matmul(x, made.t())  # which `prepare` left as it was
+            return matmul(x, made.t())  # `prepare` leaves the weight of a device as it is
         return _times_prepared(x.reshape(-1, x.shape[-1]), made, self.n).reshape(*x.shape[:-1], self.n)
 
 
@@ -463,7 +467,7 @@ class Linear(PreparedProduct):
     """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
 
     fresh = True
-    """A result has memory of its own."""
+    """Whether a result has memory of its own."""
     form = "tiles"
 
     def prepared(self, x: torch.Size, weight: torch.Size) -> Linear | None:
@@ -522,7 +526,7 @@ class Conv2d(PreparedProduct):
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         if self.form == "tiles":
             return _prepared(weight.flatten(1))
-        return prepare_taps(weight) if _device(weight) == "cpu" and unit() is None else weight
+        return prepare_taps(weight) if _device(weight) == "cpu" and not unit() else weight
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
         device = _device(x, weight)
@@ -532,7 +536,7 @@ class Conv2d(PreparedProduct):
             return self.by_limbs(x, weight)
         if self.groups > 1 or device == "meta":
             return self._grouped(x, weight)
-        if made is not None and self.form == "sums" and unit() is None:
+        if made is not None and self.form == "sums" and not unit():
             return convolve_karatsuba(x, made, self.padding)
         if made is None and weight.shape[0] <= 8 and self.stride == (1, 1):
             from .productloops import convolve_images
@@ -546,8 +550,11 @@ class Conv2d(PreparedProduct):
             product = _times_prepared(columns, made, out_channels)
             return product.view(batch, oh, ow, out_channels).permute(0, 3, 1, 2).contiguous()
         out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64)
-        if amx := _unit_for(out_channels, k, batch * oh * ow):
-            return _by_unit(amx, windows, weight.contiguous(), out)
+        if _unit_for(out_channels, k, batch * oh * ow):
+            images, positions, depth = _gathered(windows)
+            rows = weight.contiguous(), _steps(out_channels, k), _steps(k)
+            places = _places((batch, oh * ow), (out_channels * oh * ow, 1))
+            return _multiply_on_unit((images, positions, depth), rows, out, places, _steps(out_channels, oh * ow))
         times_unfolded(weight.flatten(1), *_gathered(windows), out.flatten(2))
         return out
 
@@ -597,18 +604,6 @@ def windows_of(x: torch.Tensor, kernel: Sequence[int], stride, padding, dilation
     )
 
 
-def _by_unit(amx: ModuleType, windows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """windows [b, c, kh, kw, oh, ow], weight [c_out, c, kh, kw] -> out [b, c_out, oh, ow], without unfolding."""
-    batch, oh, ow = windows.shape[0], *windows.shape[4:]
-    images, positions, depth = _gathered(windows)
-    k, n = len(depth), len(weight)
-    into = _places((batch, oh * ow), (n * oh * ow, 1))
-    x, y = (images, positions, depth), (weight, _steps(n, k), _steps(k))
-    if len(positions) >= n:
-        return amx.product(*x, *y, out, into, _steps(n, oh * ow))
-    return amx.product(*y, *x, out, _steps(n, oh * ow), into)
-
-
 def _gathered(windows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
     """The words under windows [b, c, kh, kw, oh, ow], where each begins, and where its words stand from there."""
     strides = windows.stride()
@@ -626,7 +621,7 @@ def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     return found
 
 
-# Einsums of two tensors mod 2^64, as products of matrices on a device whose kernels have none of int64.
+# Einsums of two tensors, as products of matrices on a device without int64 kernels.
 
 
 def letters_of(equation: str, operands: tuple) -> list[str]:
@@ -689,15 +684,10 @@ def by_matmul(equation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product.view([sizes[a] for a in made]).permute([made.index(a) for a in out])
 
 
-# Sums of subsets of rows, mod 2^64: products with matrices of 0 and 1 that come as packed bits.
+# Sums of subsets of rows: products with matrices of 0 and 1 that are packed bits.
 #
-# Of four rows at a time all sixteen sums are made, and each subset takes one of them: the compiled loop adds 14 numbers
-# for an element of 40 subsets, where a product of matrices multiplies and adds 40.
-
-
-@functools.cache
-def _compiled() -> ModuleType:
-    return importlib.import_module("sectorch.ring.productloops")
+# For four rows at a time all sixteen sums are computed, and each subset takes one of them: the compiled loop adds 14
+# numbers for an element of 40 subsets, where a product of matrices multiplies and adds 40.
 
 
 def subset_sums(words: torch.Tensor, rows: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -710,7 +700,8 @@ def subset_sums(words: torch.Tensor, rows: torch.Tensor, start: int = 0) -> torc
     if not bitplanes.COMPILED or not words.is_cpu or not rows.is_cpu:
         bits = bitplanes.spread(words).transpose(1, 2).flatten(1)[:, start : start + count]
         return matmul(bits.bitwise_and(1), rows)
-    loops = _compiled()
+    from . import productloops as loops
+
     out = torch.zeros(words.shape[0], columns, dtype=torch.int64)
     keys = np.empty((-(-count // 8) * 2, words.shape[0]), np.uint8)
     loops.keys_of(loops.array(words), start, count, keys)
@@ -719,7 +710,7 @@ def subset_sums(words: torch.Tensor, rows: torch.Tensor, start: int = 0) -> torc
     return out
 
 
-# Linear layers and convolutions as products of matrices: rows of inputs times the rows of a weight, in groups.
+# Linear layers and convolutions as products of matrices, for proofs: rows of inputs times rows of a weight, in groups.
 
 
 _ELEMENTS = 1 << 21
@@ -727,7 +718,7 @@ _ELEMENTS = 1 << 21
 
 
 def is_known_product(product: Callable) -> bool:
-    """Whether a product is one of these, and not of a class that is made of one."""
+    """Whether a product is exactly a `Linear` or a `Conv2d`, and no subclass."""
     return type(product) in (Linear, Conv2d)
 
 
@@ -738,7 +729,7 @@ def matrix(product: Callable, weight: torch.Tensor) -> torch.Tensor:
 
 
 def outputs(product: Callable, y: torch.Tensor) -> torch.Tensor:
-    """Outputs by the places where they stand: [groups, R, N]."""
+    """Outputs by position: [groups, R, N]."""
     if not isinstance(product, Conv2d):
         return y.reshape(1, math.prod(y.shape[:-1]), y.shape[-1])
     batch, channels, high, wide = y.shape
@@ -747,7 +738,7 @@ def outputs(product: Callable, y: torch.Tensor) -> torch.Tensor:
 
 
 def inputs(product: Callable, x: torch.Tensor, kernel: torch.Size) -> Iterator[torch.Tensor]:
-    """The rows of inputs for the places of `outputs`, in their order: [groups, R, K] in pieces of R.
+    """The rows of inputs for the positions of `outputs`, in their order: [groups, R, K] in pieces of R.
 
     Args:
         kernel: the weight's shape.
@@ -756,10 +747,10 @@ def inputs(product: Callable, x: torch.Tensor, kernel: torch.Size) -> Iterator[t
         yield x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
         return
     windows = windows_of(x, kernel[2:], product.stride, product.padding, product.dilation)
-    taken, high = math.prod(windows.shape[1:]), windows.shape[4]
-    images, lines = max(1, _ELEMENTS // max(1, taken)), max(1, _ELEMENTS * high // max(1, taken))
-    for some in windows.split(images):
-        for piece in some.split(lines, 4):  # several images only where each is whole
+    size, high = max(1, math.prod(windows.shape[1:])), windows.shape[4]
+    images, lines = max(1, _ELEMENTS // size), max(1, _ELEMENTS * high // size)
+    for batch in windows.split(images):
+        for piece in batch.split(lines, 4):  # a piece has several images, or some lines of one
             rows = piece.permute(0, 4, 5, 1, 2, 3).reshape(-1, product.groups, math.prod(kernel[1:]))
             yield rows.transpose(0, 1)
 

@@ -212,7 +212,7 @@ def _masked_tops(
     top = _repeated(codes[r_high], alpha)
     if loops := fast(state, top, bits, alpha):
         out, arrays = torch.empty_like(alpha), [v.numpy() for v in (state[eq], state[lt], state[u], top, bits[high])]
-        loops.run_on_words(out.shape[1], loops.floor_taken, *arrays, alpha.numpy(), -int(first), out.numpy())
+        loops.run_on_words(out.shape[1], loops.mask_floor_operands, *arrays, alpha.numpy(), -int(first), out.numpy())
         return out
     k = state[lt] ^ top
     if first:
@@ -283,7 +283,7 @@ def _floor_halves(sent_A, sent_S, alpha, dealt, codes, c, b, first: bool) -> tor
     if loops := fast(sent_A, sent_S, alpha, dealt, w, c, b):
         out = torch.empty_like(sent_A)
         arrays = [v.numpy() for v in (sent_A, sent_S, alpha, dealt, w, c[63], b.view(out.shape), out)]
-        loops.run_on_words(out.shape[1], loops.floor_joined, *arrays, -int(first))
+        loops.run_on_words(out.shape[1], loops.combine_floor, *arrays, -int(first))
         return out.view(-1)
     (eq, k, u), (a_eq, a_k, a_u) = sent_A ^ sent_S, alpha
     eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
