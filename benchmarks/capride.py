@@ -29,7 +29,6 @@ from sectorch.errors import SectorchError
 from sectorch.nn.fhe import fhe_friendly, fold_batchnorms
 from sectorch.protocols.capride import CaPriDe, Result, Settings, federation
 from sectorch.protocols.capride.cli import SPLITS, build
-from sectorch.protocols.capride.exchange import encrypt_low, seal
 
 OPEN = dict(encrypted=False, leakage=None, sigma=0.0, directions=128)
 """The updates without any noise, in the clear: what they can do at best."""
@@ -151,8 +150,8 @@ def table2(options: argparse.Namespace) -> None:
         with torch.no_grad():
             z, third = timed(lambda: model(e).smallest_form())
         error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())
-        q = encrypt_low(weights, keys)
-        _, fourth = timed(lambda: seal(ckks.inner(q, z.unsqueeze(1)), 256, 16.0))
+        q = ckks.encrypt(weights, keys, bound=None, level=1)
+        _, fourth = timed(lambda: ckks.sum_batch(ckks.inner(q, z.unsqueeze(1)), 256, 16.0))
         return dict(values={
             "parameters": f"N {p.degree}, depth {p.depth}, 2^{p.scale_bits}", "slots": str(p.slots),
             "encrypt one sample": f"{first:.2f} s",

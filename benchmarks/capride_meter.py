@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from capride_attacks import Tap, centred, leaked
 
 from sectorch.federated import Watch
 from sectorch.protocols.capride import CaPriDe, Settings, federation
-from sectorch.protocols.capride.adversary import Tap, centred, leaked
 from sectorch.protocols.capride.settings import Directions, head_of
 
 OUT = Path(__file__).parent / "results/capride"

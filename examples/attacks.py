@@ -25,7 +25,6 @@ from sectorch.choreography.ledger import Transcript
 from sectorch.errors import LeakyProtocolWarning
 from sectorch.nn import SecureModule, fhe_friendly
 from sectorch.protocols.capride import DisaggregationError, Settings
-from sectorch.protocols.capride.adversary import recover
 from sectorch.protocols.capride.algorithm import Meter
 from sectorch.protocols.capride.settings import Directions, features_and_logits
 from sectorch.protocols.perturbation import Scheme
@@ -139,7 +138,7 @@ def logits_from_released_numbers(folder: Path) -> dict[str, float]:
     asked = Directions.of(draws - draws.mean(2, keepdim=True))
     numbers = asked.on(true, temperature)  # what P1 decrypts, one number a direction
     meter = Meter(*features_and_logits(own, mine), "P2")
-    question = meter.information(asked, temperature)
+    question = meter.told(asked, temperature)
     try:
         meter.spend("P1", question, 0.0, Settings().leakage)
     except DisaggregationError as error:
@@ -147,8 +146,11 @@ def logits_from_released_numbers(folder: Path) -> dict[str, float]:
     sigma = meter.sigma_for(question, Settings().leakage or 1.0)
     noisy = numbers + sigma * torch.randn(len(numbers), dtype=torch.float64)
 
-    def attack(answers: torch.Tensor, count: int):
-        return recover(Directions(asked.weights[:count], asked.scales[:count]), answers[:count], temperature)
+    def attack(answers: torch.Tensor, count: int) -> torch.Tensor:
+        """The least-squares solution of smallest norm, about its row means."""
+        system, right = asked.weights[:count].flatten(1), temperature * answers[:count].unsqueeze(1)
+        found = torch.linalg.lstsq(system, right, driver="gelsd").solution.view(samples, 10)
+        return found - found.mean(1, keepdim=True)
 
     counts = [*range(20, samples * 9, 40), samples * 9, len(numbers)]
     figure = Figure(figsize=(10, 3.4), layout="constrained")
@@ -156,9 +158,9 @@ def logits_from_released_numbers(folder: Path) -> dict[str, float]:
     centred, errors = true - true.mean(1, keepdim=True), {}
     for panel, (title, answers) in zip(axes[1:], {"without noise": numbers, "with it": noisy}.items(), strict=True):
         found = {count: attack(answers, count) for count in counts}
-        errors[title] = [found[count].error(true) for count in counts]
+        errors[title] = [float((found[count] - centred).norm() / centred.norm()) for count in counts]
         axes[0].semilogy([count / (samples * 9) for count in counts], errors[title], marker=".", label=title)
-        panel.plot(centred.flatten().numpy(), found[counts[-1]].logits.flatten().numpy(), ".", markersize=3)
+        panel.plot(centred.flatten().numpy(), found[counts[-1]].flatten().numpy(), ".", markersize=3)
         panel.set(title=title, xlabel="P2's logits", ylabel="as P1 solves for them")
     axes[0].set(xlabel="numbers per unknown", ylabel="error of the logits")
     axes[0].legend()

@@ -16,6 +16,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 WITHOUT = {
     "all.py",
+    "capride_attacks.py",
     "huggingface_models.py",
     "privhfl_paper.py",
     "privhfl_pictures.py",

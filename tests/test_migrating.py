@@ -22,7 +22,7 @@ from sectorch import Scheme, choreography, ckks, dp, errors, federated, network,
 from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
 from sectorch.network import aio
-from sectorch.protocols import secsv
+from sectorch.protocols import capride, secsv
 
 ROOT = Path(sectorch.__file__).parent.parent
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| warns \|$", re.MULTILINE)
@@ -203,6 +203,7 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
         for old, names in ((f"sectorch.{old}", names) for old, names in DOCUMENTED.items())
     },
     "`sectorch.ckks.rerandomised`": names_of(ckks, rerandomised="rerandomise"),
+    "`sectorch.protocols.capride.Guard`": names_of(capride, Guard="ReleaseLedger"),
     "`CKKSTensor.settled()`": [
         (lambda: encrypted().settled().full_shape, lambda: encrypted().smallest_form().full_shape),
     ],

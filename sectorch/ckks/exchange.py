@@ -298,6 +298,10 @@ class LocatedKeys:
         content = current().fresh(party, with_shapes(blank)(_named(f, "encrypt")), x, self.public(party))
         return LocatedCKKSTensor(content, self)
 
+    def bring(self, party: Party, value: Any) -> LocatedCKKSTensor:
+        """Ciphertexts under these keys that a party has already; elsewhere their form (`blank_encryption`)."""
+        return self.wrap(current().own(party, value))
+
     def run(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` computes f(*values) with randomness of its own; ciphertexts for `LocatedCKKSTensor`s among them.
 
@@ -393,6 +397,10 @@ class LocatedCKKSTensor:
             return _evaluate(model, e)
 
         return self.keys.wrap(compute(evaluate, self.content))
+
+    def smallest_form(self) -> LocatedCKKSTensor:
+        """Rescaled to at most two primes, at the holder; see `CKKSTensor.smallest_form`."""
+        return self.keys.wrap(compute(CKKSTensor.smallest_form, self.content))
 
     def sum(self, dim: int | Sequence[int], keepdim: bool = False, groups: int = 1) -> LocatedCKKSTensor:
         """Sums over dimensions. Over the batch, dimension 0, it is what `decrypt_at` decrypts instead of the slots.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from sectorch.protocols.capride import Settings, federation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # `capride_attacks.py`
 
 QUICK = Settings(rounds=1, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=None)
 """Two levels fewer bits than the default: a ring of 8192, in which a test's encrypted round takes seconds."""

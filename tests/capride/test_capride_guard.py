@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capride_attacks import recover
 
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Guard, Settings
-from sectorch.protocols.capride.adversary import recover
+from sectorch.ckks import ReleaseLedger
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings
 from sectorch.protocols.capride.settings import Directions
 
-ON = Settings()
-OFF = replace(ON, leakage=None)
+OFF = Settings(leakage=None)
 
 
 def random_directions(count: int, n: int, classes: int, seed: int = 0) -> Directions:
@@ -61,26 +61,26 @@ def test_noise_blunts_the_attack(made):
 
 
 def test_counts_are_kept_by_receiver_and_version():
-    guard = Guard("P2")
+    ledger = ReleaseLedger("P2", least_samples=16)
     for version in ("v", "v", "w"):
-        guard.release("P1", version, 100, 48, 10, ON)
-    again = Guard("P2", {**guard.released, "P3>P1@v": [1, 9]})
-    again.release("P1", "v", 1, 16, 10, ON)
+        ledger.release("P1", version, 100, 48, 9)
+    again = ReleaseLedger("P2", {**ledger.released, "P3>P1@v": [1, 9]})
+    again.release("P1", "v", 1, 16, 9)
     assert again.released == {"P2>P1@v": [201, 144], "P2>P1@w": [100, 432]}
 
 
 def test_a_question_of_nothing_is_refused():
     """The size of a question is a message: a negative number would take from what was counted."""
-    guard = Guard("P2")
-    guard.release("P1", "v", 100, 48, 10, ON)
+    ledger = ReleaseLedger("P2")
+    ledger.release("P1", "v", 100, 48, 9)
     for numbers, samples in ((0, 48), (-100, 48), (1, 0), (1, -48)):
-        for how in (ON, OFF):
+        for ledger.least_samples in (1, 16):
             with pytest.raises(DisaggregationError, match=f"P2 releases no {numbers} numbers over {samples} samples"):
-                guard.release("P1", "v", numbers, samples, 10, how)
-    assert guard.released == {"P2>P1@v": [100, 432]}
+                ledger.release("P1", "v", numbers, samples, 9)
+    assert ledger.released == {"P2>P1@v": [100, 432]}
 
 
 def test_few_sample_aggregates_are_refused():
     with pytest.raises(DisaggregationError, match="no aggregate over 15 samples"):
-        Guard("P2").release("P1", "v", 1, 15, 10, ON)
-    Guard("P2").release("P1", "v", 1, 15, 10, OFF)
+        ReleaseLedger("P2", least_samples=16).release("P1", "v", 1, 15, 9)
+    ReleaseLedger("P2").release("P1", "v", 1, 15, 9)

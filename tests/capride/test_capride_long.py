@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capride_attacks import Tap
 
 from sectorch.federated import Watch
 from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
-from sectorch.protocols.capride.adversary import Tap
 from sectorch.protocols.capride.settings import Directions
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capride_attacks import SIZES, Tap
 
 from sectorch.federated import Watch
 from sectorch.federated.folder import digest
 from sectorch.federated.training import predict
 from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
-from sectorch.protocols.capride.adversary import SIZES, Tap
 from sectorch.protocols.capride.algorithm import Meter
 from sectorch.protocols.capride.exchange import fitted
 from sectorch.protocols.capride.settings import Directions, head_of
@@ -111,7 +111,7 @@ def question(made, how: Settings) -> tuple[CaPriDe, Meter, torch.Tensor]:
     party, model = run.parties[0], run.states["P1"].small
     asked = Question(party, model, run.subset(1, party), how, torch.Generator().manual_seed(0))
     meter = Meter(*own_view(model, party.images), "P2")
-    return run, meter, meter.information(asked.published(len(party.labels)), how.temperature)
+    return run, meter, meter.told(asked.published(len(party.labels)), how.temperature)
 
 
 def test_noise_lowers_leakage_and_questions_add_up(made):
@@ -138,7 +138,7 @@ def test_one_sample_alone_is_seen():
     weights = torch.zeros(10, 40, 10)
     weights[:, 3] = torch.eye(10)
     meter = Meter(features, logits, "P2")
-    found = meter.leakage(meter.information(Directions.of(weights), 1.0) / 1e-6)
+    found = meter.leakage(meter.told(Directions.of(weights), 1.0) / 1e-6)
     assert int(found.argmax()) == 3 and float(found[3]) > 0.99 and float(found.median()) < 0.5
 
 

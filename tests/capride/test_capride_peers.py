@@ -40,13 +40,13 @@ def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Set
         exchange = Exchange(parties, classes, parameters, how, sessions={("P1", "P2"): session})
         ask = lambda samples: exchange.ask(1, parties[0], question[0], samples, {"P2": model}, sizes=SIZES)["P2"]
         found = ask(question[1])
-        held = sorted(exchange.owners), sorted(name for name, peer in exchange.peers.items() if peer._published)
-        seen, count = lines(profile), dict(exchange.peers["P2"].guard.released)
+        held = sorted(exchange.owners), sorted({peer for _, peer in exchange._published})
+        seen, count = lines(profile), dict(exchange.peers["P2"].ledger.released)
         told.send((None if found.is_meta else found.tolist(), held, seen, count))
         try:
             ask(15)
         except (DisaggregationError, EOFError, ConnectionError) as error:
-            again = exchange.peers["P2"].guard.released
+            again = exchange.peers["P2"].ledger.released
             told.send((isinstance(error, DisaggregationError), str(error), lines(profile)[len(seen) :], again))
 
 
@@ -110,7 +110,7 @@ def test_one_exchange_as_two_processes(made, quick):
     assert sent == seen == lines(together)
     paths = [line[0] for line in sent]
     assert paths == ["agree", *3 * ["capride_publish"], "capride_announce", *4 * ["capride_divergence"]]
-    assert counts == one.peers["P2"].guard.released and len(counts) == 1
+    assert counts == one.peers["P2"].ledger.released and len(counts) == 1
 
     (waited, _, sent, _), (refused, text, seen, again) = said["Pk"][1], said["Pl"][1]
     assert refused and "P2 releases no aggregate over 15 samples of P1" in text and again == counts

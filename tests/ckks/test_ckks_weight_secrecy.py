@@ -9,13 +9,13 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
+from sectorch.ckks.exchange import _words
 from sectorch.ckks.module import on_shapes
 from sectorch.ckks.scheme.ciphertext import residues
 from sectorch.ckks.tensor.ckks_tensor import rerandomise
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models import Square
-from sectorch.protocols.capride.exchange import _joined
 from sectorch.protocols.secsv.public import _residues
 
 F = nn.functional
@@ -142,7 +142,7 @@ def test_a_weight_that_waits_does_not_leave():
     e = ckks.encrypt(torch.ones(2, 1), ckks.keygen(1))
     assert residues(e.cipher) is e.cipher.data
     waits = e * torch.tensor(0.3)
-    for send in (residues, lambda c: _joined([e.cipher, c]), _residues):
+    for send in (residues, lambda c: _words([e.cipher, c]), _residues):
         with pytest.raises(ckks.ScaleError, match="a weight of a single number waits") as raised:
             send(waits.cipher)
         assert "0.3" not in str(raised.value)

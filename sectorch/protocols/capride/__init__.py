@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
+from ...ckks import ReleaseLedger as ReleaseLedger
+from ...deprecation import renamed_names
 from .algorithm import CaPriDe as CaPriDe
 from .cli import divide as divide
 from .cli import federation as federation
-from .exchange import Guard as Guard
 from .report import Result as Result
 from .settings import CorruptedCiphertextError as CorruptedCiphertextError
 from .settings import DisaggregationError as DisaggregationError
@@ -22,11 +23,12 @@ from .settings import Party as Party
 from .settings import Settings as Settings
 from .training import Update as Update
 
+__getattr__ = renamed_names(__name__, Guard="ReleaseLedger")
+
 __all__ = [
     "CaPriDe",
     "CorruptedCiphertextError",
     "DisaggregationError",
-    "Guard",
     "ModelError",
     "Party",
     "Result",

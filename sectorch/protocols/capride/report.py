@@ -101,7 +101,7 @@ class Result(Outcome):
         parties: those that were here; with others elsewhere it was `apart`.
         records: for each of them the record of local training and one for each round.
         messages: what was sent, by protocol, message and ends, as the core's observers saw it.
-        released: the guards' counts; see `Guard.released`.
+        released: the guards' counts; see `ckks.ReleaseLedger`.
     """
 
     parties: Sequence[Party]

@@ -1,4 +1,4 @@
-"""What an honest-but-curious P_k makes of its answers: attacks that the meter is held against.
+"""What an honest-but-curious P_k of CaPriDe makes of its answers: attacks that the meter is held against.
 
 Every answer is sum_j q_rj . z_j / T, and noise, with q known to P_k. `recover` solves for the logits with no further
 knowledge. `reconstructions` uses what P_k has besides: its own logits as a first guess, all rounds together as if the
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...federated.training import predict
-from .algorithm import CaPriDe
-from .settings import Directions
-from .training import own_view
+from sectorch.federated.training import predict
+from sectorch.protocols.capride import CaPriDe
+from sectorch.protocols.capride.settings import Directions
+from sectorch.protocols.capride.training import own_view
 
 SIZES = (0.3, 1.0, 3.0)
 """Sizes of the unknown, in those of P_k's own logits, that `reconstructions` tries."""
@@ -132,7 +132,7 @@ class Tap:
             self.noise.append(torch.full((len(directions),), self.link.sigma(owner, sigma), dtype=torch.float64))
             self.features, self.own = own_view(self.run.states[owner.name].small, owner.images)
             size = (sizes or {}).get(self.peer, 0.0)
-            answering = self.link.peers[self.peer].fitted(owner.name, models[self.peer], size)
+            answering = self.link.peers[self.peer].answering(owner.name, models[self.peer], size)
             self.true = predict(answering, owner.images)
         return found
 
