@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,10 @@ def lines(profile: Profile) -> list[tuple]:
     return [(m.path, m.label, m.src.name, m.dst.name, tuple(m.shape), str(m.dtype), m.round) for m in profile.ledger]
 
 
+def residues_of(x: ckks.LocatedCKKSTensor) -> torch.Tensor:
+    return x.content._value.cipher.data
+
+
 def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Settings, question, model, told) -> None:
     """A process that is P1 in the role Pk, or P2 in the role Pl: it asks, or answers, and once more."""
     torch.set_num_threads(1)
@@ -40,7 +45,10 @@ def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Set
         exchange = Exchange(parties, classes, parameters, how, sessions={("P1", "P2"): session})
         ask = lambda samples: exchange.ask(1, parties[0], question[0], samples, {"P2": model}, sizes=SIZES)["P2"]
         found = ask(question[1])
-        held = sorted(exchange.owners), sorted({peer for _, peer in exchange._published})
+        held = (
+            sorted(exchange.owners),
+            sorted(peer for (_, peer), (_, x) in exchange._published.items() if not residues_of(x[0]).is_meta),
+        )
         seen, count = lines(profile), dict(exchange.peers["P2"].ledger.released)
         told.send((None if found.is_meta else found.tolist(), held, seen, count))
         try:
@@ -53,10 +61,11 @@ def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Set
 def apart(run, question: Question, how: Settings) -> dict[str, list[tuple]]:
     """What each of the two processes says of its two questions. Neither is given what is the other's."""
     p1, p2 = run.parties
+    blank = copy.deepcopy(run.states["P2"].small).to("meta")
     absent = lambda p: Party(p.name, None, p.images.to("meta"), p.labels.to("meta"))
     given = {
         "Pk": ([Party("P1", None, p1.images, p1.labels), absent(p2)],
-               (question.published(len(p1.labels)), len(question.subset)), None),
+               (question.published(len(p1.labels)), len(question.subset)), blank),
         "Pl": ([absent(p1), Party("P2", None, p2.images, p2.labels)], (None, 0), run.states["P2"].small),
     }  # fmt: skip
     ends = dict(zip(given, PROCESSES.Pipe(), strict=True))
