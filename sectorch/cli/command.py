@@ -114,6 +114,35 @@ class Parser(argparse.ArgumentParser):
         self.takes_json("results.json")
 
 
+Report = tuple[dict[str, Any], str]
+"""What an action made or found, for JSON and in words."""
+Action = Callable[[argparse.Namespace], Report]
+
+
+class ActionParser(Parser):
+    """Options of one action of a command, as `sectorch keys issue`. All actions take `--json`."""
+
+    def __init__(self, prog: str, line: str, run: Action, example: str):
+        example = f"{prog.rpartition(' ')[0]} {example}"
+        super().__init__(prog.removeprefix("sectorch "), f"{line[0].upper()}{line[1:]}.", [example])
+        self.set_defaults(run=run)
+        self.takes_json("what was made or found")
+
+
+def action_adder(parser: Parser) -> Callable[[str, Action, str], ActionParser]:
+    """A function that adds an action to a command: takes its line of help, what runs it, and an example."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=ActionParser)
+    return lambda line, run, example: actions.add_parser(
+        example.split()[0], help=line, line=line, run=run, example=example
+    )
+
+
+def run_action(options: argparse.Namespace, _: Console) -> None:
+    """Run the action that was named, and print its report."""
+    facts, words = options.run(options)
+    print_json(facts) if options.json else print(words)
+
+
 class OldOption(argparse.Action):
     """An option by its old name, for one release: says on standard error what its name, `const`, is now."""
 

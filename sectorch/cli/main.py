@@ -33,7 +33,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "models": ("network.commands.ask:models", "list the models that can be asked"),
         "limits": ("network.limits:limits", "what clients may ask of a party, and what they have used"),
         "audit": ("network.receipts.audit:audit_command", "check receipts: who learned what, and when"),
-        "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
+        "keys": ("network.identity.authority:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
         "run": (

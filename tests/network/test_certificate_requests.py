@@ -16,9 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sectorch import errors
 from sectorch.network import Credentials, Pins, Server, connect
-from sectorch.network.identity.authority import issue, make_authority, make_request
+from sectorch.network.identity.authority import issue, keys, make_authority, make_request
 from sectorch.network.identity.identity import fingerprint_of
-from sectorch.network.identity.keys import keys
 from sectorch.testing.local_network import enrol
 
 P256 = ec.generate_private_key(ec.SECP256R1())

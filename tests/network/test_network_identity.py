@@ -16,8 +16,8 @@ from sectorch.choreography.streams import keypair
 from sectorch.mpc.star.key_agreement import Identities
 from sectorch.mpc.star.key_agreement import _statement as seed_statement
 from sectorch.network import Pins, Server, answer, connect
+from sectorch.network.identity.authority import keys
 from sectorch.network.identity.identity import context, fingerprint_of, new_identity
-from sectorch.network.identity.keys import keys
 from sectorch.session import A, Q, S
 from sectorch.tensor import Scheme
 

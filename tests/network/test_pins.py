@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sectorch import errors
 from sectorch.network import Pins
+from sectorch.network.identity.authority import keys
 from sectorch.network.identity.identity import fingerprint, new_identity, read_identity
-from sectorch.network.identity.keys import keys
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32).public_key().public_bytes_raw() for i in range(4)]
 """The same in every process: the names of tests below are made of them."""

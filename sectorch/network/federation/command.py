@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ... import files
-from ...cli.command import Parser, at_least, command_status, print_json
+from ...cli.command import Parser, Report, action_adder, at_least, command_status, run_action
 from ...errors import ArgumentError
 from ..identity.authority import enrol, make_authority
 from ..identity.identity import fingerprint_of, new_identity
@@ -41,9 +41,6 @@ from .programs import (
 from .reveals import bounds_of
 
 # `sectorch federation accept`: what would be accepted, and the table that accepts it.
-
-
-Made = tuple[dict, str]
 
 
 def add_accept(action: argparse.ArgumentParser) -> None:
@@ -77,7 +74,7 @@ def add_accept(action: argparse.ArgumentParser) -> None:
     action.add_argument("--show", action="store_true", help="show it, and write nothing")
 
 
-def accept(options: argparse.Namespace) -> Made:
+def accept(options: argparse.Namespace) -> Report:
     """Show what would be accepted, and write it unless `--show` is given.
 
     Raises:
@@ -86,7 +83,7 @@ def accept(options: argparse.Namespace) -> Made:
     federated = read_federation(options.file)
     name = federated.member(options.name).name
     own = read_party_config(options.file, name)
-    starters = [federated.member_named(n).name for n in options.starters or [m.name for m in federated.members]]
+    starters = [federated.member_add_action(n).name for n in options.starters or [m.name for m in federated.members]]
     if options.what in PAPERS:
         table, facts, words = _paper(options, federated, own, starters)
     elif options.what.endswith(".safetensors"):
@@ -103,9 +100,9 @@ def accept(options: argparse.Namespace) -> Made:
 def _program(options: argparse.Namespace, federated: FederationFile, own: PartyConfig, starters: list[str]):
     source = source_of(options.what)
     found = dry_run_program(source, federated)
-    bounds = bounds_of(options.reveals, lambda name: federated.member_named(name).name)
+    bounds = bounds_of(options.reveals, lambda name: federated.member_add_action(name).name)
     check_bounded(found, bounds, source.name)
-    parties = [federated.member_named(name).name for name in options.among] or list(found.parties)
+    parties = [federated.member_add_action(name).name for name in options.among] or list(found.parties)
     inputs: dict[str, str] = {}
     for entry in options.input:
         called, equals, path = entry.partition("=")
@@ -154,7 +151,7 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
         numbers = ", ".join(k for k, v in settings.items() if type(v) in (int, float))
         raise ArgumentError(f"{options.what} has no number {unknown[0]!r} among its settings; it has {numbers}")
     digest = settings_digest(options.what, settings, tuple(most))
-    parties = [federated.member_named(n).name for n in options.among] or [
+    parties = [federated.member_add_action(n).name for n in options.among] or [
         *cast_of(options.what, options.arguments, federated)
     ]
     table = table_text("paper", options.what, [
@@ -221,9 +218,6 @@ def _add(own: PartyConfig, table: str, federated: FederationFile, name: str) -> 
         partial.unlink(missing_ok=True)
 
 
-"""What was made or found, for JSON and in words."""
-
-
 def federation(arguments: Sequence[str] | None = None) -> int:
     """`sectorch federation ACTION`."""
     p = Parser(
@@ -236,29 +230,25 @@ def federation(arguments: Sequence[str] | None = None) -> int:
             "sectorch federation try here north=H1 south=H2     a CA, keys and a file, all in one folder",
         ),
     )
-    actions = p.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Action)
-
-    def named(line: str, run: Callable[[argparse.Namespace], Made], example: str) -> Parser:
-        return actions.add_parser(example.split()[0], help=line, line=line, run=run, example=example)
-
-    action = named("write a federation file", _init, "init sum.toml --server cloud.example:7100 --party ...")
+    add_action = action_adder(p)
+    action = add_action("write a federation file", _init, "init sum.toml --server cloud.example:7100 --party ...")
     action.add_argument("file", type=Path, help="the file to write")
     action.add_argument("--server", required=True, help="host:port where all parties meet")
     action.add_argument(
         "--party", nargs=3, action="append", default=[], metavar=("NAME", "ROLE", "FINGERPRINT"),
         help="a party, its role and what `sectorch keys show` printed there; once for each",
     )  # fmt: skip
-    action = named("check a federation file, and a party's own files", _check, "check sum.toml --as north")
+    action = add_action("check a federation file, and a party's own files", _check, "check sum.toml --as north")
     action.add_argument("file", type=Path, help="the federation file")
     action.add_argument("--as", dest="name", help="the party whose files are checked too")
     action.add_argument("--folder", type=Path, help="where they are; that of the file")
-    action = named(
+    action = add_action(
         "show a program, paper or model, and write that a party accepts it",
         accept,
         "accept sum.toml sum.py:program ...",
     )
     add_accept(action)
-    action = named("a CA, keys and a file in one folder, to try it out", _try, "try here north=H1 south=H2")
+    action = add_action("a CA, keys and a file in one folder, to try it out", _try, "try here north=H1 south=H2")
     action.add_argument("folder", type=Path, help="the folder to make")
     action.add_argument("parties", nargs="+", metavar="NAME=ROLE", help="the parties and their roles")
     action.add_argument("--server", default="localhost:7100", help="host:port where all parties meet")
@@ -266,24 +256,10 @@ def federation(arguments: Sequence[str] | None = None) -> int:
     return command_status(p, arguments, _run)
 
 
-class _Action(Parser):
-    """The parser of one action; all of them take `--json`."""
-
-    def __init__(self, prog: str, line: str, run: Callable[[argparse.Namespace], Made], example: str):
-        described = f"{line[0].upper()}{line[1:]}."
-        super().__init__(prog.removeprefix("sectorch "), described, [f"sectorch federation {example}"])
-        self.set_defaults(run=run)
-        self.takes_json("what was made or found")
-
-
-def _run(options: argparse.Namespace, _: Console) -> None:
+def _run(options: argparse.Namespace, console: Console) -> None:
     if options.arguments and options.run is not accept:
         raise ArgumentError("what stands after -- are a paper's options, for `sectorch federation accept`")
-    made, words = options.run(options)
-    if options.json:
-        print_json(made)
-    else:
-        print(words)
+    run_action(options, console)
 
 
 def _described(federated: FederationFile) -> dict:
@@ -294,7 +270,7 @@ def _described(federated: FederationFile) -> dict:
     return {"name": federated.name, "servers": federated.servers, "parties": members, "digest": federated.digest}
 
 
-def _init(options: argparse.Namespace) -> Made:
+def _init(options: argparse.Namespace) -> Report:
     if options.file.exists():
         raise ArgumentError(f"{options.file} is there already; name another, or remove it")
     parties: dict[str, dict[str, str]] = {}
@@ -313,7 +289,7 @@ def _init(options: argparse.Namespace) -> Made:
     return _described(federated), words
 
 
-def _check(options: argparse.Namespace) -> Made:
+def _check(options: argparse.Namespace) -> Report:
     federated = read_federation(options.file)
     at = ", ".join(federated.servers.values())
     words = f"{options.file}: '{federated.name}', digest {federated.digest[:16]}, meets at {at}"
@@ -340,7 +316,7 @@ def _check_own(federated: FederationFile, options: argparse.Namespace) -> str:
     return words
 
 
-def _try(options: argparse.Namespace) -> Made:
+def _try(options: argparse.Namespace) -> Report:
     folder = options.folder
     roles: dict[str, str] = {}
     for entry in options.parties:

@@ -1,4 +1,4 @@
-"""Requests for certificates, and a small CA that signs them, for trying it out; a deployment has a CA of its own.
+"""A small certificate authority for trying it out, and `sectorch keys`; a deployment has a CA of its own.
 
 A private key is made by the party that it belongs to, and stays there: the CA sees a request, which holds the public
 key and the name and is signed with the private one. A server's certificate is good for serving only and a client's for
@@ -12,6 +12,7 @@ import argparse
 import datetime
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -30,13 +31,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ... import files
+from ...cli.command import Parser, Report, action_adder, command_status, number, run_action
 from ...errors import ArgumentError
-from ..names import name_of
+from ..names import NAME, name_of
 from .identity import Credentials, Pins, common_name, fingerprint_of, new_identity, public_pem
 
 CURVES = (SECP256R1, SECP384R1, SECP521R1)
 RSA_BITS = 2048
 LARGEST_REQUEST = 64 << 10
+LONGEST_DAYS = 36500
+_DAYS = number(float, lambda days: 0 < days <= LONGEST_DAYS, f"above 0 and at most {LONGEST_DAYS}")
 _LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.)?({_LABEL}\.)*{_LABEL}")
 
@@ -236,15 +240,114 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-# `sectorch keys try`: a CA and three parties, each with a folder that could be its own machine, to try it out.
+# The command.
 
 
-Made = tuple[dict[str, str], str]
-"""What was made, for JSON and in words."""
+def keys(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch keys ACTION`."""
+    p = Parser(
+        "keys",
+        "Identity keys, requests for certificates, and a small certificate authority for trying it out.",
+        (
+            "sectorch keys try trial                               all of the following for a server and two hospitals",
+            "sectorch keys init pki                                a CA in the folder pki",
+            "sectorch keys request alice                           at alice: her keys, and a request for the CA",
+            "sectorch keys issue pki alice.csr                     at the CA: a client's certificate",
+            "sectorch keys issue pki server.csr --host localhost   at the CA: the server's certificate",
+            "sectorch keys show alice-identity.pem                 the fingerprint, to tell the other party",
+            "sectorch keys pin hospital-b SHA256:...               know the other party by this from now on",
+        ),
+    )
+    add_action = action_adder(p)
+    action = add_action("a CA and three parties' folders on one machine, to try it out", _try, "try trial")
+    action.add_argument("folder", type=Path, help="the folder to make, with one for each party in it")
+    action.add_argument("--server", default="localhost:7100", help="host:port at which the server will be reached")
+    action.add_argument("--asking", default="hospital-a", help="name of the party that asks")
+    action.add_argument("--answering", default="hospital-b", help="name of the party that has a model")
+    action = add_action("make a CA", _init, "init pki")
+    action.add_argument("folder", type=Path, help="where the CA is made")
+    action = add_action("make a party's keys, and a request for its certificate", _request, "request alice")
+    action.add_argument("name", help="the party's name")
+    action.add_argument("--folder", type=Path, default=Path(), help="where the files are made (default here)")
+    action.add_argument("--server", action="store_true", help="for a server, which needs no identity key")
+    action = add_action("sign a request: issue a certificate", _issue, "issue pki alice.csr")
+    action.add_argument("folder", type=Path, help="the CA's folder")
+    action.add_argument("request", help="the request, a file that `sectorch keys request` made at the party")
+    action.add_argument("--host", action="append", help="for a server: a host name or address; may be repeated")
+    action.add_argument("--days", type=_DAYS, default=90, help="how long it is valid")
+    action = add_action("make an identity key alone", _identity, "identity alice-identity.pem")
+    action.add_argument("path", type=Path, help="the file to make")
+    action = add_action("print an identity key's fingerprint", _show, "show alice-identity.pem")
+    action.add_argument("path", type=Path, help="an identity file")
+    action = add_action("know another party by this identity key", _pin, "pin hospital-b SHA256:...")
+    action.add_argument("name", help="the other party's name")
+    action.add_argument("fingerprint", help="the fingerprint that it told you")
+    action.add_argument("--pins", type=Path, help="file of known identity keys")
+    return command_status(p, arguments, run_action)
 
 
-def try_out(options: argparse.Namespace) -> Made:
-    """Make the folders, and say what to run next."""
+def _init(options: argparse.Namespace) -> Report:
+    path = make_authority(options.folder)
+    return {"ca": str(path)}, f"CA certificate: {path}"
+
+
+def _request(options: argparse.Namespace) -> Report:
+    path = make_request(options.folder, options.name, server=options.server)
+    made = {"request": str(path), "key": str(path.with_name(f"{options.name}-key.pem"))}
+    words = f"{made['request']}: give it to the CA\n{made['key']}: keep it here"
+    if not options.server:
+        identity = path.with_name(f"{options.name}-identity.pem")
+        made |= {"identity": str(identity), "fingerprint": fingerprint_of(identity.read_bytes())}
+        words += f"\n{made['identity']}: {made['fingerprint']}"
+    return made, words
+
+
+def _issue(options: argparse.Namespace) -> Report:
+    folder, request = options.folder, Path(options.request)
+    if not request.exists() and request.suffix != ".csr":
+        name = options.request if NAME.fullmatch(options.request) else "NAME"
+        server, host = (" --server", f" --host {options.host[0]}") if options.host else ("", "")
+        raise ArgumentError(
+            f"keys issue makes no keys any more, it signs a request: at '{name}' run `sectorch keys request "
+            f"{name}{server}`, then here `sectorch keys issue {folder} {name}.csr{host}`"
+        )
+    hosts = tuple(options.host or ())
+    path = issue(folder, _content(request), hosts=hosts, days=options.days)
+    made = {"certificate": str(path), "ca": str(folder / "ca.pem")}
+    kind = f"a server's certificate, for {', '.join(hosts)}" if hosts else "a client's certificate"
+    return made, f"{path}: {kind}; give it back with {made['ca']}"
+
+
+def _identity(options: argparse.Namespace) -> Report:
+    if options.path.exists():
+        raise ArgumentError(f"{options.path} is there already; an identity is made once")
+    pem = new_identity()
+    files.write(options.path, pem, 0o600)
+    made = {"identity": str(options.path), "fingerprint": fingerprint_of(pem)}
+    return made, f"{made['identity']}: {made['fingerprint']}"
+
+
+def _show(options: argparse.Namespace) -> Report:
+    print_ = fingerprint_of(_content(options.path), str(options.path))
+    return {"fingerprint": print_}, print_
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _pin(options: argparse.Namespace) -> Report:
+    known = Pins(options.pins)
+    known.pin(options.name, options.fingerprint)
+    made = {"name": options.name, "fingerprint": options.fingerprint, "pins": str(known.path)}
+    return made, f"{known.path} knows '{options.name}' by {options.fingerprint}"
+
+
+def _try(options: argparse.Namespace) -> Report:
+    """Make a CA and three parties, each with a folder that could be its own machine; gives the commands to run next."""
     folder, asking, answering = options.folder, options.asking, options.answering
     host, colon, port = options.server.rpartition(":")
     if not colon or not host or not port.isdecimal():
