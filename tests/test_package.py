@@ -40,7 +40,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    others = {"sectorch/py.typed", "sectorch_pytest.py", "sectorch/network/receipts/page.html"}
+    others = {"sectorch/py.typed", "sectorch_pytest.py", "sectorch/network/audit.html"}
     assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | others
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     said = wheel.read(points).decode()

@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "query": ("network.commands.ask:query", "ask a model; you alone learn the result"),
         "models": ("network.commands.ask:models", "list the models that can be asked"),
         "limits": ("network.limits:limits", "what clients may ask of a party, and what they have used"),
-        "audit": ("network.receipts.audit:audit_command", "check receipts: who learned what, and when"),
+        "audit": ("network.audit:audit_command", "check receipts: who learned what, and when"),
         "keys": ("network.identity.authority:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
@@ -40,7 +40,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "network.commands.run:run",
             "run a program: simulated, or among parties",
         ),
-        "up": ("network.commands.up:up", "be a party of a federation: serve, answer, take part"),
+        "up": ("network.commands.serve:up", "be a party of a federation: serve, answer, take part"),
         "federation": (
             "network.federation.command:federation",
             "write and check the file that says who the parties are",

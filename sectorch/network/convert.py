@@ -17,7 +17,7 @@ from ..nn.inputs import Inputs
 from ..serving.description import describe
 from ..serving.model_file import write_model
 from .commands import array_files
-from .user_functions import function_of, is_function
+from .federation.programs import function_of, is_function
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:

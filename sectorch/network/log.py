@@ -25,7 +25,7 @@ from typing import Any
 from ..choreography import Party
 from ..choreography.ledger import Observer
 from ..errors import ReceiptError
-from .receipts.receipts import Receipts
+from .receipts import Receipts
 
 QUERIES = logging.getLogger("sectorch.query")
 FORMATS = ("text", "json")

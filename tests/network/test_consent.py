@@ -29,6 +29,7 @@ from sectorch.garbled.transfer import deliver
 from sectorch.mpc.star.broadcast import compare_public_values
 from sectorch.mpc.star.linear import mask_streamed_weight
 from sectorch.mpc.star.shares import reveal_to_A
+from sectorch.network.audit import audit, page
 from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import Policy
@@ -36,7 +37,6 @@ from sectorch.network.federation.programs import DryParties, dry_run_source
 from sectorch.network.federation.reveals import Ledger, bounds_of, word_counts
 from sectorch.network.federation.service import PartyService, ProgramStart, RunParties, describe_proposal
 from sectorch.network.parties.session import abort_reason
-from sectorch.network.receipts.audit import audit, page
 from sectorch.testing.local_network import PROGRAM as COMMAND
 from sectorch.testing.local_network import free_port
 

@@ -24,12 +24,11 @@ from torch import nn
 from sectorch import errors
 from sectorch.cli.main import run
 from sectorch.network import answer, connect, save_model
+from sectorch.network.audit import NOT_RECORDED, audit, compare
 from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity, read_identity
 from sectorch.network.log import QUERIES
 from sectorch.network.parties.session import PartySession
-from sectorch.network.receipts import receipts
-from sectorch.network.receipts.audit import NOT_RECORDED, audit, compare
-from sectorch.network.receipts.receipts import Receipts
+from sectorch.network.receipts import Receipts, receipts
 from sectorch.testing.local_network import Stage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -251,7 +250,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path
     folder, path = pki[0], tmp_path / "a.jsonl"
     program = (
         "import sys\nfrom sectorch.network.identity.identity import Credentials\n"
-        "from sectorch.network.receipts.receipts import Receipts\n"
+        "from sectorch.network.receipts import Receipts\n"
         "name, path, folder = sys.argv[1:]\n"
         "credentials = Credentials.read(f'{folder}/{name}.pem', f'{folder}/{name}-key.pem', f'{folder}/ca.pem')\n"
         f"receipts, facts = Receipts(path, credentials, 'A'), {ASKED!r}\n"

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.cli.main import run
+from sectorch.network.audit import LISTED, Audit, Entry, audit, compare, page
 from sectorch.network.identity.identity import new_identity
-from sectorch.network.receipts.audit import LISTED, Audit, Entry, audit, compare, page
-from sectorch.network.receipts.receipts import Receipts
+from sectorch.network.receipts import Receipts
 
 ASKED = {
     "session": "ab" * 16, "client": "alice", "key": "SHA256:x", "model": "hospital-b", "version": "12",

@@ -16,7 +16,7 @@ from network_world import until
 
 from sectorch.cli.main import run
 from sectorch.federated.parties import Simulation
-from sectorch.network.user_functions import function_of
+from sectorch.network.federation.programs import function_of
 from sectorch.testing.local_network import PROGRAM, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "secure_sum.py"

@@ -18,10 +18,9 @@ from ...errors import AbortedError, ArgumentError
 from ...federated.parties import Simulation, tensors
 from ..federation.config import read_federation
 from ..federation.party import Federation
-from ..federation.programs import dry_run_source, source_of
+from ..federation.programs import dry_run_source, function_of, source_of
 from ..federation.service import ProgramStart, describe_proposal
 from ..messages import Delivery
-from ..user_functions import function_of
 from . import array_files
 from .options import add_log, begin_log, console, tell
 

@@ -1,4 +1,4 @@
-"""`sectorch server` and `sectorch answer`: processes that run until they are stopped.
+"""`sectorch server`, `sectorch answer` and `sectorch up`: processes that run until they are stopped.
 
 `MultiServer` connects an answering party to several servers and workers. `supervise` runs a server as several worker
 processes behind one port.
@@ -16,17 +16,31 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from ...cli.command import Parser, above_zero, at_least, command_status, number
+from ...cli.command import Parser, above_zero, at_least, command_status, not_negative, number
 from ...errors import ArgumentError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ...files import write as write_file
 from ...serving.model_file import read_model
+from ..federation.config import (
+    SERVER,
+    FederationFile,
+    ListedPins,
+    PartyConfig,
+    credentials,
+    read_federation,
+    read_party_config,
+    server_credentials,
+)
+from ..federation.policy import AcceptanceRule, Policy
+from ..federation.service import PartyService
 from ..identity.certificate_files import check_own_files
+from ..identity.identity import Credentials
 from ..messages import MOST, ServerProcess
 from ..names import NAME, name_of
 from ..parties.answer import Answering
@@ -457,9 +471,8 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
         console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
-        until_stopped(
-            running.wait, running.drain, running.stop, options.drain, both(watching.check_renewal, running.reload)
-        )
+        on_hangup = hangup_handler(watching.check_renewal, running.reload)
+        until_stopped(running.wait, running.drain, running.stop, options.drain, on_hangup)
     return 0
 
 
@@ -535,17 +548,204 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             connections.close()
             party.close()
 
-        def anew() -> None:
-            party.reload()
-            reload_models(party, files)
-
-        until_stopped(connections.run, drain, stop, options.drain, both(watching.check_renewal, anew))
+        on_hangup = hangup_handler(watching.check_renewal, party.reload, lambda: reload_models(party, files))
+        until_stopped(connections.run, drain, stop, options.drain, on_hangup)
 
 
-def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    """The handler of SIGHUP. It works in a thread: the interrupted thread may hold locks that it needs."""
-    one_after_another = lambda: (one(), other())
-    return lambda: threading.Thread(target=one_after_another, daemon=True, name="on SIGHUP").start()
+# `sectorch up`: a party of a federation, in all its functions.
+
+
+def up(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch up`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    p = Parser(
+        "up",
+        "Be a party of a federation: serve as its server, answer with a model, and take part in programs, each only\n"
+        "if this party has accepted it (`sectorch federation accept`). Ctrl-C stops it.",
+        [
+            "sectorch up federation.toml --as north",
+            "sectorch up federation.toml --as server        where [federation] names the server's address",
+        ],
+    )
+    p.add_argument("file", type=Path, help="the federation file")
+    p.add_argument("--as", dest="name", required=True, help="which party this process is, or the server")
+    p.add_argument("--folder", type=Path, help="where its certificate and keys are, whatever its own file says")
+    p.add_argument(
+        "--drain", type=not_negative, help="seconds that SIGTERM leaves to what runs, whatever its own file says"
+    )
+    add_core(p)
+    add_log(p)
+    add_watch(p)
+    return command_status(p, arguments, _up)
+
+
+def _up(options: argparse.Namespace, _: Console) -> None:
+    federated, name = read_federation(options.file), options.name
+    if name not in federated.servers:
+        federated.member(name)
+    own = read_party_config(options.file, name, options.folder)
+    own.check_room(name)
+    options.log = options.log or own.files.get("log")
+    begin_log(options)
+    on_core(options)
+    seconds = own.limits.drain_seconds if options.drain is None else options.drain
+    with monitoring(options) as watching, _FederationParty(options.file, federated, name, own) as party:
+        party.start_services()
+        watching.begin(party, party.read_credentials(), party.read_credentials)
+        party.start_threads()
+        until_stopped(party.wait, party.drain, party.stopped.set, seconds, watching.check_renewal)
+    if party.error is not None:
+        raise party.error
+
+
+Service = Server | Answering | PartyService
+
+
+class _FederationParty:
+    """What one party of a federation does in this process: its server, its model, and its part of programs.
+
+    The end of the block stops the services, the server last.
+    """
+
+    def __init__(self, path: Path, federated: FederationFile, name: str, own: PartyConfig):
+        self._path, self._federated, self._name, self._own = path, federated, name, own
+        self._services: list[Service] = []
+        self._stops: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
+        self._failed = threading.Event()
+        self.error: BaseException | None = None
+        self.stopped = threading.Event()
+
+    def __enter__(self) -> _FederationParty:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stop in self._stops:
+            stop()
+
+    def read_credentials(self) -> Credentials:
+        if self._name in self._federated.servers:
+            return server_credentials(self._name, self._own.folder)
+        return credentials(self._federated, self._name, self._own.folder)
+
+    def start_services(self) -> None:
+        """Start what this party serves and accepts. The server's port opens last, after all other checks.
+
+        Raises:
+            ArgumentError: it is no server and accepts nothing, or a file is not right.
+        """
+        policy = Policy(self._own, self._federated, self._name)
+        if any(rule.kind != "model" for rule in policy.accepted):
+            self._start_programs(policy)
+        if policy.model is not None:
+            self._start_answering(policy.model)
+        if self._name in self._federated.servers:
+            self._start_server()
+        if not self._services:
+            raise ArgumentError(
+                f"'{self._name}' is no server and accepts nothing yet: `sectorch federation accept {self._path} "
+                f"PROGRAM --as {self._name}` writes what it accepts into {self._own.path}"
+            )
+
+    def _start_programs(self, policy: Policy) -> None:
+        name, federated = self._name, self._federated
+        if name == SERVER and federated.server and not self._is_member:
+            raise ArgumentError(
+                f"{self._own.path}: the server is no party of the federation, and takes part in no program"
+            )
+        policy.check()
+        own = credentials(federated, name, self._own.folder)
+        service = PartyService(self._path, federated, self._own, policy, own)
+        self._add(service, service.stop, lambda: service.keep(self.stopped, tell))
+
+    def _start_answering(self, rule: AcceptanceRule) -> None:
+        name, own, federated = self._name, self._own, self._federated
+        if not self._is_member:
+            raise ArgumentError(f"{own.path}: '{name}' is no party with an identity, and cannot answer with a model")
+        description, weights = read_model(own.within(rule.what))
+        address = federated.servers[name if name in federated.servers else federated.home(name)]
+        clients = ListedPins({name: federated.member(name).identity for name in rule.starters}, str(own.path))
+        party = Answering(
+            address, credentials(federated, name, own.folder), description, weights, clients,
+            self._store("A"), own.limits.patience_seconds, rule.unchecked, own.receipts(name, "A"),
+            audited=rule.audited, verified=rule.verified, imprecise=rule.imprecise,
+        )  # fmt: skip
+        self._add(party, party.close, lambda: keep_answering(party, name, self.stopped, address))
+
+    def _start_server(self) -> None:
+        few_arenas()
+        many_files()
+        name, own = self._name, self._own
+        shown, address, limits = server_credentials(name, own.folder), self._federated.servers[name], own.limits
+        host, _, port = address.rpartition(":")
+        local = host in ("localhost", "127.0.0.1", "[::1]")
+        server = Server(
+            own.listen or (address if local else f"0.0.0.0:{port}"), shown, limits.calls, self._store("S"),
+            limits.patience_seconds, limits.call_seconds, receipts=own.receipts(name, "S"),
+        )  # fmt: skip
+        tell(f"'{name}' serves on port {server.port}; Ctrl-C stops")
+        self._add(server, server.stop)
+
+    @property
+    def _is_member(self) -> bool:
+        return self._name in {member.name for member in self._federated.members}
+
+    def _store(self, role: str) -> Store | None:
+        folder, key = self._own.files.get("store"), self._own.files.get("store_key")
+        return None if folder is None else Store(folder / role, key, int(self._own.limits.store_gb * 1e9))
+
+    def _add(self, service: Service, stop: Callable[[], None], work: Callable[[], None] | None = None) -> None:
+        """Add a service that has started; `work` is its loop, if it has no thread of its own."""
+        self._services.append(service)
+        self._stops.append(stop)
+        if work is not None:
+            self._threads.append(threading.Thread(target=self._run_thread, args=(work,), daemon=True))
+
+    def _run_thread(self, work: Callable[[], None]) -> None:
+        """Run a service's loop; its error ends the process."""
+        try:
+            work()
+        except BaseException as error:
+            self.error = error
+            self._failed.set()
+
+    def start_threads(self) -> None:
+        """Start the services' loops."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> None:
+        """Wait until a loop fails."""
+        self._failed.wait()
+
+    def drain(self, seconds: float) -> bool:
+        """Begin nothing more; returns whether all that runs ended within `seconds`."""
+        self.stopped.set()
+        drained = [service.drain(seconds) for service in self._services]
+        return all(drained)
+
+    def unready(self) -> str:
+        return next((why for service in self._services if (why := service.unready())), "")
+
+    def renew(self, credentials: Credentials) -> None:
+        """Renew the server's credentials, if there is a server; the other services read theirs when they connect."""
+        for service in [s for s in self._services if isinstance(s, Server)] or self._services:
+            service.renew(credentials)
+
+    def figures(self) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for service in self._services:
+            found.update(service.figures())
+        return dict(found)
+
+
+def hangup_handler(*actions: Callable[[], None]) -> Callable[[], None]:
+    """A handler of SIGHUP that runs these in turn, in a thread: the interrupted thread may hold locks they need."""
+
+    def run() -> None:
+        for action in actions:
+            action()
+
+    return lambda: threading.Thread(target=run, daemon=True, name="on SIGHUP").start()
 
 
 class _Terminated(BaseException):

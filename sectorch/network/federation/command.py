@@ -83,7 +83,7 @@ def accept(options: argparse.Namespace) -> Report:
     federated = read_federation(options.file)
     name = federated.member(options.name).name
     own = read_party_config(options.file, name)
-    starters = [federated.member_add_action(n).name for n in options.starters or [m.name for m in federated.members]]
+    starters = [federated.member_named(n).name for n in options.starters or [m.name for m in federated.members]]
     if options.what in PAPERS:
         table, facts, words = _paper(options, federated, own, starters)
     elif options.what.endswith(".safetensors"):
@@ -100,9 +100,9 @@ def accept(options: argparse.Namespace) -> Report:
 def _program(options: argparse.Namespace, federated: FederationFile, own: PartyConfig, starters: list[str]):
     source = source_of(options.what)
     found = dry_run_program(source, federated)
-    bounds = bounds_of(options.reveals, lambda name: federated.member_add_action(name).name)
+    bounds = bounds_of(options.reveals, lambda name: federated.member_named(name).name)
     check_bounded(found, bounds, source.name)
-    parties = [federated.member_add_action(name).name for name in options.among] or list(found.parties)
+    parties = [federated.member_named(name).name for name in options.among] or list(found.parties)
     inputs: dict[str, str] = {}
     for entry in options.input:
         called, equals, path = entry.partition("=")
@@ -151,7 +151,7 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
         numbers = ", ".join(k for k, v in settings.items() if type(v) in (int, float))
         raise ArgumentError(f"{options.what} has no number {unknown[0]!r} among its settings; it has {numbers}")
     digest = settings_digest(options.what, settings, tuple(most))
-    parties = [federated.member_add_action(n).name for n in options.among] or [
+    parties = [federated.member_named(n).name for n in options.among] or [
         *cast_of(options.what, options.arguments, federated)
     ]
     table = table_text("paper", options.what, [

@@ -10,9 +10,11 @@ import ast
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -34,14 +36,13 @@ from ...choreography.program.trace import Program
 from ...choreography.roles import STAR, Roles
 from ...choreography.run.local import DryRuntime
 from ...cli.command import Parser
-from ...errors import ArgumentError, IdentityError
+from ...errors import ArgumentError, IdentityError, SectorchError
 from ...federated.command import Command, Option, chosen, owned, sweeps
 from ...federated.errors import FederationError
 from ...federated.parties import Names, as_list, star
 from ...mpc.star.key_agreement import Identities
 from ...session import Session, answering_parties
 from ..identity.identity import fingerprint
-from ..user_functions import FUNCTION
 from .config import FederationFile
 from .reveals import Reveal, compares, message_key, origins_of, reveal_texts, session_key
 
@@ -86,6 +87,58 @@ class FederationIdentities(Identities):
     def trust(self, name: str, public: bytes) -> None:
         if self.file is None or fingerprint(public) != self.file.member(name).identity:
             raise IdentityError(f"the key that came for '{name}' is not the one that the federation file names")
+
+
+# Functions of the user's own, by name.
+
+FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
+"""MODULE:FUNCTION, of this folder or an installed module; or FILE.py:FUNCTION."""
+
+
+def is_function(text: str) -> bool:
+    """Whether it is written as one."""
+    return FUNCTION.fullmatch(text) is not None
+
+
+def function_of(text: str) -> Callable[..., Any]:
+    """The function of that name. Its module is run: it is code that its user trusts.
+
+    Raises:
+        ArgumentError: not written so, or there is none.
+    """
+    named = FUNCTION.fullmatch(text)
+    if named is None:
+        raise ArgumentError(f"a function is MODULE:FUNCTION or FILE.py:FUNCTION, got {text[:80]!r}")
+    module, function = named.groups()
+    try:
+        found = getattr(_run_file(Path(module)) if module.endswith(".py") else _import(module), function)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ArgumentError(f"cannot call {text}: {error}") from error
+    except SectorchError:
+        raise
+    except Exception as error:  # of code that is its user's, and to be mended there
+        raise ArgumentError(f"cannot call {text}: {type(error).__name__}: {error}; --debug shows where") from error
+    if not callable(found):
+        raise ArgumentError(f"{text} is a {type(found).__name__} and no function")
+    return found
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove("")
+
+
+def _run_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -47,7 +47,7 @@ from ..log import query, write
 from ..messages import Delivery, IsUp, Note, PartiesUp, WhoIsUp
 from ..names import readable
 from ..parties.session import abort_reason, join_threads, log_text
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..wire.channel import copy_error
 from ..wire.fair_queue import FairQueue
 from .config import FederationFile, PartyConfig

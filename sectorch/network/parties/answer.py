@@ -62,7 +62,7 @@ from ..messages import (
     Void,
 )
 from ..names import LONGEST, name_of, readable
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, Link, copy_error
 from ..wire.fair_queue import FairQueue

@@ -36,7 +36,7 @@ from ..messages import (
     parse_message,
 )
 from ..names import model_name, readable, worker_of
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..store import Store
 from ..wire.channel import Link, copy_error, relayed_error
 from ..wire.endpoints import dial, refusal

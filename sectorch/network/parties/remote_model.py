@@ -62,7 +62,7 @@ from ..messages import (
     SessionParts,
 )
 from ..names import model_name
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, Link
 from .session import AnsweringParty, PartySession, abort_reason, scheme_to_message

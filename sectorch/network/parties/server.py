@@ -80,7 +80,7 @@ from ..messages import (
     parse_message,
 )
 from ..names import model_name, party_of
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import CALL, Channel, Link
 from ..wire.endpoints import Listener

@@ -61,7 +61,7 @@ from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned_description, query, step
 from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form
-from ..receipts.receipts import Receipts
+from ..receipts import Receipts
 from ..store import Shelf, fingerprint
 from ..wire.channel import Channel
 from .batching import setup_is_complete, take_in_batch

@@ -81,7 +81,7 @@ def hook(events: Events, recorder: Recorder, serves: bool, port: int | None) -> 
     from sectorch import files
     from sectorch.choreography.run.party import PartyRuntime
     from sectorch.network.parties import client
-    from sectorch.network.receipts.receipts import Receipts
+    from sectorch.network.receipts import Receipts
     from sectorch.network.wire import channel
 
     send, receive = PartyRuntime._send, PartyRuntime._receive

@@ -26,9 +26,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import UNSET, Meta, UnsetType
 
-from ... import files
-from ...errors import ArgumentError, IdentityError, ReceiptError, ReceiptsInUseError
-from ..identity.identity import Credentials, certificate_print, read_identity
+from .. import files
+from ..errors import ArgumentError, IdentityError, ReceiptError, ReceiptsInUseError
+from .identity.identity import Credentials, certificate_print, read_identity
 
 # The lines of a file of receipts: their form, the hash that chains them and the signature of the party.
 #

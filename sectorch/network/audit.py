@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ... import files
-from ...cli.command import Parser, command_status, print_json
-from ...errors import ArgumentError, ReceiptError
-from ..identity.identity import PRINT, fingerprint, fingerprint_of
-from ..names import readable
+from .. import files
+from ..cli.command import Parser, command_status, print_json
+from ..errors import ArgumentError, ReceiptError
 from . import receipts
+from .identity.identity import PRINT, fingerprint, fingerprint_of
+from .names import readable
 
 NOT_RECORDED = "not recorded"
 """The outcome of a query whose end the file does not have: its process was killed, or runs still."""
@@ -331,7 +331,7 @@ def page(found: Audit, known: bool, other: Audit | None = None, compared: Compar
         finalize=lambda value: readable(value) if isinstance(value, str) else value,
     )  # fmt: skip
     times = sorted(entry.time[:10] for entry in found.queries)
-    return folder.get_template("page.html").render(
+    return folder.get_template("audit.html").render(
         audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_others(found, other)},
         period=f"{times[0]} to {times[-1]}" if times else "", groups=_groups(found), queries=found.queries[-LISTED:],
         opened=[(entry, opened) for entry in found.queries for opened in entry.opened][-LISTED:],
