@@ -23,12 +23,12 @@ from torch import nn
 
 from sectorch import errors
 from sectorch.cli.main import run
-from sectorch.network import answer, connect, save_model
+from sectorch.network import answer, connect, receipts, save_model
 from sectorch.network.audit import NOT_RECORDED, audit, compare
 from sectorch.network.identity.identity import certificate_print, fingerprint_of, new_identity, read_identity
 from sectorch.network.log import QUERIES
 from sectorch.network.parties.session import PartySession
-from sectorch.network.receipts import Receipts, receipts
+from sectorch.network.receipts import Receipts
 from sectorch.testing.local_network import Stage
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
