@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.constant_time import bytes_eq
 from .choreography import Party
 from .choreography.program.projection import DealerSplit, Material, Setup, split_of
 from .choreography.program.trace import Program, Slot
-from .choreography.run.dealer_replay import DealerReplay, DealtDigest, check_rehearsed
+from .choreography.run.dealer_replay import DealerReplay, DealtDigest, check_recomputable
 from .choreography.streams import SECRET_BYTES, PairKeys, derive
 from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit
@@ -59,7 +59,7 @@ class Audits:
         party = next((party for party in program.parties if party in self.identities), None)
         if party is None or session.dealer != session.Q:
             raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
-        check_rehearsed(program, session.Q)
+        check_recomputable(program, session.Q)
         with self._lock:  # threads take turns, since all parties number their calls in one order
             return self._prepared(program, inputs, count, party)
 

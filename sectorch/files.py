@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also after a power cut: written beside their place, synchronised, moved there."""
+"""Files that are complete or absent, also after a power cut: written beside their place, synchronised, moved there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file of so many permissions at most, in place of what is there. Raises OSError."""
+    """Write a file, replacing an older one, with the permissions `mode` at most. Raises OSError."""
     partial = path.with_name(path.name + ".part")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
@@ -21,14 +21,14 @@ def write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def move(partial: Path, path: Path) -> None:
-    """Put a file that was written whole in the place of `path`; on return a power cut does not undo it."""
+    """Move a complete file to `path`, replacing an older one; after the return a power cut does not undo it."""
     _synchronise(partial)
     os.replace(partial, path)
     flush_to_disk(path.parent)
 
 
 def flush_to_disk(folder: Path) -> None:
-    """Until this returns, a power cut could bring a removed name of the folder back, or lose a new one."""
+    """Make the folder's removed and new names permanent; before the return a power cut could undo them."""
     _synchronise(folder)
 
 

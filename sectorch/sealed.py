@@ -1,4 +1,10 @@
-"""Files under a party's key: AES-256-GCM in segments, under a key of its own derived from a fresh nonce."""
+"""Sealed files, and tensors as bytes: how a party stores them under its own key.
+
+A file is encrypted with AES-256-GCM in segments, under a key that is derived from the party's key and a fresh nonce.
+Tensors and public facts are a JSON head with shapes and dtypes, then raw tensors:
+
+    length of the head 8 | head, padded to 8 | tensors, each padded to 8
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ NONCE_BYTES, TAG_BYTES = 32, 16
 
 
 def key_of(path: Path) -> bytes:
-    """The 32 bytes of a key file, which is made if it is not there. Raises ArgumentError, OSError."""
+    """The 32 bytes of a key file; creates the file if it does not exist. Raises ArgumentError, OSError."""
     if not path.exists():
         files.write(path, os.urandom(32), 0o600)
     key = path.read_bytes()
@@ -34,26 +40,26 @@ def key_of(path: Path) -> bytes:
 
 
 def seal(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:
-    """A nonce, then segments; the last one is marked, so that a cut file does not open."""
+    """A nonce, then segments; the last segment is marked, so that a truncated file does not open."""
     nonce = os.urandom(NONCE_BYTES)
     cipher = AESGCM(derive(key, nonce, "piece", 32))
     yield nonce
-    held, number = bytearray(), 0
+    segment, number = bytearray(), 0
     for part in parts:
         view = memoryview(part).cast("B")
         at = 0
         while at < len(view):
-            count = min(SEGMENT - len(held), len(view) - at)
-            held += view[at : at + count]
+            count = min(SEGMENT - len(segment), len(view) - at)
+            segment += view[at : at + count]
             at += count
-            if len(held) == SEGMENT:
-                yield cipher.encrypt(struct.pack(">IQ", 0, number), held, about)
-                held, number = bytearray(), number + 1
-    yield cipher.encrypt(struct.pack(">IQ", 1, number), held, about)
+            if len(segment) == SEGMENT:
+                yield cipher.encrypt(struct.pack(">IQ", 0, number), segment, about)
+                segment, number = bytearray(), number + 1
+    yield cipher.encrypt(struct.pack(">IQ", 1, number), segment, about)
 
 
 def unseal(key: bytes, file: BinaryIO, size: int, about: bytes) -> bytearray:
-    """Raises InvalidTag where a segment is not what was sealed, in that place, for that use."""
+    """The bytes that `seal` took. Raises InvalidTag unless every segment was sealed in its place and for this use."""
     count = -(-(size - NONCE_BYTES) // (SEGMENT + TAG_BYTES))
     length = size - NONCE_BYTES - count * TAG_BYTES
     if length < 0 or count < 1:
@@ -61,38 +67,29 @@ def unseal(key: bytes, file: BinaryIO, size: int, about: bytes) -> bytearray:
     cipher = AESGCM(derive(key, file.read(NONCE_BYTES), "piece", 32))
     out, at = bytearray(length), 0
     for number in range(count):
-        part = cipher.decrypt(
-            struct.pack(">IQ", int(number == count - 1), number), file.read(SEGMENT + TAG_BYTES), about
-        )
+        nonce = struct.pack(">IQ", int(number == count - 1), number)
+        part = cipher.decrypt(nonce, file.read(SEGMENT + TAG_BYTES), about)
         out[at : at + len(part)] = part
         at += len(part)
     return out
 
 
-# What a party keeps on disk under a key of its own: sealed files, and tensors as their content.
-
-
-# Tensors and public facts as bytes and back: a JSON head with shapes and dtypes, then raw tensors.
-#
-# length of the head 8 | head, padded to 8 | tensors, each padded to 8
-
-
-_KEPT = (
+_STORABLE = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float64, torch.float32,
     torch.float16,
 )  # fmt: skip
-_DTYPES = {str(d).removeprefix("torch."): d for d in _KEPT}
+_DTYPES = {str(d).removeprefix("torch."): d for d in _STORABLE}
 
 
 def write_tensors(head: Mapping[str, Any], values: Sequence[Any]) -> tuple[list, int]:
     """The parts of a file in order, and how many bytes they are together.
 
     Args:
-        head: what JSON has, without an entry "values". values: tensors, numbers, strings and None; a tensor that stands
-            there twice is kept once.
+        head: a mapping that JSON can hold, without an entry "values".
+        values: tensors, numbers, strings and None; a tensor that occurs twice is stored once.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: other values.
     """
     parts: list = []
     places: dict[tuple, int] = {}
@@ -104,7 +101,7 @@ def write_tensors(head: Mapping[str, Any], values: Sequence[Any]) -> tuple[list,
             if not isinstance(value, (int, float, str, type(None))):
                 raise ArgumentError(f"a {type(value).__name__}, which is not kept")
             return {"plain": value}
-        if value.dtype not in _KEPT:
+        if value.dtype not in _STORABLE:
             raise ArgumentError(f"{value.dtype}, which is not kept")
         found: dict = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
@@ -123,10 +120,10 @@ def write_tensors(head: Mapping[str, Any], values: Sequence[Any]) -> tuple[list,
 
 
 def read_tensors(data: bytearray) -> tuple[dict[str, Any], list[Any]]:
-    """Head and values of what `written` wrote; its tensors share the memory of `data`.
+    """Head and values of the bytes that `write_tensors` gave; tensors share the memory of `data`.
 
     Raises:
-        ValueError: it is something else. The caller has checked that nobody changed it.
+        ValueError: the bytes are something else. The caller has checked that they were not changed.
     """
     length = int.from_bytes(data[:8], "big")
     head = json.loads(bytes(data[8 : 8 + length]))

@@ -22,7 +22,6 @@ PAPERS = ("protocols", "federated")
 """Packages that follow the words of their papers: the rules on names leave them out."""
 
 SINGLE_IMPORTERS = {
-    "choreography.run.cuda_graphs": "CUDA graphs; nothing else knows of a device's graphs",
     "cli.main": "the entry point of the command; `python -m sectorch` is the other one",
     "mpc.leaky": "hazardous: its path says so, and a reader sees it in each import",
     "mpc.plain": "the second backend, the functions that the protocols must equal",

@@ -32,7 +32,7 @@ class Observer:
         """A message crossed an edge; `value` is what went over the wire (a meta tensor in a dry run)."""
 
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
-        """Some parties computed on their own."""
+        """Some parties computed locally."""
 
     def __enter__(self):
         self._token = _ACTIVE.set((*_ACTIVE.get(), self))
@@ -44,7 +44,7 @@ class Observer:
 
 @contextmanager
 def sole_observer(observer: Observer) -> Iterator[None]:
-    """Only `observer` sees what happens inside: for a dry run in the middle of somebody's profile."""
+    """Inside, only `observer` sees messages: a dry run within a user's profile is not counted there."""
     token = _ACTIVE.set((observer,))
     try:
         yield
@@ -53,12 +53,12 @@ def sole_observer(observer: Observer) -> Iterator[None]:
 
 
 observers = _ACTIVE.get
-"""The observers of the current context: a function that every step asks."""
+"""The observers of the current context: a function, called in every step."""
 
 
 @dataclass
 class Transcript(Observer):
-    """Keeps every message with its content, for leak tests and the curious. `received(party)` is that party's view."""
+    """Keeps every message with its content, for leak tests. `received(party)` is that party's view."""
 
     lines: list[tuple[Sent, torch.Tensor]] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Transcript(Observer):
 
 
 CALLS = 1024
-"""The latest calls and phases whose rounds are still counted one by one; those before are taken for over."""
+"""The number of latest calls and phases whose rounds may still grow; earlier ones count as finished."""
 
 
 @dataclass(repr=False)
@@ -78,8 +78,8 @@ class Cost(Observer):
     """Seconds, rounds and bytes of the runs inside the block, in memory that does not grow with them.
 
     `rounds` is the length of the longest chain of dependent messages of a call, summed over the calls; offline and
-    online are counted apart, by data dependence. `offline_bytes` includes what is sent once a session (`setup_bytes`).
-    A call that sends something after `CALLS` others have counts as another one.
+    online are counted separately, by data dependence. `offline_bytes` includes the bytes sent once a session
+    (`setup_bytes`). A call that sends a message after `CALLS` later calls did counts as a new call.
     """
 
     seconds: float = 0.0
@@ -100,7 +100,7 @@ class Cost(Observer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy in a file or another process has: not what belongs to this one."""
+        """The state of a copy: without the lock and the context token, which belong to this process."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_token")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -210,8 +210,7 @@ class Profile(Display, Cost):
             row["messages"] += 1
             row["online_bytes" if line.phase == Phase.ONLINE else "offline_bytes"] += line.bytes
         for (path, _, _), seconds in self._compute.items():
-            row = rows.setdefault(path, dict(messages=0, offline_bytes=0, online_bytes=0, seconds=0.0))
-            row["seconds"] += seconds
+            rows.setdefault(path, dict(messages=0, offline_bytes=0, online_bytes=0, seconds=0.0))["seconds"] += seconds
         return dict(sorted(rows.items(), key=lambda item: -item[1]["seconds"]))
 
     def edges(self) -> Table:

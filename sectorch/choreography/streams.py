@@ -5,10 +5,10 @@ a protocol's random value), and a draw is the key stream from the counter block
 
     call (32 bits) | draw within the call (32 bits) | 0 (32 bits) | block (32 bits), from 2 on
 
-so a draw is addressed by (session, call, label, place in the program) and not by what was drawn before it. A party that
-runs ahead of the others therefore draws the same values. Counters begin at 2 because those of AES-GCM do (NIST SP
-800-38D; block 1 is its tag's): what GCM makes of zeros is the same stream, and where the processor has vectors of AES,
-OpenSSL makes it faster (benchmarks/streams.py). AES, X25519 and HKDF are those of the `cryptography` package.
+so a draw is addressed by (session, call, label, place in the program) and does not depend on earlier draws. A party
+that runs ahead of the others therefore draws the same values. Counters begin at 2 because those of AES-GCM do (NIST SP
+800-38D; block 1 is for its tag): GCM's encryption of zeros is the same stream, and OpenSSL computes it faster on
+processors with vectors of AES (benchmarks/streams.py). AES, X25519 and HKDF are those of the `cryptography` package.
 Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
 """
 
@@ -32,7 +32,7 @@ SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(1 << 18))  # plaintext: the key stream itself comes out; 256 KiB stay in cache
 _FIRST = (2).to_bytes(4, "big")
 _LONG = 1 << 16
-"""Bytes from which on a stream by GCM is faster than one by CTR, where it is at all."""
+"""From so many bytes on, a stream by GCM is faster than one by CTR on processors with vectors of AES."""
 
 
 class PairKey:
@@ -59,15 +59,15 @@ class PairKey:
         return bytes_eq(self._secret, other._secret)
 
     def of_call(self, call: int) -> bytes:
-        """The secret of a call whose streams can be shown without showing those of another."""
+        """The secret of one call. To reveal it shows the call's streams, and no others."""
         return derive(self._secret, self._session, f"call/{call}", SECRET_BYTES)
 
     def replica(self) -> PairKey:
-        """One that draws the same a second time: for who holds the key, and looks at what another made of it."""
+        """A key that draws the same streams a second time, for a party that checks another's computation."""
         return PairKey(self._secret, self._session)
 
     def words(self, label: str, call: int, draw: int, count: int, pinned: bool = False) -> torch.Tensor:
-        """`count` uniform ring elements, int64 [count]; `pinned` in memory that a device copies from by itself.
+        """`count` uniform ring elements, int64 [count]; `pinned` in page-locked memory, from which a device can copy.
 
         Raises:
             StreamReuseError: this place of the stream, or a later one of the same call, was drawn already.
@@ -77,20 +77,20 @@ class PairKey:
         return out
 
     def fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
-        """As `words`, into memory that is there."""
+        """As `words`, into existing memory."""
         self._claim(label, call, draw)
         self._fill(label, call, draw, out)
 
     def filling(self, label: str, call: int, draw: int, out: memoryview) -> Callable[[], None]:
-        """As `fill`, in two: the place is drawn now, and the words are there when what this gives was called, by
-        whichever thread."""
+        """As `fill`, in two steps: this marks the place as drawn, and the returned function writes the words, in any
+        thread."""
         self._claim(label, call, draw)
         return functools.partial(self._fill, label, call, draw, out)
 
     def _claim(self, label: str, call: int, draw: int) -> None:
         if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
             raise StreamReuseError("the counters of this session are used up; open a new session")
-        with self._lock:  # of two threads that ask for one place one is refused
+        with self._lock:  # if two threads ask for one place, one is refused
             latest = self._latest.setdefault(call, {})
             if draw <= latest.get(label, -1):
                 raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
@@ -111,7 +111,7 @@ class PairKey:
         if by_gcm(len(out)):
             _fill(Cipher(key, modes.GCM(nonce)).encryptor(), out)
             return
-        stream = self._streams.pop(label, None)  # a thread that finds another one drawing makes a stream of its own
+        stream = self._streams.pop(label, None)  # while another thread has the stream, this one makes a new one
         if stream is None:
             stream = Cipher(key, modes.CTR(nonce + _FIRST)).encryptor()
         else:
@@ -134,11 +134,11 @@ class PairKeys:
     def words(
         self, pair: frozenset, label: str, call: int, draw: int, count: int, pinned: bool = False
     ) -> torch.Tensor:
-        """As `PairKey.words`, of the call's own key where it has one."""
+        """As `PairKey.words`, from the call's own key if it has one."""
         return self._of_call(pair, call).words(label, call, draw, count, pinned)
 
     def fill(self, pair: frozenset, label: str, call: int, draw: int, out: memoryview) -> None:
-        """As `words`, into memory that is there."""
+        """As `words`, into existing memory."""
         self._of_call(pair, call).fill(label, call, draw, out)
 
     def filling(self, pair: frozenset, label: str, call: int, draw: int, out: memoryview) -> Callable[[], None]:
@@ -157,7 +157,7 @@ class PairKeys:
         """The key of this pair.
 
         Raises:
-            KeyAgreementError: there is none yet.
+            KeyAgreementError: the pair has no key yet.
         """
         key = self._keys.get(pair)
         if key is None:
@@ -168,27 +168,27 @@ class PairKeys:
         """Keep the key of a pair.
 
         Raises:
-            KeyAgreementError: there is one with another secret.
+            KeyAgreementError: the pair has a key with another secret.
         """
         if not self._keys.setdefault(pair, key).same_secret(key):
             raise KeyAgreementError(f"{_names(pair)} did not agree on one key")
 
     def separate(self, call: int) -> None:
-        """Draw for this call from keys of its own (`PairKey.of_call`)."""
+        """Let this call draw from its own keys (`PairKey.of_call`)."""
         self._separate.setdefault(call, {})
 
     def lend(self, pair: frozenset, call: int, secret: bytes) -> None:
-        """Draw for this call and pair from this secret, which is that of the call."""
+        """Let this call and pair draw from this secret of the call."""
         self._separate.setdefault(call, {})[pair] = PairKey(secret, self._session)
 
     def forget(self, call: int) -> None:
-        """Drop what a finished call needed."""
+        """Drop the bookkeeping and the keys of a finished call."""
         self._separate.pop(call, None)
         for key in tuple(self._keys.values()):
             key.forget(call)
 
     def clear(self) -> None:
-        """Let go of all keys."""
+        """Drop all keys."""
         self._keys.clear()
         self._separate.clear()
 
@@ -198,7 +198,7 @@ def _names(pair: frozenset) -> list[str]:
 
 
 class KeyStream:
-    """The key stream of a seed that is used for nothing else, drawn a piece at a time."""
+    """The key stream of a seed, drawn a piece at a time. The seed must have no other use."""
 
     def __init__(self, seed: bytes, salt: bytes, label: str):
         self._stream = _stream(derive(seed, salt, f"stream/{label}", 16), _LONG)
@@ -213,7 +213,7 @@ class KeyStream:
 
 @functools.cache
 def _vectors() -> bool:
-    """Whether the processor enciphers several blocks with one instruction, and OpenSSL's GCM asks it to."""
+    """Whether the processor encrypts several blocks with one instruction, and OpenSSL's GCM uses it."""
     from llvmlite import binding  # what numba is built on; it takes a while to load
 
     features = binding.get_host_cpu_features()
@@ -221,12 +221,12 @@ def _vectors() -> bool:
 
 
 def by_gcm(length: int) -> bool:
-    """Whether a stream of so many bytes is made by GCM."""
+    """Whether a stream of so many bytes is computed by GCM."""
     return length >= _LONG and _vectors()
 
 
 def _stream(key: bytes, length: int) -> CipherContext:
-    """The stream of a key that is used for nothing else."""
+    """The stream of a key that has no other use."""
     if by_gcm(length):
         return Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
     return Cipher(algorithms.AES(key), modes.CTR(bytes(12) + _FIRST)).encryptor()
@@ -244,7 +244,7 @@ def derive(secret: bytes, salt: bytes, info: str, length: int) -> bytes:
 
 
 def key_stream(key: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` words of the AES-128-CTR key stream under a key of two words that is used for nothing else."""
+    """`count` words of the AES-128-CTR key stream under a key of two words, which must have no other use."""
     out = torch.empty(count, dtype=torch.int64, device=key.device)
     if key.is_meta or not count:
         return out

@@ -323,14 +323,12 @@ def _unit_for(n: int, k: int, m: int) -> bool:
     return k >= 16 and min(n, m) > 8 and n * k * m >= _UNIT and unit()
 
 
-def _multiply_on_unit(
-    x: tuple, y: tuple, out: torch.Tensor, x_places: np.ndarray, y_places: np.ndarray
-) -> torch.Tensor:
-    """The product of the rows of x with those of y, written to out[x_places[i] + y_places[j]].
+Rows = tuple[torch.Tensor, np.ndarray, np.ndarray]
+"""A contiguous tensor, where its rows begin, and where the elements of a row stand from there."""
 
-    Args:
-        x, y: a contiguous tensor, where its rows begin, and where their elements stand from there.
-    """
+
+def _multiply_on_unit(x: Rows, y: Rows, out: torch.Tensor, x_places: np.ndarray, y_places: np.ndarray) -> torch.Tensor:
+    """The products of the rows of x with those of y, written to out[x_places[i] + y_places[j]]."""
     from . import productloops
 
     if len(x[1]) >= len(y[1]):

@@ -1,14 +1,14 @@
-"""The steps of a program on a CUDA device, replayed as CUDA graphs: a few launches in place of thousands.
+"""CUDA graphs, in their own file: the steps of a program are replayed with a few launches in place of thousands.
 
-A step of a protocol is a few small kernels, and to launch one takes the processor longer than it takes the device to
-run it. A program has the same steps in every call, on values of its own; so what the device does can be recorded once.
-The first call of a program is taken step by step, which fills all caches. So is the second, and it is seen which steps
-wait for the device or bring it something of the processor's. From the third on the other steps are recorded between
-those, in pieces, and replayed: on inputs that are copied to where the recorded ones were, and on words that the
-processor draws for a piece while the device works on the one before.
+A step of a protocol is a few small kernels, and the processor takes longer to launch one than the device to run it. A
+program has the same steps in every call, so the device's work can be recorded once. The first call of a program runs
+step by step and fills all caches. The second one does too, and finds the steps that wait for the device or move data
+between processor and device. The third call records the other steps, in pieces between those. Later calls replay the
+pieces: inputs are copied to the memory of the recorded ones, and the processor draws a piece's random words while the
+device computes the piece before.
 
-Calls with an observer are taken step by step: it is shown every message. So is a program that cannot be recorded, and
-one of more than `MOST` steps: to see which steps wait takes a multiple of a call.
+Calls with an observer run step by step, since it sees every message. So does a program that cannot be recorded, and one
+of more than `MOST` steps, since the second call takes several times as long.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from ..program.projection import ConstantValue, ProjectedStep, Projection, take
 from ..program.trace import Slot, garbage_collection_paused
 
 WORDS = 1 << 23
-"""Drawn for a piece at most, and for the step that passes it."""
+"""The most words that are drawn for a piece, but for those of its last step."""
 STEPS = 4096
-"""Of a piece at most."""
+"""The most steps of a piece."""
 MOST = 1 << 17
-"""Of a program that is recorded, which takes a while: BERT-base's has 62,122."""
+"""The most steps of a program that is recorded. BERT-base has 62,122."""
 SHARE = 2
-"""Recorded programs take at most one part in so many of the device's memory; the one used least recently goes."""
+"""Recorded programs take at most one part in so many of the device's memory; the least recently used one is dropped."""
 JOB = 1 << 20
-"""Bytes that one thread draws before another may, at least."""
+"""The least bytes that a thread draws at a time."""
 THREADS = 8
-"""That draw words, at most."""
+"""The most threads that draw words."""
 _ALIGNED = 64  # words, as torch's own memory: the kernels that it chooses depend on it
 _INDEXED = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 _FROM_PYTHON = torch.ops.aten.lift_fresh.default
-_ASKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_READS_CONTENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class DeviceWaits(TorchDispatchMode):
-    """Sees whether what runs under it waits for a device, or moves anything to it or from it.
+    """Finds whether the code inside waits for a device, or moves data to it or from it.
 
     Attributes:
-        waits: the function that did, or nothing. What it misses fails when it is recorded.
+        waits: the function that did, or an empty string. A wait that it misses makes the recording fail.
     """
 
     def __init__(self, device: torch.device):
@@ -63,40 +63,41 @@ class DeviceWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if self._asks(func, args) or self._elsewhere((args, result)) or (kwargs and self._elsewhere(kwargs.values())):
+        tensors = (args, result, *kwargs.values()) if kwargs else (args, result)
+        if self._reads_content(func, args) or self._on_other_device(tensors):
             self.waits = func.name()
         return result
 
-    def _asks(self, func: Any, args: tuple) -> bool:
+    def _reads_content(self, func: Any, args: tuple) -> bool:
         if func.overloadpacket in _INDEXED:
             return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-        return func is _FROM_PYTHON or not _ASKS.isdisjoint(func.tags)
+        return func is _FROM_PYTHON or not _READS_CONTENT.isdisjoint(func.tags)
 
-    def _elsewhere(self, values: Iterable[Any]) -> bool:
-        """Torch's own tree functions take longer than the work."""
+    def _on_other_device(self, values: Iterable[Any]) -> bool:
+        """Whether a tensor is on another device. torch's own tree functions would take longer than the steps."""
         for x in values:
             if isinstance(x, torch.Tensor):
                 if x.device != self.device:
                     return True
-            elif isinstance(x, (list, tuple)) and self._elsewhere(x):
+            elif isinstance(x, (list, tuple)) and self._on_other_device(x):
                 return True
         return False
 
 
 class _Unrecordable(Exception):
-    """What a step gives, or takes, has no place on the device."""
+    """A result or an operand of a step is no tensor on the device."""
 
 
 @dataclass
 class _Piece:
-    """Steps between two that wait, or (without a graph) one that waits."""
+    """The steps between two that wait, or (without a graph) one step that waits."""
 
     lines: list[ProjectedStep] = field(default_factory=list)
     draws: list[tuple[Draw, slice]] = field(default_factory=list)
     waits: bool = False
     graph: torch.cuda.CUDAGraph | None = None
     contents: dict[Slot, Any] = field(default_factory=dict)
-    """What a step that waits is taken on. results: and where what it gives belongs."""
+    """The operands of a step that waits; `results` are the tensors that its results are copied to."""
     results: dict[Slot, torch.Tensor] = field(default_factory=dict)
     drawing: list[Future] = field(default_factory=list)
 
@@ -105,8 +106,8 @@ class _Piece:
         return slice(self.draws[0][1].start, self.draws[-1][1].stop) if self.draws else slice(0, 0)
 
 
-class _Drawn:
-    """A runtime in which the words of a call are drawn already."""
+class _DrawnBefore:
+    """A runtime that gives words of a call that were drawn before; a stream gives each word once."""
 
     def __init__(self, runtime: Runtime, there: Mapping[tuple[frozenset[Party], str, int], torch.Tensor], device):
         self._runtime, self._there, self._device = runtime, there, device
@@ -119,39 +120,37 @@ class _Drawn:
         return self._runtime.draw(pair, label, call, draw, count) if found is None else found.to(self._device)
 
 
-def _done(job: list[Callable[[], None]]) -> None:
+def _run_job(job: list[Callable[[], None]]) -> None:
     for work in job:
         work()
 
 
 class CapturedGraph:
-    """Some steps of a program with the values of one setup, and the graphs of them as soon as there are any.
+    """Some steps of a program with the values of one setup, and their graphs once they are recorded.
 
     Attributes:
-        bytes: of the device's memory that the graphs keep.
-        refused: why there are none.
+        bytes: the device's memory that the graphs keep.
+        refused: why the steps are not recorded; empty if they are or may be.
     """
 
-    def __init__(
-        self, lines: list[ProjectedStep], settled: Mapping[Slot, Any], device: torch.device, threads: Executor
-    ):
-        self.lines, self.settled, self.device, self._threads = lines, settled, device, threads
+    def __init__(self, lines: list[ProjectedStep], setup: Mapping[Slot, Any], device: torch.device, threads: Executor):
+        self.lines, self.setup, self.device, self._threads = lines, setup, device, threads
         self.bytes = self.calls = 0
         self.refused = f"{len(lines)} steps" if len(lines) > MOST else ""
         self._waiting: dict[int, str] = {}
         self._pieces: list[_Piece] = []
 
-    def take(self, runtime: Runtime, call: int, brought: Mapping[Slot, Any]) -> dict[Slot, Any]:
-        """As `take` on all values; results are in memory of their own."""
-        there = all(isinstance(x, torch.Tensor) and x.device == self.device for x in brought.values())
+    def take(self, runtime: Runtime, call: int, inputs: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        """As `projection.take` on all values; results have memory of their own."""
+        there = all(isinstance(x, torch.Tensor) and x.device == self.device for x in inputs.values())
         if self.refused or not there:
-            return take(self.lines, runtime, call, {**self.settled, **brought})
+            return take(self.lines, runtime, call, {**self.setup, **inputs})
         self.calls += 1
         if self._pieces:
-            return self._replayed(runtime, call, brought)
+            return self._replay(runtime, call, inputs)
         if self.calls > 2:
-            return self._record(runtime, call, brought)
-        values = {**self.settled, **brought}
+            return self._record(runtime, call, inputs)
+        values = {**self.setup, **inputs}
         if self.calls == 1:
             return take(self.lines, runtime, call, values)
         for at, line in enumerate(self.lines):
@@ -161,7 +160,7 @@ class CapturedGraph:
                 self._waiting[at] = seen.waits
         return values
 
-    def _planned(self) -> tuple[list[_Piece], int]:
+    def _plan(self) -> tuple[list[_Piece], int]:
         """The pieces, and how many words they draw."""
         pieces, at = [_Piece()], 0
         for i, line in enumerate(self.lines):
@@ -175,9 +174,9 @@ class CapturedGraph:
             last.lines.append(line)
         return [piece for piece in pieces if piece.lines], at
 
-    def _record(self, runtime: Runtime, call: int, brought: Mapping[Slot, Any]) -> dict[Slot, Any]:
-        """Record what is replayed from now on, and take it."""
-        pieces, words = self._planned()
+    def _record(self, runtime: Runtime, call: int, inputs: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        """Record the steps, and take them for this call."""
+        pieces, words = self._plan()
         before = torch.cuda.memory_reserved(self.device)
         begun = False
         try:
@@ -185,9 +184,9 @@ class CapturedGraph:
                 self._host = torch.empty(words, dtype=torch.int64, device="cpu", pin_memory=True)
                 self._words = torch.empty(words, dtype=torch.int64, device=self.device)
                 begun = True
-                self._brought = {slot: x.clone() for slot, x in brought.items()}
+                self._inputs = {slot: x.clone() for slot, x in inputs.items()}
                 self._copied, self._done = torch.cuda.Event(), torch.cuda.Event()
-                values = {**self.settled, **self._brought}
+                values = {**self.setup, **self._inputs}
                 pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
                 with self._drawing(pieces, runtime, call):
                     for piece in pieces:
@@ -201,25 +200,25 @@ class CapturedGraph:
         except SectorchError:
             self._forget()
             raise
-        except (_Unrecordable, RuntimeError) as error:  # torch's word for what no graph holds, and for full memory
+        except (_Unrecordable, RuntimeError) as error:  # torch raises RuntimeError for both: no graph, and full memory
             self.refused = f"{type(error).__name__}: {error}"
             draws = [one for piece in pieces for one in piece.draws if begun]
             there = {(d.owners, d.name, d.number): self._host[at] for d, at in draws}
             self._forget()
-            drawn = cast(Runtime, _Drawn(runtime, there, self.device))
-            return take(self.lines, drawn, call, {**self.settled, **brought})
+            drawn = cast(Runtime, _DrawnBefore(runtime, there, self.device))
+            return take(self.lines, drawn, call, {**self.setup, **inputs})
         except BaseException:
             self._forget()
             raise
         self._pieces = pieces
         self.bytes = max(0, torch.cuda.memory_reserved(self.device) - before)
-        found = self._found(brought)
+        values = self._values_of(inputs)
         self._done.record()
-        return found
+        return values
 
     @contextmanager
     def _drawing(self, pieces: list[_Piece], runtime: Runtime, call: int) -> Iterator[None]:
-        """Inside, other threads draw the words of all pieces, one piece after the other; at its end all are there."""
+        """Inside, other threads draw the words of all pieces, one piece after another; at the end all are drawn."""
         memory = self._host.numpy().data.cast("B") if len(self._host) else memoryview(b"")
         try:
             for piece in pieces:
@@ -231,7 +230,7 @@ class CapturedGraph:
                     if size > JOB:
                         jobs.append([])
                         size = 0
-                piece.drawing = [self._threads.submit(_done, job) for job in jobs if job]
+                piece.drawing = [self._threads.submit(_run_job, job) for job in jobs if job]
             yield
         finally:
             wait([job for piece in pieces for job in piece.drawing])
@@ -253,7 +252,7 @@ class CapturedGraph:
                     warnings.filterwarnings("ignore", "The CUDA Graph is empty", UserWarning)
                     graph.capture_end()
         piece.graph = graph
-        graph.replay()  # what is recorded is not done yet
+        graph.replay()  # recording a kernel does not run it
 
     def _wait(self, piece: _Piece, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
         """Take a step that waits, the first time."""
@@ -269,20 +268,20 @@ class CapturedGraph:
             values[slot] = piece.results[slot] = result.clone()
 
     def _copy(self, piece: _Piece) -> None:
-        """Its words to the device, as soon as they are drawn."""
+        """Copy a piece's words to the device when they are drawn."""
         for job in piece.drawing:
             job.result()
         if piece.draws:
             self._words[piece.words].copy_(self._host[piece.words], non_blocking=True)
             self._copied.record()
 
-    def _replayed(self, runtime: Runtime, call: int, brought: Mapping[Slot, Any]) -> dict[Slot, Any]:
-        self._copied.synchronize()  # what the call before has drawn is on the device
+    def _replay(self, runtime: Runtime, call: int, inputs: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        self._copied.synchronize()  # the words of the call before are on the device, so their memory is free
         torch.cuda.current_stream(self.device).wait_event(self._done)
         try:
             with torch.inference_mode(), self._drawing(self._pieces, runtime, call):
-                for slot, x in brought.items():
-                    self._brought[slot].copy_(x)
+                for slot, x in inputs.items():
+                    self._inputs[slot].copy_(x)
                 for piece in self._pieces:
                     self._copy(piece)
                     if piece.graph is not None:
@@ -292,25 +291,25 @@ class CapturedGraph:
                     take(piece.lines, runtime, call, values)
                     for slot, there in piece.results.items():
                         there.copy_(values[slot])
-            return self._found(brought)
+            return self._values_of(inputs)
         finally:
             self._done.record()
 
     @torch.inference_mode()
-    def _found(self, brought: Mapping[Slot, Any]) -> dict[Slot, Any]:
-        """What is left of the values."""
-        found = {slot: x.clone() if isinstance(x, torch.Tensor) else x for slot, x in self._results.items()}
-        return {**self.settled, **brought, **found}
+    def _values_of(self, inputs: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        """All values of the call: copies of the recorded results, and the inputs."""
+        results = {slot: x.clone() if isinstance(x, torch.Tensor) else x for slot, x in self._results.items()}
+        return {**self.setup, **inputs, **results}
 
     def _forget(self) -> None:
-        """Let go of what was recorded."""
+        """Drop the recording."""
         torch.cuda.synchronize(self.device)
-        self._pieces, self._results, self._brought = [], {}, {}
+        self._pieces, self._results, self._inputs = [], {}, {}
         self._host = self._words = torch.empty(0, dtype=torch.int64)
 
 
 class Graphs:
-    """What is recorded on a device. One call at a time uses it."""
+    """The recorded programs of a device. One call at a time uses them."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -319,24 +318,24 @@ class Graphs:
         self._of: WeakKeyDictionary[Projection, dict[int, CapturedGraph]] = WeakKeyDictionary()
 
     def take(
-        self, part: Projection, lines: list[ProjectedStep], runtime: Runtime, call: int, settled: Mapping[Slot, Any],
-        brought: Mapping[Slot, Any],
+        self, part: Projection, lines: list[ProjectedStep], runtime: Runtime, call: int, setup: Mapping[Slot, Any],
+        inputs: Mapping[Slot, Any],
     ) -> dict[Slot, Any]:  # fmt: skip
-        """Take steps of a part of a program; what is left of the values."""
+        """Take steps of a party's part of a program; gives the values that later steps need."""
         if observers():
-            return take(lines, runtime, call, {**settled, **brought})
+            return take(lines, runtime, call, {**setup, **inputs})
         with self._lock, torch.cuda.device(self._device):
             of = self._of.setdefault(part, {})
             recorded = of.get(id(lines))
-            if recorded is None or recorded.settled is not settled:
-                recorded = of[id(lines)] = CapturedGraph(lines, settled, self._device, self._threads)
-            found = recorded.take(runtime, call, brought)
+            if recorded is None or recorded.setup is not setup:
+                recorded = of[id(lines)] = CapturedGraph(lines, setup, self._device, self._threads)
+            values = recorded.take(runtime, call, inputs)
             self._bound(part, lines)
-            return found
+            return values
 
     def _bound(self, part: Projection, lines: list[ProjectedStep]) -> None:
-        """Let go of what was used least recently, as long as all take too much."""
-        of = self._of.pop(part)  # to the end: a dict keeps the order in which its keys came
+        """Drop the least recently used graphs while all of them take too much memory."""
+        of = self._of.pop(part)  # moved to the end: the order of a dict is that of use
         of[id(lines)] = of.pop(id(lines))
         self._of[part] = of
         most = torch.cuda.get_device_properties(self._device).total_memory // SHARE

@@ -1,8 +1,8 @@
-"""What a dealer sends in a call, worked out by who has its streams; and what came from it.
+"""Recomputing a dealer's messages, and the digest of those that it sent.
 
-A dealer's messages are a function of the streams that it shares with the others: it brings nothing, and draws nothing
-of its own. So who has the keys of these streams, for one call, takes the dealer's part of the program, and sees what
-it has to send.
+A dealer has no input and no randomness of its own: its messages are a function of the streams that it shares with the
+other parties. A party that is given the keys of these streams for one call runs the dealer's part of the program, and
+compares the digest of the results with that of the messages that came.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DIGEST_BYTES = 32
 
 
 class DealtDigest(Observer):
-    """The digest of what a dealer sends ahead of a query, of each message in its place: HMAC-SHA-256.
+    """The digest (HMAC-SHA-256) of the messages that a dealer sends ahead of a query, with their places.
 
     Args:
-        key: without which the digest says nothing of what was dealt.
+        key: without it, the digest shows nothing of what was dealt.
     """
 
     def __init__(self, dealer: Party, key: bytes):
@@ -44,14 +44,14 @@ class DealtDigest(Observer):
         self._waiting.append((_about(line.path, line.label, line.dst.name, line.shape, line.dtype), value))
         self._bytes += line.bytes
         if self._bytes > 1 << 20:
-            self._take()
+            self._hash_waiting()
 
     def digest(self) -> bytes:
-        self._take()
+        self._hash_waiting()
         return self._sum.digest()
 
-    def _take(self) -> None:
-        """One after the other: small messages take half the time so."""
+    def _hash_waiting(self) -> None:
+        """Hash the waiting messages in one run, which takes half the time for small ones."""
         for about, value in self._waiting:
             self._sum.update(about)
             self._sum.update(value.cpu().contiguous().numpy().data)
@@ -61,17 +61,19 @@ class DealtDigest(Observer):
 
 @functools.lru_cache(maxsize=1 << 14)
 def _about(path: str, label: str, dst: str, shape: torch.Size, dtype: torch.dtype) -> bytes:
-    """What says which message it is; it carries its length."""
+    """The identity of a message as bytes, after their length, so that the hashed text is unambiguous."""
     about = repr((path, label, dst, tuple(shape), str(dtype))).encode()
     return len(about).to_bytes(8, "big") + about
 
 
 class DealerReplay:
-    """The runtime of a dealer that sends nothing: `replay` gives the digest of what it would send.
+    """The runtime of a dealer that sends nothing: `replay` gives the digest of the messages that it would send.
 
     Args:
-        dealer: whose part is taken. session: its name. keys: of the dealer's pairs, as far as they are drawn from.
-        device: where tensors live.
+        dealer: the party whose part is run.
+        session: the session's name.
+        keys: the keys of the dealer's pairs from which the part draws.
+        device: the device of the tensors.
     """
 
     graphs = None
@@ -82,16 +84,17 @@ class DealerReplay:
         self._dealt: DealtDigest | None = None
 
     def replay(
-        self, split: DealerSplit, call: int, settled: Mapping[Slot, Any], key: bytes
+        self, split: DealerSplit, call: int, setup: Mapping[Slot, Any], key: bytes
     ) -> tuple[bytes, dict[Slot, Any]]:
-        """The digest of a call, and what is kept of it.
+        """The digest of a call, and the values that the dealer keeps of it.
 
         Args:
-            settled: the dealer's values of the setup. key: of the digest.
+            setup: the dealer's values of the setup.
+            key: the key of the digest.
         """
         self._dealt = DealtDigest(self._dealer, key)
         with sole_observer(Observer()):
-            begun = split.begin(self, call, settled)
+            begun = split.begin(self, call, setup)
         return self._dealt.digest(), begun
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
@@ -121,8 +124,8 @@ class DealerReplay:
         pass
 
 
-def check_rehearsed(program: Program, dealer: Party) -> None:
-    """Raise ArgumentError unless what the dealer sends ahead of the query is a function of its streams."""
+def check_recomputable(program: Program, dealer: Party) -> None:
+    """Raise ArgumentError unless the dealer's messages ahead of the query are a function of its streams."""
     who, ahead = dealer.name, "ahead of the query, so that nobody can recompute what it deals"
     for node in (*program.setup, *program.call):
         step = node.step

@@ -4,8 +4,8 @@
     | path length 2 | label length 2 | payload length 4 | dims * 8 | path | label | payload
 
 Integers are big-endian. `number` counts the messages of one session in one direction of an edge, so a lost, repeated or
-foreign frame is noticed. Tensors above `PART_BYTES` travel in parts. Frames may follow each other in one piece of
-bytes, so that many small ones cost the transport one message.
+foreign frame is noticed. Tensors above `PART_BYTES` are sent in parts. Several frames may be joined to one message of
+the transport.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(slots=True)
 class Frame:
-    """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes.
+    """One frame. A control frame's payload is JSON, an abort's is its reason; a credit's `number` counts bytes.
 
-    Nobody changes one; that is not enforced, since a frozen class is made four times as slowly and a call has many.
+    Frames are not changed. The class is not frozen, since a frozen one takes four times as long to make and a call has
+    many.
     """
 
     kind: Kind
@@ -59,7 +60,7 @@ class Frame:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes on the wire."""
+        """Bytes of the frame on the wire."""
         path, label = self.path, self.label
         names = len(path if path.isascii() else path.encode()) + len(label if label.isascii() else label.encode())
         return _HEAD.size + 8 * len(self.shape) + names + len(self.payload)
@@ -81,10 +82,10 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Iterator[Frame]:
-    """Bytes as the frames that follow each other there; payloads are views of `data`.
+    """The frames in some bytes, one after another; payloads are views of `data`.
 
     Raises:
-        FrameError: anything that `pack` cannot have made.
+        FrameError: the bytes are not what `pack` writes.
     """
     view, start = memoryview(data), 0
     while start < len(data):

@@ -1,8 +1,8 @@
 """All parties in this process, or none.
 
-`LocalRuntime` holds every party: the default for development, and the oracle in tests. It protects nothing, since one
-process sees all shares; what it shows is what the parties would compute, send and learn. A value that two parties hold
-is one tensor here, and a computation that both would do (on a value that both hold) is done once.
+`LocalRuntime` holds every party: the default for development, and the reference in tests. It protects nothing, since
+one process sees all shares; it shows what the parties would compute, send and learn. A value that two parties hold is
+one tensor here, and a computation that both would do on it is done once.
 
 `DryRuntime` holds no party: a program runs on shapes and its messages are counted.
 """
@@ -22,7 +22,7 @@ from .cuda_graphs import Graphs
 
 
 def device_named(device: torch.device | str) -> torch.device:
-    """The device, with its number: "cuda" is the current one, on which torch's tensors say "cuda:0"."""
+    """The device with its number: "cuda" is the current device, which tensors name as "cuda:0", say."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
@@ -30,10 +30,10 @@ def device_named(device: torch.device | str) -> torch.device:
 
 
 class LocalRuntime:
-    """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`.
+    """Every party is here, and a message is the tensor itself. Streams are drawn on the host and moved to `device`.
 
     Raises:
-        UnsupportedDeviceError: neither the CPU nor a CUDA device that is here.
+        UnsupportedDeviceError: the device is neither the CPU nor a CUDA device that torch has.
     """
 
     def __init__(self, parties: frozenset[Party], device: torch.device | str = "cpu"):
@@ -43,15 +43,15 @@ class LocalRuntime:
                 f"sessions compute on the CPU, or on a CUDA device that torch has here, got {self.device}: leave the "
                 f"device out, and keep model and input on the CPU"
             )
-        self._away = self.device.type == "cuda"
+        self._on_cuda = self.device.type == "cuda"
         keep_pages()
         self.session = os.urandom(16)
         self.here = parties
         self.keys = PairKeys(self.session)
-        self.graphs = Graphs(self.device) if self._away else None
+        self.graphs = Graphs(self.device) if self._on_cuda else None
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        if not self._away:
+        if not self._on_cuda:
             return self.keys.words(pair, label, call, draw, count).to(self.device)
         # The processor draws the next words while the device copies these and computes.
         return self.keys.words(pair, label, call, draw, count, pinned=True).to(self.device, non_blocking=True)
@@ -73,7 +73,7 @@ class LocalRuntime:
 
 
 class DryRuntime:
-    """Nobody is here: shapes only. Messages reach the observers as meta tensors."""
+    """No party is here: a program runs on shapes. Messages reach the observers as meta tensors."""
 
     graphs = None
 

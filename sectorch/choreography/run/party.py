@@ -1,7 +1,7 @@
-"""This process is one party: its values are here, the others' are absent, messages cross the network.
+"""This process is one party: it has the party's values alone, and messages cross the network.
 
 Every message is checked against the program before it is used: session, call, place in the sequence, protocol, label,
-shape and dtype. A party that diverges is an error and not garbage.
+shape and dtype. If the parties' programs differ, that is an error and not a wrong result.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .frames import Frame, Kind, parts_of
 class MessageChannel(Protocol):
     """One end of an edge, for one session: frames in order. `send` takes the frames of one message.
 
-    A message that may be sent `later` goes with the next one, or with `flush`. A channel takes 4 MiB and a message more
-    although nobody reads, or two parties that send each other as much at the same time wait for ever.
+    A message with `later` may wait for the next one, or for `flush`. A channel must accept 4 MiB and one more message
+    while the peer does not read; otherwise two parties that send to each other at the same time block each other.
     """
 
     def send(self, parts: Iterable[bytes], later: bool = False) -> None: ...
@@ -37,8 +37,8 @@ class PartyRuntime:
 
     Args:
         session: 16 bytes that the parties agreed on.
-        wire: 16 bytes by which its frames are known on the way; those of the session unless given. A session that is
-            taken up again goes under a new name, so that nothing of its former time can be taken for it.
+        wire: 16 bytes that identify the session in frames; those of the session unless given. A resumed session has new
+            ones, so that no frame from before the interruption is accepted.
         channels: for each party that `me` has an edge to.
         alive: called before each message.
     """
@@ -62,7 +62,7 @@ class PartyRuntime:
         self._alive = alive
         self.keys = PairKeys(session)
         self.guard: Callable[[Sent, torch.Tensor], None] | None = None
-        """Called before a message of this party's leaves; raises where it must not."""
+        """Called before this party sends a message; raises if the message must not be sent."""
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
 
@@ -78,7 +78,7 @@ class PartyRuntime:
         self.keys.forget(call)
 
     def close(self) -> None:
-        """Let go of the pair keys."""
+        """Drop the pair keys."""
         self.keys.clear()
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
@@ -93,11 +93,11 @@ class PartyRuntime:
         return value
 
     def post(self, line: Sent, value: torch.Tensor) -> None:
-        """Send a message with those that follow it, at the latest with `flush_together`."""
+        """Send a message together with the next ones, at the latest with `flush_together`."""
         self._send(line, value, later=True)
 
     def flush_together(self, others: Sequence[PartyRuntime]) -> None:
-        """Send what this party has posted here and in other sessions; what goes over one connection, in one piece."""
+        """Send the messages posted here and in other sessions, those over one connection in one piece."""
         for party, channel in self._channels.items():
             together: Any = channel  # of a link that several sessions go over (`network/wire/channel.py`)
             together.flush_together([other._channels[party] for other in others])
@@ -111,7 +111,7 @@ class PartyRuntime:
             self.guard(line, value)
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
-        # Dealt material waits for company until this party itself waits: a small net deals dozens of small messages.
+        # Dealt material is sent when this party itself waits: a small net deals dozens of small messages.
         self._channels[line.dst].send(parts_of(frame, value), later=later or line.phase == Phase.OFFLINE)
 
     def _flush(self) -> None:
@@ -137,20 +137,20 @@ class PartyRuntime:
         return out
 
     def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
-        came = (
+        received = (
             frame.kind, frame.session, frame.call, frame.number, frame.path, frame.label, frame.shape, frame.dtype,
             frame.part,
         )  # fmt: skip
-        wanted = (
+        expected = (
             Kind.DATA, self._wire, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part,
         )  # fmt: skip
-        if came != wanted:
+        if received != expected:
             names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")
-            wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)
+            wrong = ", ".join(n for n, r, e in zip(names, received, expected, strict=True) if r != e)
             error = FrameError(
                 f"{line.src} sent a frame that does not belong here (wrong {wrong}): expected {line.path}/{line.label} "
                 f"{tuple(line.shape)} in call {line.call}; both sides must run the same version on the same model"
             )
-            # What this party expects may be of a shape that its own input has.
+            # The peer is told a shorter text: an expected shape may be that of this party's own input.
             vars(error)["told"] = f"{line.src} sent a frame that does not belong here (wrong {wrong}); see its own log"
             raise error
