@@ -28,6 +28,9 @@ with interruptible(is_command()):
     from .nn.secure import secure as secure
     from .ops.registry import register_op as register_op
     from .ops.structure import shuffle as shuffle
+    from .secure_sum import PairwiseMasks as PairwiseMasks
+    from .secure_sum import SecureSum as SecureSum
+    from .secure_sum import secure_sum as secure_sum
     from .session import Session as Session
     from .tensor import PrivateTensor as PrivateTensor
     from .tensor import Scheme as Scheme
@@ -60,10 +63,12 @@ __all__ = [
     "DifferentiableTensor",
     "Generation",
     "Inputs",
+    "PairwiseMasks",
     "PrivateTensor",
     "Roles",
     "Scheme",
     "SecureModule",
+    "SecureSum",
     "Session",
     "SharedTensor",
     "aggregate",
@@ -89,6 +94,7 @@ __all__ = [
     "reference",
     "register_op",
     "secure",
+    "secure_sum",
     "share",
     "shared",
     "shuffle",

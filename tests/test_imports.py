@@ -32,6 +32,7 @@ LEVELS = (
     "transcript",
     "audits",
     "session",
+    "secure_sum",
     "tensor",
     "ops",
     "ckks",

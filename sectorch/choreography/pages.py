@@ -47,3 +47,20 @@ def give_back() -> None:
 
 def _glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+
+
+class Spare:
+    """Memory of the last update, handed out again once nobody holds it any more: the first touch of fresh pages costs
+    more than a small net's whole step."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def take(self, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        """An uninitialised tensor of the dtype and device of `like`."""
+        kept = self._kept
+        fits = (kept.shape, kept.dtype, kept.device) == (shape, like.dtype, like.device)
+        # Two holders: the tensor kept here, and the storage object that is asked. Views, arrays and aliases add one.
+        if not fits or torch._C._storage_Use_Count(kept.untyped_storage()._cdata) > 2:
+            self._kept = like.new_empty(shape)
+        return self._kept.view(shape)

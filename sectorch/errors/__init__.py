@@ -26,8 +26,10 @@ from .network import SessionOverError as SessionOverError
 from .network import StoreFullError as StoreFullError
 from .network import StoreInUseError as StoreInUseError
 from .network import UnknownModelError as UnknownModelError
+from .protocols import DroppedClientError as DroppedClientError
 from .protocols import FalseDealingError as FalseDealingError
 from .protocols import KeyAgreementError as KeyAgreementError
+from .protocols import MaskError as MaskError
 from .protocols import MaterialError as MaterialError
 from .protocols import MisplacedValueError as MisplacedValueError
 from .protocols import SecretBranchError as SecretBranchError
@@ -39,6 +41,7 @@ from .runs import CheckpointError as CheckpointError
 from .runs import CorruptedCiphertextError as CorruptedCiphertextError
 from .runs import PlotError as PlotError
 from .tensors import ArgumentError as ArgumentError
+from .tensors import ChannelScaleError as ChannelScaleError
 from .tensors import DimensionError as DimensionError
 from .tensors import DtypeError as DtypeError
 from .tensors import FixedPointRangeError as FixedPointRangeError
@@ -60,11 +63,13 @@ __all__ = [
     "ArgumentError",
     "BusyError",
     "CaptureWarning",
+    "ChannelScaleError",
     "CheckpointError",
     "CorruptedCiphertextError",
     "DeadlockError",
     "DimensionError",
     "DisagreementError",
+    "DroppedClientError",
     "DtypeError",
     "FalseDealingError",
     "FixedPointRangeError",
@@ -72,6 +77,7 @@ __all__ = [
     "IdentityError",
     "KeyAgreementError",
     "LeakyProtocolWarning",
+    "MaskError",
     "MaterialError",
     "MisplacedValueError",
     "NetworkError",

@@ -120,3 +120,27 @@ class FalseDealingError(SectorchError, RuntimeError):
     def __init__(self, text: str, evidence: Any = None):
         super().__init__(text)
         self.evidence = evidence
+
+
+class MaskError(SectorchError, RuntimeError):
+    """Pairwise masks of clients that cannot cancel: a client missing, twice, unknown, or a sum masked a second time.
+
+    Example:
+        this round was masked already; a second update needs a new noisy model
+
+    What to do:
+        Sum again, with all clients and fresh masks (perturbed models: with a new noisy model): a mask that is used
+        twice shows a difference of updates.
+    """
+
+
+class DroppedClientError(MaskError):
+    """A client's masked tensor is missing, so the masks of the others do not cancel.
+
+    Example:
+        no client sent an update
+
+    What to do:
+        Sum new values without the missing client, or let the others open what it left: `drop_outs=True`, in perturbed
+        models `double=True`.
+    """

@@ -118,6 +118,18 @@ class DtypeError(SectorchError, TypeError):
     """
 
 
+class ChannelScaleError(SectorchError, TypeError):
+    """A network whose channels cannot be scaled by positive numbers (`sectorch.nn.channels`): names layer and reason.
+
+    Example:
+        parameters that no layer of the graph uses: extra; remove them
+
+    What to do:
+        Replace the layer that the text names: ReLU in place of smooth activations, no branches on values, a parameter
+        of its own for each layer.
+    """
+
+
 class ShapeError(SectorchError, RuntimeError):
     """Shapes that do not fit, in torch's own words where torch has some.
 

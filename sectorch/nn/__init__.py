@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from .channels import Channels as Channels
+from .channels import channels as channels
 from .module import SecureModule as SecureModule
 from .secure import reference as reference
 from .secure import secure as secure
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
     from .fhe import fine_tune as fine_tune
 
 __all__ = [
+    "Channels",
     "SecureModule",
+    "channels",
     "fhe_friendly",
     "fine_tune",
     "reference",

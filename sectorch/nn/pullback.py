@@ -1,4 +1,4 @@
-"""One forward pass of a network's body, then the backward passes of all T terms together, layer by layer.
+"""The backward passes of T terms after one forward pass, an own file: a differentiation of its own beside autograd.
 
 `torch.autograd.grad` would walk the whole graph once a term. Here a dense layer takes its T cotangents as one product,
 straight into its place in the update, which is where a small network's time goes. A convolution, whose T passes cost
@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from ..choreography.pages import Spare
 from .symbolic_trace import computation
 
 Cotangents = torch.Tensor | list[torch.Tensor]
@@ -29,23 +30,6 @@ Backward = Callable[[Cotangents, "UpdateTerms"], Sequence[Cotangents | None]]
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RELUS = {("call_function", F.relu), ("call_function", torch.relu), ("call_method", "relu")}
 _SUMS = {("call_function", operator.add), ("call_function", torch.add), ("call_method", "add")}
-
-
-class Spare:
-    """Memory of the last update, handed out again once nobody holds it any more: the first touch of fresh pages costs
-    more than a small net's whole step."""
-
-    def __init__(self) -> None:
-        self._kept = torch.empty(0)
-
-    def take(self, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        """An uninitialised tensor of the dtype and device of `like`."""
-        kept = self._kept
-        fits = (kept.shape, kept.dtype, kept.device) == (shape, like.dtype, like.device)
-        # Two holders: the tensor kept here, and the storage object that is asked. Views, arrays and aliases add one.
-        if not fits or torch._C._storage_Use_Count(kept.untyped_storage()._cdata) > 2:
-            self._kept = like.new_empty(shape)
-        return self._kept.view(shape)
 
 
 class UpdateTerms:

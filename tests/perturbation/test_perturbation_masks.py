@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error
 
-from sectorch.errors import FixedPointRangeError, KeyAgreementError
+from sectorch.errors import FixedPointRangeError
 from sectorch.protocols.perturbation import (
     ClientMasks,
     DroppedClientError,
@@ -20,68 +18,8 @@ from sectorch.protocols.perturbation import (
     WeightError,
     cohort,
 )
-from sectorch.protocols.perturbation.masks import add_encoded, following, left_over, pour
-from sectorch.ring import encode
 
 ROUND = b"r" * 16
-
-
-def unmask(total: torch.Tensor, openings: list) -> torch.Tensor:
-    """The survivors' sum without the masks that did not cancel."""
-    words = total.clone().numpy()
-    pour(left_over(openings), words)
-    return torch.from_numpy(words)
-
-
-def encoded(values: torch.Tensor, share: float) -> torch.Tensor:
-    words = torch.zeros(len(values), dtype=torch.int64)
-    add_encoded(words, values, share, 40)
-    return words
-
-
-@given(st.integers(2, 6), st.integers(0, 50))
-@settings(max_examples=25)
-def test_masks_cancel_exactly(clients, count):
-    total = sum((member.words(ROUND, count) for member in cohort(clients)), torch.zeros(count, dtype=torch.int64))
-    assert not total.any()
-
-
-@given(st.integers(3, 6), st.data())
-@settings(max_examples=25)
-def test_double_masks_open_to_the_survivors_sum(clients, data):
-    """Any two or more survivors open to exactly their own sum."""
-    survivors = sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=2)))
-    members = cohort(clients, double=True)
-    values = [torch.randint(-(1 << 40), 1 << 40, (7,)) for _ in members]
-    sent = [value + member.words(ROUND, 7) for value, member in zip(values, members, strict=True)]
-    openings = [members[k].open(ROUND, survivors) for k in survivors]
-    assert torch.equal(unmask(sum(sent[k] for k in survivors), openings), sum(values[k] for k in survivors))
-    assert all(opening.nbytes == 32 * (1 + clients - len(survivors)) for opening in openings)
-
-
-def test_a_masked_update_is_uniform():
-    """Each of the 64 bits is set half the time: 2^15 words, so a count is off by more than 6 sigma once in 10^9."""
-    words = encoded(torch.zeros(1 << 15), 1.0) + cohort(2)[0].words(ROUND, 1 << 15)
-    for bit in range(64):
-        ones = int((words >> bit & 1).sum())
-        assert abs(ones - (1 << 14)) <= 6 * (1 << 15) ** 0.5 / 2
-
-
-def test_terms_and_rounds_have_words_of_their_own():
-    member = cohort(2)[0]
-    words = torch.cat([member.words(ROUND, 3000), member.words(b"s" * 16, 3000)])
-    assert len(words.unique()) == 6000
-
-
-@given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=20), st.floats(0.01, 1))
-def test_encoding_is_the_nearest(values, share):
-    """Within 2^-41 of share times the value, plus the float64 rounding of that product (2^-53 of at most 10^5)."""
-    values = torch.tensor(values, dtype=torch.float64)
-    found = encoded(values, share)
-    assert (found.double() * 2.0**-40 - values * share).abs().max() <= 2.0**-41 + 1e5 * 2.0**-52
-    assert torch.equal(found, encode(values * share, 40)), "the loop gives the ring's own encoding, bit for bit"
-    single = values.float()
-    assert torch.equal(encoded(single, share), encode(single.double() * share, 40))
 
 
 def setup(clients: int = 3, double: bool = False, frac_bits: int = 40):
@@ -150,35 +88,6 @@ def test_a_round_is_masked_and_opened_once():
         masks[1].open(b"x" * 16, [0, 1])
 
 
-def test_a_client_survives_its_process():
-    """Its state goes on in another process, with what was used still used."""
-    members = cohort(3, double=True)
-    first = members[0].words(ROUND, 5)
-    restored = ClientMasks.from_secret_state(members[0].secret_state())
-    with pytest.raises(MaskError, match="masked already"):
-        restored.words(ROUND, 5)
-    other = ClientMasks.from_secret_state(cohort(3)[0].secret_state() | {"used": []})
-    assert other.cohort == (0, 1, 2)
-    rest = [ClientMasks.from_secret_state(m.secret_state()) for m in members[1:]]
-    sent = first + sum(m.words(ROUND, 5) for m in rest)
-    openings = [m.open(ROUND, [0, 1, 2]) for m in (restored, *rest)]
-    assert not unmask(sent, openings).any()
-    assert ClientMasks.from_secret_state(ClientMasks(4).secret_state()).cohort == ()
-
-
-def test_joining_is_checked():
-    member, other = ClientMasks(0), ClientMasks(1)
-    with pytest.raises(MaskError, match="has not joined"):
-        member.words(ROUND, 1)
-    with pytest.raises(MaskError, match="two clients or more"):
-        member.join({0: member.public}, b"")
-    with pytest.raises(MaskError, match="holds another for it"):
-        member.join({0: other.public, 1: other.public}, b"")
-    with pytest.raises(KeyAgreementError):
-        member.join({0: member.public, 1: bytes(32)}, b"")
-    assert member.cohort == ()
-
-
 def test_mixtures_and_wrong_weights_are_refused():
     _, scheme, parts, weights, noisy, key, _, updates = setup(3)
     plain = scheme.client_step(noisy, parts[0])
@@ -204,42 +113,6 @@ def test_a_term_beyond_the_ring_is_refused_and_uses_no_mask():
     members[0].words(noisy.round, 1)
 
 
-@given(st.integers(2, 7), st.booleans(), st.booleans(), st.sampled_from([None, 2, 4]), st.data())
-@settings(max_examples=40)
-def test_a_masked_sum_is_the_sum_bit_for_bit(clients, double, sparse, degree, data):
-    """Of what is sent: complete or sparse, drawn ahead or not, with who drops out where that can be met."""
-    members = cohort(clients, double, data.draw(st.binary(max_size=4)), degree if sparse else None)
-    survivors = sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=2))) if double else range(clients)
-    count = data.draw(st.sampled_from([0, 1, 300]))
-    values = [torch.randn(count) * 10 ** data.draw(st.integers(-9, 4)) for _ in members]
-    share = data.draw(st.floats(0.001, 1))
-    sent = []
-    for member, value in zip(members, values, strict=True):
-        if data.draw(st.booleans()):
-            member.prepare(data.draw(st.sampled_from([ROUND, b"s" * 16])), data.draw(st.sampled_from([count, 5])))
-        words = member.words(ROUND, count)
-        add_encoded(words, value, share, 40)
-        sent.append(words)
-    openings = [members[k].open(ROUND, survivors) for k in survivors] if double else []
-    found = unmask(sum(sent[k] for k in survivors), openings)
-    assert torch.equal(found, sum(encode(values[k].double() * share, 40) for k in survivors))
-
-
-def test_a_mask_drawn_ahead_is_the_mask():
-    """Used once, for its own round and length only; another round throws it away."""
-    ahead, cold = (ClientMasks.from_secret_state(m.secret_state()) for m in [cohort(3, True)[1]] * 2)
-    ahead.prepare(ROUND, 40000)
-    assert torch.equal(ahead.words(ROUND, 40000), cold.words(ROUND, 40000))
-    with pytest.raises(MaskError, match="masked already"):
-        ahead.prepare(ROUND, 40000)
-    ahead.prepare(b"s" * 16, 10)
-    assert torch.equal(ahead.words(b"t" * 16, 10), cold.words(b"t" * 16, 10))
-    first, again = ahead.words(b"s" * 16, 10), cold.words(b"s" * 16, 10)
-    assert torch.equal(first, again)
-    assert following(b"\0" * 15 + b"\7") == b"\0" * 15 + b"\x08"
-    assert following(b"\xff" * 16) == bytes(16)
-
-
 def test_the_next_round_uses_what_was_drawn_ahead():
     """A federation's clients: from the second round on no stream is drawn between a model and its update."""
     model, scheme, parts, weights, *_ = setup(3)
@@ -255,3 +128,42 @@ def test_the_next_round_uses_what_was_drawn_ahead():
         assert calls.index(None) == drawn
         assert len(calls) == drawn + 1 + 3
         assert relative_error(found, plain_gradient(scheme, model, parts, weights)) <= 1e-6
+
+
+def test_a_sparse_round_with_who_drops_out():
+    """Survivors open only what they shared with the dropped, and the gradient is that of the survivors."""
+    torch.manual_seed(3)
+    model = NETS["mlp3"][0]().double()
+    scheme = Scheme(model, "mse")
+    shares = batches((12,), 4, "mse", 9, torch.float64)
+    weights = [len(x) for x, _ in shares]
+    noisy, key = scheme.perturb(model.state_dict())
+    masks = cohort(9, True, b"", 4)
+    for member in masks[::2]:
+        scheme.prepare(noisy, member)
+    updates = [
+        scheme.client_step(noisy, part, masks=mask, share=weight / sum(weights))
+        for part, mask, weight in zip(shares, masks, weights, strict=True)
+    ]
+    came = [0, 1, 3, 4, 6, 7, 8]
+    openings = [masks[k].open(key.round, came) for k in came]
+    assert sorted({peer for opening in openings for peer in opening.pairs}) == [2, 5]
+    assert any(len(opening.pairs) < 2 for opening in openings)
+    found = scheme.recover(key, [updates[k] for k in came], [weights[k] for k in came], openings)
+    expected = plain_gradient(scheme, model, [shares[k] for k in came], [weights[k] for k in came])
+    assert relative_error(found, expected) <= 1e-6
+    short = [type(o)(o.client, o.round, o.own, {}) for o in openings]
+    with pytest.raises(DroppedClientError, match="that it shared a mask with"):
+        scheme.recover(key, [updates[k] for k in came], [weights[k] for k in came], short)
+
+
+def test_a_federation_with_a_sparse_graph():
+    torch.manual_seed(4)
+    model = NETS["mlp3"][0]().double()
+    scheme = Scheme(model)
+    shares = batches((12,), 4, "cross_entropy", 8, torch.float64)
+    expected = plain_gradient(scheme, model, shares, [len(x) for x, _ in shares])
+    for double in (False, True):
+        assert relative_error(one_round(scheme, model, shares, True, double, degree=4), expected) <= 1e-6
+    with pytest.raises(MaskError, match="an even number of neighbours"):
+        one_round(scheme, model, shares, True, degree=3)

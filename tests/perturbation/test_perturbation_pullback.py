@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error
 from torch import nn
 
-from sectorch.nn.pullback import Spare, UpdateTerms
+from sectorch.choreography.pages import Spare
+from sectorch.nn.pullback import UpdateTerms
 from sectorch.protocols.perturbation import BatchMismatchError, Noise, NoiseError, NotPerturbableError, Scheme
 
 

@@ -1,9 +1,12 @@
 """Perturbed-model federated learning: clients train on a noised model, the server recovers the exact gradient."""
 
+from ...errors import DroppedClientError as DroppedClientError
+from ...errors import MaskError as MaskError
+from ...secure_sum import ClientMasks as ClientMasks
+from ...secure_sum import MaskOpening as Opening
+from ...secure_sum import cohort as cohort
 from .errors import BatchMismatchError as BatchMismatchError
-from .errors import DroppedClientError as DroppedClientError
 from .errors import ExchangeError as ExchangeError
-from .errors import MaskError as MaskError
 from .errors import NoiseError as NoiseError
 from .errors import NonFiniteGradientError as NonFiniteGradientError
 from .errors import NotPerturbableError as NotPerturbableError
@@ -13,9 +16,6 @@ from .errors import StateMismatchError as StateMismatchError
 from .errors import WeightError as WeightError
 from .federated import PerturbedFL as PerturbedFL
 from .federated import Settings as Settings
-from .masks import ClientMasks as ClientMasks
-from .masks import Opening as Opening
-from .masks import cohort as cohort
 from .messages import Key as Key
 from .messages import Noise as Noise
 from .messages import NoisyModel as NoisyModel

@@ -8,15 +8,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
 from torch import nn
 from torch.func import functional_call
 
 from .errors import BatchMismatchError
-from .masks import Graph
 from .messages import Key, Reply, Request
 
 
@@ -172,22 +168,3 @@ def deep_leakage(
         if not gap < float("inf"):
             break
     return guess.detach(), gap
-
-
-def fewest_that_cut(graph: Graph) -> int:
-    """How many clients have to collude with the server (or be gone) before it sees the sums of two groups of the others
-    apart: the connectivity of the masks' graph, by Menger's theorem the fewest disjoint paths between two clients that
-    share no mask. With every pair sharing one nothing can be seen apart, and all but one are needed."""
-    place = {client: at for at, client in enumerate(sorted(graph))}
-    count, smallest = len(place), len(place) - 1
-    # Each client is an arc of capacity 1 from its entry, 2 i, to its exit, 2 i + 1.
-    arcs = [(2 * at, 2 * at + 1) for at in range(count)]
-    arcs += [(2 * place[client] + 1, 2 * place[other]) for client in graph for other in graph[client]]
-    source, target = np.array(arcs).T
-    network = csr_array((np.ones(len(arcs), dtype=np.int32), (source, target)), shape=(2 * count, 2 * count))
-    for client in graph:
-        for other in graph:
-            if other > client and other not in graph[client]:
-                paths = maximum_flow(network, 2 * place[client] + 1, 2 * place[other]).flow_value
-                smallest = min(smallest, int(paths))
-    return smallest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import SectorchError
+from ...errors import ChannelScaleError, SectorchError
 
 
 class PerturbationError(SectorchError):
@@ -13,11 +13,11 @@ class PerturbationError(SectorchError):
     """
 
 
-class NotPerturbableError(PerturbationError, TypeError):
+class NotPerturbableError(PerturbationError, ChannelScaleError):
     """An architecture through which a positive channel scale cannot be carried. Names the layer and the reason.
 
     Example:
-        a Scheme takes a torch.nn.Module, got OrderedDict
+        channels() takes a torch.nn.Module, got OrderedDict
 
     What to do:
         Replace the layer that the text names: ReLU in place of smooth activations, no branches on values, a parameter
@@ -90,30 +90,6 @@ class WeightError(PerturbationError, ValueError):
 
     What to do:
         Give each client the positive number of samples that was announced with the round.
-    """
-
-
-class MaskError(PerturbationError, RuntimeError):
-    """Client masks that cannot cancel: a client missing, twice, unknown, or a round used a second time.
-
-    Example:
-        this round was masked already; a second update needs a new noisy model
-
-    What to do:
-        Redo the round with all its clients, a new noisy model and fresh masks: a mask that is used twice shows a
-        difference of updates.
-    """
-
-
-class DroppedClientError(MaskError):
-    """A client's masked update is missing, so the masks of the others do not cancel.
-
-    Example:
-        no client sent an update
-
-    What to do:
-        Redo the round without the missing client, or use double masks (`double=True`), which let the others open what
-        it left.
     """
 
 

@@ -447,7 +447,7 @@ def plain_update(
     """What a FedAvg client computes: mean gradient over its batches, and its batch norms' statistics."""
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     parameters = dict(model.named_parameters())
-    norms = [model.get_submodule(name) for name, own in scheme.plan.batch_norms.items() if own]
+    norms = [model.get_submodule(name) for name, own in scheme.plan.channels.batch_norms.items() if own]
     total = sum(len(x) for x, _ in batches)
     gradients, statistics = [torch.zeros_like(parameters[n]) for n in names], []
     seen: list[torch.Tensor] = []
@@ -498,7 +498,7 @@ def _plain_round(scheme, model, batches, weights, history, variance) -> Recovere
     for index, name in enumerate(names):
         recovered[name] = _mixed(shares, [gradients[index] for gradients, _ in found])
     mixed = [_mixed(shares, column) for column in zip(*(s for _, s in found), strict=True)]
-    norms = [name for name, own in scheme.plan.batch_norms.items() if own]
+    norms = [name for name, own in scheme.plan.channels.batch_norms.items() if own]
     recovered.statistics = {name: (mixed[2 * i], mixed[2 * i + 1]) for i, name in enumerate(norms)}
     history.server_seconds += time.perf_counter() - begun
     history.down_bytes += size * len(batches)

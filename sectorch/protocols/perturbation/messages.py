@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...choreography import Located, Message, Net, Party, Roles, protocol
+from ...secure_sum import PAIR, star_roles
 from .errors import NoiseError
 
 ROUND_BYTES = 16
@@ -204,30 +205,17 @@ class Update:
 # `rounds.py` says when a message is sent, and docs/perturbation.md what it shows.
 
 
-PAIR = Roles("Server Client", edges="Server-Client")
 SERVER = Party("Server", "Server")
 
 
+def clients_of(count: int) -> list[str]:
+    """The names of so many clients: C0, C1, ..."""
+    return [f"C{client}" for client in range(count)]
+
+
 def roles_of(clients: int) -> Roles:
-    """The star of a server and so many clients: Server, C0, C1, ..."""
-    names = [f"C{client}" for client in range(clients)]
-    return Roles(" ".join(("Server", *names)), edges=" ".join(f"Server-{name}" for name in names))
-
-
-@protocol("perturbation_key", "Bonawitz et al. 2017", [
-    Message("public", "Client", "Server", "a public key", "the client's public key"),
-], roles=PAIR)  # fmt: skip
-def send_key(net: Net, public: Located) -> Located:
-    """A client's public key, of which the masks are made. 32 bytes."""
-    return public.send(net.Client, net.Server, "public")
-
-
-@protocol("perturbation_cohort", "Bonawitz et al. 2017", [
-    Message("publics", "Server", "Client", "public keys", "the public keys of all clients"),
-], roles=PAIR)  # fmt: skip
-def send_cohort(net: Net, publics: Located) -> Located:
-    """All clients' public keys. 32 bytes a client."""
-    return publics.send(net.Server, net.Client, "publics")
+    """The star of a server and so many clients."""
+    return star_roles(clients_of(clients))
 
 
 @protocol("perturbation_begin", "the beginning of a run", [
@@ -257,37 +245,12 @@ def exchange(net: Net, request: Located, answer: Callable, key: Located) -> Loca
     return net.fresh(net.Server, answer, key, at_server).send(net.Server, net.Client, "reply")
 
 
-@protocol("perturbation_update", "III-B, Eq. 27", [
-    Message("masked", "Client", "Server", "the pair keys of the clients", "with the others', their sum"),
-], roles=PAIR)  # fmt: skip
-def send_masked(net: Net, update: Located) -> Located:
-    """A client's terms and statistics under its masks: 8 bytes a number. Alone they are uniform."""
-    return update.send(net.Client, net.Server, "masked")
-
-
 @protocol("perturbation_plain_update", "III-B", [
     Message("update", "Client", "Server", "", "the client's gradient"),
 ], roles=PAIR)  # fmt: skip
 def send_plain(net: Net, update: Located) -> Located:
     """A client's terms and statistics without masks: the bytes of the model's floats."""
     return update.send(net.Client, net.Server, "update")
-
-
-@protocol("perturbation_survivors", "Bonawitz et al. 2017", [
-    Message("survivors", "Server", "Client", "", "which clients sent an update"),
-], roles=PAIR)  # fmt: skip
-def send_survivors(net: Net, survivors: Located) -> Located:
-    """Which of the clients sent an update: a byte each."""
-    return survivors.send(net.Server, net.Client, "survivors")
-
-
-@protocol("perturbation_opening", "Bonawitz et al. 2017", [
-    Message("opening", "Client", "Server", "", "this round's seeds: the client's own, and those with the dropped"),
-], roles=PAIR)  # fmt: skip
-def send_opening(net: Net, opening: Located) -> Located:
-    """What takes the masks of the round off the survivors' sum: 32 bytes, and 32 for each dropped client that it shared
-    a mask with."""
-    return opening.send(net.Client, net.Server, "opening")
 
 
 # The server's one-time noise: positive channel scales, the additive noise of the last layer, the exchange's xi.

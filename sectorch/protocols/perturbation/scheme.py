@@ -15,24 +15,34 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...choreography.streams import KeyStream
-from ...nn.pullback import Pullback, Spare, UpdateTerms
-from . import masks as masking
+from ...choreography.pages import Spare
+from ...errors import ChannelScaleError, DroppedClientError, MaskError
+from ...nn.channels import Channels, channels
+from ...nn.pullback import Pullback, UpdateTerms
+from ...nn.symbolic_trace import layer_location
+from ...ring import HEADROOM_BITS
+from ...secure_sum import (
+    FRAC_BITS,
+    ClientMasks,
+    MaskOpening,
+    add_encoded,
+    add_sum,
+    check_range,
+    following,
+    left_over,
+)
 from .errors import (
     BatchMismatchError,
-    DroppedClientError,
     ExchangeError,
-    MaskError,
     NonFiniteGradientError,
     NotPerturbableError,
     StaleKeyError,
     StateMismatchError,
     WeightError,
 )
-from .masks import FRAC_BITS, SPAN, ClientMasks, Opening, left_over, loops, pour
 from .messages import (
     ROUND_BYTES,
     Key,
@@ -48,7 +58,71 @@ from .messages import (
     signs,
     uniform,
 )
-from .plan import Plan, make_plan
+
+# The network as the scheme sees it: a body, and a last linear layer that takes the additive noise.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a model that does not depend on its weights.
+
+    Attributes:
+        channels: which of the network's channels share a scale.
+        body: the graph up to the features that enter the last linear layer.
+        head: name of that layer; its rows have scale 1 and take the additive noise instead.
+        outputs, features: n_L and n_{L-1}. head_bias: whether the last layer has a bias.
+    """
+
+    channels: Channels
+    body: fx.GraphModule
+    head: str
+    outputs: int
+    features: int
+    head_bias: bool
+
+
+def make_plan(model: nn.Module, width: int | None = None) -> Plan:
+    """Find the channels of `model` and its last layer; the model itself is left alone.
+
+    Raises:
+        NotPerturbableError: names the layer that cannot carry a scale, and says why.
+    """
+    try:
+        found = channels(model, width)
+    except ChannelScaleError as error:
+        raise NotPerturbableError(str(error)) from error
+    nodes = list(found.graph.graph.nodes)
+    if (inputs := sum(node.op == "placeholder" for node in nodes)) != 1:
+        raise NotPerturbableError(f"the model takes {inputs} inputs; one tensor [N, ...] was expected")
+    head = nodes[-1].args[0]
+    while isinstance(head, fx.Node) and head.op == "call_module":
+        module = found.graph.get_submodule(str(head.target))
+        if type(module) is not nn.Identity:
+            break
+        head = head.args[0]
+    else:
+        module = None
+    if not isinstance(head, fx.Node) or type(module) is not nn.Linear:
+        name = layer_location(head, found.graph) if isinstance(head, fx.Node) else f"a {type(head).__name__}"
+        raise NotPerturbableError(
+            f"the model ends in {name}; it has to end in an nn.Linear, which takes the additive noise (Eq. 8). Leave "
+            f"softmax to the loss"
+        )
+    if sum(node.target == head.target for node in nodes) > 1 or len(head.users) > 1:
+        raise NotPerturbableError(
+            f"{layer_location(head, found.graph)} cannot be perturbed: the last linear layer is used in more than one "
+            f"place"
+        )
+    copies: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    graph.graph_copy(found.graph.graph, copies)
+    graph.output(copies[head.all_input_nodes[0]])
+    body = fx.GraphModule(found.graph, graph)
+    body.graph.eliminate_dead_code()
+    body = fx.GraphModule(body, body.graph)  # once more: the head's weights are not carried along
+    size = (module.out_features, module.in_features)
+    return Plan(found, body, str(head.target), *size, module.bias is not None)
+
 
 # The extra exchange of the paper for cross-entropy (III-B1 b, Eqs. 22 to 25), in float64 and log space.
 #
@@ -247,7 +321,8 @@ class ClientWork:
 
     def __init__(self, plan: Plan, names: list[str], loss: str, exchange: str | None, noise_on: str, model: nn.Module):
         self.plan, self.names, self.loss, self.exchange, self.noise_on = plan, names, loss, exchange, noise_on
-        named = ((name, model.get_submodule(name)) for name, own in plan.batch_norms.items() if own)
+        norms = plan.channels.batch_norms.items()
+        named = ((name, model.get_submodule(name)) for name, own in norms if own)
         self.norms: dict[str, tuple[int, float | None]] = {
             name: (norm.num_features, norm.momentum) for name, norm in named if isinstance(norm, _BatchNorm)
         }
@@ -471,42 +546,25 @@ def head_size(plan: Plan, state: Mapping[str, torch.Tensor], scales: torch.Tenso
     """Root mean square of the last layer's scaled weights; 1 / n_{L-1} where they are all zero."""
     name = f"{plan.head}.weight"
     weight, scales = state[name].detach().clone(), scales.to(state[name])
-    return float(plan.parameters[name].scale_(weight, scales, 1 / scales).square().mean().sqrt()) or 1 / plan.features
+    return (
+        float(plan.channels.parameters[name].scale_(weight, scales, 1 / scales).square().mean().sqrt())
+        or 1 / plan.features
+    )
 
 
 def perturbed_state(
-    plan: Plan,
-    model: nn.Module,
-    state: Mapping[str, torch.Tensor],
-    scales: torch.Tensor,
-    shift: torch.Tensor | None = None,
-    noise_on: str = "weights",
+    plan: Plan, state: Mapping[str, torch.Tensor], scales: torch.Tensor, shift: torch.Tensor, noise_on: str = "weights"
 ) -> dict[str, torch.Tensor]:
-    """W^ = R o W, plus R^a in the last layer if there is a shift r [n_L]; running statistics only where a norm uses
-    them.
+    """W^ = R o W, plus R^a in the last layer (Eqs. 6 and 13) of the shift r [n_L].
 
     R^a is added to the bias as well: the bias is the weight of a feature that is 1, so alpha = sum_j y^_j + 1. With the
     noise on the bias alone, alpha = 1.
     """
-    near = scales.to(state[f"{plan.head}.weight"])
-    inverses = 1 / near
-    out = {n: scaled.scale_(state[n].detach().clone(), near, inverses) for n, scaled in plan.parameters.items()}
-    if shift is not None:
-        for kind in ("weight", "bias"):
-            name = f"{plan.head}.{kind}"
-            if name in out and (kind == "bias" or noise_on == "weights"):
-                out[name] += (shift[:, None] if out[name].dim() == 2 else shift).to(out[name])
-    for name, own in plan.batch_norms.items():
-        if not own:
-            mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
-            r = near[plan.norm_inputs[name]]
-            norm = model.get_submodule(name)
-            if not isinstance(norm, _BatchNorm):
-                raise StateMismatchError(f"{name} is no batch norm, as it is in the plan of this model")
-            eps = norm.eps
-            out[f"{name}.running_mean"] = r * mean
-            out[f"{name}.running_var"] = r.square() * (variance + eps) - eps
-            out[f"{name}.num_batches_tracked"] = state[f"{name}.num_batches_tracked"].clone()
+    out = plan.channels.scale(state, scales)
+    for kind in ("weight", "bias"):
+        name = f"{plan.head}.{kind}"
+        if name in out and (kind == "bias" or noise_on == "weights"):
+            out[name] += (shift[:, None] if out[name].dim() == 2 else shift).to(out[name])
     return out
 
 
@@ -517,9 +575,9 @@ def inference_copy(
     copied = copy.deepcopy(model).eval()
     plan = make_plan(copied, channels)
     dtype = state[f"{plan.head}.weight"].dtype
-    scales = draw_scales(plan.roots, plan.scale_count, noise, dtype)
+    scales = draw_scales(plan.channels.roots, plan.channels.count, noise, dtype)
     noisy = {name: tensor.detach().clone() for name, tensor in state.items()}
-    noisy |= perturbed_state(plan, copied, state, scales)
+    noisy |= plan.channels.scale(state, scales)
     copied.to(dtype)
     copied.load_state_dict(noisy)
     return copied.requires_grad_(False)
@@ -565,7 +623,7 @@ def aggregate(
     key: Key,
     updates: Sequence[Update],
     weights: Sequence[float],
-    openings: Sequence[Opening],
+    openings: Sequence[MaskOpening],
     factors: torch.Tensor,
     counts: tuple[int, int],
     frac_bits: int,
@@ -602,7 +660,7 @@ def aggregate(
 
 def _unmasked_sum(
     updates: Sequence[Update],
-    openings: Sequence[Opening],
+    openings: Sequence[MaskOpening],
     shares: Sequence[float],
     factors: torch.Tensor,
     frac_bits: int,
@@ -618,23 +676,9 @@ def _unmasked_sum(
     trained, scale, streams = updates[0].terms.shape[1], 2.0**-frac_bits / present, left_over(openings)
     real, statistics = np.zeros(trained), np.zeros(len(updates[0].statistics))
     for term, factor in enumerate(factors.tolist()):
-        _add_sum(real, [update.terms[term].numpy() for update in updates], streams, factor * scale)
-    _add_sum(statistics, [update.statistics.numpy() for update in updates], streams, scale)
+        add_sum(real, [update.terms[term].numpy() for update in updates], streams, factor * scale)
+    add_sum(statistics, [update.statistics.numpy() for update in updates], streams, scale)
     return torch.from_numpy(real), torch.from_numpy(statistics)
-
-
-def _add_sum(
-    real: np.ndarray, columns: Sequence[np.ndarray], streams: list[tuple[bool, KeyStream]], factor: float
-) -> None:
-    """real += factor times the exact sum of columns of words, free of masks. The words are read once, a piece of every
-    column at a time, and their sum is not kept: reading them is most of what the server of a small net does."""
-    for low in range(0, len(real), SPAN):
-        piece = real[low : low + SPAN]
-        summed = columns[0][low : low + SPAN].copy()
-        for column in columns[1:]:
-            summed += column[low : low + SPAN]
-        pour(streams, summed)
-        loops().add_decoded(piece, summed, factor)
 
 
 def _check(
@@ -668,7 +712,7 @@ def _finite(values: torch.Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def _check_cohort(updates: Sequence[Update], openings: Sequence[Opening]) -> None:
+def _check_cohort(updates: Sequence[Update], openings: Sequence[MaskOpening]) -> None:
     """Every mask has to cancel or be opened."""
     first = updates[0]
     present = [update.client for update in updates]
@@ -825,23 +869,23 @@ class Scheme:
         dtype = check_state(state_dict, self._shapes)
         plan = self.plan
         common = self.exchange == "shift"
-        scales = draw_scales(plan.roots, plan.scale_count, self.noise, dtype)
+        scales = draw_scales(plan.channels.roots, plan.channels.count, self.noise, dtype)
         size = head_size(plan, state_dict, scales)
         if self.noise_on == "bias":  # It stands beside logits then, which are as large as a row's length.
             size *= plan.features**0.5
         gamma, xi, additive = draw_additive(plan.outputs, self.partitions, size, self.noise.size(dtype), common)
         check_noise(scales, gamma, xi, additive)
         partition = random_partition(plan.outputs, self.partitions)
-        self._round = masking.following(self._round)
+        self._round = following(self._round)
         key = Key(self._round, dtype, scales, gamma, xi, additive, partition)
-        state = perturbed_state(plan, self._model, state_dict, scales, key.shift, self.noise_on)
+        state = perturbed_state(plan, state_dict, scales, key.shift, self.noise_on)
         public = torch.ones_like(additive) if common else additive  # the shift exchange has no use for r_a
         return NoisyModel(state, public, partition, key.round, self.frac_bits), key
 
     def blank(self) -> NoisyModel:
         """The shapes of every round's noisy model, which everybody knows."""
-        scales = torch.ones(self.plan.scale_count, dtype=torch.float64)
-        state = perturbed_state(self.plan, self._model, self._model.state_dict(), scales)
+        found = self.plan.channels
+        state = found.scale(self._model.state_dict(), torch.ones(found.count, dtype=torch.float64))
         shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
         additive = torch.empty(self.plan.outputs, dtype=torch.float64, device="meta")
         return NoisyModel(shapes, additive, additive.to(torch.int64), bytes(16), self.frac_bits)
@@ -862,7 +906,7 @@ class Scheme:
         key: Key,
         updates: Sequence[Update],
         weights: Sequence[float],
-        openings: Sequence[Opening] = (),
+        openings: Sequence[MaskOpening] = (),
     ) -> Recovered:
         """The true gradient of the weighted mean loss, sum_k N_k/N grad F_k (Eq. 29 and its cross-entropy form).
 
@@ -893,7 +937,7 @@ class Scheme:
         scales = key.scales.to(flat)
         inverses = 1 / scales
         for name, part in cut(flat, self._trained).items():
-            self.plan.parameters[name].scale_(part, scales, inverses)
+            self.plan.channels.parameters[name].scale_(part, scales, inverses)
         return flat
 
     def update_statistics(
@@ -999,10 +1043,10 @@ class Scheme:
             raise WeightError(f"a masked update needs share = N_k / N in (0, 1], got {share}")
         parts = (terms.reshape(-1), statistics)
         for part in parts:
-            masking.check_range(part, noisy.frac_bits)
+            check_range(part, noisy.frac_bits, 2.0 ** (HEADROOM_BITS - noisy.frac_bits))  # the shares sum to one
         masked = masks.words(noisy.round, terms.numel() + len(statistics)).split([terms.numel(), len(statistics)])
         for words, part in zip(masked, parts, strict=True):
-            masking.add_encoded(words, part, share, noisy.frac_bits)
+            add_encoded(words, part, share, noisy.frac_bits)
         rows = masked[0].view(terms.shape)
         return Update(
             noisy.round, rows, masked[1], samples, share, masks.client, masks.cohort, masks.double, masks.peers
@@ -1015,7 +1059,7 @@ class Scheme:
             MaskError: the masks have not joined a cohort, or masked that round already.
         """
         terms, trained, statistics = self.counts
-        masks.prepare(masking.following(noisy.round), terms * trained + statistics)
+        masks.prepare(following(noisy.round), terms * trained + statistics)
 
 
 def batches_of(batch: Batch | list[Batch]) -> list[Batch]:

@@ -1,10 +1,10 @@
-"""Compiled loops over masked terms: one pass over memory where torch's functions make three or four."""
+"""Compiled loops over masked words: one pass over memory where torch functions make three or four."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...ring.jit import compiled
+from .jit import compiled
 
 
 @compiled

@@ -1,14 +1,22 @@
-"""How a module is perturbed: the scale of each weight's rows and columns, found by walking its graph.
+"""Which channels of a network share a scale: `channels(model)`, found by walking the graph of the network.
 
-Source: III-A (Eqs. 6 to 8 for linear layers, Eqs. 13 to 16 for convolutions), widened from chains and concatenations to
-any graph of positively homogeneous layers, with biases, residual additions and normalisation.
+A network of positively homogeneous layers, f(r x) = r f(x) for r > 0, computes the same when each channel of each layer
+is multiplied by a positive number and the next layer's columns are divided by it. Two channels that are added need one
+number; a concatenation joins the lists. This is the symmetry that rescales a ReLU network's weights: weight
+normalisation, equalisation before quantisation, and the noise of perturbed models
+(`sectorch/protocols/perturbation/`) are uses of it.
+
+Source: Feng et al., "A Practical Privacy-preserving Method in Federated Deep Learning", III-A (Eqs. 6 to 8 for linear
+layers, Eqs. 13 to 16 for convolutions), widened from chains and concatenations to any graph of such layers, with
+biases, residual additions and normalisation.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +27,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ...nn.symbolic_trace import layer_location, symbolic_trace
-from .errors import NotPerturbableError
+from ..errors import ChannelScaleError
+from .symbolic_trace import layer_location, symbolic_trace
 
 # In-place operations of a traced graph made out of place, so that every node has one value for good.
 
@@ -37,7 +45,7 @@ def functional(graph: fx.GraphModule) -> None:
     value by name.
 
     Raises:
-        NotPerturbableError: a view is changed in place while the tensor behind it is still needed.
+        ChannelScaleError: a view is changed in place while the tensor behind it is still needed.
     """
     nodes = list(graph.graph.nodes)
     for place, node in enumerate(nodes):
@@ -49,8 +57,8 @@ def functional(graph: fx.GraphModule) -> None:
         while _is_view(graph, changed):
             changed = changed.args[0]
             if later.intersection(changed.users):
-                raise NotPerturbableError(
-                    f"{layer_location(node, graph)} cannot be perturbed: it changes a view in place while the tensor "
+                raise ChannelScaleError(
+                    f"{layer_location(node, graph)} cannot be scaled: it changes a view in place while the tensor "
                     f"behind it is still needed; use inplace=False"
                 )
     graph.recompile()
@@ -87,18 +95,14 @@ def _is_view(graph: fx.GraphModule, node: fx.Node) -> bool:
     return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEWS)
 
 
-# Which channels of which tensors carry the same secret scale: a union-find over single channels.
-#
-# A tensor of the perturbed network equals the true one times a positive number per channel (Lemmas 1 and 2). Each
-# channel of each layer starts with a scale of its own. An addition makes the scales of its two sides one, channel by
-# channel; a concatenation only joins the lists. One scale, `ONE`, is not drawn but is 1: that of the input and of
-# whatever has to be seen at its true size.
+# A union-find over single channels. Each channel of each layer starts with a scale of its own. One scale, `ONE`, is 1:
+# that of the input, of the output, and of whatever has to be seen at its true size.
 
 
 ONE = 0
 
 
-class Channels:
+class ChannelSets:
     """A growing set of channels, some of which are known to have the same scale."""
 
     def __init__(self) -> None:
@@ -123,16 +127,17 @@ class Channels:
             low, high = sorted((self.root(int(a)), self.root(int(b))))
             self._parent[high] = low
 
-    def roots(self, channels: np.ndarray) -> np.ndarray:
+    def roots(self, channels: np.ndarray) -> torch.Tensor:
         """The representative of each channel, int64 of the same shape."""
-        return np.array([self.root(int(channel)) for channel in channels], dtype=np.int64)
+        found = [self.root(int(channel)) for channel in channels.ravel()]
+        return torch.tensor(found, dtype=torch.int64).view(channels.shape)
 
     def __len__(self) -> int:
         return len(self._parent)
 
 
 @dataclass(frozen=True)
-class Located:
+class TensorChannels:
     """What is known of one tensor of the graph: its channels, along dimension 1.
 
     Attributes:
@@ -147,40 +152,83 @@ class Located:
     spatial: bool | None = None
 
 
-# What a walk over a module's graph knows so far, and the few moves that the rules make on it.
-
-
 class Walk:
-    """One pass over the graph in its own order.
+    """One pass over a module's graph in its own order, and the few moves that the rules make on it.
 
     Attributes:
         known: what is known of the tensor of each node; None for what is no tensor.
         scaled: parameter -> (channels of its rows, channels of its columns), None for scale 1.
         batch_norms: name of a batch norm with running statistics -> whether it uses the batch's own.
-        norm_inputs: name of a batch norm that uses its running statistics -> channels that enter it.
+        norm_inputs: name of a batch norm that uses its running statistics -> channels that enter it, and its eps.
+        called: name of a layer with parameters -> what entered it, and what left it.
     """
 
-    def __init__(self, graph: fx.GraphModule):
-        self.graph = graph
-        self.channels = Channels()
-        self.known: dict[fx.Node, Located | None] = {}
+    def __init__(self, graph: fx.GraphModule, width: int | None):
+        self.graph, self.width = graph, width
+        self.channels = ChannelSets()
+        self.known: dict[fx.Node, TensorChannels | None] = {}
         self.scaled: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {}
         self.batch_norms: dict[str, bool] = {}
-        self.norm_inputs: dict[str, np.ndarray] = {}
+        self.norm_inputs: dict[str, tuple[np.ndarray, float]] = {}
+        self.called: dict[str, tuple[TensorChannels, TensorChannels]] = {}
+
+    def run(self) -> None:
+        """Every node by its rule. The output has scale 1."""
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self.known[node] = self._input(node)
+            elif node.op == "get_attr":
+                raise self.refuse(node, "it uses a parameter outside a layer; use an nn module for it")
+            elif node.op == "call_module":
+                self.known[node] = self._call_module(node)
+            elif node.op != "output":
+                self.known[node] = function_rule(self, node)
+            else:
+                for found in map(self.known.get, node.all_input_nodes):
+                    if found is not None and found.channels is not None:
+                        self.pin(found.channels)
+
+    def _input(self, node: fx.Node) -> TensorChannels:
+        """The input has scale 1; its width is that of the first layer that takes it, where there is one."""
+        if self.width is not None:
+            return TensorChannels(np.full(self.width, ONE))
+        for user in node.users:
+            if user.op == "call_module":
+                module = self.module(user)
+                width = next(
+                    (w for a in ("in_features", "in_channels", "num_features") if (w := getattr(module, a, None))), None
+                )
+                if isinstance(width, int):
+                    return TensorChannels(
+                        np.full(width, ONE), spatial=False if hasattr(module, "in_features") else None
+                    )
+        return TensorChannels(None)
+
+    def _call_module(self, node: fx.Node) -> TensorChannels:
+        source = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        if source is None:
+            raise self.refuse(node, "its input is not a tensor that the walk has seen")
+        module = self.module(node)
+        out = module_rule(self, node, module, source)
+        if next(module.parameters(), None) is not None:
+            before = self.called.setdefault(str(node.target), (source, out))
+            self.same(node, before[0], source)  # One weight, so one scale on either side.
+            self.same(node, before[1], out)
+        return out
 
     def module(self, node: fx.Node) -> nn.Module:
         """The layer that a node calls."""
         return self.graph.get_submodule(str(node.target))
 
-    def refuse(self, node: fx.Node, reason: str) -> NotPerturbableError:
+    def refuse(self, node: fx.Node, reason: str) -> ChannelScaleError:
         """The error that says which layer, on which line of the model, and why."""
-        return NotPerturbableError(f"{layer_location(node, self.graph)} cannot be perturbed: {reason}")
+        return ChannelScaleError(f"{layer_location(node, self.graph)} cannot be scaled: {reason}")
 
     def pin(self, channels: np.ndarray) -> None:
         """Make these scales 1."""
         self.channels.unify(channels, np.full(len(channels), ONE))
 
-    def same(self, node: fx.Node, a: Located, b: Located) -> None:
+    def same(self, node: fx.Node, a: TensorChannels, b: TensorChannels) -> None:
         """Make the scales of two tensors one, channel by channel."""
         if a.channels is not None and b.channels is not None:
             if len(a.channels) != len(b.channels):
@@ -189,7 +237,7 @@ class Walk:
         elif (known := a.channels if a.channels is not None else b.channels) is not None:
             self.pin(known)
 
-    def columns(self, node: fx.Node, source: Located, width: int) -> np.ndarray:
+    def columns(self, node: fx.Node, source: TensorChannels, width: int) -> np.ndarray:
         """The channels of `width` inputs of a linear layer, or `width` channels of a convolution."""
         channels = source.channels
         if channels is None:
@@ -222,11 +270,12 @@ _REASONS = {
                     "f(r x) is not r f(x) for positive r, so the scale would not come out again; use ReLU, LeakyReLU "
                     "or PReLU"),
     **dict.fromkeys((nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softmax, nn.LogSoftmax),
-                    "it bends at a fixed size or mixes channels, so f(r x) is not r f(x); use ReLU"),
+                    "it bends at a fixed size or mixes channels, so f(r x) is not r f(x); use ReLU, and leave a "
+                    "softmax at the end to the loss"),
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm),
                     "its statistics mix channels of different scales; use BatchNorm, whose statistics are by channel"),
     _ConvTransposeNd: "transposed convolutions are not written yet; use upsampling and a convolution",
-    nn.MultiheadAttention: "softmax and products of two noised tensors lose the scale",
+    nn.MultiheadAttention: "softmax and products of two scaled tensors lose the scale",
     nn.Embedding: "an index has no scale",
 }  # fmt: skip
 
@@ -246,11 +295,11 @@ _SHAPE_METHODS = {"size", "dim"}
 _JOINING = {torch.cat, torch.concat, torch.concatenate}
 
 
-def module_rule(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -> Located:
+def module_rule(walk: Walk, node: fx.Node, module: nn.Module, source: TensorChannels) -> TensorChannels:
     """The scale that leaves a layer, and its parameters' R noted in `walk`.
 
     Raises:
-        NotPerturbableError: names the layer and says why no scale can pass it.
+        ChannelScaleError: names the layer and says why no scale can pass it.
     """
     if type(module) is nn.Linear or (isinstance(module, _ConvNd) and type(module) in _CONVS):
         return _affine(walk, node, module, source)
@@ -271,7 +320,7 @@ def module_rule(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -
     raise walk.refuse(node, f"it is not known that {type(module).__name__} carries a positive scale through unchanged")
 
 
-def _affine(walk: Walk, node: fx.Node, module: nn.Linear | _ConvNd, source: Located) -> Located:
+def _affine(walk: Walk, node: fx.Node, module: nn.Linear | _ConvNd, source: TensorChannels) -> TensorChannels:
     """Eqs. 7 and 14: R = scale of the output channel over scale of the input channel; the bias takes the former."""
     if isinstance(module, nn.Linear):
         if source.spatial:
@@ -292,10 +341,10 @@ def _affine(walk: Walk, node: fx.Node, module: nn.Linear | _ConvNd, source: Loca
     walk.scaled[f"{node.target}.weight"] = (out, by_row)
     if module.bias is not None:
         walk.scaled[f"{node.target}.bias"] = (out, None)
-    return Located(out, spatial=not isinstance(module, nn.Linear))
+    return TensorChannels(out, spatial=not isinstance(module, nn.Linear))
 
 
-def _normalise(walk: Walk, node: fx.Node, module: _BatchNorm | _InstanceNorm, source: Located) -> Located:
+def _normalise(walk: Walk, node: fx.Node, module: _BatchNorm | _InstanceNorm, source: TensorChannels) -> TensorChannels:
     """Normalisation by channel. With the batch's own statistics the result does not depend on the input's scale, but
     for eps, which does not scale: (r x - r mu) / sqrt(r^2 var + eps). The input's scale is therefore made 1. With
     running statistics the layer is affine and the scale passes: mean' = r mean, var' + eps = r^2 (var + eps).
@@ -309,37 +358,37 @@ def _normalise(walk: Walk, node: fx.Node, module: _BatchNorm | _InstanceNorm, so
     if own_statistics:
         walk.pin(columns)
     else:
-        walk.norm_inputs[str(node.target)] = columns
+        walk.norm_inputs[str(node.target)] = columns, module.eps
     if isinstance(module, _BatchNorm) and module.running_mean is not None:
         walk.batch_norms[str(node.target)] = own_statistics
     if not module.affine:
         walk.pin(columns)
-        return Located(columns, spatial=source.spatial)
+        return TensorChannels(columns, spatial=source.spatial)
     out = walk.channels.fresh(module.num_features)
     walk.scaled[f"{node.target}.weight"] = (out, None)
     walk.scaled[f"{node.target}.bias"] = (out, None)
-    return Located(out, spatial=source.spatial)
+    return TensorChannels(out, spatial=source.spatial)
 
 
-def _spatial(walk: Walk, node: fx.Node, source: Located) -> Located:
+def _spatial(walk: Walk, node: fx.Node, source: TensorChannels) -> TensorChannels:
     if source.flattened or source.spatial is False:
         raise walk.refuse(node, "it pools over channels of different scales; pool before the tensor is flattened")
     return source
 
 
-def _flatten(walk: Walk, node: fx.Node, source: Located, dims: tuple[Any, Any]) -> Located:
+def _flatten(walk: Walk, node: fx.Node, source: TensorChannels, dims: tuple[Any, Any]) -> TensorChannels:
     if dims != (1, -1):
         raise walk.refuse(node, f"it flattens dimensions {dims[0]} to {dims[1]}; only 1 to -1 keeps channels together")
     if source.spatial is False:
         return source
-    return Located(source.channels, flattened=True, spatial=False)
+    return TensorChannels(source.channels, flattened=True, spatial=False)
 
 
-def function_rule(walk: Walk, node: fx.Node) -> Located | None:
+def function_rule(walk: Walk, node: fx.Node) -> TensorChannels | None:
     """The scale that leaves a function or a method; None for what is no tensor (sizes).
 
     Raises:
-        NotPerturbableError: names the function and says why no scale can pass it.
+        ChannelScaleError: names the function and says why no scale can pass it.
     """
     inputs = [walk.known[n] for n in node.all_input_nodes]
     tensors = [known for known in inputs if known is not None]
@@ -370,11 +419,11 @@ def function_rule(walk: Walk, node: fx.Node) -> Located | None:
         dims = (dims,) if isinstance(dims, int) else dims
         if dims and tuple(dims) in ((2,), (-1,), (2, 3), (-2, -1), (-1, -2), (2, 3, 4)) and source.spatial is not False:
             keep = bool(_argument(node, 2, "keepdim", False))
-            return Located(source.channels, source.flattened, spatial=keep)
+            return TensorChannels(source.channels, source.flattened, spatial=keep)
         raise walk.refuse(node, f"a mean over dimensions {dims} mixes channels of different scales")
     name = getattr(node.target, "__name__", str(node.target))
     if len(tensors) > 1:
-        raise walk.refuse(node, f"{name} of two noised tensors: their scales do not come out as one per channel")
+        raise walk.refuse(node, f"{name} of two scaled tensors: their scales do not come out as one per channel")
     raise walk.refuse(node, f"it is not known that {name} carries a positive scale through (f(r x) = r f(x))")
 
 
@@ -387,7 +436,7 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def _add(walk: Walk, node: fx.Node, tensors: list[Located]) -> Located:
+def _add(walk: Walk, node: fx.Node, tensors: list[TensorChannels]) -> TensorChannels:
     """Both branches of an addition have to carry the same scale, so their channels are made one."""
     if len(tensors) != 2:
         if len(node.all_input_nodes) == 1 and len(node.args) == 2 and node.args[0] is node.args[1]:
@@ -400,16 +449,16 @@ def _add(walk: Walk, node: fx.Node, tensors: list[Located]) -> Located:
     return a if a.channels is not None else b
 
 
-def _by_number(walk: Walk, node: fx.Node, source: Located) -> Located:
+def _by_number(walk: Walk, node: fx.Node, source: TensorChannels) -> TensorChannels:
     left, right = node.args[:2]
     if isinstance(left, fx.Node) and isinstance(right, fx.Node):
-        raise walk.refuse(node, "a product of two noised tensors: their scales do not come out as one per channel")
+        raise walk.refuse(node, "a product of two scaled tensors: their scales do not come out as one per channel")
     if not isinstance(right, (int, float)):
         raise walk.refuse(node, "only a product with, or a division by, a plain number after the tensor is known")
     return source
 
 
-def _join(walk: Walk, node: fx.Node) -> Located:
+def _join(walk: Walk, node: fx.Node) -> TensorChannels:
     """Eq. 14's r^(l,in): the scales of what is concatenated, one after the other."""
     known = [walk.known.get(part) for part in _listed(node.args[0])]
     parts = [part for part in known if part is not None]
@@ -419,19 +468,19 @@ def _join(walk: Walk, node: fx.Node) -> Located:
         raise walk.refuse(node, f"it concatenates along dimension {dim}; only the channels, dimension 1, are known")
     channels = [part.channels for part in parts if part.channels is not None]
     if len(channels) < len(known):
-        raise walk.refuse(node, "how many channels the input has is not known; use Scheme(..., channels=...)")
+        raise walk.refuse(node, "how many channels the input has is not known; name it with width=")
     if any(part.flattened for part in parts):
         raise walk.refuse(node, "it concatenates flattened maps of unknown size; pool them to one position first")
-    return Located(np.concatenate(channels), spatial=parts[0].spatial)
+    return TensorChannels(np.concatenate(channels), spatial=parts[0].spatial)
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """R of one parameter or buffer: entry [k, c, ...] is scale[rows[k]] / scale[columns[k, c]].
+class ChannelScale:
+    """The ratio R of one parameter: entry [k, c, ...] is scale[rows[k]] / scale[columns[k, c]] (Eqs. 7 and 14).
 
     Attributes:
-        rows: representatives of the output channels, int64 [out], or None for scale 1.
-        columns: representatives of the input channels, int64 [out, in / groups] or [1, in]; None for scale 1.
+        rows: representatives of the output channels, int64 [out]; None for scale 1.
+        columns: representatives of the input channels, int64 [out or 1, in / groups]; None for scale 1.
     """
 
     rows: torch.Tensor | None
@@ -446,175 +495,92 @@ class Scaled:
         return values
 
 
-@dataclass
-class Plan:
-    """Everything about a model that does not depend on its weights.
+@dataclass(frozen=True)
+class Channels:
+    """Which channels of a network share a scale; see `channels`.
 
     Attributes:
-        body: the graph up to the features that enter the last linear layer.
-        head: name of that layer; its rows have scale 1 and take the additive noise instead.
-        outputs: n_L, the width of the head.
-        features: n_{L-1}.
-        parameters: the scaling of each trainable or frozen parameter.
-        batch_norms: name -> whether it uses the batch's statistics (train) or its running ones (eval).
-        norm_inputs: name -> representatives of the channels that enter a batch norm in eval mode.
-        scale_count: how many channel numbers there are; `roots` are those that are drawn.
-        roots: int64 [S], the distinct representatives other than ONE.
+        graph: the network as torch.fx has it, without operations in place.
+        parameters: the ratio of each parameter, in the model's order.
+        batch_norms: name of a batch norm with running statistics -> whether it uses its batch's own (in training).
+        norm_inputs: name of a batch norm that uses its running statistics -> the representatives of the channels that
+            enter it, and its eps.
+        count: how many numbers of channels there are.
+        roots: int64 [S], the numbers of those whose scales are free; every other representative is 0, of scale 1.
     """
 
-    body: fx.GraphModule
-    head: str
-    outputs: int
-    features: int
-    head_bias: bool
-    parameters: dict[str, Scaled] = field(default_factory=dict)
-    batch_norms: dict[str, bool] = field(default_factory=dict)
-    norm_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    scale_count: int = 1
-    roots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    graph: fx.GraphModule
+    parameters: Mapping[str, ChannelScale]
+    batch_norms: Mapping[str, bool]
+    norm_inputs: Mapping[str, tuple[torch.Tensor, float]]
+    count: int
+    roots: torch.Tensor
+
+    def scale(self, state: Mapping[str, torch.Tensor], scales: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A state of the same network with its channels scaled: of the same function, but for rounding.
+
+        Args:
+            state: parameters and buffers by name, of one floating-point dtype.
+            scales: positive numbers [count], of which those at `roots` count, with 1 at 0.
+
+        Returns:
+            R o W of every parameter, and the running statistics of the norms that use them. Scales that are powers of
+            two change no digit of any value of the network (short of overflow).
+        """
+        near = scales.to(next(t for t in state.values() if t.is_floating_point()))
+        inverses = 1 / near
+        out = {n: ratio.scale_(state[n].detach().clone(), near, inverses) for n, ratio in self.parameters.items()}
+        for name, (entering, eps) in self.norm_inputs.items():
+            mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
+            r = near[entering]
+            out[f"{name}.running_mean"] = r * mean
+            out[f"{name}.running_var"] = r.square() * (variance + eps) - eps
+            out[f"{name}.num_batches_tracked"] = state[f"{name}.num_batches_tracked"].clone()
+        return out
 
 
-def make_plan(model: nn.Module, channels: int | None = None) -> Plan:
-    """Walk the graph of `model` (a copy of it; the model itself is left alone).
+def channels(model: nn.Module, width: int | None = None) -> Channels:
+    """Which channels of a network share a scale.
+
+        found = sectorch.nn.channels(model)
+        scales = torch.ones(found.count)
+        scales[found.roots] = torch.exp(torch.randn(len(found.roots)))
+        model.load_state_dict(model.state_dict() | found.scale(model.state_dict(), scales))  # the same function
+
+    The network is linear layers, convolutions (grouped too), ReLU, LeakyReLU, PReLU, dropout, pooling, flatten,
+    additions, concatenations of channels, and normalisation by channel, in any graph. Its input and its output have
+    scale 1, and so has what enters a norm that uses its batch's own statistics: these divide a scale out again, except
+    for eps. The model is left alone.
 
     Args:
-        channels: width of the input's dimension 1, for a model whose first layer does not tell it.
+        model: whether a batch norm is in training decides what it does.
+        width: of the inputs' dimension 1, for a model whose first layer does not tell it.
 
     Raises:
-        NotPerturbableError: names the layer that cannot carry a scale, and says why.
+        ChannelScaleError: names the layer that cannot carry a scale, and says why.
     """
     if not isinstance(model, nn.Module):
-        raise NotPerturbableError(f"a Scheme takes a torch.nn.Module, got {type(model).__name__}")
+        raise ChannelScaleError(f"channels() takes a torch.nn.Module, got {type(model).__name__}")
     model = copy.deepcopy(model)
     graph = symbolic_trace(model)
     if graph is None:
-        raise NotPerturbableError(
+        raise ChannelScaleError(
             f"the forward of {type(model).__name__} has control flow that torch.fx cannot see through, so the scale of "
             f"its layers is not known; write it without branches on tensor values"
         )
     functional(graph)
-    shared = [n for n, _ in model.named_parameters(remove_duplicate=False)]
-    if len(shared) != len(list(model.named_parameters())):
-        raise NotPerturbableError("two layers of the model share one parameter; give each its own")
-    return _Planner(graph, model, channels).plan()
-
-
-class _Planner(Walk):
-    """The walk itself: every node by its rule, then the result with one number for each distinct scale."""
-
-    def __init__(self, graph: fx.GraphModule, model: nn.Module, width: int | None):
-        super().__init__(graph)
-        self.model, self.width = model, width
-        self.called: dict[str, tuple[Located, Located]] = {}
-
-    def plan(self) -> Plan:
-        nodes = list(self.graph.graph.nodes)
-        head = self._head(nodes)
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        if len(inputs) != 1:
-            raise NotPerturbableError(f"the model takes {len(inputs)} inputs; one tensor [N, ...] was expected")
-        for node in nodes:
-            if node.op == "placeholder":
-                self.known[node] = self._input(node)
-            elif node.op == "get_attr":
-                raise self.refuse(node, "it uses a parameter outside a layer; use an nn module for it")
-            elif node is head:
-                self._enter_head(node)
-            elif node.op == "call_module":
-                self.known[node] = self._call_module(node)
-            elif node.op != "output":
-                self.known[node] = function_rule(self, node)
-        missing = [name for name, _ in self.model.named_parameters() if name not in self.scaled]
-        if missing:
-            raise NotPerturbableError(f"parameters that no layer of the graph uses: {', '.join(missing)}; remove them")
-        return self._finish(head)
-
-    def _head(self, nodes: list[fx.Node]) -> fx.Node:
-        node = nodes[-1].args[0]
-        while isinstance(node, fx.Node) and node.op == "call_module":
-            module = self.module(node)
-            if type(module) is nn.Linear:
-                users = [n for n in nodes if n.op == "call_module" and n.target == node.target]
-                if len(users) > 1 or len(node.users) > 1:
-                    raise self.refuse(node, "the last linear layer is used in more than one place")
-                return node
-            if type(module) is not nn.Identity:
-                break
-            node = node.args[0]
-        name = layer_location(node, self.graph) if isinstance(node, fx.Node) else f"a {type(node).__name__}"
-        raise NotPerturbableError(
-            f"the model ends in {name}; it has to end in an nn.Linear, which takes the additive noise (Eq. 8). Leave "
-            f"softmax to the loss"
-        )
-
-    def _input(self, node: fx.Node) -> Located:
-        """The input has scale 1; its width is that of the first layer that takes it, where there is one."""
-        if self.width is not None:
-            return Located(np.full(self.width, ONE))
-        for user in node.users:
-            if user.op == "call_module":
-                module = self.module(user)
-                width = next(
-                    (w for a in ("in_features", "in_channels", "num_features") if (w := getattr(module, a, None))), None
-                )
-                if isinstance(width, int):
-                    return Located(np.full(width, ONE), spatial=False if hasattr(module, "in_features") else None)
-        return Located(None)
-
-    def _call_module(self, node: fx.Node) -> Located | None:
-        source = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
-        if source is None:
-            raise self.refuse(node, "its input is not a tensor that the walk has seen")
-        name = str(node.target)
-        out = module_rule(self, node, self.module(node), source)
-        before = self.called.get(name)
-        if before is not None:  # A layer that is used twice has one weight, so one scale on either side.
-            self.same(node, before[0], source)
-            self.same(node, before[1], out)
-        self.called[name] = (source, out)
-        return out
-
-    def _enter_head(self, node: fx.Node) -> None:
-        module, entering = self._linear(node), node.args[0]
-        source = self.known.get(entering) if isinstance(entering, fx.Node) else None
-        if source is None or source.spatial:
-            raise self.refuse(node, "the last linear layer takes [N, features]; flatten or pool before it")
-        self.scaled[f"{node.target}.weight"] = (None, self.columns(node, source, module.in_features)[None])
-        if module.bias is not None:
-            self.scaled[f"{node.target}.bias"] = (None, None)
-
-    def _linear(self, head: fx.Node) -> nn.Linear:
-        module = self.module(head)
-        if not isinstance(module, nn.Linear):
-            raise self.refuse(head, "the model has to end in an nn.Linear")
-        return module
-
-    def _roots(self, channels: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(self.channels.roots(channels.ravel()).reshape(channels.shape))
-
-    def _finish(self, head: fx.Node) -> Plan:
-        module = self._linear(head)
-        final = lambda channels: None if channels is None else self._roots(channels)
-        scaled = {name: Scaled(final(rows), final(columns)) for name, (rows, columns) in self.scaled.items()}
-        norm_inputs = {name: self._roots(channels) for name, channels in self.norm_inputs.items()}
-        roots = [s for scale in scaled.values() for s in (scale.rows, scale.columns) if s is not None]
-        flat = [torch.zeros(0, dtype=torch.int64), *map(torch.ravel, roots), *norm_inputs.values()]
-        distinct = torch.unique(torch.cat(flat))
-        copies: dict[fx.Node, fx.Node] = {}
-        graph = fx.Graph()
-        graph.graph_copy(self.graph.graph, copies)
-        graph.output(copies[head.all_input_nodes[0]])
-        body = fx.GraphModule(self.graph, graph)
-        body.graph.eliminate_dead_code()
-        return Plan(
-            body=fx.GraphModule(body, body.graph),  # once more: the head's weights are not carried along
-            head=str(head.target),
-            outputs=module.out_features,
-            features=module.in_features,
-            head_bias=module.bias is not None,
-            parameters={name: scaled[name] for name, _ in self.model.named_parameters()},
-            batch_norms=self.batch_norms,
-            norm_inputs=norm_inputs,
-            scale_count=len(self.channels),
-            roots=distinct[distinct != ONE],
-        )
+    names = [name for name, _ in model.named_parameters()]
+    if len(list(model.named_parameters(remove_duplicate=False))) != len(names):
+        raise ChannelScaleError("two layers of the model share one parameter; give each its own")
+    walk = Walk(graph, width)
+    walk.run()
+    if missing := [name for name in names if name not in walk.scaled]:
+        raise ChannelScaleError(f"parameters that no layer of the graph uses: {', '.join(missing)}; remove them")
+    roots = lambda found: None if found is None or not (r := walk.channels.roots(found)).any() else r
+    parameters = {name: ChannelScale(*map(roots, walk.scaled[name])) for name in names}
+    norm_inputs = {name: (walk.channels.roots(found), eps) for name, (found, eps) in walk.norm_inputs.items()}
+    used = [s.ravel() for scale in parameters.values() for s in (scale.rows, scale.columns) if s is not None]
+    used += [entering for entering, _ in norm_inputs.values()]
+    distinct = torch.unique(torch.cat([torch.zeros(0, dtype=torch.int64), *used]))
+    free = distinct[distinct != ONE]
+    return Channels(graph, parameters, walk.batch_norms, norm_inputs, len(walk.channels), free)
