@@ -17,7 +17,7 @@ class NotPerturbableError(PerturbationError, ChannelScaleError):
     """An architecture through which a positive channel scale cannot be carried. Names the layer and the reason.
 
     Example:
-        channels() takes a torch.nn.Module, got OrderedDict
+        '2' has no bias to take the noise; give it one, or noise_on='weights'
 
     What to do:
         Replace the layer that the text names: ReLU in place of smooth activations, no branches on values, a parameter
