@@ -207,6 +207,13 @@ class Backend(Protocol):
     def leaky_relu(self, x: Any, shift: int, bits: int) -> Any:
         """Compute max(x, 0) / 2^shift for |x| < 2^bits in the paper's way. LEAKS sign and size of x to Q."""
 
+    def leaky_largest(self, x: Any, bits: int) -> Any:
+        """Compute the maximum along the first dimension in the paper's way. LEAKS to Q.
+
+        Args:
+            bits: differences are below 2^bits.
+        """
+
     def maximum(self, x: Any, y: Any, high: int = 63) -> Any:
         """Compute the maximum of two values of one shape, whose difference is known to lie in [-2^high, 2^high)."""
 

@@ -22,7 +22,7 @@ from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.located import run_in
 from sectorch.choreography.program.trace import Program
-from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.leaky import leaky_drelu, leaky_maxpool_privhfl, leaky_relu_privhfl
 from sectorch.mpc.star.linear import mask_weight
 from sectorch.mpc.star.select import bit_to_ring
 from sectorch.mpc.star.shares import Shares, each, reveal, share
@@ -283,6 +283,14 @@ SMALL = [Given(low=-(1 << 50), high=1 << 50)]
 CASES += [
     Case("leaky_drelu", lambda w, x: leaky_drelu(w.net, x), exact(lambda x: x >= 0), SMALL, leaks=True),
     Case("leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), check_relu(20), SMALL, leaks=True),
+    Case(
+        "leaky_maxpool",
+        lambda w, x: leaky_maxpool_privhfl(w.net, x, 51),
+        exact(lambda x: x.amax(0)),
+        [Given(shape=lambda n: (5, max(1, n // 5)), low=-(1 << 50) + 1, high=(1 << 50) - 1)],
+        elementwise=False,
+        leaks=True,
+    ),
 ]
 
 STAND_FOR_THEIRS = (

@@ -181,6 +181,7 @@ CASES = [
     *(Case("relu_and_rest", lambda b, x, s=s: b.relu_and_rest(x, s, 63, 39)) for s in (0, 20)),
     Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20, 51), (50,)),
     Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20, 58), (58,)),
+    Case("leaky_largest", lambda b, x, y: b.leaky_largest(b.each(stacked, x, y, -x), 51), (49, 49)),
     Case("maximum", lambda b, x, y: b.maximum(x, y), (61, 61)),
     Case("largest", lambda b, x, y: b.largest(b.each(stacked, x, y, -x)), (61, 61)),
     *(

@@ -176,7 +176,9 @@ def test_every_protocol_with_a_dealer_of_its_own(case):
     assert {m.dst.name for m in program.messages if m.src.name == "D"} <= {"S"}
     assert all(m.phase <= Phase.OFFLINE for m in program.messages if m.src.name == "D"), "it deals ahead of the query"
     by_Q = {n.step.name.split("/")[0] for n in program.nodes if isinstance(n.step, Draw) and session.Q in n.step.owners}
-    assert by_Q <= {"share", "reveal", "guard", "leaky_relu", "leaky_drelu"}, "its input, its result, the paper's ReLU"
+    assert by_Q <= {"share", "reveal", "guard", "leaky_relu", "leaky_drelu", "leaky_maxpool"}, (
+        "its input, its result, the paper's ReLU"
+    )
 
 
 MODELS = {

@@ -137,6 +137,33 @@ def test_paper_mode_is_right_up_to_the_limit_and_refuses_what_is_beyond(scheme):
             sectorch.secure(model, replace(scheme, relu="privhfl"))(edge)
 
 
+@pytest.mark.filterwarnings("ignore::sectorch.errors.LeakyProtocolWarning")
+@pytest.mark.parametrize("pool", [(2,), (3, 2, 1), (3, 2, 0, 1, False, True), (3, 1, 1, 2)])
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(16), Scheme(20, range_check=False), Scheme(12, limit_bits=6)])
+def test_paper_mode_pools_by_the_papers_comparisons(scheme, pool):
+    """End to end (Figure 17), exact, at the edge of the stated domain, padding and ceil_mode included."""
+    scheme = replace(scheme, relu="privhfl")
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(*pool), nn.Flatten(), nn.LazyLinear(3)).eval()
+    x = torch.randn(2, 1, 9, 9)
+    model(x)
+    with sectorch.profile() as spent:
+        y = sectorch.secure(model, scheme)(x)
+    assert torch.equal(y, sectorch.reference(model, scheme)(x)) and (y - model(x)).abs().max() < 2.0 ** (
+        7 - scheme.frac_bits
+    )
+    assert any("leaky_maxpool_privhfl" in line.path for line in spent.ledger)
+    assert not any("max_tree" in line.path for line in spent.ledger)
+    alone, edge = nn.MaxPool2d(*pool).eval(), scheme.activation_limit * 0.999
+    x = edge * torch.empty(1, 1, 9, 9).uniform_(-1, 1).sign()
+    assert torch.equal(sectorch.secure(alone, scheme)(x), sectorch.reference(alone, scheme)(x))
+    assert (sectorch.secure(alone, scheme)(x) - alone(x)).abs().max() <= 2.0**-scheme.frac_bits
+    if scheme.range_check:
+        larger = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), alone).eval()
+        larger[0].weight.data.fill_(1.2)
+        with pytest.raises(errors.RangeExceededError):
+            sectorch.secure(larger, scheme)(x)
+
+
 def test_calibration_saves_bytes_and_agrees(digits):
     model, images = digits
     """A limit that is taken for granted saves planes; one that is checked needs them."""

@@ -15,7 +15,7 @@ import torch
 
 from ..choreography import Message, Net, protocol
 from .star.multiply import multiply
-from .star.shares import Shares
+from .star.shares import Shares, concatenate, each
 from .star.truncate import truncate
 
 R_BITS = 12
@@ -52,3 +52,20 @@ def leaky_relu_privhfl(net: Net, x: Shares, shift: int = 0, bits: int = 63 - R_B
     """Compute ReLU(x) / 2^shift in the paper's way, for |x| < 2^bits: x times `leaky_drelu`. LEAKS to Q."""
     y = multiply(net, torch.mul, x, leaky_drelu(net, x, bits))
     return truncate(net, y, shift) if shift else y
+
+
+@protocol("leaky_maxpool_privhfl", "PrivHFL, 3.3 (iii)")
+def leaky_maxpool_privhfl(net: Net, x: Shares, bits: int = 63 - R_BITS) -> Shares:
+    """Compute the maximum along the first dimension by a tree of max(x, y) = ReLU(x - y) + y. Exact. LEAKS to Q.
+
+    Args:
+        x: [m, ...]; differences of values are below 2^bits.
+
+    ceil(log2 m) levels of `leaky_relu_privhfl` without a truncation, m - 1 of them per result. Q learns of each pair
+    that is compared which is larger, whether they are equal, and over several queries how far they are apart.
+    """
+    while (count := x.shape[0]) > 1:
+        one, other = x[: count // 2], x[count // 2 : 2 * (count // 2)]
+        top = other + leaky_relu_privhfl(net, one - other, 0, bits)
+        x = each(concatenate, top, x[2 * (count // 2) :]) if count % 2 else top
+    return x[0]

@@ -161,6 +161,9 @@ class Plain(Backend):
     def leaky_relu(self, x: T, shift: int, bits: int) -> T:
         return self.ramps(x, (0,), shift)[0]
 
+    def leaky_largest(self, x: T, bits: int) -> T:
+        return self.largest(x)
+
     def maximum(self, x: T, y: T, high: int = 63) -> T:
         return torch.maximum(x, y)
 

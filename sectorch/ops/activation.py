@@ -38,13 +38,18 @@ LEAST_FACTOR_BITS = 8
 """Bits of the random factor of the paper's ReLU, at least. x is rounded, so that their product does not wrap."""
 
 
+def within_leaky_range(context: Context, x: SharedTensor, bits: int) -> SharedTensor:
+    """Hold x below the limit, and round it so that a number of so many bits leaves the paper's factor room."""
+    x = round_scale(context, x, max(context.frac_bits, 63 - LEAST_FACTOR_BITS - bits))
+    return check_fits(context, x, limit_at(context, x.scale_bits))
+
+
 @implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
             note="exact; drops the extra fraction bits of a linear layer for free", excess=0.0)  # fmt: skip
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     leaky = context.scheme.relu != "exact"
     if leaky:
-        x = round_scale(context, x, max(context.frac_bits, 63 - LEAST_FACTOR_BITS - context.scheme.activation_bits))
-        x = check_fits(context, x, limit_at(context, x.scale_bits))
+        x = within_leaky_range(context, x, context.scheme.activation_bits)
     shift = excess_bits(context, x.scale_bits)
     if not leaky:
         scale = x.scale_bits - shift

@@ -21,6 +21,7 @@ from ..errors import ShapeError
 from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import COMPOSED, SHARES, Context, implements, stepwise
+from .activation import within_leaky_range
 from .common import (
     as_factor,
     bound,
@@ -78,19 +79,31 @@ def pooling_windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilatio
 @implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)", excess=0.0)
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
-    windows, high = _windows_to_compare(context, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    given = kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    if context.scheme.relu != "exact":
+        bits = context.scheme.activation_bits + 1  # of a difference
+        x = within_leaky_range(context, x, bits)
+        windows, _ = _windows_to_compare(context, x, *given, lowest=-(1 << (bits + x.scale_bits - 1)))
+        return x.like(context.backend.leaky_largest(windows, bits + x.scale_bits), x.scale_bits, x.bound)
+    windows, high = _windows_to_compare(context, x, *given)
     return x.like(context.backend.largest(windows, high), x.scale_bits)
 
 
 def _windows_to_compare(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
-              ceil_mode: bool, return_indices: bool) -> tuple[Any, int]:  # fmt: skip
-    """The windows, [window, ..., oh, ow], and how many bit planes a comparison of two of their values looks at."""
+              ceil_mode: bool, return_indices: bool, lowest: int | None = None) -> tuple[Any, int]:  # fmt: skip
+    """The windows, [window, ..., oh, ow], and how many bit planes a comparison of two of their values looks at.
+
+    Args:
+        lowest: what stands in the padding; by default what no value is below.
+    """
     _refuse_indices("max_pool2d", return_indices)
     kernel, padding, dilation = _window_pair(kernel_size), _window_pair(padding), _window_pair(dilation)
     stride = kernel if stride is None or stride == [] else _window_pair(stride)
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
     known = planes(x, 2)
-    high, lowest = min(high, known), _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
+    high = min(high, known)
+    if lowest is None:
+        lowest = _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
     return context.backend.affine(pooling_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
 
 

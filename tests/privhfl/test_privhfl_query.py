@@ -92,6 +92,8 @@ def test_statement():
     text = statement(rows, Settings(), 3, {})
     assert "the sum over the answering parties" in text[2] and "no summand" in text[3]
     assert "IS that party's logits" in statement(rows, Settings(), 2, {})[3]
+    leaky = " ".join(statement(rows, Settings(relu="privhfl"), 3, {}))
+    assert "gives each party's weights, and so every summand" in leaky and "no summand" not in leaky
     assert "in the clear" in statement([], Settings(secure=False), 3, {})[0]
     noised = " ".join(statement(rows, Settings(normalise=True, sigma=4), 2, {"all": 3.0, "one": 1.5}))
     assert "of 1 parties and the server's noise" in noised and "no noise was added" not in noised

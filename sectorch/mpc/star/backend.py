@@ -20,7 +20,7 @@ from ...choreography.located import compute, run_in
 from ...choreography.roles import STAR
 from ...config import Scheme
 from ...errors import DimensionError
-from ..leaky import leaky_relu_privhfl
+from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
 from .compare import MUCH, drelu, is_zero
 from .dealing_proofs import prove_pending
@@ -192,6 +192,9 @@ class Star(Backend):
 
     def leaky_relu(self, x: Shares, shift: int, bits: int) -> Shares:
         return leaky_relu_privhfl(self.net, x, shift, bits)
+
+    def leaky_largest(self, x: Shares, bits: int) -> Shares:
+        return leaky_maxpool_privhfl(self.net, x, bits)
 
     def maximum(self, x: Shares, y: Shares, high: int = 63) -> Shares:
         return maximum(self.net, x, y, high, self._keyed(x))

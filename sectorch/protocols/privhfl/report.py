@@ -167,9 +167,11 @@ def statement(
     if answering == 1 and not how.noised:
         out.append(f"One party answered each query, so the sum that Q learned IS that party's {kind}. Raise C.")
     else:
-        out.append(
-            f"Q learned the sum of the {kind} of {answering} parties{noised} for each of its queries, and no summand."
-        )
+        leaks = how.relu == "privhfl"
+        summand = "; what the paper's ReLU shows it gives each party's weights, and so every summand" if leaks else (
+            ", and no summand"
+        )  # fmt: skip
+        out.append(f"Q learned the sum of the {kind} of {answering} parties{noised} for each of its queries{summand}.")
     return [
         *out,
         *(settings.sentences(epsilon, how) if how.noised else ()),
