@@ -85,7 +85,7 @@ def test_pieces_hold_every_step_once_and_every_word_its_own(monkeypatch: pytest.
     monkeypatch.setattr(cuda_graphs, "STEPS", 100)
     waits = {at for at, line in enumerate(one.lines) if not isinstance(line.step, Draw)}
     one._waiting = dict.fromkeys(sorted(waits)[5::50], "item")
-    pieces, words = one._planned()
+    pieces, words = one._plan()
     assert [line for piece in pieces for line in piece.lines] == one.lines
     alone = [piece.lines for piece in pieces if piece.waits]
     assert alone == [[one.lines[at]] for at in one._waiting]
@@ -116,5 +116,5 @@ def test_a_program_of_many_steps_is_not_recorded(monkeypatch: pytest.MonkeyPatch
     *_, one, threads = recorded()
     monkeypatch.setattr(cuda_graphs, "MOST", 100)
     assert not one.refused
-    assert "steps" in CapturedGraph(one.lines, one.settled, CPU, threads).refused
+    assert "steps" in CapturedGraph(one.lines, one.setup, CPU, threads).refused
     threads.shutdown()
