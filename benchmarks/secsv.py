@@ -36,11 +36,10 @@ from sectorch import ckks
 from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
 from sectorch.data.partition import DividedData
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
+from sectorch.protocols.secsv.algorithm import Utilities
 from sectorch.protocols.secsv.cli import for_model
-from sectorch.protocols.secsv.evaluation import Utilities
-from sectorch.protocols.secsv.public import Field
-from sectorch.protocols.secsv.secsv import joint_keys
-from sectorch.protocols.secsv.testing import KINDS, Spent, communication
+from sectorch.protocols.secsv.secsv import Field, joint_keys
+from sectorch.protocols.secsv.testers import KINDS, Spent, communication
 from sectorch.protocols.secsv.values import Hits, coalitions, error, of_rounds, shapley
 
 CASES: dict[str, dict] = {
@@ -159,7 +158,7 @@ def mixed(run: ShapleyEvaluation) -> list[int]:
 
 
 def _plain(run: ShapleyEvaluation):
-    from sectorch.protocols.secsv.testing import PlainTester
+    from sectorch.protocols.secsv.testers import PlainTester
 
     tester = PlainTester(run.program, run.tests)
     tester.begin(*run._models(0))

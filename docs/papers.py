@@ -112,10 +112,10 @@ ITEMS = [
     _p(_V, "Figure 1", "the setting", "built", f"{_SEC}/secsv.py", "", "server, auxiliary server, clients: roles and edges are declared"),
     _p(_V, "Figure 2, Table 1", "Matrix Squaring", "built", f"{_SEC}/hesv.py", "secsv.py table4", "with Table 1's counts of products and rotations"),
     _p(_V, "Figure 3, Figure 4", "Matrix Reducing", "built", "sectorch/ckks/linalg.py", "secsv.py table4", "held to the product in the clear"),
-    _p(_V, "Figure 5, Figure 6, Figure 7", "SampleSkip's regions and proofs", "picture", f"{_SEC}/values.py", "", "Theorem 6.3 is a test"),
+    _p(_V, "Figure 5, Figure 6, Figure 7", "SampleSkip's regions and proofs", "picture", f"{_SEC}/algorithm.py", "", "Theorem 6.3 is a test"),
     _p(_V, "Table 2", "running time and error", "reproduced", f"{_SEC}", "secsv.py table2", "all four classifiers and protocols; SecSV computes 29 to 59 times as fast as HESV by the paper's letter (the paper: 7.2 to 36.6, with communication), 21 to 61 with communication; errors as small; SecretSV's does not grow here, and of the CNN it computes faster; no columns of parallel rounds"),
     _p(_V, "Table 3", "SampleSkip beside estimators", "refuted", f"{_SEC}/settings.py", "secsv.py table3", "of the logistic classifier, five seeds: every estimator has a large error, as there; but with a budget group testing and KernelSHAP are faster than exact, and SampleSkip saves nothing; the others were not run over seeds"),
     _p(_V, "Table 4", "Matrix Reducing against Matrix Squaring", "reproduced", "sectorch/ckks/linalg.py", "secsv.py table4", "Reducing takes less in every case"),
-    _p(_V, "Figure 8", "samples skipped", "reproduced", f"{_SEC}/values.py", "secsv.py figure8", "in the clear, 11 to 70 % skipped, of a DNN with 7 hidden layers 7 %; none wrongly by linear classifiers, at most 0.4 % by deep ones; encrypted, where it saves ciphertexts, or `--skip always`"),
+    _p(_V, "Figure 8", "samples skipped", "reproduced", f"{_SEC}/algorithm.py", "secsv.py figure8", "in the clear, 11 to 70 % skipped, of a DNN with 7 hidden layers 7 %; none wrongly by linear classifiers, at most 0.4 % by deep ones; encrypted, where it saves ciphertexts, or `--skip always`"),
     _p(_V, "Table 5, Table 6, Table 7, Table 8", "the classifiers", "built", f"{_SEC}/program.py", "", "sizes from the authors' repository"),
 ]  # fmt: skip

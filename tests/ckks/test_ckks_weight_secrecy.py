@@ -16,7 +16,7 @@ from sectorch.ckks.tensor.ckks_tensor import rerandomise
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models import Square
-from sectorch.protocols.secsv.public import _residues
+from sectorch.protocols.secsv.hesv import _residues
 
 F = nn.functional
 

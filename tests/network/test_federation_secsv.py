@@ -9,11 +9,11 @@ from network_world import until
 from sectorch.choreography import Party
 from sectorch.choreography.ledger import Profile
 from sectorch.errors import ArgumentError
-from sectorch.protocols.secsv import Settings, Training, build, fedavg, federation, testing
-from sectorch.protocols.secsv.evaluation import Utilities
+from sectorch.protocols.secsv import Settings, Training, build, fedavg, federation, testers
+from sectorch.protocols.secsv.algorithm import Utilities
 from sectorch.protocols.secsv.program import Program
 from sectorch.protocols.secsv.secsv import SecSVTester, joint_keys
-from sectorch.protocols.secsv.secure import TWO_SERVERS
+from sectorch.protocols.secsv.testers import TWO_SERVERS
 from sectorch.protocols.secsv.values import coalitions
 
 ROLES = {"north": "C1", "south": "C2", "west": "C3", "hub": "P", "helper": "X"}
@@ -35,7 +35,7 @@ def made():
     found = federation("digits", 3, samples=150, tests=30)
     net = build("logistic", found.shape, found.classes)
     (models,), _ = fedavg(net, found.train, 1, Training(epochs=3))
-    tests = testing.TestSet(tuple(x for x, _ in found.test.values()), tuple(y for _, y in found.test.values()))
+    tests = testers.TestSet(tuple(x for x, _ in found.test.values()), tuple(y for _, y in found.test.values()))
     return Program(net, found.shape), tests, dict(enumerate(models.values()))
 
 
@@ -51,7 +51,7 @@ def lines(profile: Profile) -> list[tuple]:
 
 
 def taken(
-    runtime, program: Program, tests: testing.TestSet, models: dict, weights: dict, keys, first: dict, leads: bool
+    runtime, program: Program, tests: testers.TestSet, models: dict, weights: dict, keys, first: dict, leads: bool
 ):
     with Profile() as profile:
         tester = SecSVTester(program, tests, keys, None, "single-layer", runtime)
@@ -82,7 +82,7 @@ def test_a_round_is_valued_by_parties_apart_as_in_one_process(world, made):
         weights = {} if me is None else {me: WEIGHTS[me]}
         with world.party(name) as party, party.runtime(TWO_SERVERS, PARTIES, label="round 1") as runtime:
             return taken(
-                runtime, program, testing.TestSet(mine(tests.x), mine(tests.labels)), own, weights,
+                runtime, program, testers.TestSet(mine(tests.x), mine(tests.labels)), own, weights,
                 keys.public if me is None else keys, models[0], role == "P",
             )  # fmt: skip
 

@@ -7,9 +7,8 @@ import torch
 
 from sectorch import ckks
 from sectorch.protocols.secsv import build
-from sectorch.protocols.secsv.public import Field, Format
-from sectorch.protocols.secsv.secsv import joint_keys
-from sectorch.protocols.secsv.testing import TestSet, averaged
+from sectorch.protocols.secsv.secsv import Field, Format, joint_keys
+from sectorch.protocols.secsv.testers import TestSet, averaged
 from sectorch.protocols.secsv.values import coalitions, members
 
 TestSet.__test__ = False

@@ -26,7 +26,7 @@ from sectorch.ckks.linalg import (
     uniform,
 )
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
-from sectorch.protocols.secsv.public import WEIGHT_BITS, Field, Format
+from sectorch.protocols.secsv.secsv import WEIGHT_BITS, Field, Format
 
 PRIMES = ckks.choose(2, degree=4096).primes
 

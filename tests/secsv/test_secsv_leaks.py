@@ -24,7 +24,7 @@ from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.program import Program
 from sectorch.protocols.secsv.secsv import SecSVTester, evaluate
 from sectorch.protocols.secsv.settings import Route
-from sectorch.protocols.secsv.testing import TestSet
+from sectorch.protocols.secsv.testers import TestSet
 
 WEIGHTS = {0: 3, 1: 5, 2: 1, 3: 2, 4: 4}
 

@@ -17,13 +17,12 @@ from sectorch.choreography.run.frames import unpack
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import MisplacedValueError
 from sectorch.protocols.secsv import Settings, Training, build, fedavg, federation
-from sectorch.protocols.secsv.evaluation import Utilities
+from sectorch.protocols.secsv.algorithm import Utilities
 from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
 from sectorch.protocols.secsv.program import Program
-from sectorch.protocols.secsv.public import Format
-from sectorch.protocols.secsv.secsv import SecSVTester
-from sectorch.protocols.secsv.testing import TestSet
+from sectorch.protocols.secsv.secsv import Format, SecSVTester
+from sectorch.protocols.secsv.testers import TestSet
 from sectorch.protocols.secsv.values import coalitions
 
 SECSV = ["P", "X", "C1", "C2", "C3", "C4"]

@@ -10,13 +10,11 @@ import torch
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import UnsupportedOpError
 from sectorch.protocols.secsv import GRUClassifier, build, secsv
-from sectorch.protocols.secsv.evaluation import SecretSVTester
 from sectorch.protocols.secsv.hesv import FASTEST, LETTER, HESVTester
 from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
 from sectorch.protocols.secsv.program import Program
-from sectorch.protocols.secsv.public import quantised
 from sectorch.protocols.secsv.secsv import SecSVTester
-from sectorch.protocols.secsv.testing import PlainTester, Spent, TestSet, averaged
+from sectorch.protocols.secsv.testers import PlainTester, SecretSVTester, Spent, TestSet, averaged, quantised
 from sectorch.protocols.secsv.values import coalitions, members
 from sectorch.ring import encode
 

@@ -30,7 +30,7 @@ from sectorch.protocols.secsv import (
     federation,
     hesv,
 )
-from sectorch.protocols.secsv.testing import averaged
+from sectorch.protocols.secsv.testers import averaged
 from sectorch.protocols.secsv.values import coalitions, gtg, truncated
 
 
@@ -101,7 +101,7 @@ def test_secsv_in_several_processes(small, tmp_path):
 
 
 def test_a_childs_error_arrives_by_its_type(trained, monkeypatch):
-    from sectorch.protocols.secsv.testing import PlainTester
+    from sectorch.protocols.secsv.testers import PlainTester
 
     def fail(self, coalition, samples):
         raise CorruptedCiphertextError("as if")

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch.protocols.secsv.testing import averaged
-from sectorch.protocols.secsv.values import bits, coalitions, members, numbers, skippable
+from sectorch.protocols.secsv.algorithm import skippable
+from sectorch.protocols.secsv.testers import averaged
+from sectorch.protocols.secsv.values import bits, coalitions, members, numbers
 
 
 @given(st.sets(st.integers(0, 300)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...data.partition import federation as federation
 from ...federated.training import LocalTraining as Training
 from ...federated.training import fedavg as fedavg
-from .evaluation import ShapleyEvaluation as ShapleyEvaluation
+from .experiment import ShapleyEvaluation as ShapleyEvaluation
 from .program import GRUClassifier as GRUClassifier
 from .program import build as build
 from .report import Result as Result

@@ -17,7 +17,7 @@ from ...federated.folder import RunFolder
 from ...federated.parties import Simulation
 from ...federated.training import LocalTraining, fedavg
 from ...federated.watch import Estimate, Watch
-from .evaluation import ShapleyEvaluation, digest_of
+from .experiment import ShapleyEvaluation, digest_of
 from .program import MODELS, RATES, STEPS, Program, build
 from .report import Result
 from .settings import Settings, feasible

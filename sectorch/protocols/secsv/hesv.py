@@ -3,34 +3,121 @@
 The state of a recurrent layer cannot leave encryption and come back as the shifted copies that Matrix Squaring needs
 without a client. It does so under a mask of the server's of 2^12 times its size (docs/secsv.md says what that hides).
 
-C is a client and P the server; what each computes alone comes first. Values are ciphertexts (`secsv/public.py`) but for
-what a client decrypts.
+C is a client and P the server. First come ciphertexts among parties, then what each party computes alone, then the
+protocols, and last the tester, which `algorithm.test_encrypted` puts together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ... import ckks
-from ...choreography import Located, Message, Net, located, protocol, with_shapes
+from ...choreography import Located, Message, Net, Party, located, protocol, with_shapes
 from ...choreography.located import run_in
 from ...choreography.net import Runtime
 from ...choreography.streams import PairKey, random_secret
+from ...ckks import CKKSTensor
 from ...ckks.linalg import EncryptedMatrix, PackedOperand
-from ...ckks.scheme.ciphertext import Cipher, add, align_pair, times_integers
+from ...ckks.scheme.ciphertext import Cipher, add, align_pair, residues, times_integers
 from ...ckks.scheme.ntt import plus_
 from ...ckks.tensor.ckks_tensor import zeros
 from ...errors import FixedPointRangeError
+from .algorithm import test_encrypted
 from .program import Layer, Program, gates
-from .public import TOTAL_WEIGHT, Sealed, compute
-from .secure import ONE_SERVER, SecureTester
 from .settings import Route, plan
-from .testing import TestSet, tally, work
+from .testers import ONE_SERVER, TOTAL_WEIGHT, SecureTester, TestSet, tally, work
 from .values import CorruptedCiphertextError, FederationError, members
+
+# Ciphertexts in a choreography: what they look like is public, their residues are located and travel as messages.
+#
+# A ciphertext's level, scale and size follow from the architecture, so everybody works them out: each computation is
+# made on shapes as well. What travels is one int64 tensor of residues, [ciphertexts, 2, primes, N].
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Ciphertexts, or keys, that some parties hold.
+
+    Attributes:
+        form: a `Cipher`, a `CKKSTensor`, a matrix of them or a tuple, whose residues have no content; or public keys.
+        content: the residues, or the keys.
+    """
+
+    form: Any
+    content: Located
+
+    def send(self, src: Party, dst: Party, label: str) -> Sealed:
+        """The same at `dst`; 8 bytes a residue."""
+        return Sealed(self.form, self.content.send(src, dst, label).at(dst))
+
+
+def compute(net: Net, party: Party, f: Callable, *values: Any) -> Any:
+    """`party` computes f(*values), with randomness of its own; a `Sealed` where that is ciphertexts.
+
+    Args:
+        f: takes ciphertexts where a value is `Sealed`, tensors where it is located. It is called on shapes as well, by
+            its attribute `shapes` where it has one.
+    """
+    forms = [_form(value) for value in values]
+    form = getattr(f, "shapes", f)(*forms)
+    sealed = next(_ciphers(form), None) is not None
+
+    @with_shapes(lambda *_: _residues(form) if sealed else form)
+    def taken(*contents: Any) -> Any:
+        found = getattr(f, "kernel", f)(*(_opened(v, c) for v, c in zip(values, contents, strict=True)))
+        return _residues(found) if sealed else found
+
+    taken.__name__ = getattr(f, "__name__", "f")
+    content = net.fresh(party, taken, *(v.content if isinstance(v, Sealed) else v for v in values))
+    return Sealed(form, content) if sealed else content
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, Sealed):
+        return value.form
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Located) else value
+
+
+def _opened(value: Any, content: Any) -> Any:
+    if isinstance(value, Sealed) and isinstance(content, torch.Tensor):
+        return _filled(value.form, iter(content.split([c.count for c in _ciphers(value.form)])))
+    return content
+
+
+def _residues(value: Any) -> torch.Tensor:
+    parts = [residues(cipher) for cipher in _ciphers(value)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _ciphers(value: Any) -> Iterator[Cipher]:
+    """All that are in a value, in one order."""
+    if isinstance(value, Cipher):
+        yield value
+    elif isinstance(value, CKKSTensor):
+        yield value.cipher
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _ciphers(part)
+    elif isinstance(value, PackedOperand | EncryptedMatrix):
+        for block in value.blocks.values():
+            yield from _ciphers(block)
+
+
+def _filled(form: Any, parts: Iterator[torch.Tensor]) -> Any:
+    """The form with residues."""
+    if isinstance(form, Cipher):
+        return replace(form, data=next(parts))
+    if isinstance(form, CKKSTensor):
+        return CKKSTensor(_filled(form.cipher, parts), form.batch, form.row_shape, form.float_dtype)
+    if isinstance(form, tuple | list):
+        return type(form)(_filled(part, parts) for part in form)
+    return replace(form, blocks={at: _filled(block, parts) for at, block in form.blocks.items()})
+
 
 # What client and server of HESV compute alone: Matrix Squaring on encrypted models and samples (SecSV, section 4).
 #
@@ -446,6 +533,9 @@ class HESVTester(SecureTester):
     def correct(self, coalition, samples):
         raise FederationError("HESV counts correct samples and does not name them; use `hits`")
 
+    def test(self, coalition, samples):
+        return None, self.hits(coalition)
+
     def hits(self, coalition: int) -> int:
         """How many of all test samples the coalition's model classifies correctly (Algorithm 2)."""
         net = self.nets[0]
@@ -463,7 +553,7 @@ class HESVTester(SecureTester):
             for name in self.program.weights.keys() - shared
         }
         with run_in(net):
-            counts = [self._batch(model, coalition, route) for route in self.routes(coalition)]
+            counts = [test_encrypted(self, model, coalition, route) for route in self.routes(coalition)]
             return located.compute(torch.cat, counts).sum()
 
     def prepare(self):
@@ -484,32 +574,47 @@ class HESVTester(SecureTester):
         net = self.nets[0]
         return compute(net, net.P, linear, layer, model, operand, not self.variant.lazy)
 
-    def _batch(self, model: dict[str, Sealed], coalition: int, route: Route) -> Located:
-        """Algorithm 2 for one owner's samples; the numbers in comments are its steps."""
-        weight, guarded = sum(self._weights[i] for i in members(coalition)), self.variant.guarded
-        layers, (inputs, labels) = self.program.layers, self._samples[route.owners[0]]
-        operand, state = inputs[0], None
-        *before, (last, number) = zip(layers, route.clients, strict=True)
+    # The steps of Algorithm 2.
 
-        def outputs(layer: Layer) -> Sealed:
-            if layer is layers[0] and self.variant.shared:
-                parts = [self._first(i, route.owners[0]) for i in members(coalition)]
-                return compute(self.nets[0], self.nets[0].P, together, *parts)
-            return self._product(layer, model[layer.weight], operand)
+    def features(self, route: Route) -> Sealed:
+        """An owner's samples at P, encrypted for the first layer."""
+        return self._samples[route.owners[0]][0][0]
 
-        for k, (layer, at) in enumerate(before):
-            net, keys = self.nets[at], self._sealed_keys[at]
-            values = evaluate(net, layer, outputs(layer), weight, guarded, keys)  # 2, 3
-            if layer.gate:
-                x = inputs[k + 1] if k + 1 < len(inputs) else None
-                operand, state = step(net, self.program, layers[k + 1], values, state, x, keys)
-            else:
-                operand = encrypt_features(net, layer, layers[k + 1], values, keys)  # 5
-        net, keys = self.nets[number], self._sealed_keys[number]
-        values = evaluate(net, last, outputs(last), weight, guarded, keys)  # 2, 3
-        prediction = predict(net, self._classes, values, keys)  # 7
-        # Another client than the one who predicted counts; no owner, where there is one.
-        others = [i for i in range(len(self.nets)) if i != route.clients[-1]]
+    def labels(self, route: Route) -> Sealed:
+        """Its labels at P, encrypted."""
+        return self._samples[route.owners[0]][1]
+
+    def outputs(
+        self, model: dict[str, Sealed], coalition: int, route: Route, layer: Layer, client: int, features: Sealed
+    ) -> Located:
+        """Steps 2 and 3: a layer's outputs at a client, who decrypts them."""
+        net, some = self.nets[client], members(coalition)
+        if layer is self.program.layers[0] and self.variant.shared:
+            parts = [self._first(i, route.owners[0]) for i in some]
+            output = compute(self.nets[0], self.nets[0].P, together, *parts)
+        else:
+            output = self._product(layer, model[layer.weight], features)
+        weight = sum(self._weights[i] for i in some)
+        return evaluate(net, layer, output, weight, self.variant.guarded, self._sealed_keys[client])
+
+    def next_features(
+        self, client: int, k: int, values: Located, state: Sealed | None, route: Route
+    ) -> tuple[Sealed, Sealed | None]:
+        """Step 5: the features of the layer after the k-th, encrypted at P, and a GRU's state."""
+        net, keys, layer, following = self.nets[client], self._sealed_keys[client], *self.program.layers[k : k + 2]
+        if not layer.gate:
+            return encrypt_features(net, layer, following, values, keys), None
+        inputs = self._samples[route.owners[0]][0]
+        x = inputs[k + 1] if k + 1 < len(inputs) else None
+        return step(net, self.program, following, values, state, x, keys)
+
+    def predict(self, client: int, values: Located) -> Sealed:
+        """Step 7: a client's predictions, encrypted at P."""
+        return predict(self.nets[client], self._classes, values, self._sealed_keys[client])
+
+    def count(self, client: int, route: Route, prediction: Sealed, labels: Sealed) -> Located:
+        """Steps 8 and 9: another client than the one who predicted counts; no owner, where there is one."""
+        others = [i for i in range(len(self.nets)) if i != client]
         counter = min(others, key=lambda i: i in route.owners)
-        agree = count if guarded else compare
-        return agree(self.nets[counter], prediction, labels, self._sealed_keys[counter])  # 8, 9
+        agree = count if self.variant.guarded else compare
+        return agree(self.nets[counter], prediction, labels, self._sealed_keys[counter])

@@ -15,7 +15,7 @@ from ...choreography import PROTOCOLS
 from ...display import Plot
 from ...federated.outcome import Outcome
 from .settings import Settings
-from .testing import communication
+from .testers import communication
 from .values import LEVEL, MOST, Gains, error, error_bound, members, of_rounds, total
 
 

@@ -1,11 +1,14 @@
 """SecSV's secure testing: encrypted models, shared test data, two servers (SecSV, section 5.1, Algorithms 3 and 4).
 
-C is a client, P the principal and X the auxiliary server; `client.py` and `server.py` have what each computes alone.
+C is a client, P the principal and X the auxiliary server. First comes what everybody knows of a run, then what each
+party computes alone, then the protocols, and last the tester, which `algorithm.test_shared` puts together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,18 +19,222 @@ from ... import ckks
 from ...choreography import Located, Message, Net, Party, leaf, protocol, with_shapes
 from ...choreography.located import run_in
 from ...choreography.net import Runtime
-from ...ckks.linalg import SEED_WORDS, decrypt_columns, encrypt_matrix, residues, second, to_centred, uniform
+from ...ckks.linalg import (
+    ENCODING_BITS,
+    SEED_WORDS,
+    Reducing,
+    decrypt_columns,
+    encrypt_matrix,
+    residues,
+    second,
+    to_centred,
+    uniform,
+)
 from ...ckks.linalgloops import add_centred, reduce_residues
 from ...ckks.scheme.ciphertext import Cipher, settle
 from ...ckks.tensor.ckks_tensor import zeros
-from ...errors import FixedPointRangeError
+from ...errors import FixedPointRangeError, NonFiniteError
 from ...ring.jit import run_in_threads
+from .algorithm import Batch, test_shared
 from .program import Layer, Program, gates
-from .public import WEIGHT_BITS, Field, Format, Public
-from .secure import TWO_SERVERS, SecureTester
 from .settings import Route, plan
-from .testing import TestSet, during, tally, work
+from .testers import TWO_SERVERS, SecureTester, TestSet, during, tally, work
 from .values import CorruptedCiphertextError, FederationError, bits, members
+
+# Additive shares modulo the ciphertext modulus Q = q_0 q_1 .. : int64 [primes, ...], residues of each prime.
+#
+# x = x' + x'' mod Q, x' uniform (SecSV, section 2). Sharing modulo the modulus of the encryption, and not modulo a
+# field of its own, makes enc(w) x' + enc(w) x'' = enc(w) x hold exactly: a mask costs no precision, and nothing of the
+# wrapped sum is left for the client who decrypts (the paper's "modulo" step is not needed).
+
+
+@dataclass(frozen=True)
+class Field:
+    """The residue ring of the shares: the primes of the ciphertexts, and the fraction bits of a feature."""
+
+    primes: tuple[int, ...]
+    frac_bits: int
+
+    @property
+    def first(self) -> Field:
+        """The first prime alone: enough for labels, and a third of the work."""
+        return Field(self.primes[:1], self.frac_bits)
+
+    @property
+    def bits(self) -> float:
+        return math.log2(math.prod(self.primes))
+
+    def column(self, dims: int) -> torch.Tensor:
+        """The primes, shaped to broadcast over [primes, ...] with so many dimensions."""
+        return torch.tensor(self.primes).view(-1, *[1] * (dims - 1))
+
+    def reduce(self, integers: torch.Tensor) -> torch.Tensor:
+        """Integers [...] -> residues [primes, ...]."""
+        return integers.unsqueeze(0).remainder(self.column(integers.dim() + 1))
+
+    def encode(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        """round(x * 2^(times * frac_bits)) as residues. Error: half a unit.
+
+        Raises:
+            NonFiniteError, FixedPointRangeError: NaN or infinity; |x| of 2^14 and more.
+        """
+        if not bool(torch.isfinite(x).all()):
+            raise NonFiniteError("a feature is NaN or infinite")
+        if x.numel() and float(x.abs().max()) >= 2.0**14:
+            raise FixedPointRangeError(f"features must stay below 2^14, got {float(x.abs().max()):.3g}; scale them")
+        return self.reduce((x.double() * 2.0 ** (times * self.frac_bits)).round().to(torch.int64))
+
+    def share(self, residues: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two halves, the first uniform."""
+        mask = uniform(tuple(residues.shape[1:]), self.primes)
+        return mask, (residues - mask).remainder_(self.column(residues.dim()))
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).remainder_(self.column(x.dim()))
+
+    def subtract(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x - y).remainder_(self.column(x.dim()))
+
+    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Element by element; primes below 2^31 keep products in int64."""
+        return (x * y).remainder_(self.column(x.dim()))
+
+    def reduce_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Residues [primes, k, m] -> their sums over k."""
+        return x.sum(dim=1).remainder_(self.column(x.dim() - 1))
+
+    def small(self, residues: torch.Tensor) -> torch.Tensor:
+        """The integers in [-q_0/2, q_0/2) that have these residues, from the first prime; int64."""
+        q = self.primes[0]
+        return torch.where(residues[0] > q // 2, residues[0] - q, residues[0])
+
+    def mask(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """rho for `truncate`: residues of integers uniform in [0, Q/4), as mixed-radix digits (see `shifted`)."""
+        digits = uniform(shape, self.primes)
+        digits[-1] //= 4
+        return self._residues(digits)
+
+    def _residues(self, digits: torch.Tensor) -> torch.Tensor:
+        """d_0 + q_0 d_1 + q_0 q_1 d_2 + .. as residues."""
+        total, weight = torch.zeros_like(digits), 1
+        for digit, prime in zip(digits, self.primes, strict=True):
+            factors = torch.tensor([weight % q for q in self.primes]).view(-1, *[1] * digit.dim())
+            total = self.add(total, self.multiply(self.reduce(digit), factors.expand_as(total)))
+            weight *= prime
+        return total
+
+    def shifted(self, residues: torch.Tensor) -> torch.Tensor:
+        """floor(v / 2^frac_bits) of the integer v in [0, Q) with these residues, as residues.
+
+        v = d + q_0 D with D < Q / q_0 < 2^46. With q_0 = a 2^f + b, floor(v / 2^f) = a D + floor((b D + d) / 2^f): the
+        second term fits int64, and a D does too where Q < 2^76.
+        """
+        q, f = self.primes[0], self.frac_bits
+        digits = self._digits(residues)
+        rest, weight = torch.zeros_like(digits[0]), 1
+        for digit, prime in zip(digits[1:], self.primes[1:], strict=True):
+            rest = rest + digit * weight
+            weight *= prime
+        a, b = q >> f, q & ((1 << f) - 1)
+        return self.reduce(a * rest + ((b * rest + digits[0]) >> f))
+
+    def _digits(self, residues: torch.Tensor) -> list[torch.Tensor]:
+        """Garner's mixed-radix digits."""
+        digits: list[torch.Tensor] = []
+        for j, q in enumerate(self.primes):
+            rest, weight = residues[j].clone(), 1
+            for digit, below in zip(digits, self.primes, strict=False):
+                rest = (rest - digit.remainder(q) * (weight % q)).remainder_(q)
+                weight *= below
+            digits.append((rest * pow(weight, -1, q)).remainder_(q))
+        return digits
+
+
+WEIGHT_BITS = 4
+"""Weights are encrypted times 2^4, which uses the room that the last prime leaves: they stay below 2^3."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """The number format of a run. `value_bits`: log2 of the largest output of any layer."""
+
+    field: Field
+    value_bits: int
+
+    def scale(self, delta: float) -> float:
+        """The scale of a layer's outputs times the sum of the weights."""
+        return delta * 2.0 ** (WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS)
+
+    @classmethod
+    def fitting(cls, primes: tuple[int, ...], scale_bits: int, value_bits: int, frac_bits: int | None) -> Format:
+        """A format for outputs of a size: 12 fraction bits, or what is left of the modulus, at least 6.
+
+        Raises:
+            LevelError: the modulus chain is too short.
+        """
+        room = math.floor(math.log2(math.prod(primes)) - scale_bits - WEIGHT_BITS - ENCODING_BITS - value_bits - 11)
+        form = cls(Field(primes, frac_bits or max(6, min(12, room))), value_bits)
+        form.check(scale_bits)
+        return form
+
+    def check(self, scale_bits: int) -> None:
+        """Raises:
+        LevelError: the modulus chain is too short for the format.
+        """
+        needed = scale_bits + WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS + self.value_bits + 11
+        if needed > self.field.bits:
+            raise ckks.LevelError(
+                f"outputs up to 2^{self.value_bits} with {self.field.frac_bits} fraction bits need {needed} bits, "
+                f"and the chain has {self.field.bits:.0f}; lower frac_bits or value_bits, or keygen more"
+            )
+
+
+@dataclass(frozen=True)
+class Public:
+    """What every step of SecSV may be told."""
+
+    program: Program
+    form: Format
+    keys: ckks.PublicKeys
+
+    @property
+    def field(self) -> Field:
+        return self.form.field
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        return self.keys.parameters.primes
+
+    @property
+    def lowered(self) -> tuple[int, ...]:
+        """The primes of what is only to be decrypted: the last is divided away."""
+        return self.primes[:-1]
+
+    @property
+    def output_scale(self) -> float:
+        """Of a layer's outputs times the sum of the weights, as they are decrypted."""
+        return self.form.scale(2.0**self.keys.parameters.scale_bits) / self.primes[-1]
+
+    def layout(self, layer: Layer) -> Reducing:
+        """How a layer's product is laid out in ciphertexts."""
+        return Reducing(layer.rows, layer.inner, self.keys.parameters.degree)
+
+    def ciphertexts(self, count: int) -> torch.Tensor:
+        """The shape of so many: int64 [count, 2, primes, N]."""
+        return self._blank(count, self.primes)
+
+    def outputs(self, count: int) -> torch.Tensor:
+        """The shape of so many that are only to be decrypted."""
+        return self._blank(count, self.lowered)
+
+    def _blank(self, count: int, primes: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(count, 2, len(primes), self.keys.parameters.degree, dtype=torch.int64, device="meta")
+
+
+def bits_for(largest: float) -> int:
+    """value_bits for outputs of a magnitude, a factor of two to spare for other clients' samples and models."""
+    return max(3, math.ceil(math.log2(max(largest, 1e-9))) + 1)
+
 
 # What a client of SecSV computes alone: it encrypts, shares, and decrypts the layers that routes give to it.
 #
@@ -692,7 +899,7 @@ class SecSVTester(SecureTester):
         if any(0 < count < self._size(route) for route, count in zip(routes, counts, strict=False)):
             tested = choose(net, net.own(net.P, self.tests.bitmap(samples), name="tested"))
         return [
-            (route, self._batch(coalition, route, count, tested))
+            (route, test_shared(self, Batch(coalition, route, count, None if count == self._size(route) else tested)))
             for route, count in zip(routes, counts, strict=False)
             if count
         ]
@@ -712,35 +919,41 @@ class SecSVTester(SecureTester):
             )
         return model[name]
 
-    def _batch(self, coalition: int, route: Route, count: int, tested: Located | None) -> Located:
-        """Algorithm 4 for one batch; the numbers in comments are its steps."""
-        public, field, tested = self.public, self.public.field, None if count == self._size(route) else tested
-        weights = [self._weights[i] for i in members(coalition)]
-        labels = self._taken(1, route, count, tested)
-        *before, (last, at) = zip(self.program.layers, route.clients, strict=True)
-        features: Both | None = None
-        if tested is not None or self.program.state:
-            features = self._stated(self._taken(0, route, count, tested))
+    # The steps of Algorithm 4.
 
-        def outputs(net: Net, layer: Layer, number: int) -> Located:
-            if layer is self.program.layers[0] and tested is None:
-                sizes = [self.tests.sizes[i] for i in route.owners]
-                parts = [[self._first(i, owner) for i in members(coalition)] for owner in route.owners]
-                return open_first(net, public, sizes, parts, weights, self._keys[number])  # 6, 7
-            model, right = self._aggregate(coalition, layer.weight), self._encode(layer, _there(features))
-            return evaluate(net, public, layer, count, model, right, weights, self._keys[number])  # 4-7
+    def features(self, batch: Batch) -> Both | None:
+        """The servers' shares of a batch's features; None where P has the first layer's outputs of all of them."""
+        if batch.tested is None and not self.program.state:
+            return None
+        return self._stated(self._taken(0, batch))
 
-        for layer, number in before:
-            net = self.nets[number]
-            values = outputs(net, layer, number)
-            if layer.gate:
-                features = self._next_state(net, _there(features), values)
-            else:
-                features = share_features(net, public, layer, values)  # 9
-        net = self.nets[at]
-        values = outputs(net, last, at)
-        material = net.fresh(net.C, match_material, public, values)  # 11
-        return open_matches(net, field.first, multiply(net, field.first, material, labels))  # 12-14
+    def labels(self, batch: Batch) -> Both:
+        """The servers' shares of a batch's labels, in unary."""
+        return self._taken(1, batch)
+
+    def outputs(self, batch: Batch, layer: Layer, client: int, features: Both | None) -> Located:
+        """Steps 4 to 7: a layer's outputs at a client, who decrypts them."""
+        net, keys, some = self.nets[client], self._keys[client], members(batch.coalition)
+        weights = [self._weights[i] for i in some]
+        if layer is self.program.layers[0] and batch.tested is None:
+            sizes = [self.tests.sizes[i] for i in batch.route.owners]
+            parts = [[self._first(i, owner) for i in some] for owner in batch.route.owners]
+            return open_first(net, self.public, sizes, parts, weights, keys)
+        model, right = self._aggregate(batch.coalition, layer.weight), self._encode(layer, _there(features))
+        return evaluate(net, self.public, layer, batch.count, model, right, weights, keys)
+
+    def next_features(self, client: int, layer: Layer, values: Located, features: Both | None) -> Both:
+        """Step 9: the next layer's features in shares, from a layer's outputs at a client."""
+        net = self.nets[client]
+        if layer.gate:
+            return self._next_state(net, _there(features), values)
+        return share_features(net, self.public, layer, values)
+
+    def matches(self, client: int, values: Located, labels: Both) -> Located:
+        """Steps 11 to 14: whether a client's predictions are the labels, at P and X."""
+        net, field = self.nets[client], self.public.field.first
+        material = net.fresh(net.C, match_material, self.public, values)
+        return open_matches(net, field, multiply(net, field, material, labels))
 
     def _next_state(self, net: Net, features: Both, values: Located) -> Both:
         """A GRU's features with the state z h + u, behind the input, in place of h."""
@@ -751,14 +964,15 @@ class SecSVTester(SecureTester):
             state = truncate(net, field, multiply(net, field, material, state))
             return Both(*(torch.cat(parts, dim=1) for parts in zip(inputs, state, strict=True)))
 
-    def _taken(self, what: int, route: Route, count: int, tested: Located | None) -> Both:
+    def _taken(self, what: int, batch: Batch) -> Both:
         """The servers' shares of the features (0) or labels (1) of a batch: of all its samples, or of those tested."""
-        shares = zip(*(self._samples[i][what] for i in route.owners), strict=True)
+        owners, tested = batch.route.owners, batch.tested
+        shares = zip(*(self._samples[i][what] for i in owners), strict=True)
         with run_in(self.nets[0]):
             if tested is None:
                 return Both(*(torch.cat(halves, dim=2) for halves in shares))
-            places = [(self.tests.first[i], self.tests.sizes[i]) for i in route.owners]
-            return Both(*(chosen(tested, places, count, *halves) for halves in shares))
+            places = [(self.tests.first[i], self.tests.sizes[i]) for i in owners]
+            return Both(*(chosen(tested, places, batch.count, *halves) for halves in shares))
 
     def prepare(self):
         for i in self._models:

@@ -15,7 +15,7 @@ from ...deprecation import deprecate
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
 from .program import Program
-from .testing import TestSet, check_model
+from .testers import TestSet, check_model
 from .values import EstimatorMissingError, FederationError, RoutingError, coalition, coalitions, shapley
 
 # Shapley values from fewer coalitions than all: permutation sampling, group testing, KernelSHAP.

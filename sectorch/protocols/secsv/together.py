@@ -27,14 +27,13 @@ from ...federated.parties import Parties
 from ...federated.training import LocalTraining, State, Training, average_model, local_model, weighted_model
 from ...federated.watch import Watch
 from . import secsv, settings
-from .evaluation import Utilities, digest_of, round_name, tell
+from .algorithm import Utilities
+from .experiment import digest_of, round_name, tell
 from .program import Program
-from .public import bits_for
 from .report import Result, Round
-from .secsv import joint_keys, joint_parameters
-from .secure import TWO_SERVERS
+from .secsv import bits_for, joint_keys, joint_parameters
 from .settings import Settings, feasible
-from .testing import Spent, TestSet
+from .testers import TWO_SERVERS, Spent, TestSet
 from .values import coalition
 
 # What the parties of a valuation say to each other when they are apart, beside SecSV itself: keys, sums, rounds.

@@ -350,29 +350,7 @@ def _orders(players: Sequence[int], count: int, seed: int) -> list[tuple[int, ..
     return [tuple(players[k] for k in torch.randperm(len(players), generator=draw).tolist()) for _ in range(count)]
 
 
-# SampleSkip (SecSV, section 5.3, Algorithms 6 and 7): samples that need not be tested again.
-#
-# A set of samples is an integer, bit k standing for sample k. A sample that two models classify correctly is counted as
-# correct for their aggregation. For linear classifiers that is a theorem (6.3): the score of every class is linear in
-# the model, and so is its lead over each other class. For others it is a guess that is right for nearly all samples.
-
-
-def skippable(mask: int, correct: Mapping[int, int]) -> int:
-    """Algorithm 7: the union over pairs (A, B), A + B = S, of the samples that both classify correctly.
-
-    Args:
-        mask: the coalition S.
-        correct: the samples that the model of each tested coalition classifies correctly.
-    """
-    found, part = 0, (mask - 1) & mask
-    while part:
-        other = mask ^ part
-        if part < other:  # each pair once
-            break
-        if part in correct and other in correct:
-            found |= correct[part] & correct[other]
-        part = (part - 1) & mask
-    return found
+# Sets of samples, and what SampleSkip (`algorithm.py`) may change. A set is an integer, bit k standing for sample k.
 
 
 def error_bound(rounds: int, wrongly: float) -> float:
