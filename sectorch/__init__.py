@@ -38,6 +38,10 @@ with interruptible(is_command()):
     from .tensor import share_tensor as share
     from .tensor.aggregation import aggregate as aggregate
     from .tensor.aggregation import announced as announced
+    from .tensor.holders import collect as collect
+    from .tensor.holders import draw as draw
+    from .tensor.holders import one_hot_argmax as one_hot_argmax
+    from .tensor.holders import reveal_argmax as reveal_argmax
     from .tensor.table import supported_ops as supported_ops
     from .training.checkpoints import Checkpoints as Checkpoints
     from .training.model import shared as shared
@@ -75,9 +79,11 @@ __all__ = [
     "announced",
     "choreography",
     "ckks",
+    "collect",
     "data",
     "diff",
     "dp",
+    "draw",
     "encrypt",
     "errors",
     "estimators",
@@ -87,12 +93,14 @@ __all__ = [
     "generate",
     "network",
     "nn",
+    "one_hot_argmax",
     "profile",
     "program",
     "protocols",
     "public",
     "reference",
     "register_op",
+    "reveal_argmax",
     "secure",
     "secure_sum",
     "share",

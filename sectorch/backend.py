@@ -134,6 +134,21 @@ class Backend(Protocol):
         """
         ...
 
+    def collect(self, x: Any, to: Any) -> Any:
+        """Return x, a value of this backend's call, as one of the call of `to`, whose tensors Q and S hold."""
+
+    def from_halves(self, first: Located, at_S: Located) -> Any:
+        """Return the value whose halves the first holder of this backend's call and S have."""
+
+    def check_flags(self, flags: Sequence[Any], calls: Sequence[tuple[Any, Sequence[Any]]]) -> Located | None:
+        """Show the querying party whether no flag is set on which a tensor of Q and S depends: one bit, or None.
+
+        Args:
+            flags: those that calls on tensors of Q and S raised, of which this is one.
+            calls: a backend of a call with each answering party, the first one's first, and the flags raised there.
+        """
+        ...
+
     def own_code(self, x: Any, count: int) -> Any:
         """Let Q compute and share one-hot codes [..., count] of its own whole numbers; None for other values."""
 

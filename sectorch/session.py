@@ -94,6 +94,16 @@ class Members:
             self.casts = {None: {role: Party(name, role) for role, name in (names or {}).items()}}
         self.parties = frozenset(party for cast in self.casts.values() for party in cast.values())
 
+    def cast(self, holder: Party | None) -> Cast:
+        """The party of each role in a call on tensors of `holder` and S.
+
+        Q holds a tensor in the place of an answering party, and then the first answering party deals in Q's place.
+        """
+        if holder == Q and self.roles is STAR:
+            dealer = self.answering[0]
+            return Cast(STAR, {"Q": dealer, "A": Q, "S": S, "D": dealer})
+        return Cast(self.playing, self.casts[holder])
+
     def answering_party(self, party: Party | None = None) -> Party:
         """`party`, if it is one of the answering parties; the first of them for None. Raises ArgumentError."""
         if not self.answering:
@@ -119,7 +129,7 @@ class Members:
         of |= {owner.name: owner for owner in self.owners}
         for name in who if isinstance(who, (list, tuple)) and who else [who]:
             if not isinstance(name, (str, Party, type(None))) or str(name) not in of:
-                known = ", ".join([Q.name, answering.name, *(owner.name for owner in self.owners)])
+                known = ", ".join(dict.fromkeys([Q.name, answering.name, *(owner.name for owner in self.owners)]))
                 raise ArgumentError(f"an owner, or who learns a result, is {known} or S, got {name!r:.40}")
             found.append(of[str(name)])
         return list(dict.fromkeys(found))
@@ -165,6 +175,8 @@ def with_owners(count: int) -> Roles:
 
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
+_HELD_BY_Q = 1 << 31
+"""The first number of the calls on tensors that Q and S hold; answering parties' calls are counted from 0."""
 
 
 class Session:
@@ -236,7 +248,7 @@ class Session:
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
         self._settled: WeakKeyDictionary[ProgramTracer, Setup] = WeakKeyDictionary()
         self._lock = threading.Lock()
-        """Guards `_settled`."""
+        """Guards `_setup` and `_settled`."""
 
     def _seed(self, known: Callable[[Party, Party], Identities | None] = lambda *_: None) -> None:
         """Make the pair keys.
@@ -265,9 +277,8 @@ class Session:
 
     def _net(self, party: Party | None, base: Phase) -> Net:
         party = self._centre(party)
-        setup = None if base == Phase.SETUP else self._setup[party]
-        cast = Cast(self.members.playing, self.members.casts[party])
-        net = Net(self.runtime, self._number(party), cast, base, setup)
+        setup = None if base == Phase.SETUP else self.setup(party)
+        net = Net(self.runtime, self._number(party), self.members.cast(party), base, setup)
         net.origins = self.origins
         return net
 
@@ -276,11 +287,11 @@ class Session:
 
         Each answering party has numbers of its own: a distributed one does not know of calls with others.
         """
-        return next(self._numbers[self._centre(party)])
+        return next(self._numbers.setdefault(self._centre(party), itertools.count(_HELD_BY_Q)))
 
     def _centre(self, party: Party | None) -> Party | None:
-        """The answering party of a call; None where the session has a user's roles."""
-        return self.answering_party(party) if party is not None or self.roles is STAR else None
+        """The party that holds a call's tensors with S; None where the session has a user's roles."""
+        return self.holder(party) if party is not None or self.roles is STAR else None
 
     def present(self, party: Party) -> bool:
         """Whether this process holds that party's values."""
@@ -311,6 +322,17 @@ class Session:
         """
         return self.members.answering_party(party)
 
+    def holder(self, party: Party | None = None) -> Party:
+        """The party that holds a tensor's halves together with S: an answering party, or Q.
+
+        Tensors come to Q and S by `sectorch.collect` and `sectorch.draw`. Calls on them have the roles of
+        `Members.cast`: no two of Q, S and the first answering party may collude.
+
+        Raises:
+            ArgumentError: as from `answering_party`.
+        """
+        return Q if party is Q and self.roles is STAR else self.answering_party(party)
+
     def parties_named(self, who: Any, answering: Party) -> list[Party]:
         """The parties that `who` names: one or several of Q, this answering party, S and the owners; Q for None.
 
@@ -325,7 +347,11 @@ class Session:
 
     def setup(self, party: Party | None = None) -> Net:
         """The net of the steps that are taken once a session with this answering party."""
-        return self._setup[self._centre(party)]
+        party = self._centre(party)
+        with self._lock:
+            if party not in self._setup:
+                self._setup[party] = self._net(party, Phase.SETUP)
+            return self._setup[party]
 
     def net(self, party: Party | None = None) -> Net:
         """The net of the running call with this party, or of a new call."""

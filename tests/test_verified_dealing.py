@@ -541,7 +541,7 @@ def test_an_input_that_is_no_number_of_the_range_has_no_result(element, inside, 
 
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval(), torch.zeros(2, 4)
-    monkeypatch.setattr(shared, "_encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
+    monkeypatch.setattr(shared, "encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
     verified = sectorch.secure(model, Scheme(verified=True))
     if inside:
         assert torch.equal(verified(x), sectorch.secure(model)(x))
@@ -558,7 +558,7 @@ def lie(monkeypatch, element: int) -> None:
         words.view(-1)[-1:] = element
         return words
 
-    monkeypatch.setattr(shared, "_encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
+    monkeypatch.setattr(shared, "encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
 
 
 @pytest.mark.parametrize("element", [-(1 << 63), (1 << 63) - 1, (1 << 63) - (1 << 32), (1 << 31) - (1 << 63)])
@@ -648,7 +648,7 @@ def test_an_honest_input_at_the_end_of_the_range_is_answered():
 def test_what_is_shared_alone_is_held_to_its_range_too(monkeypatch):
     session, big = Session(), lambda value, *_: torch.full(value.shape, 1 << 62)
     with monkeypatch.context() as patch:
-        patch.setattr(shared, "_encoded_input", leaf(big, shapes=lambda value, *_: value.long()))
+        patch.setattr(shared, "encoded_input", leaf(big, shapes=lambda value, *_: value.long()))
         beyond = shared.share_tensor(torch.zeros(3), session=session, scheme=Scheme(verified=True))
     within = shared.share_tensor(torch.ones(3), session=session, scheme=Scheme(verified=True))
     assert torch.equal((within + 1).relu().reveal(), torch.full((3,), 2.0))

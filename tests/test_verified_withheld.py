@@ -30,7 +30,7 @@ FAR = 1 << 62
 @pytest.fixture
 def lying(monkeypatch) -> Callable[[int | None], None]:
     """lying(element): whoever shares something has this ring element in its last place, until lying(None)."""
-    encoded, element = shared._encoded_input.kernel, []
+    encoded, element = shared.encoded_input.kernel, []
 
     def encode(value: torch.Tensor, *how) -> torch.Tensor:
         words = encoded(value, *how)
@@ -40,7 +40,7 @@ def lying(monkeypatch) -> Callable[[int | None], None]:
     def set_to(word: int | None) -> None:
         element[:] = [] if word is None else [word]
 
-    monkeypatch.setattr(shared, "_encoded_input", leaf(encode, shapes=lambda value, *_: value.long()))
+    monkeypatch.setattr(shared, "encoded_input", leaf(encode, shapes=lambda value, *_: value.long()))
     return set_to
 
 
@@ -154,7 +154,7 @@ def test_what_is_learned_of_what_was_shared_before_is_withheld_with_it(lying, mo
 def test_no_number_of_flags_is_none(count, monkeypatch):
     """They are summed in GF(2^64) by keys that Q lacks: an even number, or one that wraps, is no zero."""
     encoded = lambda value, *_: torch.full(value.shape, FAR)
-    monkeypatch.setattr(shared, "_encoded_input", leaf(encoded, shapes=lambda value, *_: value.long()))
+    monkeypatch.setattr(shared, "encoded_input", leaf(encoded, shapes=lambda value, *_: value.long()))
     x = sectorch.share(torch.zeros(count), session=Session(), scheme=VERIFIED)
     with pytest.raises(RangeExceededError):
         x.reveal()

@@ -87,7 +87,13 @@ class Located:
         return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
 
     def at(self, who: str | Party) -> Located:
-        """The same value at one owner, or at the owners of one role."""
+        """The same value at one owner, or at the owners of one role.
+
+        Where a party plays another role than its own in the running call, a role is the party that plays it there.
+        """
+        net = None if isinstance(who, Party) else innermost()
+        player = None if net is None else net.cast.parties.get(who)
+        who = player if player is not None and player.role != who else who
         meant = [p for p in self.owners if p.role == who or p == who]
         if len(meant) == len(self.owners):
             return self

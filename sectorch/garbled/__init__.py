@@ -16,6 +16,9 @@ from .argmax import argmax_noisy as argmax_noisy
 from .argmax import argmax_noisy_shares as argmax_noisy_shares
 from .argmax import argmax_onehot as argmax_onehot
 from .argmax import argmax_onehot_shares as argmax_onehot_shares
+from .argmax import label_of_shares as label_of_shares
+from .argmax import one_hot_of_classes as one_hot_of_classes
+from .argmax import onehot_of_shares as onehot_of_shares
 from .transfer import Pair as Pair
 from .transfer import correlate as correlate
 from .transfer import oblivious_transfer as oblivious_transfer

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..choreography import Located, Message, Net, Party, leaf, protocol
+from ..choreography import Located, Message, Net, Party, leaf, protocol, with_shapes
 from ..choreography.located import compute
 from ..errors import ArgumentError, MisplacedValueError, ShapeError
 from ..mpc.star.compare import drelu
@@ -27,7 +27,7 @@ from ..mpc.star.multiply import multiply
 from ..mpc.star.select import bit_to_ring, select
 from ..mpc.star.shares import Shares, concatenate, each, reveal, share
 from .circuit import Circuit, argmax_circuit, confident_circuit
-from .halfgates import WORDS, colours, evaluate, garble, share_outputs, take_share
+from .halfgates import WORDS, colours, evaluate, garble, private_words, share_outputs, take_share
 from .transfer import Pair, correlated_transfer, deliver, pack, unpack
 
 CHUNK = 1024
@@ -111,23 +111,24 @@ def in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
     [Message("words", "S", "Q", "hashes of the labels that Q does not hold")],
 )
 def argmax_onehot(
-    net: Net, pair: Pair, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
+    net: Net, pair: Pair, at_garbler: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
 ) -> tuple[Located, Located]:
-    """Compute s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64.
+    """Compute s at Q and s^ at the garbler with s + s^ = OneHot(argmax r) mod 2^64, for r = at_garbler + at_Q mod 2^64.
 
-    A garbles and Q evaluates.
+    A, or S, garbles and Q evaluates.
 
     Args:
-        pair: of A and Q, from `correlate(session.setup(A), A)`.
-        at_A, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
+        pair: of the garbler and Q, from `correlate(session.setup(A), A)` or `correlate(session.setup(A), S)`.
+        at_garbler, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
         drop, bits: see above. The default is for logits of 40 fraction bits, as a linear layer returns them: 16 of
             them stay, so that logits which differ by 2^-15 or more are distinguished (secure inference itself has an
             error of that order), and their magnitude may be up to 2^15 - 2^-16.
 
     Returns:
-        (s at Q, s^ at A), int64 [..., classes]; each alone is pseudorandom and fresh. A draws its own.
+        (s at Q, s^ at the garbler), int64 [..., classes]; each alone is pseudorandom and fresh. The garbler draws its
+        own.
 
-    Rounds 4 (2 messages, each through S). Bytes per batch element of C classes and L bits, on each of the two edges:
+    Rounds 4 (2 messages, each through S), or 2 with S. Bytes per batch element of C classes and L bits, on each edge:
     16 C L + 32 (C (L - 1) + (2 C - 3) L + C - 2) + 8 C; 32,784 for 10 classes and 32 bits. Nobody learns anything: S
     receives uniform bits, Q and A pseudorandom ones.
 
@@ -136,21 +137,89 @@ def argmax_onehot(
         ArgumentError: fewer than two classes, or bits that do not exist.
         MisplacedValueError: a pair of another garbler.
     """
-    check_inputs(at_A, at_Q, drop, bits)
-    check_pair(pair, net.A)
+    check_inputs(at_garbler, at_Q, drop, bits)
+    garbler = net.S if pair.garbler == net.S else net.A
+    check_pair(pair, garbler)
     shape = at_Q.shape
     circuit = argmax_circuit(shape[-1], bits, False)
 
-    def run(at_A: Located, at_Q: Located) -> tuple[Located, Located]:
-        bits_A, bits_Q = input_bits(at_A, drop, bits), input_bits(at_Q, drop, bits)
-        zero, labels, nonce = garbled_circuit(net, pair, circuit, bits_A, bits_Q)
+    def run(at_garbler: Located, at_Q: Located) -> tuple[Located, Located]:
+        own, bits_Q = input_bits(at_garbler, drop, bits), input_bits(at_Q, drop, bits)
+        zero, labels, nonce = garbled_circuit(net, pair, circuit, own, bits_Q)
         share, words = share_outputs(circuit, pair.delta, zero, nonce)
-        words = deliver(net, words, net.A, net.Q, "words")
+        words = deliver(net, words, garbler, net.Q, "words")
         return take_share(circuit, labels, words, nonce), share
 
-    results = in_chunks(run, at_A.at("A"), at_Q.at("Q"))
+    results = in_chunks(run, at_garbler.at(garbler), at_Q.at("Q"))
     s, s_hat = (compute(torch.cat, parts, 1).t().reshape(shape) for parts in zip(*results, strict=True))
     return s, s_hat
+
+
+@protocol(
+    "garbled_inputs",
+    "CaPC, step 1b",
+    [Message("masked_half", "A", "S", "r_hat of A"), Message("masked", "S", "Q", "r_hat of A")],
+)
+def to_clients(net: Net, x: Shares) -> tuple[Located, Located]:
+    """Shares of A and S become r_hat at A and x - r_hat at Q.
+
+    A draws r_hat alone and fresh. (S's half as it is would not do: Q deals the correlations of the secure inference and
+    knows their masks, so that half would show Q the weights.)
+
+    Returns:
+        (at A, at Q), int64 of x's shape.
+
+    Rounds 2, bytes 16 per element. S and Q receive uniform ring elements; neither knows r_hat.
+    """
+    r_hat = net.fresh(net.A, _uniform, x.shape)
+    half = (x.A - r_hat).send(net.A, net.S, "masked_half")
+    return r_hat, (half + x.S).send(net.S, net.Q, "masked")
+
+
+@with_shapes(lambda shape: torch.empty(shape, dtype=torch.int64, device="meta"))
+def _uniform(shape: torch.Size) -> torch.Tensor:
+    """int64 values that only the caller has."""
+    return private_words(shape.numel()).view(shape)
+
+
+@protocol("garbled_result", "CaPC, step 2", [Message("s_hat", "A", "S", "s of Q")])
+def to_server(net: Net, s_hat: Located) -> Located:
+    """A's share of a value of A and Q goes to S.
+
+    Rounds 1, bytes 8 per element. Uniform to S, which lacks Q's share.
+    """
+    return s_hat.send(net.A, net.S, "s_hat").at(net.S)
+
+
+def onehot_of_shares(net: Net, pair: Pair, x: Shares, *, drop: int, bits: int) -> tuple[Located, Located]:
+    """The one-hot argmax of shares of A and S, or of Q and S, as halves at Q and S.
+
+    Args:
+        net: a call with A, whose pair it is; of shares of Q and S with any answering party, and S's pair.
+
+    Rounds and bytes those of `argmax_onehot`; of A's shares those of `to_clients` and `to_server` besides. Nobody
+    learns anything.
+    """
+    if pair.garbler == net.S:
+        return argmax_onehot(net, pair, x.S, x.A, drop=drop, bits=bits)
+    s, s_hat = argmax_onehot(net, pair, *to_clients(net, x), drop=drop, bits=bits)
+    return s, to_server(net, s_hat)
+
+
+def label_of_shares(net: Net, pair: Pair | None, x: Shares, where: Shares | None, *, bits: int) -> Located:
+    """The argmax of shares of Q and S, at Q; `UNANSWERED` where no entry of `where` is at least zero.
+
+    Args:
+        net: a call with any answering party.
+        pair: of S and Q, for Yao's protocol; None for three-party shares.
+    """
+    if where is None:
+        if pair is None:
+            return argmax_noisy_shares(net, x.S, x.A, bits=bits)
+        return argmax_noisy(net, pair, x.S, x.A, bits=bits)
+    if pair is None:
+        return argmax_confident_shares(net, where.S, x.S, x.A, where.A, bits=bits)
+    return argmax_confident(net, pair, where.S, x.S, x.A, where.A, bits=bits)
 
 
 @protocol(
@@ -242,9 +311,9 @@ def _interleave(left: Shares, right: Shares) -> Shares:
     return each(lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
 
 
-def _one_hot_of_classes(net: Net, values: Shares, drop: int, bits: int) -> Shares:
-    """`_one_hot` along the last dimension, for numbers of drop + bits bits."""
-    hot = _one_hot(net, each(torch.movedim, values, -1, 0), min(63, drop + bits))
+def one_hot_of_classes(net: Net, values: Shares, high: int) -> Shares:
+    """The one-hot argmax along the last dimension, for numbers of `high` bits; the first of equal ones."""
+    hot = _one_hot(net, each(torch.movedim, values, -1, 0), min(63, high))
     return each(torch.movedim, hot, 0, -1)
 
 
@@ -283,7 +352,7 @@ def argmax_onehot_shares(
     """
     check_inputs(at_A, at_Q, drop, bits)
     Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
-    hot = _one_hot_of_classes(net, share(net, at_Q) + at_A, drop, bits)
+    hot = one_hot_of_classes(net, share(net, at_Q) + at_A, drop + bits)
     against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
     half = (hot.S + against_Q).send(S, Q, "half")
     return half + against_S, hot.A - against_Q - against_S
@@ -308,7 +377,7 @@ def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0
     """
     check_inputs(at_S, at_Q, drop, bits)
     halves = share(net, at_Q)
-    hot = _one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), drop, bits)
+    hot = one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), drop + bits)
     return reveal(net, each(position, hot))
 
 
@@ -334,9 +403,10 @@ UNANSWERED = -1
     ],
 )  # fmt: skip
 def argmax_confident(
-    net: Net, pair: Pair, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32
-) -> Located:
-    """Compute argmax(at_S + at_Q) where any of check_at_S + at_Q is at least zero, else -1; at Q alone.
+    net: Net, pair: Pair, check_at_S: Located, at_S: Located, at_Q: Located, check_at_Q: Located | None = None, *,
+    bits: int = 32,
+) -> Located:  # fmt: skip
+    """Compute argmax(at_S + at_Q) where any of check_at_S + check_at_Q is at least zero, else -1; at Q alone.
 
     S garbles and Q evaluates.
 
@@ -346,6 +416,7 @@ def argmax_confident(
             added, the same for all classes.
         at_S: int64 [..., classes]: the guardian's share of the counts, with the answer's noise added.
         at_Q: int64 [..., classes]: Q's share of the counts.
+        check_at_Q: int64 [..., classes]: Q's share of the counts for the check, where it is another one; 16 C L bytes.
         bits: compared bits; all sums lie in [-2^(bits - 1), 2^(bits - 1)).
 
     Returns:
@@ -361,19 +432,21 @@ def argmax_confident(
         MisplacedValueError: a pair of another garbler.
     """
     check_inputs(at_S, at_Q, 0, bits)
-    check_inputs(check_at_S, at_Q, 0, bits)
+    check_inputs(check_at_S, at_Q if check_at_Q is None else check_at_Q, 0, bits)
     check_pair(pair, net.S)
-    shape = at_Q.shape
-    circuit = confident_circuit(shape[-1], bits)
+    shape, halves = at_Q.shape, (at_Q,) if check_at_Q is None else (check_at_Q, at_Q)
+    circuit = confident_circuit(shape[-1], bits, check_at_Q is None)
 
-    def run(check_at_S: Located, at_S: Located, at_Q: Located) -> tuple[Located]:
-        own = compute(torch.cat, (input_bits(check_at_S, 0, bits), input_bits(at_S, 0, bits)))
-        zero, labels, _ = garbled_circuit(net, pair, circuit, own, input_bits(at_Q, 0, bits))
+    def run(check_at_S: Located, at_S: Located, *at_Q: Located) -> tuple[Located]:
+        own, bits_Q = (
+            compute(torch.cat, [input_bits(v, 0, bits) for v in values]) for values in ((check_at_S, at_S), at_Q)
+        )
+        zero, labels, _ = garbled_circuit(net, pair, circuit, own, bits_Q)
         return (
             _label_or_unanswered(decode_outputs(labels, deliver(net, pack(colours(zero)), net.S, net.Q, "decoding"))),
         )
 
-    results = in_chunks(run, check_at_S.at("S"), at_S.at("S"), at_Q.at("Q"))
+    results = in_chunks(run, check_at_S.at("S"), at_S.at("S"), *(half.at("Q") for half in halves))
     return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])
 
 
@@ -384,7 +457,9 @@ def _label_or_unanswered(number: torch.Tensor) -> torch.Tensor:
 
 
 @protocol("argmax_confident_shares", "CaPC, step 3, with the check of PATE 2018, algorithm 1, on three-party shares")
-def argmax_confident_shares(net: Net, check_at_S: Located, at_S: Located, at_Q: Located, *, bits: int = 32) -> Located:
+def argmax_confident_shares(
+    net: Net, check_at_S: Located, at_S: Located, at_Q: Located, check_at_Q: Located | None = None, *, bits: int = 32
+) -> Located:
     """`argmax_confident` on three-party shares, with the answering party of this net. Arguments and result as there.
 
     Assumes that no two of Q, A and S collude. Q learns whether a query is answered and the label if it is, the others
@@ -395,10 +470,11 @@ def argmax_confident_shares(net: Net, check_at_S: Located, at_S: Located, at_Q: 
         ArgumentError: fewer than two classes, or bits that do not exist.
     """
     check_inputs(at_S, at_Q, 0, bits)
-    check_inputs(check_at_S, at_Q, 0, bits)
+    check_inputs(check_at_S, at_Q if check_at_Q is None else check_at_Q, 0, bits)
     high = min(63, bits)
     halves = share(net, at_Q)
-    label = each(position, _one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), 0, bits))
+    label = each(position, one_hot_of_classes(net, Shares(halves.A, halves.S + at_S), bits))
+    halves = halves if check_at_Q is None else share(net, check_at_Q)
     checked = each(torch.movedim, Shares(halves.A, halves.S + check_at_S), -1, 0)
     below = -bit_to_ring(net, drelu(net, open_masked(net, checked), high), checked.shape) + 1
     while (count := below.shape[0]) > 1:

@@ -320,22 +320,23 @@ def argmax_circuit(classes: int, bits: int, as_position: bool) -> Circuit:
 
 
 @functools.lru_cache(maxsize=32)
-def confident_circuit(classes: int, bits: int) -> Circuit:
+def confident_circuit(classes: int, bits: int, same: bool = True) -> Circuit:
     """Build the circuit of Confident-GNMax (PATE 2018): whether any sum is at least zero, and the argmax of other sums.
 
     Inputs: the garbler has 2 C numbers of `bits` bits, those of the check and those of the argmax, and the evaluator C,
-    which belong to both sums. Outputs: the bit, then the position in ceil(log2 C) bits, all zero where the bit is zero.
-    With L bits the circuit has 2 C (L - 1) + (2 C - 3) L + 2 C - 3 + ceil(log2 C) ANDs.
+    which belong to both sums, or, where they are not the same, 2 C as the garbler. Outputs: the bit, then the position
+    in ceil(log2 C) bits, all zero where the bit is zero. With L bits the circuit has 2 C (L - 1) + (2 C - 3) L + 2 C -
+    3 + ceil(log2 C) ANDs.
 
     Raises:
         ArgumentError: as `argmax_circuit`.
     """
     argmax_circuit(classes, bits, True)  # checks the sizes
-    b = Builder(2 * classes * bits, classes * bits)
+    b = Builder(2 * classes * bits, (1 if same else 2) * classes * bits)
     cut = lambda wires: [wires[i * bits : (i + 1) * bits] for i in range(len(wires) // bits)]
     garbler, evaluator = cut(b.garbler), cut(b.evaluator)
-    checked = [add(b, x, y) for x, y in zip(garbler[:classes], evaluator, strict=True)]
+    checked = [add(b, x, y) for x, y in zip(garbler[:classes], evaluator[:classes], strict=True)]
     none_reaches = functools.reduce(b.land, [total[-1] for total in checked])
     reached = b.invert(none_reaches)
-    hot = one_hot_argmax(b, [add(b, x, y) for x, y in zip(garbler[classes:], evaluator, strict=True)])
+    hot = one_hot_argmax(b, [add(b, x, y) for x, y in zip(garbler[classes:], evaluator[-classes:], strict=True)])
     return b.compile([reached, *(b.land(reached, bit) for bit in position(b, hot))])

@@ -148,9 +148,9 @@ def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:
     """
     away = src == net.A
     pad = net.common(net.Q, net.A, value.shape, "pad")
-    sealed = (value.at(src.role) ^ pad).send(src, net.S, "from_A" if away else "from_Q")
+    sealed = (value.at(src) ^ pad).send(src, net.S, "from_A" if away else "from_Q")
     sealed = sealed.send(net.S, dst, "to_Q" if away else "to_A")
-    return sealed.at(dst.role) ^ pad
+    return sealed.at(dst) ^ pad
 
 
 def deliver(net: Net, value: Located, src: Party, dst: Party, label: str) -> Located:

@@ -84,6 +84,15 @@ class Plain(Backend):
         total = total if noise is None else total + noise(total.shape)
         return self._at(self.net.Q, total, [flags for *_, flags in terms] if guarded else [])
 
+    def collect(self, x: T, to: Plain) -> T:
+        return x.as_subclass(T)
+
+    def from_halves(self, first: Located, at_S: Located) -> T:
+        return self.net.read(first, self.net.A) + self.net.read(at_S, self.net.S)
+
+    def check_flags(self, flags: Sequence[T], calls: Sequence[tuple[Plain, Sequence[T]]]) -> Located | None:
+        return calls[0][0]._at(calls[0][0].net.Q, torch.empty(0), [flags, *(own for _, own in calls)])[1]
+
     def _at(self, party: Any, x: T, flags: Sequence[Sequence[T]]) -> tuple[Located, Located | None]:
         bits = [f.any() for some in flags for f in some]
         if not bits:

@@ -499,8 +499,9 @@ def _common_context(secrets: list[SecretTensor]) -> Context:
             raise SessionMismatchError("tensors of two sessions cannot meet: their shares have different keys")
         if other.party != first.party:
             raise SessionMismatchError(
-                f"tensors of two answering parties ({first.party} and {other.party}) cannot meet in one operation; "
-                f"sectorch.aggregate([...]) adds them up and shows the sum to the querying party"
+                f"tensors of two holders ({first.party} and {other.party}) cannot meet in one operation; "
+                f"sectorch.collect([...]) adds them up in halves of Q and S; sectorch.aggregate([...]) adds them up "
+                f"and shows the sum to the querying party"
             )
         if other.scheme != first.scheme:
             raise ArgumentError(f"tensors of two number representations cannot meet: {first.scheme} and {other.scheme}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from .secret import SecretTensor, dtype_of
 
 
 class SharedTensor(SecretTensor):
-    """A tensor in additive shares mod 2^64 between an answering party and the server.
+    """A tensor in additive shares mod 2^64 between an answering party, or Q (`sectorch.collect`), and the server.
 
     `scale_bits` is the number of fraction bits that the ring elements carry now. A linear layer leaves twice
     `scheme.frac_bits`; the next non-linear step brings them back at no cost.
@@ -51,7 +52,8 @@ class SharedTensor(SecretTensor):
     constant: tuple[int, float] | None
     """(n, v): ring elements equal to n stand for the public number v, of which n has too few digits; or None."""
     flags: tuple[Value, ...]
-    """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
+    """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`). Those that
+    an answering party still holds of a tensor that Q holds are `CollectedFlag`s."""
 
     @staticmethod
     def __new__(
@@ -105,7 +107,7 @@ class SharedTensor(SecretTensor):
         most = "vouched for" if self.bound is None else f"at most {self.bound * 2.0**-self.scale_bits:.6g}"
         facts = {
             "shape, dtype": f"{shape}, {dtype}", "fraction bits": self.scale_bits, "magnitude": most,
-            "held by": f"{self.party.name} and the server, half each: neither knows it",
+            "held by": f"{self.party.name} and the server, half each",
         }  # fmt: skip
         return Facts("SharedTensor", facts)._repr_html_()
 
@@ -146,8 +148,19 @@ class SharedTensor(SecretTensor):
         """The same shares with another bound."""
         return self.like(self.shares, bound=bound)
 
+    def unchecked(self) -> SharedTensor:
+        """The same tensor without its range check: a value that left its range gives a wrong result without an error.
+
+        For a result that is noised for privacy: whether a value left its range would be told without noise.
+        """
+        made = self.like(self.shares, bound=self.bound)
+        made.whole_bits, made.flags = self.whole_bits, ()
+        return made
+
     def reveal(self, to: Any = None) -> torch.Tensor:
         """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/star/shares.py`).
+
+        A tensor that Q and S hold is opened as one for A: one round and 8 bytes per element, after `check_range`.
 
         Fraction bits beyond `frac_bits` are rounded away first (`mpc/star/truncate.py`, one round more): they would
         show the exact sums of a last linear layer.
@@ -165,7 +178,11 @@ class SharedTensor(SecretTensor):
             DisagreementError: the parties have not computed the same; nothing was revealed.
         """
         parties = self.session.parties_named(to, self.party)
-        if parties == [self.session.Q]:
+        if self.party == self.session.Q and set(parties) & set(self.session.owners):
+            raise ArgumentError(
+                f"a tensor of {self.party} and {self.session.S} is revealed to one of them, not to {to!r:.40}"
+            )
+        if parties == [self.session.Q] != [self.party]:
             self.session.agreement.note(self.party, "reveal", self)
             self.session.agreement.compare(self.party)
             return unwrap_openings(self.open())
@@ -179,7 +196,7 @@ class SharedTensor(SecretTensor):
             flags = x.flags if self.scheme.verified else ()  # otherwise Q's check is enough
             opened = [
                 backend.reveal(shares, flags, party)
-                if party in (self.session.Q, *self.session.owners)
+                if party != self.party and party in (self.session.Q, *self.session.owners)
                 else (backend.reveal_to(shares, party), None)
                 for party in parties
             ]
@@ -196,13 +213,29 @@ class SharedTensor(SecretTensor):
     def check_range(self) -> None:
         """Check now, at Q, whether a value on which this tensor depends left its range: before shares leave sectorch.
 
-        Rounds 2, bytes 48, if anything had to be checked. The other parties see whether Q goes on.
+        Rounds 2, bytes 48, if anything had to be checked; for a tensor that Q and S hold 48 for each answering party
+        that it was collected from. The other parties see whether Q goes on.
 
         Raises:
             RangeExceededError: a value left its range.
         """
-        if self.flags:
+        if not self.flags:
+            return
+        if self.party != self.session.Q:
             self.flatten()[:0].reveal()
+            return
+        raised = [flag for flag in self.flags if not isinstance(flag, CollectedFlag)]
+        of_party: dict[Party, list[Value]] = {self.session.answering[0]: []} if raised else {}
+        for flag in self.flags:
+            if isinstance(flag, CollectedFlag):
+                of_party.setdefault(flag.party, []).append(flag.value)
+        with ExitStack() as calls:
+            own = self.session.backend(calls.enter_context(self.session.call(self.party)), self.scheme)
+            nets = [calls.enter_context(self.session.call(party)) for party in of_party]
+            others = [self.session.backend(net, self.scheme) for net in nets]
+            right = own.check_flags(raised, list(zip(others, of_party.values(), strict=True)))
+            right = None if right is None else nets[0].read(right, self.session.Q)
+        unwrap_openings(Opening(torch.empty(0), right))
 
     def open(self) -> Opening:
         """The opened tensor with its range check, which `unwrap_openings` evaluates. `reveal` does both."""
@@ -244,6 +277,13 @@ def decode_infinite(
                 value = torch.tensor(max(least, min(most, int(float(text)))), dtype=dtype)
             plain = torch.where(found, value, plain)
     return plain
+
+
+class CollectedFlag(NamedTuple):
+    """A range flag of a tensor that Q holds, which an answering party and S hold since before it was collected."""
+
+    party: Party
+    value: Value
 
 
 class Opening(NamedTuple):
@@ -293,7 +333,7 @@ def round_shares(backend: Backend, shares: Value, scale_bits: int, scheme: Schem
 
 
 @leaf(shapes=lambda value, *_: value.new_empty(value.shape, dtype=torch.int64))
-def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
+def encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
     """At its owner: an input as ring elements, after a check against the program's bound."""
     check_encodable(value, frac_bits, "the input")
     if limit is not None and value.numel() and reaches(float(value.abs().max()), limit, scale_bits):
@@ -375,7 +415,7 @@ def share_tensor(
     facts = (tuple(x.shape), x.dtype, holder.name, name, limit, str(scheme))
     session.agreement.note(party, "share", facts)
     with session.operation(party) as net:
-        encoded = _encoded_input(net.own(holder, x, Phase.ONLINE, name), scheme.frac_bits, scale_bits, limit)
+        encoded = encoded_input(net.own(holder, x, Phase.ONLINE, name), scheme.frac_bits, scale_bits, limit)
         backend = session.backend(net, scheme)
         if holder == session.Q:
             shares = backend.share(encoded, not x.is_floating_point())

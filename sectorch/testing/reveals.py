@@ -26,6 +26,9 @@ from .protocols import Finding, ProtocolFault, ProtocolReport
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _SKIPPED = (_PACKAGE, str(Path(torch.__file__).parent) + os.sep, "<")
 _SUMS = f"{_PACKAGE}tensor{os.sep}aggregation.py"
+_HOLDERS = f"{_PACKAGE}tensor{os.sep}holders.py"
+_NO_VALUES = {("guard", "key"), ("garbled_pair", "point"), ("garbled_pair", "points")}
+"""Whether a result was withheld; and random points of base oblivious transfers."""
 _SHARED = f"{_PACKAGE}tensor{os.sep}shared.py"
 
 
@@ -55,7 +58,7 @@ class _RecordingRuntime(LocalRuntime):
         self.revealed: list[RevealedValue] = []
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
-        if line.learner == line.dst and not (line.from_package and (line.protocol, line.label) == ("guard", "key")):
+        if line.learner == line.dst and not (line.from_package and (line.protocol, line.label) in _NO_VALUES):
             self._note(line)
         return super().transfer(line, value)
 
@@ -70,6 +73,8 @@ class _RecordingRuntime(LocalRuntime):
                     shape = tuple(frame.f_locals["self"].shape)  # the shape without the flags of the range check
             if code.co_filename == _SUMS and code.co_name == "aggregate":
                 shape = tuple(frame.f_locals["first"].shares.shape)
+            if code.co_filename == _HOLDERS and code.co_name == "reveal_argmax":
+                shape = tuple(frame.f_locals["x"].shares.shape[:-1])
             if not where and not code.co_filename.startswith(_SKIPPED):
                 where = f"{code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back

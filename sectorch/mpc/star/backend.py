@@ -24,14 +24,26 @@ from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
 from .compare import MUCH, drelu, is_zero
 from .dealing_proofs import prove_pending
-from .guard import beside_tag, flags_of_bits, guard, join_flags, raise_flags, remove_pad
+from .guard import beside_tag, finish_flags, flags_of_bits, guard, join_flags, raise_flags, remove_pad
 from .linear import MaskedWeight, StreamedWeight, linear, mask_streamed_weight, mask_weight
 from .masking import open_masked
 from .maximum import FOUR, LONG, MOST, levels_worth, max_by_fours, max_tree, ramp_of_largest
 from .multiply import multiply, square
 from .relu import maximum, ramps, relu
 from .select import bit_to_ring, select
-from .shares import Shares, aggregate, aggregate_noisy, at_server, each, reveal, reveal_to_A, reveal_to_S, share
+from .shares import (
+    Shares,
+    aggregate,
+    aggregate_noisy,
+    at_server,
+    collect,
+    each,
+    return_flags,
+    reveal,
+    reveal_to_A,
+    reveal_to_S,
+    share,
+)
 from .shuffle import shuffle
 from .thresholds import at_least, raise_outside
 from .truncate import truncate
@@ -129,6 +141,25 @@ class Star(Backend):
                 drawn = compute(beside_tag, drawn)
             total = self._sum([(term.net, x) for (term, _, _), (x, _) in zip(terms, padded, strict=True)], drawn)
             return remove_pad(total, shape, *(key for _, key in padded))
+
+    def collect(self, x: Shares, to: Star) -> Shares:
+        prove_pending(self.net)
+        return to.from_halves(*collect(self.net, x))
+
+    def from_halves(self, first: Located, at_S: Located) -> Shares:
+        with run_in(self.net):
+            return Shares(first, at_S)
+
+    def check_flags(self, flags: Sequence[Shares], calls: Sequence[tuple[Star, Sequence[Shares]]]) -> Located | None:
+        first, raised = calls[0][0], []
+        for words in finish_flags(self.net, tuple(flags)) if flags else ():
+            raised.append(first.from_halves(*return_flags(self.net, words)))
+        terms = []
+        for call, own in calls:
+            with run_in(call.net):
+                nothing = call.embedded(torch.empty(0, dtype=torch.int64, device=self.device))
+            terms.append((call, nothing, (*own, *(raised if call is first else ()))))
+        return first.aggregate(terms, True)[1]
 
     def _sum(self, terms: list[tuple[Net, Shares]], noise: Located | None) -> Located:
         return aggregate(self.net, terms) if noise is None else aggregate_noisy(self.net, terms, noise)

@@ -5,7 +5,8 @@ for maps that commute with sharing: additive ones, and for XOR shares linear one
 A's half only.
 
 `share` (Pi_Share) turns an input of Q into shares; `reveal`, `reveal_to_A` and `reveal_to_S` show a value to one party;
-`aggregate` (Pi_Agg) shows Q the sum over several answering parties.
+`aggregate` (Pi_Agg) shows Q the sum over several answering parties. `collect` moves shares of A and S to Q and S, and
+`return_flags` moves range flags back.
 
 Source: PrivHFL, Figures 2 and 5.
 """
@@ -286,6 +287,35 @@ def aggregate_noisy(net: Net, terms: list[tuple[Net, Shares]], noise: Located) -
     Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum. S knows the noise.
     """
     return _reveal_sum(net, terms, "noisy_sum", noise)
+
+
+@protocol("collect", "CaPC, step 2", [Message("masked_A", "A", "S", "r of k_QA")])
+def collect(net: Net, x: Shares) -> tuple[Located, Located]:
+    """Move x from A and S to Q and S, without opening it: Q holds r, and S holds x - r.
+
+    Args:
+        x: shares of A and S, any shape.
+
+    Returns:
+        (the half at Q, the half at S).
+
+    Rounds 1, bytes 8 per element (A to S). Q draws its half from k_QA and receives nothing; S receives uniform bits.
+    """
+    r = net.common(net.Q, net.A, x.shape, "r")
+    return r.at(net.Q), (x.A - r).send(net.A, net.S, "masked_A").at(net.S) + x.S
+
+
+@protocol("return_flags", "docs/protocols.md", [Message("masked_flags", "A", "S", "rho of k_QA")])
+def return_flags(net: Net, words: Shares) -> tuple[Located, Located]:
+    """Move XOR-shared words from the holders A and S of this call to the dealer Q and S.
+
+    Where the querying party holds a tensor (`Members.cast`), an answering party plays Q. Its half and S's are then such
+    as a call of its own with S has them.
+
+    Rounds 1, bytes 8 per word. The dealer draws its half; S receives uniform bits.
+    """
+    rho = net.common(net.Q, net.A, words.shape, "rho")
+    return rho.at(net.Q), (words.A ^ rho).send(net.A, net.S, "masked_flags").at(net.S) ^ words.S
 
 
 def at_server(noise: Noise, shape: torch.Size) -> Callable[[], torch.Tensor]:

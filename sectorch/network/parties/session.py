@@ -164,9 +164,6 @@ class RemoteSession(Session):
             among = dict(zip(self.answering, identities, strict=True))
             self._seed(lambda client, party: among[party] if client == Q or known is None else known(client, party))
 
-    def _number(self, party: Party | None) -> int:
-        return next(self._numbers[self.answering_party(party)])
-
     def _new_setup(self, party: Party | None) -> Setup:
         return super()._new_setup(party) if self._fresh else Setup(None)
 

@@ -1,0 +1,296 @@
+"""Tensors that Q and S hold: collected from answering parties, or drawn by one party; and the argmax by either engine.
+
+A SharedTensor is two halves, one at `x.party` and one at S. `x.party` is an answering party, or Q. All operations run
+on tensors of Q and S, too: Q then plays the answering party, and the first answering party deals
+(`session.Members.cast`). So no two of Q, S and that party may collude. Yao's protocol (`engine="yao"`) runs between two
+parties alone.
+
+Source: CaPC, 3.2, steps 1b to 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+
+from ..choreography import Party, with_shapes
+from ..config import scheme_of
+from ..errors import ArgumentError, DtypeError, NetworkError, SessionMismatchError, ShapeError
+from ..ring import range_limit
+from ..session import Session, default_session
+from .infinity import refuse_infinite
+from .secret import dtype_of
+from .shared import CollectedFlag, Scheme, SharedTensor, encoded_input
+
+ENGINES = ("shares", "yao")
+
+
+def _garbled() -> Any:
+    """`sectorch.garbled`, whose libraries are loaded when they are asked for."""
+    from .. import garbled
+
+    return garbled
+
+
+def collect(
+    tensors: Sequence[SharedTensor], *, lost: Callable[[Party, NetworkError], None] | None = None
+) -> SharedTensor:
+    """The sum of several answering parties' tensors in halves of Q and S, of a single one the tensor; not opened.
+
+    Args:
+        tensors: of one session, of any shapes that add up. Those that Q and S hold already are not moved.
+        lost: called with a party that is lost before S has its part, whose tensor is then left out of both halves;
+            without it the error is raised. Between processes the loss of a party ends the session.
+
+    Returns:
+        A tensor whose `party` is Q. If a value on which it depends left its range, its reveal says so.
+
+    Rounds 1, bytes 8 per element from each answering party to S. Exact. Nobody learns anything: S receives uniform
+    bits, Q nothing.
+
+    Raises:
+        ArgumentError: no tensors, all parties are lost, or a scheme that is audited or verified.
+        SessionMismatchError: tensors of several sessions.
+        FixedPointRangeError: a tensor that may hold infinities.
+    """
+    if not tensors or not all(isinstance(x, SharedTensor) for x in tensors):
+        raise ArgumentError("collect() takes a non-empty list of SharedTensors")
+    session = tensors[0].session
+    if any(x.session is not session for x in tensors):
+        raise SessionMismatchError("collect() adds tensors of one session; these are of several")
+    for x in tensors:
+        _check_holders(x.scheme)
+        refuse_infinite(x, "collect()")
+    count, moved = len(tensors), []
+    for x in tensors:
+        try:
+            moved.append(x if x.party == session.Q else _moved(x, count))
+        except NetworkError as error:
+            if lost is None or not session.complete:
+                raise
+            lost(x.party, error)
+    if not moved:
+        raise ArgumentError(f"collect() has nothing to add: all {count} answering parties were lost")
+    return functools.reduce(operator.add, moved)
+
+
+def _moved(x: SharedTensor, count: int) -> SharedTensor:
+    """x in halves of Q and S; yes and no among several summands is a count."""
+    session, dtype = x.session, dtype_of(x)
+    with session.call(x.party) as net:
+        backend = session.backend(net, x.scheme)
+        with session.call(session.Q) as to:
+            shares = backend.collect(x.shares, session.backend(to, x.scheme))
+    dtype = torch.int64 if dtype == torch.bool and count > 1 else dtype
+    return _held_by_Q(x, shares, x.scale_bits, x.bound, dtype, x.whole_bits)
+
+
+def _held_by_Q(
+    x: SharedTensor, shares: Any, scale_bits: int, bound: float | None, dtype: torch.dtype, whole_bits: int
+) -> SharedTensor:
+    made = SharedTensor(shares, scale_bits, x.session, x.session.Q, x.scheme, dtype, bound)
+    made.whole_bits = whole_bits
+    made.flags = tuple(f if x.party == x.session.Q else CollectedFlag(x.party, f) for f in x.flags)
+    return made
+
+
+def _check_holders(scheme: Scheme) -> None:
+    if scheme.verified or scheme.audited != 1:
+        raise ArgumentError(
+            "tensors of Q and S are dealt by an answering party, which proves nothing and is not audited: use a scheme "
+            "without verified=True and audited"
+        )
+
+
+def draw(
+    owner: Any,
+    f: Callable[[torch.Size], torch.Tensor],
+    shape: Sequence[int],
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
+    dtype: torch.dtype = torch.int64,
+    limit: float | None = None,
+) -> SharedTensor:
+    """A value that one party draws and nobody else knows, as a tensor in shares: a summand, such as noise.
+
+        noisy = votes + sectorch.draw("S", noise.sample, votes.shape, session=votes.session, party=votes.party)
+
+    Args:
+        owner: one of the two holders of the tensor.
+        f: from a shape to a plain tensor of that shape and of `dtype`, called at the owner alone, in each call anew.
+        shape: public, as is the dtype.
+        session: the process's own by default.
+        party: the holder beside S: an answering party, by default the session's first, or `session.Q`.
+        scheme, limit: as of `sectorch.share`; a drawn value must be below the limit.
+
+    No message. Error: at most 2^-(frac_bits + 1), and none for whole numbers.
+
+    Raises:
+        ArgumentError: an owner that does not hold the tensor.
+        ShapeError, DtypeError, FixedPointRangeError: at the owner, f gave something else.
+    """
+    session, scheme = session or default_session(), scheme_of("draw", scheme)
+    party = session.holder(party)
+    if party == session.Q:
+        _check_holders(scheme)
+    (holder,) = session.parties_named(owner, party)
+    if holder not in (party, session.S):
+        raise ArgumentError(
+            f"what {holder.name} draws is no half of a tensor of {party.name} and {session.S.name}: share it "
+            f"(sectorch.share(x, owner={holder.name!r})), or let {party.name} or {session.S.name} draw"
+        )
+    shape, floating = torch.Size(shape), dtype.is_floating_point
+    like, bits = torch.empty(shape, dtype=dtype, device="meta"), scheme.frac_bits if floating else 0
+    session.agreement.note(party, "draw", (tuple(shape), dtype, holder.name, limit, str(scheme)))
+    with session.operation(party) as net:
+        drawn = net.fresh(holder, with_shapes(lambda: like)(functools.partial(_checked_draw, f, like)))
+        encoded = encoded_input(drawn, scheme.frac_bits, bits, limit)
+        shares = session.backend(net, scheme).owned(encoded, holder)
+    bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits if scheme.range_check else None
+    return SharedTensor(shares, bits, session, party, scheme, dtype, bound)
+
+
+def _checked_draw(f: Callable[[torch.Size], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    x = f(like.shape)
+    if not isinstance(x, torch.Tensor) or x.shape != like.shape:
+        found = tuple(x.shape) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+        raise ShapeError(f"draw() was told a tensor of shape {tuple(like.shape)}, and its function gave {found}")
+    if x.dtype != like.dtype:
+        raise DtypeError(f"draw() was told a tensor of {like.dtype}, and its function gave one of {x.dtype}")
+    return x
+
+
+# Engines: the argmax by Yao's protocol between two holders, or on three-party shares.
+
+
+def one_hot_argmax(
+    x: SharedTensor, *, engine: Literal["shares", "yao"] = "shares", frac_bits: int = 16, bits: int | None = None
+) -> SharedTensor:
+    """The one-hot code of the largest entry of the last dimension, in shares.
+
+    Args:
+        x: [..., classes].
+        engine: "shares": by comparisons of the star; the result has x's holders. "yao": by a garbled circuit between an
+            answering party and Q, or between S and Q; Q and S hold the result. Then no party deals, so that Q may
+            collude with answering parties (CaPC, A.1).
+        frac_bits: with "yao", so many fraction bits are compared; entries that differ by less than 2^(1 - frac_bits)
+            may come out in either order.
+        bits: with "yao", so many bits are compared in all, fraction bits and sign among them: 32 of fractions, and of
+            whole numbers what their bound needs. Larger numbers wrap around.
+
+    Returns:
+        int64 [..., classes] of 0 and 1; the first of equal entries, exactly, with "shares" and for whole numbers.
+
+    With "shares" the rounds of ceil(log2 C) comparisons and of as many products; with "yao" 7 rounds (2 where Q holds
+    x), bytes as of `sectorch.garbled.argmax_onehot`, and 24 per entry. Nobody learns anything.
+
+    Raises:
+        ArgumentError: another engine, fewer than two classes, or bits that do not exist.
+    """
+    _check_entries("one_hot_argmax", x, engine)
+    session, drop = x.session, max(0, x.scale_bits - frac_bits) if engine == "yao" else 0
+    bits = _checked_bits((32 if x.scale_bits else _bits_of(x)) if bits is None else bits, drop)
+    if session.reference:
+        with session.operation(x.party):
+            shares = F.one_hot((x.shares >> drop).argmax(-1), x.shares.shape[-1])
+    elif engine == "shares":
+        high = 63 if x.bound is None else min(63, int(x.bound).bit_length() + 1)
+        with session.operation(x.party) as net:
+            shares = _garbled().one_hot_of_classes(net, x.shares, high)
+        return x.like(shares, 0, 1.0, dtype=torch.int64)
+    else:
+        garbler = session.S if x.party == session.Q else x.party
+        with session.call(None if garbler == session.S else x.party) as net:
+            halves = _garbled().onehot_of_shares(net, _pair(session, garbler), x.shares, drop=drop, bits=bits)
+        with session.call(session.Q) as net:
+            shares = session.backend(net, x.scheme).from_halves(*halves)
+    return _held_by_Q(x, shares, 0, 1.0, torch.int64, 0)
+
+
+def reveal_argmax(
+    x: SharedTensor, *, where: SharedTensor | None = None, engine: Literal["shares", "yao"] = "shares",
+    bits: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The position of the largest entry of the last dimension, learned by Q, who learns nothing else.
+
+    Args:
+        x: [..., classes], whole numbers that Q and S hold (`collect`); the first of equal entries counts.
+        where: of x's shape: -1 where no entry of it is at least zero.
+        engine: "yao": one garbled circuit between S and Q. "shares": with the first answering party; no two of Q, S and
+            that party may collude.
+        bits: all entries lie in [-2^(bits - 1), 2^(bits - 1)); what their bounds say unless named.
+
+    Returns:
+        int64 [...], at Q; elsewhere a tensor without content.
+
+    With "yao" 2 rounds, bytes as of `sectorch.garbled.argmax_noisy` and `argmax_confident`. Exact. Between processes
+    the parties first compare what they have computed.
+
+    Raises:
+        ArgumentError: a tensor that an answering party holds, fractions, or another engine.
+        ShapeError: `where` has another shape.
+        RangeExceededError: a value on which x or `where` depends left its range; nothing was revealed.
+    """
+    _check_entries("reveal_argmax", x, engine)
+    session, both = x.session, [x] if where is None else [x, where]
+    for v in both:
+        if not isinstance(v, SharedTensor) or v.session is not session or v.party != session.Q or v.scale_bits:
+            raise ArgumentError(
+                "reveal_argmax() takes whole numbers that Q and S hold; sectorch.collect([x]) moves a tensor there"
+            )
+    if where is not None and where.shares.shape != x.shares.shape:
+        raise ShapeError(f"'where' is of shape {tuple(where.shares.shape)}, and x of {tuple(x.shares.shape)}")
+    for v in both:
+        v.check_range()
+    bits = _checked_bits(max(map(_bits_of, both)) if bits is None else bits)
+    session.agreement.note(session.Q, "reveal_argmax", *both, engine, bits)
+    session.agreement.compare(session.Q)
+    with session.call() as net:
+        if session.reference:
+            label = x.shares.argmax(-1)
+            if where is not None:
+                label = torch.where((where.shares >= 0).any(-1), label, _garbled().UNANSWERED)
+            return label
+        pair = _pair(session, session.S) if engine == "yao" else None
+        label = _garbled().label_of_shares(net, pair, x.shares, None if where is None else where.shares, bits=bits)
+        return net.read(label, session.Q)
+
+
+def _check_entries(name: str, x: Any, engine: str) -> None:
+    if not isinstance(x, SharedTensor) or not x.dim() or x.shares.shape[-1] < 2:
+        found = f"one of shape {tuple(x.shape)}" if isinstance(x, SharedTensor) else f"a {type(x).__name__}"
+        raise ArgumentError(f"{name}() takes a SharedTensor [..., classes] of at least two classes, got {found}")
+    if engine not in ENGINES:
+        raise ArgumentError(f"an engine is {' or '.join(ENGINES)}, got {engine!r:.40}")
+    refuse_infinite(x, f"{name}()")
+    if engine == "yao":
+        _check_holders(x.scheme)
+
+
+def _checked_bits(bits: int, drop: int = 0) -> int:
+    if type(bits) is not int or not 2 <= bits <= 64 - drop:
+        raise ArgumentError(f"an argmax compares 2 to {64 - drop} bits above {drop} that it drops, got {bits!r:.40}")
+    return bits
+
+
+def _bits_of(x: SharedTensor) -> int:
+    return 63 if x.bound is None else min(63, max(2, int(x.bound).bit_length() + 1))
+
+
+_PAIRS: WeakKeyDictionary[Session, dict[Party, Any]] = WeakKeyDictionary()
+
+
+def _pair(session: Session, garbler: Party) -> Any:
+    """The base oblivious transfers of a garbler and Q, once a session."""
+    pairs = _PAIRS.setdefault(session, {})
+    if garbler not in pairs:
+        pairs[garbler] = _garbled().correlate(session.setup(None if garbler == session.S else garbler), garbler)
+    return pairs[garbler]
