@@ -291,7 +291,7 @@ class Session:
 
     def _centre(self, party: Party | None) -> Party | None:
         """The party that holds a call's tensors with S; None where the session has a user's roles."""
-        return self.holder(party) if party is not None or self.roles is STAR else None
+        return self.holders(party)[0] if party is not None or self.roles is STAR else None
 
     def present(self, party: Party) -> bool:
         """Whether this process holds that party's values."""
@@ -322,16 +322,19 @@ class Session:
         """
         return self.members.answering_party(party)
 
-    def holder(self, party: Party | None = None) -> Party:
-        """The party that holds a tensor's halves together with S: an answering party, or Q.
+    def holders(self, party: Party | None = None) -> tuple[Party, Party]:
+        """The two parties that hold the halves of a tensor: an answering party or Q, and S.
 
         Tensors come to Q and S by `sectorch.collect` and `sectorch.draw`. Calls on them have the roles of
         `Members.cast`: no two of Q, S and the first answering party may collude.
 
+        Args:
+            party: the first of them; the session's first answering party unless given.
+
         Raises:
             ArgumentError: as from `answering_party`.
         """
-        return Q if party is Q and self.roles is STAR else self.answering_party(party)
+        return (Q if party is Q and self.roles is STAR else self.answering_party(party)), S
 
     def parties_named(self, who: Any, answering: Party) -> list[Party]:
         """The parties that `who` names: one or several of Q, this answering party, S and the owners; Q for None.

@@ -138,14 +138,14 @@ def draw(
         ShapeError, DtypeError, FixedPointRangeError: at the owner, f gave something else.
     """
     session, scheme = session or default_session(), scheme_of("draw", scheme)
-    party = session.holder(party)
+    party, server = session.holders(party)
     if party == session.Q:
         _check_holders(scheme)
     (holder,) = session.parties_named(owner, party)
-    if holder not in (party, session.S):
+    if holder not in (party, server):
         raise ArgumentError(
-            f"what {holder.name} draws is no half of a tensor of {party.name} and {session.S.name}: share it "
-            f"(sectorch.share(x, owner={holder.name!r})), or let {party.name} or {session.S.name} draw"
+            f"what {holder.name} draws is no half of a tensor of {party.name} and {server.name}: share it "
+            f"(sectorch.share(x, owner={holder.name!r})), or let {party.name} or {server.name} draw"
         )
     shape, floating = torch.Size(shape), dtype.is_floating_point
     like, bits = torch.empty(shape, dtype=dtype, device="meta"), scheme.frac_bits if floating else 0
@@ -207,9 +207,10 @@ def one_hot_argmax(
             shares = _garbled().one_hot_of_classes(net, x.shares, high)
         return x.like(shares, 0, 1.0, dtype=torch.int64)
     else:
-        garbler = session.S if x.party == session.Q else x.party
-        with session.call(None if garbler == session.S else x.party) as net:
-            halves = _garbled().onehot_of_shares(net, _pair(session, garbler), x.shares, drop=drop, bits=bits)
+        answering = None if x.party == session.Q else x.party
+        pair = _pair(session, answering)
+        with session.call(answering) as net:
+            halves = _garbled().onehot_of_shares(net, pair, x.shares, drop=drop, bits=bits)
         with session.call(session.Q) as net:
             shares = session.backend(net, x.scheme).from_halves(*halves)
     return _held_by_Q(x, shares, 0, 1.0, torch.int64, 0)
@@ -259,7 +260,7 @@ def reveal_argmax(
             if where is not None:
                 label = torch.where((where.shares >= 0).any(-1), label, _garbled().UNANSWERED)
             return label
-        pair = _pair(session, session.S) if engine == "yao" else None
+        pair = _pair(session, None) if engine == "yao" else None
         label = _garbled().label_of_shares(net, pair, x.shares, None if where is None else where.shares, bits=bits)
         return net.read(label, session.Q)
 
@@ -285,12 +286,13 @@ def _bits_of(x: SharedTensor) -> int:
     return 63 if x.bound is None else min(63, max(2, int(x.bound).bit_length() + 1))
 
 
-_PAIRS: WeakKeyDictionary[Session, dict[Party, Any]] = WeakKeyDictionary()
+_PAIRS: WeakKeyDictionary[Session, dict[Party | None, Any]] = WeakKeyDictionary()
 
 
-def _pair(session: Session, garbler: Party) -> Any:
-    """The base oblivious transfers of a garbler and Q, once a session."""
+def _pair(session: Session, answering: Party | None) -> Any:
+    """The base oblivious transfers of an answering party, or of S for None, with Q; once a session."""
     pairs = _PAIRS.setdefault(session, {})
-    if garbler not in pairs:
-        pairs[garbler] = _garbled().correlate(session.setup(None if garbler == session.S else garbler), garbler)
-    return pairs[garbler]
+    if answering not in pairs:
+        garbler = answering or session.holders()[1]
+        pairs[answering] = _garbled().correlate(session.setup(answering), garbler)
+    return pairs[answering]

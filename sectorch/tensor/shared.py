@@ -180,7 +180,7 @@ class SharedTensor(SecretTensor):
         parties = self.session.parties_named(to, self.party)
         if self.party == self.session.Q and set(parties) & set(self.session.owners):
             raise ArgumentError(
-                f"a tensor of {self.party} and {self.session.S} is revealed to one of them, not to {to!r:.40}"
+                f"a tensor of {self.party} and the server is revealed to one of them, not to {to!r:.40}"
             )
         if parties == [self.session.Q] != [self.party]:
             self.session.agreement.note(self.party, "reveal", self)

@@ -333,7 +333,7 @@ def test_a_pair_serves_its_own_garbler_and_session():
 
 def test_nothing_but_the_label_and_public_points_is_shown():
     own = {name: spec for name, spec in PROTOCOLS.items() if name.startswith(("garbled", "argmax"))}
-    assert len(own) == 11
+    assert len(own) == 13
     shown = {(name, m.label, m.dst) for name, spec in own.items() for m in spec.messages if m.shows}
     assert shown == {
         ("garbled_argmax_noisy", "decoding", "Q"), ("garbled_argmax_confident", "decoding", "Q"),

@@ -10,6 +10,7 @@ from federation_world import World, each
 from network_world import until
 from torch import nn
 
+import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.roles import STAR
 from sectorch.dp import GNMax
@@ -101,6 +102,42 @@ def test_a_cast_that_is_none_is_refused(world, names):
 def test_a_simulation_has_as_many_that_answer():
     with Simulation().session(STAR, NAMES) as session:
         assert isinstance(session, Session) and len(session.answering) == 2
+
+
+@pytest.mark.parametrize("engine", ["shares", "yao"])
+def test_a_vote_on_tensors_by_parties_apart(world, engine):
+    """Tensors move from two parties to Q and S, S draws, and Q alone learns the labels; as in one process."""
+    x, made = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(3)), models()
+    noise = torch.randint(-2, 3, (5, 3), generator=torch.Generator().manual_seed(4))
+
+    def vote(session: Session, here: str = "") -> list[torch.Tensor]:
+        asked = x if here in ("", "C1") else x.to("meta")
+        ballots = []
+        for party, (name, model) in zip(session.answering, made.items(), strict=True):
+            model = model if here in ("", name) else copy.deepcopy(model).to("meta")
+            logits = sectorch.secure(model, session=session, party=party)(
+                sectorch.share(asked, session=session, party=party)
+            )
+            ballots.append(sectorch.one_hot_argmax(logits, engine=engine))
+        votes = sectorch.collect(ballots)
+        noisy = votes + sectorch.draw("S", lambda shape: noise, (5, 3), session=session, party=session.Q, limit=3)
+        return [sectorch.reveal_argmax(noisy, engine=engine), votes.amax(1).reveal()]
+
+    with Profile() as whole, Simulation().session(STAR, NAMES) as session:
+        expected = vote(session)
+    counts = sum(nn.functional.one_hot(model(x).argmax(1), 3) for model in made.values())
+    assert torch.equal(expected[0], (counts + noise).argmax(1)) and torch.equal(expected[1], counts.amax(1))
+
+    def work(name: str):
+        with Profile() as profile, world.party(name) as party, party.session(STAR, NAMES) as session:
+            return vote(session, PARTIES[name]), profile
+
+    found = each(PARTIES, work)
+    assert not any(isinstance(result, BaseException) for result in found.values()), found
+    assert all(torch.equal(*pair) for pair in zip(found["north"][0], expected, strict=True))
+    assert all(value.is_meta for name in ("south", "west", "hub") for value in found[name][0])
+    agreed = {line[:-1] for line in lines(found["north"][1])} - {line[:-1] for line in lines(whole)}
+    assert {line[0].split("/")[-1] for line in agreed} <= {"agree"}
 
 
 @pytest.mark.parametrize("argmax", ["shares", "yao"])
