@@ -121,10 +121,10 @@ def test_of_several_connections_each_may_come_until_they_are_gone():
 
 def test_a_thread_that_is_not_this_packages_own_may_come(monkeypatch):
     over, me = threading.Event(), threading.current_thread()
-    own, foreign = tls_stream.start_thread(over.wait, "ours"), threading.Thread(target=over.wait)
+    own, foreign = tls_stream.start_carrier(over.wait, "ours"), threading.Thread(target=over.wait)
     for others, expected in (([own], True), ([], True), ([own, foreign], False)):
         monkeypatch.setattr(threading, "enumerate", lambda others=others: [me, *others])
-        assert tls_stream.no_other_threads() == expected
+        assert tls_stream.is_single_threaded() == expected
     over.set()
 
 
@@ -137,7 +137,7 @@ def world(tmp_path_factory):
 
 def test_two_that_wait_for_each_other_hear_of_it(world, monkeypatch):
     """As where one was started again and begins with the first session, while the other is at the second one."""
-    monkeypatch.setattr(parties, "no_other_threads", lambda: True)
+    monkeypatch.setattr(parties, "is_single_threaded", lambda: True)
     roles = Roles("X Y", "X-Y")
 
     def work(name: str):
@@ -153,7 +153,7 @@ def test_two_that_wait_for_each_other_hear_of_it(world, monkeypatch):
 
 def test_one_that_waits_hears_at_once_that_a_session_it_is_in_has_failed(world, monkeypatch):
     """It is not in a circle with one that is lost and back: it does not wait any more."""
-    monkeypatch.setattr(parties, "no_other_threads", lambda: True)
+    monkeypatch.setattr(parties, "is_single_threaded", lambda: True)
     roles, held = Roles("X Y", "X-Y"), threading.Event()
 
     def south() -> None:

@@ -69,8 +69,8 @@ def test_connections_that_show_no_certificate_have_a_bound(server, pki):
 
 
 def test_a_stranger_has_seconds_for_its_handshake_and_for_its_first_words(server, pki, monkeypatch):
-    assert endpoints.KNOCKING <= 10
-    monkeypatch.setattr(endpoints, "KNOCKING", 0.2)
+    assert endpoints.HANDSHAKE <= 10
+    monkeypatch.setattr(endpoints, "HANDSHAKE", 0.2)
     context = context_of(pki[1]["alice"])
     reached = lambda: socket.create_connection(("localhost", server.port))
     with reached() as silent, reached() as mute:

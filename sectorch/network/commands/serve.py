@@ -48,7 +48,7 @@ from ..parties.server import IDLE, RUNNING, Server
 from ..store import Store
 from ..warm_up import warm
 from ..wire.channel import CALL
-from ..wire.endpoints import check_free, unheard
+from ..wire.endpoints import check_free, host_port, listen_error
 from .options import (
     add_certificate,
     add_client,
@@ -388,12 +388,9 @@ def _reserved(stack: ExitStack, address: str) -> str:
         ArgumentError: the address is invalid.
         PeerLostError: it is in use.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ArgumentError(f"an address is HOST:PORT, got {address}")
-    bare, number = host.strip("[]"), int(port)
+    host, number = host_port(address)
     try:
-        for family, kind, _, _, where in socket.getaddrinfo(bare, number, type=socket.SOCK_STREAM):
+        for family, kind, _, _, where in socket.getaddrinfo(host, number, type=socket.SOCK_STREAM):
             to = (where[0], number, *where[2:])
             with socket.socket(family, kind) as alone:  # binding a shared port would not fail where it is in use
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -407,8 +404,8 @@ def _reserved(stack: ExitStack, address: str) -> str:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             held.bind((where[0], number, *where[2:]))
     except OSError as error:
-        raise PeerLostError(f"cannot listen on {address}: {unheard(error)}") from None
-    return f"{host}:{number}"
+        raise PeerLostError(f"cannot listen on {address}: {listen_error(error)}") from None
+    return f"{address.rpartition(':')[0]}:{number}"
 
 
 def server(arguments: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from ..parties.client import Connection
 from ..parties.session import RemoteSession, abort_reason
 from ..wire.channel import Channel, copy_error
 from ..wire.endpoints import NOBODY_LISTENS
-from ..wire.tls_stream import no_other_threads, start_thread
+from ..wire.tls_stream import is_single_threaded, start_carrier
 from .broker import Key, wire_of
 from .config import FederationFile, credentials, read_federation
 from .programs import FederationIdentities, check_edges, roles_of, star_of
@@ -176,7 +176,7 @@ def heartbeats(edges: list[SealedChannel]) -> Iterator[None]:
                 with suppress(SectorchError):  # the session's own thread raises it too
                     edge.beat()
 
-    thread = start_thread(beat, "beats")
+    thread = start_carrier(beat, "beats")
     try:
         yield
     finally:
@@ -474,7 +474,7 @@ class Federation:
         self._awaited.add(key)
         try:
             request = Meet(
-                label=label, digest=digest.hex(), parties=list(names), time=time.time(), alone=no_other_threads()
+                label=label, digest=digest.hex(), parties=list(names), time=time.time(), alone=is_single_threaded()
             )
             missing = connection.ask(request, PartiesMissing).missing
             if missing:

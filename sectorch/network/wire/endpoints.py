@@ -1,7 +1,8 @@
-"""The server's side of connections: mutual TLS, one link a client, and bounds on who is connected.
+"""Connections over mutual TLS: a server's listener, which bounds their number, and a client's `dial`.
 
-One thread accepts, shakes hands with all who knock, and waits for their first words; so those who show no certificate,
-or say nothing, cost a file descriptor for some seconds and no thread. Who is served has a thread of its own.
+One thread of the listener accepts connections, does their handshakes and waits for their first bytes. So a peer that
+shows no certificate, or sends nothing, costs a file descriptor for some seconds and no thread. A connection that is
+served has a thread of its own.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ from ...errors import ArgumentError, BusyError, IdentityError, NetworkError, Pee
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
 from .channel import Link, closing_frame
-from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, piece, tls_error_text
-
-# Where a server listens: host:port, [v6 address]:port.
+from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, tls_error_text, with_length
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """A server's address in its parts.
+    """The host and the port of HOST:PORT or [IPv6 ADDRESS]:PORT.
 
     Raises:
-        ArgumentError: it is no host:port.
+        ArgumentError: it is no such address.
     """
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -42,8 +41,8 @@ def host_port(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def unheard(error: OSError) -> str:
-    """Why nobody can listen on an address, and the way out where there is one."""
+def listen_error(error: OSError) -> str:
+    """Why a server cannot listen on an address, and what to do."""
     if error.errno == errno.EADDRINUSE:  # its own text repeats the address
         return f"{os.strerror(error.errno or 0)}; stop what listens there, or name another port"
     return error.strerror or str(error)
@@ -52,44 +51,48 @@ def unheard(error: OSError) -> str:
 log = logging.getLogger("sectorch.server")
 STREAMS = 64
 STREAMS_EACH = 16
-"""Connections that are served at once: of all certificates together, and of one."""
+"""Connections that are served at the same time: of all certificates together, and of one."""
 CONNECTIONS = 4096
-"""Connections that may be open at once, also those that have not shown a certificate yet."""
+"""Connections that may be open at the same time, with those that have not shown a certificate."""
 RESERVED = 256
-"""File descriptors that stay for everything else: stores, logs, torch."""
-KNOCKING = 10.0
-"""Seconds for a handshake and the first words."""
+"""File descriptors that are left for everything else: stores, logs, torch."""
+HANDSHAKE = 10.0
+"""Seconds for a handshake and the first bytes."""
 TICK = 0.5
 BACKLOG = 256
 
 
 def connection_limit() -> int:
-    """How many connections this process may hold: `CONNECTIONS`, or what its limit of file descriptors leaves."""
+    """The number of connections that this process may hold: `CONNECTIONS`, or what its file descriptors allow."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(STREAMS, min(CONNECTIONS, soft - RESERVED))
 
 
 @dataclass(eq=False)
-class _Knock:
-    """A connection that is not served yet, or never will be."""
+class _PendingConnection:
+    """A connection that is not served yet, or was refused and waits for its peer to read why.
+
+    Attributes:
+        by: the peer's address. until: when it is dropped.
+    """
 
     sock: socket.socket
     by: str
     tls: Tls
-    until: float = field(default_factory=lambda: time.monotonic() + KNOCKING)
+    until: float = field(default_factory=lambda: time.monotonic() + HANDSHAKE)
     refused: bool = False
 
 
 class Listener:
-    """Serves until stopped.
+    """Listens and serves connections until `stop`.
 
     Args:
         address: host:port; port 0 takes a free one (see `port`).
-        welcome: called with the name in each client's certificate and its fingerprint; one without a name is refused.
-        shared: whether other processes may listen there too: each connection is somebody's.
+        welcome: gives the link of a client; called with the name in its certificate and the certificate's fingerprint.
+        shared: whether other processes may listen on the same port; each connection goes to one of them.
 
     Raises:
-        PeerLostError: the address cannot be bound. IdentityError: the certificate is not valid now, or no use.
+        PeerLostError: the address cannot be bound. IdentityError: the certificate is not valid now, or unusable.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Listener:
     ):
         self.use(credentials)
         self._welcome = welcome
-        self._knocking: set[_Knock] = set()
+        self._pending: set[_PendingConnection] = set()
         self._streams: set[Stream] = set()
         self._served: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -111,16 +114,16 @@ class Listener:
         self._thread.start()
 
     def use(self, credentials: Credentials) -> None:
-        """Show this certificate, and take those of its CA, from the next handshake on.
+        """Use these credentials from the next handshake on.
 
         Raises:
-            IdentityError: it is not valid now, or cannot be used; the one before stays.
+            IdentityError: they are not valid now, or unusable; the former ones stay in use.
         """
         credentials.check_dates()
         self._context = context_of(credentials, server=True)
 
     def stop(self, grace: float = 0.5) -> None:
-        """End all connections; those whose links are closed have so many seconds for what is queued."""
+        """End all connections, after at most `grace` seconds for the queued frames of links that are closed."""
         self._stopped.set()
         self._thread.join()
         end = time.monotonic() + grace
@@ -130,20 +133,20 @@ class Listener:
             stream.close()
 
     def wait(self) -> None:
-        """Until stopped."""
+        """Block until the listener is stopped."""
         self._stopped.wait()
 
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
                 for key, _ in self._selector.select(TICK):
-                    self._hear(key.data) if key.data is not None else self._accept(key.fileobj)  # type: ignore[arg-type]
+                    self._read(key.data) if key.data is not None else self._accept(key.fileobj)  # type: ignore[arg-type]
                 now = time.monotonic()
-                for knock in [k for k in self._knocking if k.until < now]:
-                    self._drop(knock)
+                for pending in [k for k in self._pending if k.until < now]:
+                    self._drop(pending)
         finally:
-            for knock in list(self._knocking):
-                self._drop(knock)
+            for pending in list(self._pending):
+                self._drop(pending)
             for listening in self._listening:
                 listening.close()
             self._selector.close()
@@ -154,99 +157,105 @@ class Listener:
             sock, address = listening.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # no more file descriptors: those who are connected are served on
+        except OSError as error:  # no file descriptors are left; open connections go on
             write(log, "refused", why=f"cannot accept a connection: {error.strerror}")
             time.sleep(0.05)
             return
-        if len(self._knocking) + len(self._streams) >= connection_limit():
+        if len(self._pending) + len(self._streams) >= connection_limit():
             sock.close()
             return
         sock.setblocking(False)
         host, port = address[:2]
         by = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        knock = _Knock(sock, by, Tls(self._context))
-        self._knocking.add(knock)
-        self._selector.register(sock, selectors.EVENT_READ, knock)
+        pending = _PendingConnection(sock, by, Tls(self._context))
+        self._pending.add(pending)
+        self._selector.register(sock, selectors.EVENT_READ, pending)
 
-    def _drop(self, knock: _Knock) -> None:
-        self._knocking.discard(knock)
+    def _drop(self, pending: _PendingConnection) -> None:
+        self._pending.discard(pending)
         with suppress(KeyError, ValueError):
-            self._selector.unregister(knock.sock)
-        knock.sock.close()
+            self._selector.unregister(pending.sock)
+        pending.sock.close()
 
-    def _hear(self, knock: _Knock) -> None:
-        """Something came from one that knocks."""
+    def _read(self, pending: _PendingConnection) -> None:
+        """Take bytes of a pending connection."""
         try:
-            came = knock.sock.recv(READ if knock.refused else SMALL)
+            came = pending.sock.recv(READ if pending.refused else SMALL)
             if not came:
-                self._drop(knock)
-            elif not knock.refused:
-                knock.tls.feed(came)
-                self._go_on(knock)
+                self._drop(pending)
+            elif not pending.refused:
+                pending.tls.feed(came)
+                self._continue(pending)
         except BlockingIOError:
             return
         except ssl.SSLError as error:
-            self._refuse(knock, tls_error_text(error, "client"))
+            self._refuse(pending, tls_error_text(error, "client"))
         except OSError:
-            self._drop(knock)
+            self._drop(pending)
 
-    def _go_on(self, knock: _Knock) -> None:
-        if not knock.tls.shaken:
+    def _continue(self, pending: _PendingConnection) -> None:
+        """Continue the handshake; after it, and with the first bytes, serve the connection or refuse it."""
+        if not pending.tls.shaken:
             try:
-                said = knock.tls.shake()
+                reply = pending.tls.shake()
             except ssl.SSLError:
                 with suppress(OSError):
-                    knock.sock.send(knock.tls.last())
+                    pending.sock.send(pending.tls.closing_bytes())
                 raise
-            if said:
-                knock.sock.send(said)
-        if not knock.tls.shaken:
+            if reply:
+                pending.sock.send(reply)
+        if not pending.tls.shaken:
             return
         first = bytearray(2 * SMALL)
-        if not (count := knock.tls.read(memoryview(first))):
+        if not (count := pending.tls.read(memoryview(first))):
             return
-        certificate = knock.tls.peer_certificate()
+        certificate = pending.tls.peer_certificate()
         try:
             name = peer_name(certificate)
         except IdentityError as error:
-            self._refuse(knock, error, tell=True)
+            self._refuse(pending, error, tell=True)
             return
         with self._lock:
-            all_, of_it = self._served.total(), self._served[name]
-            full = all_ >= STREAMS or of_it >= STREAMS_EACH
+            own = self._served[name]
+            full = own >= STREAMS_EACH or self._served.total() >= STREAMS
             self._served[name] += not full
         if full:
-            few = f"the server has as many connections of this certificate as it takes on, {STREAMS_EACH}; close some"
-            said = few if of_it >= STREAMS_EACH else "the server has as many clients as it takes on; ask again later"
-            self._refuse(knock, BusyError(said), tell=True, client=name)
+            text = "the server has as many clients as it takes on; ask again later"
+            if own >= STREAMS_EACH:
+                text = (
+                    f"the server has as many connections of this certificate as it takes on, {STREAMS_EACH}; close some"
+                )
+            self._refuse(pending, BusyError(text), tell=True, client=name)
             return
-        self._knocking.discard(knock)
-        self._selector.unregister(knock.sock)
-        serving = (knock, name, certificate_print(certificate), bytes(first[:count]))
+        self._pending.discard(pending)
+        self._selector.unregister(pending.sock)
+        serving = (pending, name, certificate_print(certificate), bytes(first[:count]))
         threading.Thread(target=self._serve, args=serving, daemon=True, name=f"from {name}").start()
 
-    def _refuse(self, knock: _Knock, error: NetworkError, tell: bool = False, client: str | None = None) -> None:
-        """Say why, and wait a little for it to be heard."""
-        write(log, "refused", by=knock.by, client=client, why=error)
+    def _refuse(
+        self, pending: _PendingConnection, error: NetworkError, tell: bool = False, client: str | None = None
+    ) -> None:
+        """Log why a connection is refused, tell its peer, and give the peer `LINGER` seconds to read it."""
+        write(log, "refused", by=pending.by, client=client, why=error)
         with suppress(OSError):
             if tell:
-                knock.sock.send(knock.tls.sealed(piece(closing_frame(error))) + knock.tls.last())
-            knock.sock.shutdown(socket.SHUT_WR)
-        knock.refused, knock.until = True, time.monotonic() + LINGER
+                pending.sock.send(pending.tls.encrypt(with_length(closing_frame(error))) + pending.tls.closing_bytes())
+            pending.sock.shutdown(socket.SHUT_WR)
+        pending.refused, pending.until = True, time.monotonic() + LINGER
 
-    def _serve(self, knock: _Knock, name: str, certificate: str, first: bytes) -> None:
+    def _serve(self, pending: _PendingConnection, name: str, certificate: str, first: bytes) -> None:
         stream = None
         try:
             link = self._welcome(name, certificate)
-            write(log, "connected", client=name, by=knock.by, certificate=certificate)
-            stream = Stream(knock.sock, knock.tls, link, first)
+            write(log, "connected", client=name, by=pending.by, certificate=certificate)
+            stream = Stream(pending.sock, pending.tls, link, first)
             with self._lock:
                 self._streams.add(stream)
             if self._stopped.is_set():
                 stream.close()
             stream.run()
         finally:
-            knock.sock.close()
+            pending.sock.close()
             with self._lock:
                 self._served[name] -= 1
                 if stream is not None:
@@ -254,10 +263,10 @@ class Listener:
 
 
 def check_free(address: str) -> None:
-    """Nobody else listens there now: for before the long work that a server begins with.
+    """Check, before the long work at a server's start, that it could listen on an address.
 
     Raises:
-        PeerLostError: somebody does, or it is no address of this machine.
+        PeerLostError: another process listens there, or it is no address of this machine.
     """
     for sock in _bound(address, False):
         sock.close()
@@ -271,7 +280,7 @@ def _bound(address: str, shared: bool) -> list[socket.socket]:
             return _bound_once(host, port, shared)
         except OSError as error:
             if port or not attempt:  # a port that is free on one of the addresses need not be on the others
-                raise PeerLostError(f"cannot listen on {address}: {unheard(error)}") from None
+                raise PeerLostError(f"cannot listen on {address}: {listen_error(error)}") from None
     raise PeerLostError(f"cannot listen on {address}")
 
 
@@ -299,32 +308,33 @@ def _bound_once(host: str, port: int, shared: bool) -> list[socket.socket]:
     return listening
 
 
-# A client's side of a connection: it dials the server, and knows what it means if there is none.
-
-
 NOBODY_LISTENS = "nobody listens there"
 RETRY = 0.2
-"""Seconds between attempts to reach one who is not there."""
+"""Seconds between attempts to reach a server that does not answer."""
 
 
 def dial(
     address: str, credentials: Credentials, link: Link, patience: float = 5.0, ended: Callable[[], None] = lambda: None
 ) -> Stream:
-    """Connect a client's link to the server, trying again while nobody is there; `ended` is called once when the
-    connection is over.
+    """Connect a client's link to the server, with further attempts while it does not answer.
 
-    A server that does not accept this party's certificate says so after this: the first answer is an `IdentityError`.
+    A server that does not accept this party's certificate says so only after this: in TLS 1.3 the client's handshake
+    ends first. Then the first wait on the link raises an `IdentityError`.
+
+    Args:
+        patience: seconds for all attempts.
+        ended: called once when the connection is over.
 
     Raises:
         IdentityError: a certificate was refused, by this side or by the server.
-        PeerLostError: nobody answers there. ArgumentError: that is no address.
+        PeerLostError: nobody answers there. ArgumentError: it is no address.
     """
     host, port = host_port(address)
     credentials.check_dates()
     context, end = context_of(credentials), time.monotonic() + patience
     while True:
         try:
-            stream = _connected(host, port, context, end, link, ended)
+            stream = _connect(host, port, context, end, link, ended)
             stream.start()
             return stream
         except NetworkError as error:
@@ -335,12 +345,12 @@ def dial(
 
 
 def refusal(address: str, error: NetworkError) -> NetworkError:
-    """Why there is no connection, with the address; what is no word of identity or of numbers is that it was lost."""
+    """The error of a connection that was not made, with its address; a PeerLostError but for identity and load."""
     kind = type(error) if isinstance(error, (IdentityError, BusyError)) else PeerLostError
     return kind(f"cannot connect to {address}: {error}")
 
 
-def _connected(
+def _connect(
     host: str, port: int, context: ssl.SSLContext, end: float, link: Link, ended: Callable[[], None]
 ) -> Stream:
     left = lambda: max(0.001, end - time.monotonic())

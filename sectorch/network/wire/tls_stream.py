@@ -2,9 +2,9 @@
 
     length 4 | frames, as `choreography.run.frames` packs them
 
-in TLS records. A length of zero is a sign of life: each end gives one where it has sent nothing else for `PING`
-seconds. An end that gets no whole record for `SILENT` of them while it waits for one takes the connection for lost.
-So a link that lets single bytes through counts as silent, and the time in which this end reads nothing does not.
+in TLS records. A length of zero is a sign of life: each end sends one when it has sent nothing else for `PING` seconds.
+An end that waits for a record and gets no whole one for `SILENT * PING` seconds takes the connection for lost. So a
+link that lets single bytes through counts as silent; time in which this end does not read is not counted.
 """
 
 from __future__ import annotations
@@ -27,38 +27,28 @@ from ...errors import FrameError, IdentityError, NetworkError, PeerLostError, Se
 from ..identity.identity import Credentials
 from .channel import Link
 
-# Threads of this package's own, which carry a connection and give signs of life: none of them opens a session.
-
-
 _LOCK = threading.Lock()
-_OURS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_CARRIERS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that carry connections; none of them opens a session."""
 
 
-def start_thread(work: Callable[..., Any], name: str, *args: Any) -> threading.Thread:
-    """A thread that does this and ends with the process."""
+def start_carrier(work: Callable[..., Any], name: str, *args: Any) -> threading.Thread:
+    """Run a function in a daemon thread that carries a connection."""
     thread = threading.Thread(target=work, args=args, daemon=True, name=name)
     with _LOCK:
-        _OURS.add(thread)
+        _CARRIERS.add(thread)
     thread.start()
     return thread
 
 
-def no_other_threads() -> bool:
-    """Whether this process has no thread but the one that asks and those: while it waits, nobody else here begins
-    anything."""
+def is_single_threaded() -> bool:
+    """Whether no thread but this one could open a session in this process; carriers of connections do not count."""
     with _LOCK:
-        others = [thread for thread in threading.enumerate() if thread not in _OURS]
-    return others == [threading.current_thread()]
-
-
-# TLS 1.3 with certificates on both sides, over bytes in memory: whoever holds the socket reads and writes it.
-#
-# So a lock is held for the cipher alone and never while somebody waits, and two threads may read and write at once,
-# which `ssl.SSLSocket` does not allow before Python 3.13.
+        return [t for t in threading.enumerate() if t not in _CARRIERS] == [threading.current_thread()]
 
 
 def context_of(credentials: Credentials, server: bool = False) -> ssl.SSLContext:
-    """What this party shows, and whom it takes: certificates of its CA, for the other one's purpose.
+    """The TLS settings of a party: TLS 1.3, its certificate, and peers with a certificate of its CA for their purpose.
 
     Raises:
         IdentityError: the certificate, the key or the CA cannot be used.
@@ -74,7 +64,7 @@ def context_of(credentials: Credentials, server: bool = False) -> ssl.SSLContext
     pipes: list[int] = []
     try:
         context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
-        certificate, key = (_piped(pem, pipes) for pem in (credentials.certificate, credentials.key))
+        certificate, key = (_pipe(pem, pipes) for pem in (credentials.certificate, credentials.key))
         context.load_cert_chain(certificate, key)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         said = getattr(error, "reason", None) or type(error).__name__
@@ -88,8 +78,8 @@ def context_of(credentials: Credentials, server: bool = False) -> ssl.SSLContext
     return context
 
 
-def _piped(pem: bytes, pipes: list[int]) -> str:
-    """A name under which `ssl` reads these bytes, which it takes from files only; no key goes to a disk for that."""
+def _pipe(pem: bytes, pipes: list[int]) -> str:
+    """A path from which `ssl`, which takes files only, reads these bytes. So no key goes to a disk."""
     reading, writing = os.pipe()
     pipes.append(reading)
     try:
@@ -102,7 +92,11 @@ def _piped(pem: bytes, pipes: list[int]) -> str:
 
 
 class Tls:
-    """One end of a connection. `feed` takes what came from the socket, `sealed` gives what goes there."""
+    """One end of a TLS connection, over bytes in memory; its user reads and writes the socket.
+
+    The lock is held for the cipher only, and never while a thread waits. So two threads may read and write at the same
+    time, which `ssl.SSLSocket` does not allow before Python 3.13.
+    """
 
     def __init__(self, context: ssl.SSLContext, host: str | None = None):
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -111,38 +105,38 @@ class Tls:
         self.shaken = False
 
     def shake(self) -> bytes:
-        """Go on with the handshake, by what came; what has to be sent for it.
+        """Continue the handshake with the bytes that were fed; returns the bytes to send.
 
         Raises:
-            OSError: it is over; `last` is to be sent still.
+            OSError: the handshake has failed; `closing_bytes` are still to be sent.
         """
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
             self.shaken = True
         return self._out.read()
 
-    def last(self) -> bytes:
-        """What is to be sent of an end, or of an error: the alert that says why."""
+    def closing_bytes(self) -> bytes:
+        """The bytes to send at the end, or after an error: the alert that says why."""
         with self._lock:
             with suppress(ssl.SSLError, ValueError):
-                self._tls.unwrap()  # the other side's end is not waited for
+                self._tls.unwrap()  # does not wait for the peer's end
             return self._out.read()
 
     def peer_certificate(self) -> bytes:
-        """The other side's certificate, as PEM."""
+        """The peer's certificate, as PEM."""
         der = self._tls.getpeercert(binary_form=True)
         return ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take what came from the socket; nothing means that nothing more comes."""
+        """Take bytes that came from the socket; empty ones mean that the peer has ended the connection."""
         with self._lock:
             self._in.write(data) if data else self._in.write_eof()
 
     def read(self, into: memoryview) -> int:
-        """The next bytes of one record; none if there is no whole one.
+        """Write the next bytes of one record into a buffer; returns their number, 0 while there is no whole record.
 
         Raises:
-            EOFError: the other side has ended the connection. OSError: it is broken, or was refused.
+            EOFError: the peer has ended the connection. OSError: it is broken, or was refused.
         """
         with self._lock:
             if not self._in.pending and not self._tls.pending() and not self._in.eof:
@@ -157,8 +151,8 @@ class Tls:
             raise EOFError
         return count
 
-    def sealed(self, data: bytes | memoryview) -> bytes:
-        """Records that hold `data`, to be sent in the order in which they were made."""
+    def encrypt(self, data: bytes | memoryview) -> bytes:
+        """Records that hold `data`, to be sent in the order of the calls."""
         with self._lock:
             done = self._tls.write(data)
             while done < len(data):  # a record at a time
@@ -167,8 +161,8 @@ class Tls:
 
 
 _EXPIRED, _EARLY, _PURPOSE, _HOST, _ADDRESS = 10, 9, 26, 62, 64
-"""OpenSSL's codes of what is wrong with a certificate (X509_V_ERR_...)."""
-_WRONG = {
+"""OpenSSL's codes for an invalid certificate (X509_V_ERR_...)."""
+_INVALID = {
     _EXPIRED: "the {}'s certificate has expired",
     _EARLY: "the {}'s certificate is not valid yet: one of the two clocks may be wrong",
     _PURPOSE: "its certificate is not a {}'s: a client may be posing as the server",
@@ -176,82 +170,84 @@ _WRONG = {
     _ADDRESS: "the {}'s certificate is for another host name",
 }
 _ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
-"""What the other side's alerts have in their names where it does not accept this party's certificate; the last one
-where a CA of the right name has not signed it."""
+"""Parts of the names of alerts by which a peer refuses this party's certificate. The last one comes where the
+certificate names the peer's CA, which has not signed it."""
 
 
 def tls_error_text(error: ssl.SSLError, other: str = "server") -> NetworkError:
-    """What a TLS error means for this party.
+    """A TLS error as an error of this package, in words for this party.
 
     Args:
-        other: what the other side is: a server or a client.
+        other: the peer: "server" or "client".
     """
-    said = (error.reason or error.strerror or type(error).__name__).replace("_", " ").lower()
+    reason = (error.reason or error.strerror or type(error).__name__).replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
-        wrong = _WRONG.get(error.verify_code, "the {}'s certificate is not of the CA that --ca names")
-        return IdentityError(wrong.format(other))
+        text = _INVALID.get(error.verify_code, "the {}'s certificate is not of the CA that --ca names")
+        return IdentityError(text.format(other))
     if "ALERT" in (error.reason or "") and any(word in (error.reason or "") for word in _ALERTS):
-        return IdentityError(f"the {other} does not accept this party's certificate ({said})")
+        return IdentityError(f"the {other} does not accept this party's certificate ({reason})")
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return IdentityError(f"the {other} shows no certificate")
     if isinstance(error, ssl.SSLEOFError):
         return PeerLostError("the connection was closed while it was being made")
-    return PeerLostError(f"what came is no TLS of this kind, or was changed on the way ({said})")
+    return PeerLostError(f"what came is no TLS of this kind, or was changed on the way ({reason})")
 
 
 PING = 0.9
 SILENT = 5
 WAITS = 3
-"""How often in `PING` a read that waits looks at the time: bytes that come one by one do not put that off for long."""
+"""How often in `PING` a waiting read looks at the time, so that bytes that come one by one do not put that off long."""
 WAIT = struct.pack("ll", 0, 900_000 // WAITS)
-"""As a socket takes it: a read that waits gives up after it."""
+"""`PING / WAITS` as a `timeval`, after which a waiting read gives up."""
 LARGEST = 8 << 20
-"""Bytes of frames that go together at most."""
+"""Largest number of bytes of frames behind one length."""
 SMALL = 32 << 10
-"""Bytes up to which what comes together is copied out of the buffer for reading."""
+"""Bytes up to which frames are read through a buffer and copied; longer ones are read into memory of their own."""
 SLICE = 128 << 10
-"""Bytes that are put into records at once, so that the first of them leave while others are made."""
+"""Bytes that are encrypted at a time, so that the first records leave while others are made."""
 READ = 256 << 10
+"""Bytes of the buffer for the socket."""
 LINGER = 3.0
-"""Seconds for a last word to reach the peer, whose own are read and dropped meanwhile."""
+"""Seconds for the last frames to reach the peer; what it sends meanwhile is read and dropped."""
 _HEAD = struct.Struct(">I")
 
 
-def piece(data: bytes) -> bytes:
-    """Frames as they go in records."""
+def with_length(data: bytes) -> bytes:
+    """Frames with their length before them."""
     return _HEAD.pack(len(data)) + data
 
 
 class Stream:
-    """A connection whose handshake is over.
+    """A connection whose handshake is over, and which carries a link.
 
     Args:
-        sock: which no one else reads or writes any more.
-        first: bytes that the peer sent after its handshake, if they were read already.
+        sock: the socket; nothing else reads or writes it.
+        first: bytes that the peer has sent after its handshake and that were read already.
         ended: called once when the connection is over.
     """
 
     def __init__(self, sock: socket.socket, tls: Tls, link: Link, first: bytes = b"", ended: Callable = lambda: None):
         self.link = link
         self._sock, self._tls, self._first, self._ended = sock, tls, first, ended
-        self._sealed = self._plain = memoryview(b"")
-        self._broken, self._silent, self._left, self._wrote = False, False, False, 0.0
-        self._written = threading.Event()
+        # What `_write` could not send: encrypted bytes, and plain ones behind them.
+        self._encrypted = self._plain = memoryview(b"")
+        self._broken = self._peer_silent = self._peer_ended = False
+        self._last_write, self._all_written = 0.0, threading.Event()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, WAIT)
 
     def start(self) -> None:
         """Carry the link, in threads of its own."""
-        start_thread(self.run, f"from {self.link.peer}")
+        start_carrier(self.run, f"from {self.link.peer}")
 
     def run(self) -> None:
         """Carry the link until the connection is over."""
-        start_thread(self._keep_writing, f"to {self.link.peer}")
+        start_carrier(self._keep_writing, f"to {self.link.peer}")
         try:
             self.link.outbox.begin(self._write)
-            self.link.pump(self._pieces())
-            if not self._silent and not self._left:
+            self.link.pump(self._incoming())
+            if not self._peer_silent and not self._peer_ended:
                 self._linger()
         finally:
             self.close()
@@ -259,63 +255,67 @@ class Stream:
             self._ended()
 
     def close(self) -> None:
-        """End the connection now, without a word."""
+        """End the connection now; nothing more is sent."""
         self._break()
         self.link.close(PeerLostError(f"the connection to {self.link.peer} was closed"))
 
-    # What goes.
+    # Outgoing bytes.
 
     def _write(self, data: bytes) -> bool:
-        """Send frames; whether all of it went, or could go, without waiting. For one thread at a time."""
-        self._wrote = time.monotonic()
+        """Send frames without waiting, as far as the socket takes them; called by one thread at a time.
+
+        Returns:
+            Whether all bytes went; the rest is for `_write_rest`. True also where the connection is broken.
+        """
+        self._last_write = time.monotonic()
         if len(data) <= SLICE:
-            self._plain = memoryview(piece(data))
+            self._plain = memoryview(with_length(data))
         else:
             try:
-                self._sealed = memoryview(self._tls.sealed(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
-            except OSError:  # the connection is over; whoever reads it says why
+                self._encrypted = memoryview(self._tls.encrypt(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
+            except OSError:  # the connection is over; the reading thread reports why
                 self._break()
                 return True
             self._plain = memoryview(data)[SLICE - _HEAD.size :]
-        return self._go_on()
+        return self._write_rest()
 
-    def _go_on(self) -> bool:
+    def _write_rest(self) -> bool:
         try:
             while not self._broken:
-                while self._sealed:
-                    count = self._sock.send(self._sealed, socket.MSG_DONTWAIT)
-                    self._sealed = self._sealed[count:]
+                while self._encrypted:
+                    count = self._sock.send(self._encrypted, socket.MSG_DONTWAIT)
+                    self._encrypted = self._encrypted[count:]
                 if not self._plain:
                     break
                 part, self._plain = self._plain[:SLICE], self._plain[SLICE:]
-                self._sealed = memoryview(self._tls.sealed(part))
+                self._encrypted = memoryview(self._tls.encrypt(part))
         except BlockingIOError:
             return False
-        except OSError:  # whoever reads the connection says why
+        except OSError:  # the reading thread reports why
             self._break()
         return True
 
     def _break(self) -> None:
         self._broken = True
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # whoever reads it hears of it
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reading thread
 
     def _keep_writing(self) -> None:
-        """What senders leave, signs of life, and the end."""
+        """Write what senders could not write themselves, signs of life, and the end; the writing thread's loop."""
         outbox = self.link.outbox
         while not outbox.over and not self._broken:
             if outbox.wait_for_handover(PING):
-                while not self._go_on():
+                while not self._write_rest():
                     self._wait_for_room()
                 outbox.write_waiting()
-            elif time.monotonic() - self._wrote >= PING and outbox.empty():
+            elif time.monotonic() - self._last_write >= PING and outbox.empty():
                 with suppress(SectorchError):
                     outbox.put(b"", urgent=True)
         if not self._broken:
             with suppress(OSError):
-                self._sock.sendall(self._tls.last())
+                self._sock.sendall(self._tls.closing_bytes())
                 self._sock.shutdown(socket.SHUT_WR)
-        self._written.set()
+        self._all_written.set()
 
     def _wait_for_room(self) -> None:
         wait = select.poll()
@@ -323,18 +323,21 @@ class Stream:
             wait.register(self._sock, select.POLLOUT)
         wait.poll(1e3 * PING)
 
-    # What comes.
+    # Incoming bytes.
 
-    def _pieces(self) -> Iterator[bytes | memoryview]:
+    def _incoming(self) -> Iterator[bytes | memoryview]:
+        """The frames that come, a length's worth at a time, until the peer ends the connection."""
         try:
             yield from self._read()
         except EOFError:
-            self._left = True  # who has ended the connection drops what comes: nothing of it is waited for
+            self._peer_ended = True  # it drops what is sent to it, so `_linger` would wait for nothing
             return
         except ssl.SSLError as error:
             raise tls_error_text(error) from None
 
     def _read(self) -> Iterator[bytes | memoryview]:
+        # `plain[:have]` is decrypted and not yet given out. Small frames are copied out of it. A large one is read
+        # into memory of its own (`large`, of which `done` bytes are there), so that its payload is not copied again.
         came = memoryview(bytearray(READ))
         plain = memoryview(bytearray(2 * SMALL))
         have = len(self._first)
@@ -353,7 +356,7 @@ class Stream:
                             yield bytes(plain[at + _HEAD.size : end])
                         at = end
                     elif _HEAD.size + size > SMALL:
-                        # Memory that is not touched before something comes for it.
+                        # numpy does not touch the memory: a peer that names a size and sends nothing takes none.
                         large = np.empty(size, np.uint8).data
                         done = have - at - _HEAD.size
                         large[:done] = plain[at + _HEAD.size : have]
@@ -367,14 +370,19 @@ class Stream:
                 yield whole
                 continue
             into = plain[have:] if large is None else large[done:]
-            count = self._decrypted(into, came)
+            count = self._wait_for_bytes(into, came)
             if large is None:
                 have += count
             else:
                 done += count
 
-    def _decrypted(self, into: memoryview, came: memoryview) -> int:
-        """The next bytes of a record; waits for it."""
+    def _wait_for_bytes(self, into: memoryview, came: memoryview) -> int:
+        """Wait for a record, and write its next bytes into a buffer; returns their number.
+
+        Raises:
+            PeerLostError: the peer gave no sign of life.
+            EOFError: the link is closed, and the peer has had `LINGER` seconds to end the connection.
+        """
         if count := self._tls.read(into):
             return count
         since, silent = time.monotonic(), 0
@@ -386,24 +394,25 @@ class Stream:
             if count := self._tls.read(into):
                 return count
             long = time.monotonic() - since > SILENT * PING
-            if silent >= SILENT * WAITS or (long and not self._more()):
-                self._silent = True  # who says nothing reads no last word
+            # Bytes that are here and were not read mean that this process was late, and not the peer.
+            if silent >= SILENT * WAITS or (long and not self._has_bytes()):
+                self._peer_silent = True  # it reads no last frames, so `_linger` would wait for nothing
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:g} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError
 
-    def _more(self) -> bool:
-        """Whether bytes are here that were not read: then it was this process that did not come to it."""
+    def _has_bytes(self) -> bool:
+        """Whether the socket has bytes that were not read."""
         wait = select.poll()
         wait.register(self._sock, select.POLLIN)
         return bool(wait.poll(0))
 
     def _linger(self) -> None:
-        """Wait until what is queued is out, and for the peer to have read it: then it ends the connection."""
+        """Wait until all queued frames were sent, and until the peer has read them and ends the connection."""
         end, came = time.monotonic() + LINGER, bytearray(READ)
         with suppress(OSError):
             while time.monotonic() < end:
                 with suppress(BlockingIOError):
                     if not self._sock.recv_into(came):
                         break
-        self._written.wait(max(0.0, end - time.monotonic()))
+        self._all_written.wait(max(0.0, end - time.monotonic()))
