@@ -29,7 +29,6 @@ SINGLE_IMPORTERS = {
     "mpc.star.linear": "Pi_Matmul, Figure 3: a protocol of the paper is one file",
     "mpc.star.maximum": "max-pooling, 3.3 (iii): a protocol of the paper is one file",
     "network.federation.sealed_channel": "the encryption between parties through a server, to be reviewed alone",
-    "network.observe": "metrics and traces, for packages that need not be installed",
     "nn.passes": "graph passes, a term of compilers",
     "ring.fieldloops": "compiled loops, loaded by name at their first use",
 }
@@ -70,7 +69,7 @@ PROTOCOL_CLASSES = {
     "choreography.net.Runtime": "all parties here, none, or one",
     "choreography.run.party.MessageChannel": "a link's channel, a pipe, a test's queue",
     "mpc.star.dealing_proofs.ClaimSums": "sums of one claim, or of several",
-    "network.commands.options.MonitoredParty": "a server, an answering party, a federation's party",
+    "network.observe.MonitoredParty": "a server, an answering party, a federation's party",
     "network.parties.remote_model.QueryConnection": "a connection, or a federation's party",
 }
 """Subclasses of `typing.Protocol`, and what each stands for."""

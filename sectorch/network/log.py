@@ -1,8 +1,8 @@
-"""What happens at a party, told once: to its log, and to whoever watches, such as metrics and traces; nothing secret.
+"""Events at a party, none of which holds a secret: they go to its log, and to watchers such as metrics and traces.
 
-The log has one line for each thing that happened, with its facts as NAME=VALUE. A value that is more than a word is in
-JSON's quotes, which escape what controls a terminal or ends a line: whatever another party says stays within its value.
-`LineFormatter` sees to the same for lines that others write, and `JsonFormatter` writes each line as a JSON object.
+The log has one line for each event, with facts as NAME=VALUE. A value that is more than a word is in JSON's quotes,
+which escape what controls a terminal or ends a line; so text of another party stays within its value. `LineFormatter`
+escapes lines of other loggers, and `JsonFormatter` writes each line as a JSON object.
 
     query client=alice key=SHA256:... asked=predict rows=32 model=3f0c... learned=result outcome=done seconds=0.061
 """
@@ -30,28 +30,28 @@ from .receipts import Receipts
 QUERIES = logging.getLogger("sectorch.query")
 FORMATS = ("text", "json")
 STRANGERS = ("refused",)
-"""Events that somebody without a certificate can cause, as often as they like."""
+"""Events that a peer without a certificate can cause, as often as it likes."""
 MOST, PERIOD = 100, 60.0
-"""Lines of such an event in so many seconds; the next period's first line says how many had none (`unsaid`)."""
+"""Lines of such an event in a period of so many seconds; the next line has the number of those left out (`unsaid`)."""
 _WORD = re.compile(r"[A-Za-z0-9_.@:+/,-]+")
 
 
 class Watcher:
-    """Is told what happens in this process. Its methods are called from many threads, and do not raise."""
+    """Gets the events of this process. Its methods are called from many threads, and do not raise."""
 
-    def happened(self, event: str, facts: dict[str, Any]) -> None:
-        """What the log has a line of; facts that are None are left out there."""
+    def on_event(self, event: str, facts: dict[str, Any]) -> None:
+        """Take an event; the log's line of it leaves out facts that are None."""
 
     def step(self, name: str, trace: object, facts: dict[str, Any]) -> AbstractContextManager[Any]:
-        """A step is done in the block: `query` is one, and others are parts of it, in the same thread.
+        """A context for a step. The step `query` has others within it, in the same thread.
 
         Args:
-            trace: what another party's `carried` gave, as it came over the network; None if nothing came.
+            trace: what another party's `trace_context` gave, as it came over the network; None if nothing came.
         """
         return nullcontext()
 
-    def carried(self) -> str | None:
-        """What the other parties are told of the step that this thread is in, for their `step`."""
+    def trace_context(self) -> str | None:
+        """What the other parties get for their `step`: the context of the step that this thread is in."""
         return None
 
 
@@ -59,7 +59,7 @@ _WATCHERS: tuple[Watcher, ...] = ()
 
 
 def watch(watcher: Watcher) -> Callable[[], None]:
-    """From now on it is told what happens; what is returned ends that."""
+    """Give a watcher all events from now on; returns a function that ends this."""
     global _WATCHERS
     _WATCHERS = (*_WATCHERS, watcher)
 
@@ -72,7 +72,7 @@ def watch(watcher: Watcher) -> Callable[[], None]:
 
 @contextmanager
 def step(name: str, trace: object = None, **facts: Any) -> Iterator[None]:
-    """Those who watch see the block as a step of that name."""
+    """Show the block to the watchers as a step of that name."""
     with ExitStack() as stack:
         for watcher in _WATCHERS:
             stack.enter_context(watcher.step(name, trace, facts))
@@ -80,40 +80,37 @@ def step(name: str, trace: object = None, **facts: Any) -> Iterator[None]:
 
 
 def trace_entry() -> dict[str, str]:
-    """An entry of a request, by which the other parties' steps of it belong to the step that this thread is in."""
-    found = [said for watcher in _WATCHERS if (said := watcher.carried()) is not None]
-    return {"trace": found[0]} if found else {}
+    """The entry `trace` of a request, if there are traces: it ties the other parties' steps to this thread's step."""
+    found = next((trace for watcher in _WATCHERS if (trace := watcher.trace_context()) is not None), None)
+    return {} if found is None else {"trace": found}
 
 
 def write(log: logging.Logger, event: str, level: int = logging.INFO, **facts: Any) -> None:
-    """Something happened: one line, and a word to those who watch; facts that are None are left out.
+    """Write a line of an event, and give the event to the watchers; the line leaves out facts that are None.
 
-    Of what strangers cause there are `MOST` lines in a `PERIOD`, so that nobody fills a disk; those who watch hear all.
+    Of events that strangers cause there are `MOST` lines in a `PERIOD`, so that they cannot fill a disk. Watchers get
+    all of them.
     """
+    within_limit = True
     if event in STRANGERS:
-        said, unsaid = _SELDOM.setdefault(event, _Seldom()).may()
+        within_limit, unsaid = _LINE_LIMITS.setdefault(event, _LineLimit()).count()
         facts = {**facts, "unsaid": unsaid or None}
-    else:
-        said = True
-    if said:
-        _line(log, event, level, facts)
+    if within_limit:
+        text = " ".join([event, *(f"{k}={_quoted(v)}" for k, v in facts.items() if v is not None)])
+        log.log(level, "%s", text, extra={"event": event, "facts": facts})
     for watcher in _WATCHERS:
-        watcher.happened(event, facts)
+        watcher.on_event(event, facts)
 
 
-def _line(log: logging.Logger, event: str, level: int, facts: dict[str, Any]) -> None:
-    text = " ".join([event, *(f"{k}={_shown(v)}" for k, v in facts.items() if v is not None)])
-    log.log(level, "%s", text, extra={"event": event, "facts": facts})
-
-
-class _Seldom:
-    """Whether one more line may be written, and how many had to be left out before it."""
+class _LineLimit:
+    """Counts the lines of one event."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._since, self._lines, self._unsaid = -PERIOD, 0, 0
 
-    def may(self) -> tuple[bool, int]:
+    def count(self) -> tuple[bool, int]:
+        """Count an event; returns whether it may have a line, and how many had none since the last line."""
         with self._lock:
             now = time.monotonic()
             if now - self._since >= PERIOD:
@@ -126,16 +123,16 @@ class _Seldom:
             return True, unsaid
 
 
-_SELDOM: dict[str, _Seldom] = {}
+_LINE_LIMITS: dict[str, _LineLimit] = {}
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     text = str(value)
     return text if _WORD.fullmatch(text) else json.dumps(text)
 
 
 class TrafficCount(Observer):
-    """Counts the bytes that one party sends and receives in the block."""
+    """Counts the bytes of the messages that one party sends and receives."""
 
     def __init__(self, me: Party):
         self._me, self.bytes = me, 0
@@ -147,7 +144,7 @@ class TrafficCount(Observer):
 
 @dataclass
 class QueryFacts:
-    """What is asked: the number of its receipt's line, if there is one, and further facts for its line in the log."""
+    """A query that is logged: the number of its receipt's line, if there is one, and further facts for the log."""
 
     number: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
@@ -157,15 +154,15 @@ class QueryFacts:
 def query(
     me: Party, receipts: Receipts | None = None, session: str = "", call: int = 0, trace: object = None, **facts: Any
 ) -> Iterator[QueryFacts]:
-    """What is asked in the block has a line at its end, whichever way it ends, and its receipts, if any are kept.
+    """Log the query that runs in the block when it ends, and write its receipts, if receipts are kept.
 
     Args:
-        me: the party that this is.
-        session, call: which query it is, for the receipts; all parties name it so.
+        me: this party.
+        session, call: the query's name in the receipts of all parties.
         trace: see `Watcher.step`.
 
     Raises:
-        ReceiptError: there can be no receipt. The block is not entered, or what came of it must not be used.
+        ReceiptError: a receipt cannot be written. The block is not entered, or its result must not be used.
     """
     outcome, number, head, failed, asked = "done", None, None, None, QueryFacts()
     moved, since = TrafficCount(me), time.monotonic()
@@ -191,7 +188,11 @@ def query(
 
 
 def learned_description(what: object, of: int, in_shares: bool) -> str:
-    """What the one that asks learns of such a question when it is done."""
+    """What the client learns by a query of this kind when it is done.
+
+    Args:
+        what: the query's name, `ModelQuery.do`. of: number of answering parties. in_shares: whether results stay so.
+    """
     if what == "aggregate":
         return f"sum-of-{of}-results"
     if what == "predict":
@@ -200,7 +201,7 @@ def learned_description(what: object, of: int, in_shares: bool) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line, in which nothing controls a terminal."""
+    """Writes a record as one line without characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -208,9 +209,9 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object on one line, in ASCII: time (UTC), level, logger, event, and the event's facts.
+    """Writes a record as one JSON object on one line, in ASCII: time (UTC), level, logger, event, the event's facts.
 
-    A line that is no event has a `message` in their place.
+    A record that is no event has a `message` in their place.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -218,20 +219,20 @@ class JsonFormatter(logging.Formatter):
         head = {"time": time_.isoformat(timespec="milliseconds"), "level": record.levelname, "logger": record.name}
         event, facts = getattr(record, "event", None), getattr(record, "facts", None)
         if isinstance(event, str) and isinstance(facts, dict):
-            said = {name: _plain(value) for name, value in facts.items() if value is not None and name not in head}
-            return json.dumps({**head, "event": event, **said})
+            shown = {
+                name: value if isinstance(value, (bool, int, float)) else str(value)
+                for name, value in facts.items()
+                if value is not None and name not in head
+            }
+            return json.dumps({**head, "event": event, **shown})
         more = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return json.dumps({**head, "message": record.getMessage(), **more})
 
 
-def _plain(value: object) -> object:
-    return value if isinstance(value, (bool, int, float)) else str(value)
-
-
 def begin(file: Path | None = None, level: int = logging.INFO, form: str = "text") -> None:
-    """Write to standard error what is of that level, and all but details to a file, if one is named.
+    """Send the log's records from `level` on to standard error, and those from INFO on to a file, if one is named.
 
-    A file that is moved away, as logrotate does, or removed is made anew with the next line.
+    A file that was removed, or moved away as logrotate does, is made again with the next line.
 
     Args:
         form: one of `FORMATS`.

@@ -1,12 +1,20 @@
-"""Prometheus metrics of one party, through `prometheus_client`, an optional dependency (the extra `metrics`).
+"""Monitoring of a running party, off by default: health and Prometheus metrics over HTTP, and OpenTelemetry traces.
 
-Who watches the metrics learns what the log says in sums: of each model how often it was asked, how that ended, how long
-it took and how many bytes went. No label holds a value, a key, an address or, unless it is asked for, a client's name.
-Labels are bounded: a name that a stranger made up is counted as `other`.
+The packages `prometheus_client` and `opentelemetry` are optional dependencies (the extras `metrics` and `traces`).
+
+Metrics are sums of what the log says: for each model, the number of queries by outcome, their seconds and their bytes.
+No label holds a value, a key, an address or, unless an option asks for it, a client's name. The number of labels is
+bounded: further names are counted as `other`.
+
+A query is one trace of all parties that trace: a span `query` at Q, S and A each, and in it `dry run`, `prepare` or
+`online`. Q's request carries the trace's identifier (W3C `traceparent`) to S, and S to A. It is public metadata, as the
+time of a query is: drawn at random and unrelated to the content. Spans hold names of models, rows, outcomes and the
+session's identifier, by which a receipt is found. They hold no values, no clients' names, and of an error its type.
 """
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import re
 import socket
@@ -15,43 +23,43 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 from .. import errors
+from ..cli.command import Parser
 from ..errors import ArgumentError, SectorchError
 from ..optional_deps import required_imports
-from .log import Watcher
-
-# A small HTTP server for the machinery around a party: `/live`, `/ready`, and `/metrics` if it is asked for.
-#
-# It is no part of the protocol: it answers GET, reads nothing of what is asked but the path, and says nothing secret.
-# Orchestrators, load balancers and monitoring speak plain HTTP and have no certificate, so it has a port of its own, on
-# loopback unless the operator says otherwise. Nobody can hold it up: a connection is for one question, ends after
-# `PATIENCE` seconds, and when there are `MOST` of them the oldest is closed for a new one.
-
+from .commands.options import console
+from .identity.certificate_files import Renewal
+from .identity.identity import Credentials
+from .log import Watcher, watch
 
 PATIENCE = 5.0
 """Seconds that a connection may take in all."""
 MOST = 16
-"""Connections at once."""
+"""Connections at the same time."""
 
 Page = tuple[int, str, bytes]
 """Status, type of content, content."""
 
 
 class Management:
-    """Serves pages on an address until `close`.
+    """A small HTTP server that serves pages (`/live`, `/ready`, `/metrics`) until `close`.
+
+    Orchestrators, load balancers and monitoring speak plain HTTP and have no certificate. So it has a port of its own,
+    by default on loopback. It answers GET and reads the path only. A client cannot hold it up: a connection is for one
+    request and ends after `PATIENCE` seconds, and where there are `MOST` the oldest is closed for a new one.
 
     Args:
         address: host:port; port 0 takes a free one (see `port`).
-        pages: what is answered, by path; each is called in a thread of its own.
-        anywhere: whether the address may be one that other machines reach.
+        pages: functions that give the pages, by path; each is called in a thread of its own.
+        anywhere: whether other machines may reach the address.
 
     Raises:
-        ArgumentError: no such address, one that is in use, or one that others reach.
+        ArgumentError: the address is invalid, in use, or reached by other machines.
     """
 
     def __init__(self, address: str, pages: Mapping[str, Callable[[], Page]], anywhere: bool = False):
@@ -73,7 +81,7 @@ class Management:
 
 
 def _place(address: str, anywhere: bool) -> tuple[socket.AddressFamily, tuple]:
-    """What to bind: the address's own loopback, or any if `anywhere`."""
+    """The family and address to bind. Raises ArgumentError: it is no loopback address, and not `anywhere`."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -113,7 +121,7 @@ class _Server(socketserver.TCPServer):
     def _answer(self, request: socket.socket, client_address: Any) -> None:
         try:
             request.settimeout(PATIENCE)
-            with suppress(OSError, ValueError):  # it went, or was closed for being slow
+            with suppress(OSError, ValueError):  # the client has gone, or was closed for being slow
                 self.finish_request(request, client_address)
         finally:
             with self._lock:
@@ -124,7 +132,7 @@ class _Server(socketserver.TCPServer):
         self.drop()
 
     def drop(self, everyone: bool = False) -> None:
-        """End the connections that took too long, or all of them."""
+        """Close the connections that took too long, or all of them."""
         late = time.monotonic() - PATIENCE
         with self._lock:
             ended = [request for request, since in self._open.items() if everyone or since < late]
@@ -132,14 +140,14 @@ class _Server(socketserver.TCPServer):
             self._drop(request)
 
     def _drop(self, request: socket.socket) -> None:
-        """Its own thread notices, and closes it."""
+        """Shut a connection down; its own thread closes it."""
         with self._lock:
             self._open.pop(request, None)
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing is written of who asks: a probe comes every few seconds."""
+        """Write nothing: a probe comes every few seconds."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -158,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """A line that repeats nothing of what was sent."""
+        """Answer with a line that repeats nothing of the request."""
         status = 405 if code == 501 else code
         self._send(status, TEXT, b"GET only\n" if status == 405 else b"not understood\n")
 
@@ -166,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "sectorch"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: see `handle_error`."""
+        """Write nothing: see `_Server.handle_error`."""
 
 
 TEXT = "text/plain; charset=utf-8"
@@ -176,7 +184,7 @@ def health(unready: Callable[[], str]) -> dict[str, Callable[[], Page]]:
     """The pages `/live` and `/ready`.
 
     Args:
-        unready: why the party takes nothing on now; empty if it does.
+        unready: gives the reason why the party accepts no sessions now; empty if it accepts them.
     """
 
     def ready() -> Page:
@@ -187,7 +195,7 @@ def health(unready: Callable[[], str]) -> dict[str, Callable[[], Page]]:
 
 
 NAMES = 64
-"""Different models, and different clients, that have a label of their own; those that come later share `other`."""
+"""Models, and clients, that have a label of their own; later ones share `other`."""
 ASKED = ("predict", "prepare", "aggregate")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 BYTES = tuple(10.0**power for power in range(4, 11))
@@ -206,15 +214,15 @@ GAUGES = {
     "certificate_expiry_timestamp_seconds": "When this party's certificate expires, in seconds since 1970.",
     "authority_expiry_timestamp_seconds": "When the CA of the other side expires, in seconds since 1970.",
 }
-"""What a party's `figures` may name, and what it means."""
+"""The gauges that a party's `figures` may have, and their help texts."""
 
 
 class Metrics(Watcher):
-    """Counts what happens, and reads a party's figures when it is asked (`page`).
+    """Counts events, and reads a party's figures for each `page`.
 
     Args:
-        figures: what there is now, by the names of `GAUGES`; called at each reading.
-        clients: whether clients' names are a label too. They say who asks how often, which is personal data.
+        figures: gives the current values of `GAUGES`, by name.
+        clients: whether clients' names are a label too. They tell who asks how often, which is personal data.
 
     Raises:
         ArgumentError: prometheus_client is not installed.
@@ -229,7 +237,7 @@ class Metrics(Watcher):
                 ProcessCollector,
                 disable_created_metrics,
             )
-        disable_created_metrics()  # when a series began: twice as many lines, which nobody reads
+        disable_created_metrics()  # the times at which series began would double the lines
         self._figures, self._clients = figures, clients
         self._models, self._names = _Bounded(NAMES), _Bounded(NAMES)
         self.registry = CollectorRegistry()
@@ -254,7 +262,7 @@ class Metrics(Watcher):
         ProcessCollector(registry=self.registry)
         self.registry.register(_Gauges(self._figures))  # pyright: ignore[reportArgumentType]
 
-    def happened(self, event: str, facts: dict[str, Any]) -> None:
+    def on_event(self, event: str, facts: dict[str, Any]) -> None:
         if event == "query":
             self._query(**facts)
         elif event == "refused":
@@ -281,14 +289,14 @@ class Metrics(Watcher):
             self._rows.labels(*by, *who).inc(rows or 0)
 
     def page(self) -> Page:
-        """All of them, as Prometheus reads them."""
+        """All metrics in Prometheus's format."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         return 200, CONTENT_TYPE_LATEST, generate_latest(self.registry)
 
 
 class _Bounded:
-    """The first so many different names; all others are `other`."""
+    """Keeps the first `most` different names; later ones are `other`."""
 
     def __init__(self, most: int):
         self._most, self._known, self._lock = most, set[str](), threading.Lock()
@@ -301,7 +309,7 @@ class _Bounded:
 
 
 class _Gauges:
-    """What there is when somebody reads."""
+    """Reads a party's figures when Prometheus collects."""
 
     def __init__(self, figures: Callable[[], dict[str, float]]):
         self._figures = figures
@@ -315,20 +323,9 @@ class _Gauges:
 
 
 def _is_known(outcome: str) -> bool:
-    """Whether it is `done` or a kind of error of sectorch's own; others are `error`."""
+    """Whether an outcome is `done` or the name of one of sectorch's errors."""
     kind = getattr(errors, outcome, None)
     return outcome == "done" or (isinstance(kind, type) and issubclass(kind, SectorchError))
-
-
-# What an operator sees of a running party: health, metrics, traces, certificates that are about to expire.
-
-
-# OpenTelemetry traces of queries, through the OpenTelemetry SDK, an optional dependency (the extra `traces`).
-#
-# A query is one trace of all parties that trace: a span `query` at Q, S and A each, and in it `dry run`, `prepare` or
-# `online`. Q's request carries the trace's identifier (W3C `traceparent`) to S, and S to A: public metadata, as the
-# time of a query is, drawn at random and unrelated to its content. Spans hold names of models, rows, outcomes and the
-# session's identifier, by which a receipt is found; no values, no clients' names, and of an error its type alone.
 
 
 _PARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -340,8 +337,8 @@ class SpanWriter(Watcher):
     """Makes spans of steps.
 
     Args:
-        provider: an OpenTelemetry TracerProvider, which says where spans go. By default one that sends them by OTLP
-            over HTTP to where the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT`).
+        provider: an OpenTelemetry TracerProvider, which decides where spans go. By default they are sent by OTLP over
+            HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`.
 
     Raises:
         ArgumentError: the SDK is not installed.
@@ -371,13 +368,13 @@ class SpanWriter(Watcher):
                 span.set_status(self._api.StatusCode.ERROR)
                 raise
 
-    def carried(self) -> str | None:
+    def trace_context(self) -> str | None:
         found: dict[str, str] = {}
         self._propagator.inject(found)
         return found.get("traceparent")
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that were not sent yet."""
         self._provider.shutdown()
 
 
@@ -390,3 +387,102 @@ def _exporting() -> Any:
     provider = TracerProvider(resource=Resource.create({"service.name": "sectorch"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
+
+
+# The options of monitoring, and a party under it.
+
+
+class MonitoredParty(Protocol):
+    """A running party, as monitoring sees it: `Server`, `Answering`, or the services of `sectorch up`."""
+
+    def unready(self) -> str: ...
+
+    def figures(self) -> dict[str, float]: ...
+
+    def renew(self, credentials: Credentials) -> None: ...
+
+
+def add_watch(p: Parser) -> None:
+    """Add the options of monitoring, which is off by default: health and metrics over HTTP, and traces."""
+    p.add_argument("--manage", metavar="HOST:PORT", help="answer /live and /ready there, by plain HTTP")
+    p.add_argument("--manage-anywhere", action="store_true", help="although other machines reach that address")
+    p.add_argument("--metrics", action="store_true", help="answer /metrics for Prometheus there too")
+    p.add_argument("--metrics-clients", action="store_true", help="with the names of clients, which are personal data")
+    add_traces(p)
+
+
+def add_traces(p: Parser) -> None:
+    p.add_argument("--traces", action="store_true", help="send a trace of each query to OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Monitoring:
+    """Health and figures of a party, and the renewal of its credentials."""
+
+    def __init__(self):
+        self.party: MonitoredParty | None = None
+        self._renewal: Renewal | None = None
+
+    def begin(self, party: MonitoredParty, credentials: Credentials, read: Callable[[], Credentials]) -> None:
+        """Monitor a party that has started with these credentials, and renew them when their files change."""
+        self.party = party
+        self._renewal = Renewal(credentials, read, party.renew)
+        self._renewal.start()
+
+    def check_renewal(self) -> None:
+        """Check the files of the credentials now."""
+        if self._renewal is not None:
+            self._renewal.soon()
+
+    def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.close()
+
+    def unready(self) -> str:
+        return "starting" if self.party is None else self.party.unready()
+
+    def figures(self) -> dict[str, float]:
+        party = {} if self.party is None else self.party.figures()
+        return {"ready": not self.unready(), **party, **({} if self._renewal is None else self._renewal.figures())}
+
+
+@contextmanager
+def monitoring(options: argparse.Namespace) -> Iterator[Monitoring]:
+    """Monitor the block, as the options ask for it. Health says "starting" until `Monitoring.begin`.
+
+    Raises:
+        ArgumentError: the options contradict each other, the address is invalid, in use or reachable by other machines,
+            or a package is not installed.
+    """
+    if options.manage is None and (options.metrics or options.metrics_clients or options.manage_anywhere):
+        raise ArgumentError("--metrics and --manage-anywhere say what is on the port of --manage HOST:PORT; name one")
+    if options.metrics_clients and not options.metrics:
+        raise ArgumentError("--metrics-clients adds names to --metrics; add that, or leave it out")
+    watching = Monitoring()
+    with ExitStack() as stack:
+        stack.enter_context(tracing(options))
+        stack.callback(watching.close)
+        if options.manage is not None:
+            pages = health(watching.unready)
+            if options.metrics:
+                metrics = Metrics(watching.figures, options.metrics_clients)
+                stack.callback(watch(metrics))
+                pages["/metrics"] = metrics.page
+            management = Management(options.manage, pages, options.manage_anywhere)
+            stack.callback(management.close)
+            console.print(f"port {management.port} answers {', '.join(pages)}", highlight=False)
+        yield watching
+
+
+@contextmanager
+def tracing(options: argparse.Namespace) -> Iterator[None]:
+    """Trace the queries of the block, if the options ask for it. Raises ArgumentError."""
+    if not options.traces:
+        yield
+        return
+    traces = SpanWriter()
+    end: Callable[[], None] = watch(traces)
+    try:
+        yield
+    finally:
+        end()
+        traces.close()

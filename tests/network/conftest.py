@@ -38,7 +38,7 @@ def patience():
 @pytest.fixture(autouse=True)
 def no_line_is_left_out(monkeypatch):
     """Each test begins a minute of its own, in which so many refused connections have a line."""
-    monkeypatch.setattr("sectorch.network.log._SELDOM", {})
+    monkeypatch.setattr("sectorch.network.log._LINE_LIMITS", {})
 
 
 @pytest.fixture(scope="session")

@@ -300,7 +300,7 @@ def test_what_is_no_trace_is_no_parent(spans, trace):
 
 
 def test_nothing_is_carried_unless_traces_are_on(trio):
-    told, inner = [], Watcher.carried
+    told, inner = [], Watcher.trace_context
     assert inner(Watcher()) is None
     channel = "sectorch.network.wire.channel.Channel"
     with pytest.MonkeyPatch.context() as patch:

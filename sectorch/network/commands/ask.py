@@ -28,6 +28,7 @@ from ...nn.inputs import Inputs
 from ..federation.config import ListedPins, credentials, read_federation, read_party_config
 from ..identity.certificate_files import check_own_files
 from ..identity.identity import Credentials, Pins
+from ..observe import add_traces, tracing
 from ..parties.client import connect
 from ..parties.remote_model import RemoteModel
 from ..store import Store
@@ -39,13 +40,11 @@ from .options import (
     add_patience,
     add_pins,
     add_receipts,
-    add_traces,
     begin_log,
     check_room,
     console,
     pins_of,
     tell,
-    tracing,
 )
 
 # Who asks, and where: by certificate, key and pins, or by a federation file, which says all of it.

@@ -1,4 +1,4 @@
-"""Options that several commands of the network have: logs, cores, files, health, metrics and traces."""
+"""Options that several commands of the network have: identity, logs, files, and the process's cores."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ import ctypes
 import logging
 import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from rich.console import Console
 
 from ...cli.command import Parser, above_zero, not_negative, writable
 from ...errors import ArgumentError
-from ..identity.certificate_files import Renewal
-from ..identity.identity import Credentials, Pins
-from ..log import FORMATS, begin, watch
-from ..observe import Management, Metrics, SpanWriter, health
+from ..identity.identity import Pins
+from ..log import FORMATS, begin
 from ..store import BUDGET
 
 console = Console(stderr=True, soft_wrap=True)
-"""Words for whoever runs a command; a line stays one line, as a journal keeps it."""
+"""For the user of a command; a line is not wrapped, since a journal keeps it as one."""
 
 
-def tell(words: str) -> None:
-    """A line for whoever runs a command, as it is."""
-    console.print(words, highlight=False, markup=False, soft_wrap=True)
+def tell(text: str) -> None:
+    """Print a line for the user of a command, without markup."""
+    console.print(text, highlight=False, markup=False)
 
 
 def add_certificate(p: Parser, required: bool = True) -> None:
@@ -38,7 +34,7 @@ def add_certificate(p: Parser, required: bool = True) -> None:
 
 
 def add_client(p: Parser, required: bool = True) -> None:
-    """Options of a client of the server: who it is, and where the server is."""
+    """Add the options of a client: its certificate and identity, and the server's address and CA."""
     add_certificate(p, required)
     p.add_argument("--ca", type=Path, required=required, help="CA of the server's certificate (PEM)")
     p.add_argument("--server", default="localhost:7100", help="host:port of the server")
@@ -93,7 +89,7 @@ def add_limits(p: Parser) -> None:
 
 
 def check_room(options: argparse.Namespace) -> None:
-    """Whether there is room where a party is to write. Raises ArgumentError."""
+    """Check that there is room where a party writes. Raises ArgumentError."""
     if options.store is not None:
         writable(options.store, "--store")
     if options.receipts is not None:
@@ -103,14 +99,14 @@ def check_room(options: argparse.Namespace) -> None:
 
 
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
-    """Raises ArgumentError."""
+    """Start the log as the options ask for it. Raises ArgumentError."""
     try:
         begin(options.log, level, options.log_format)
     except OSError as error:
         raise ArgumentError(f"cannot write the log {options.log}: {error.strerror}") from None
 
 
-# What a command that runs for long asks of the operating system for its process.
+# Settings of a process that runs for long.
 
 
 def add_core(p: Parser) -> None:
@@ -154,104 +150,3 @@ def many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-class MonitoredParty(Protocol):
-    """A running party, as monitoring sees it: `Server`, `Answering`, or the services of `sectorch up`."""
-
-    def unready(self) -> str: ...
-
-    def figures(self) -> dict[str, float]: ...
-
-    def renew(self, credentials: Credentials) -> None: ...
-
-
-def add_watch(p: Parser) -> None:
-    """Add the options of monitoring, which is off by default: health and metrics over HTTP, and traces."""
-    p.add_argument("--manage", metavar="HOST:PORT", help="answer /live and /ready there, by plain HTTP")
-    p.add_argument("--manage-anywhere", action="store_true", help="although other machines reach that address")
-    p.add_argument("--metrics", action="store_true", help="answer /metrics for Prometheus there too")
-    p.add_argument("--metrics-clients", action="store_true", help="with the names of clients, which are personal data")
-    add_traces(p)
-
-
-def add_traces(p: Parser) -> None:
-    p.add_argument("--traces", action="store_true", help="send a trace of each query to OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-class Monitoring:
-    """The monitored party, once it has started, and the renewal of its credentials."""
-
-    def __init__(self):
-        self.party: MonitoredParty | None = None
-        self._renewal: Renewal | None = None
-
-    def begin(self, party: MonitoredParty, credentials: Credentials, read: Callable[[], Credentials]) -> None:
-        """Monitor a party that has started with these credentials, and renew them when their files change."""
-        self.party = party
-        self._renewal = Renewal(credentials, read, party.renew)
-        self._renewal.start()
-
-    def check_renewal(self) -> None:
-        """Check the files of the credentials now."""
-        if self._renewal is not None:
-            self._renewal.soon()
-
-    def close(self) -> None:
-        if self._renewal is not None:
-            self._renewal.close()
-
-    def unready(self) -> str:
-        return "starting" if self.party is None else self.party.unready()
-
-    def figures(self) -> dict[str, float]:
-        party = {} if self.party is None else self.party.figures()
-        return {"ready": not self.unready(), **party, **({} if self._renewal is None else self._renewal.figures())}
-
-
-@contextmanager
-def monitoring(options: argparse.Namespace) -> Iterator[Monitoring]:
-    """Monitoring in the block, as the options ask for it. Health says "starting" until `Monitoring.begin`.
-
-    Raises:
-        ArgumentError: the options contradict each other, the address is invalid, in use or reachable by other machines,
-            or a package is not installed.
-    """
-    _check(options)
-    watching = Monitoring()
-    with ExitStack() as stack:
-        stack.enter_context(tracing(options))
-        stack.callback(watching.close)
-        if options.manage is not None:
-            pages = health(watching.unready)
-            if options.metrics:
-                metrics = Metrics(watching.figures, options.metrics_clients)
-                stack.callback(watch(metrics))
-                pages["/metrics"] = metrics.page
-            management = Management(options.manage, pages, options.manage_anywhere)
-            stack.callback(management.close)
-            console.print(f"port {management.port} answers {', '.join(pages)}", highlight=False)
-        yield watching
-
-
-@contextmanager
-def tracing(options: argparse.Namespace) -> Iterator[None]:
-    """Trace the queries of the block, if the options ask for it. Raises ArgumentError."""
-    if not options.traces:
-        yield
-        return
-    traces = SpanWriter()
-    end: Callable[[], None] = watch(traces)
-    try:
-        yield
-    finally:
-        end()
-        traces.close()
-
-
-def _check(options: argparse.Namespace) -> None:
-    metrics = options.metrics or options.metrics_clients
-    if options.manage is None and (metrics or options.manage_anywhere):
-        raise ArgumentError("--metrics and --manage-anywhere say what is on the port of --manage HOST:PORT; name one")
-    if options.metrics_clients and not options.metrics:
-        raise ArgumentError("--metrics-clients adds names to --metrics; add that, or leave it out")

@@ -43,6 +43,7 @@ from ..identity.certificate_files import check_own_files
 from ..identity.identity import Credentials
 from ..messages import MOST, ServerProcess
 from ..names import NAME, name_of
+from ..observe import add_watch, monitoring
 from ..parties.answer import Answering
 from ..parties.server import IDLE, RUNNING, Server
 from ..store import Store
@@ -60,13 +61,11 @@ from .options import (
     add_pins,
     add_receipts,
     add_store,
-    add_watch,
     begin_log,
     check_room,
     console,
     few_arenas,
     many_files,
-    monitoring,
     on_core,
     pins_of,
     tell,

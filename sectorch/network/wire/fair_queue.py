@@ -1,4 +1,4 @@
-"""Whose call runs next: a bounded queue that is fair among clients."""
+"""A bounded queue of calls that is fair among clients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from contextlib import contextmanager
 from ...errors import BusyError
 
 TICK = 5.0
+"""Seconds between two calls of a waiting call's `tick`."""
 
 
 class FairQueue:
-    """At most `running` calls at once. Of the clients that wait, the one with the fewest running calls, and then the
-    one that was served longest ago, goes first; so a client with many calls does not keep out one with a single call.
-    Where one client has all of several running calls, one more of another client runs beside them.
+    """Runs a bounded number of calls at the same time, and orders those that wait.
+
+    The client with the fewest running calls goes first; of several, the one that was served longest ago. So a client
+    with many calls does not keep out one with a single call. Where all of several running calls are one client's, one
+    call of another client runs beside them.
 
     Args:
+        running: calls that run at the same time.
         waiting: calls that may wait, all clients together.
-        each: calls that one client may have waiting.
+        each: calls of one client that may wait.
     """
 
     def __init__(self, running: int, waiting: int = 64, each: int = 32):
@@ -27,34 +31,37 @@ class FairQueue:
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, str]] = []
         self._running: Counter[str] = Counter()
-        self._served: dict[str, int] = {}
+        self._served: dict[str, int] = {}  # for the last 1000 clients, the number of the turn that each had last
         self._count = 0
         self.closed = ""
         """Why no more calls are taken; empty while they are."""
 
     def drain(self, why: str, seconds: float) -> bool:
-        """Take no more calls, and none of those that wait; whether all that run were done in that time."""
+        """Begin no more calls, and refuse those that wait; returns whether the running ones ended within `seconds`."""
         with self._changed:
             self.closed = why
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._running, seconds)
 
     def figures(self) -> dict[str, float]:
-        """How many calls run and wait now."""
+        """The numbers of running and of waiting calls."""
         with self._changed:
             return {"calls_running": self._running.total(), "calls_waiting": len(self._waiting)}
 
     def wake(self, *_: object) -> None:
-        """Have whoever waits call its `tick` now."""
+        """Have all waiting calls call their `tick` now."""
         with self._changed:
             self._changed.notify_all()
 
     @contextmanager
     def turn(self, client: str, tick: Callable[[], None]) -> Iterator[None]:
-        """Wait for a turn; `tick` is called now and then while waiting, and may raise to give up.
+        """Wait for a turn, which lasts for the block.
+
+        Args:
+            tick: called every `TICK` seconds while waiting; may raise to give up.
 
         Raises:
-            BusyError: too many calls wait already, or no more are taken.
+            BusyError: too many calls wait already, or no more are begun.
         """
         with self._changed:
             self._check_open()
@@ -103,6 +110,7 @@ class FairQueue:
             tick()
 
     def _may_go(self, ticket: tuple[int, str]) -> bool:
+        """Whether this call is the next, and may run now. Called with the lock held."""
         first = min(self._waiting, key=lambda t: (self._running[t[1]], self._served.get(t[1], 0), t[0]))
         alone = self._limit > 1 and len(self._running) == 1 and first[1] not in self._running
         return first is ticket and self._running.total() < self._limit + alone
