@@ -364,7 +364,7 @@ def test_strangers_do_not_fill_the_disk(metrics, monkeypatch, caplog):
     """Ten thousand refused connections: a hundred lines a minute, all are counted, and the next line says how many."""
     now = [1000.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(log, "_SELDOM", {})
+    monkeypatch.setattr(log, "_LINE_LIMITS", {})
     caplog.set_level(logging.INFO)
     metrics = metrics()
     for i in range(10_000):
