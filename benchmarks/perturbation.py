@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from perturbation_attacks import deep_leakage, gamma_from_model, gamma_from_targets
 from perturbation_cost import cost, split
 from rich.console import Console
 from rich.table import Table
@@ -28,9 +29,9 @@ from torch import nn
 from torch.func import functional_call
 
 from sectorch.protocols.perturbation import Federation, Scheme, cohort
-from sectorch.protocols.perturbation.attacks import deep_leakage, gamma_from_model, gamma_from_targets
-from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.federated import DenseNet, ResNet, Settings, load, mlp, train
+from sectorch.protocols.perturbation.experiment import train
+from sectorch.protocols.perturbation.nets import DenseNet, ResNet, build, mlp
+from sectorch.protocols.perturbation.settings import Settings, load
 
 console = Console(width=200)
 PAPER = {

@@ -106,7 +106,7 @@ ITEMS = [
     _p(_M, "Figure 2", "connections in networks", "built", "sectorch/nn/channels.py", "", "sums, products and concatenations have rules, tested against autograd"),
     _p(_M, "Table 1, Table 2", "accuracy beside FedAvg", "reproduced", f"{_PER}", "perturbation.py --table 1", "equal to FedAvg's but for rounding, on bundled data"),
     _p(_M, "Table 3", "with perturbed gradients", "reproduced", f"{_PER}", "perturbation.py --table 3", "equal to FedAvg's but for rounding, on bundled data"),
-    _p(_M, "Table 4, Figure 3", "gradient inversion", "reproduced", f"{_PER}/attacks.py", "perturbation.py --table 4", "the masked update shows the attack nothing at FedAvg's accuracy; unmasked it is the plain gradient; five images of digits, a small net, five seeds, short runs; of a ResNet-20 the errors alone, with LeakyReLU, since through ReLU the attack fails on plain gradients"),
+    _p(_M, "Table 4, Figure 3", "gradient inversion", "reproduced", "benchmarks/perturbation_attacks.py", "perturbation.py --table 4", "the masked update shows the attack nothing at FedAvg's accuracy; unmasked it is the plain gradient; five images of digits, a small net, five seeds, short runs; of a ResNet-20 the errors alone, with LeakyReLU, since through ReLU the attack fails on plain gradients"),
     _p(_M, "Figure 4", "training curves", "reproduced", f"{_PER}", "perturbation.py --table figure4", "the curves lie on each other"),
     _p(_M, "Table 5", "seconds by phase", "measured", f"{_PER}", "perturbation.py --table 5", "of MLP-3 and a CNN, with masks; the paper's ResNet-56 on 224 x 224 is not measured"),
     _p(_V, "Figure 1", "the setting", "built", f"{_SEC}/secsv.py", "", "server, auxiliary server, clients: roles and edges are declared"),

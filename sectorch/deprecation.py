@@ -131,8 +131,9 @@ MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
         ("protocols.capride.directions", "protocols.capride.settings", {}),
         ("protocols.capride.federation", "protocols.capride.cli", {}),
         ("protocols.capride.meter", "protocols.capride.algorithm", {}),
-        ("protocols.perturbation.data", "protocols.perturbation.federated", {}),
-        ("protocols.perturbation.settings", "protocols.perturbation.federated", {}),
+        ("protocols.perturbation.data", "protocols.perturbation.settings", {}),
+        ("protocols.perturbation.federated", "protocols.perturbation.experiment", {}),
+        ("protocols.perturbation.masks", "secure_sum", {"Opening": "MaskOpening"}),
         ("protocols.privhfl.privacy", "protocols.privhfl.settings", {}),
     )
 }

@@ -21,6 +21,7 @@ WITHOUT = {
     "privhfl_paper.py",
     "privhfl_pictures.py",
     "privhfl_seconds.py",
+    "perturbation_attacks.py",
     "perturbation_cost.py",
     "peers.py",
     "peers_crypten.py",

@@ -67,7 +67,8 @@ DOCUMENTED = {
     "protocols.capride.federation": "federation",
     "protocols.capride.meter": "Meter",
     "protocols.perturbation.data": "Data, load",
-    "protocols.perturbation.settings": "Settings",
+    "protocols.perturbation.federated": "PerturbedFL, Settings, train",
+    "protocols.perturbation.masks": "ClientMasks, Opening, cohort",
     "protocols.privhfl.privacy": "curve, epsilon",
 }
 """Modules by the names that docs and examples gave them, and what these imported."""

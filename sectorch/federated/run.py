@@ -340,6 +340,9 @@ class Run:
                 return Held(holders, key, public=public)
             if wanted:
                 self.folder.drop(f"{_file(stage, key)}.*")
+            elif not any(self.present(name) for name in holders):  # its holder goes on from disk, and so do the others
+                self.records += [record] if (record := self.folder.record(_file(stage, key))) else []
+                return Held(holders, key, public=public)
         found = self._once(
             holders, stage, key, function, args, public, self.folder,
             lambda: self._played(function, roles, cast, stage, args),

@@ -41,7 +41,7 @@ PAPERS = {
         "perturbed-fl --data digits --clients 3 --rounds 4 --batch-size 8",
         {"hub": "Server", **{name: f"C{i}" for i, name in enumerate(CLIENTS)}},
         keeping=("hub",),  # a client has no model
-        beside=("perturbation_begin",),
+        beside=("run_turn", "run_turn_relay"),
     ),
     "capride": Paper(
         "capride --parties 3 --samples 32 --test-samples 100 --network mlp --rounds 2 --warmup 2 --head-rank 4",

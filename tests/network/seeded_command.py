@@ -18,7 +18,7 @@ from sectorch.cli.main import run
 from sectorch.federated.command import Command
 from sectorch.protocols.capc import CaPC
 from sectorch.protocols.capride import CaPriDe
-from sectorch.protocols.perturbation.federated import PerturbedFL
+from sectorch.protocols.perturbation.experiment import PerturbedFL
 from sectorch.protocols.privhfl import PrivHFL
 from sectorch.protocols.secsv.cli import Valuation
 

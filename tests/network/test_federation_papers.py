@@ -13,8 +13,9 @@ from sectorch.errors import SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
 from sectorch.protocols.perturbation import messages
-from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.federated import PerturbedFL, Settings, load
+from sectorch.protocols.perturbation.experiment import PerturbedFL
+from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.settings import Settings, load
 
 CLIENTS = {"server-party": "Server", "north": "C0", "south": "C1", "west": "C2"}
 
@@ -68,7 +69,7 @@ def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, 
         assert not torch.equal(history["north"].model.state_dict()[key], value), "a client has no model"
     assert history["server-party"].score == expected.score
     assert all(loss != loss for loss in history["server-party"].losses), "the training loss is nobody's to know"
-    apart = {line for line in lines(found["server-party"][1]) if "perturbation_begin" not in line[0]}
+    apart = {line for line in lines(found["server-party"][1]) if "run_turn" not in line[0]}
     assert {line[:-1] for line in apart} == {line[:-1] for line in lines(whole)}
     assert until(lambda: len(world.server._broker) == 0, 30)
 
@@ -85,7 +86,7 @@ class Stopped(Watch):
     """Ends the run at a round."""
 
     def finished(self, name, record):
-        if name == "round 13":
+        if name == "round-14":
             raise FederationError("stopped by the test")
 
 

@@ -19,9 +19,10 @@ from seeded_system import repeating
 from sectorch.federated.outcome import merged
 from sectorch.federated.training import Training
 from sectorch.protocols import capc, capride, privhfl
-from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.federated import PerturbedFL, load
-from sectorch.protocols.perturbation.federated import Settings as Perturbed
+from sectorch.protocols.perturbation.experiment import PerturbedFL
+from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.settings import Settings as Perturbed
+from sectorch.protocols.perturbation.settings import load
 
 PARTIES = {
     "capc": {"north": "p1", "south": "p2", "west": "p3", "hub": "S"},

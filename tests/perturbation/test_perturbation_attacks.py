@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import perturbation_attacks as attacks
 import pytest
 import torch
 from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
-from sectorch.protocols.perturbation import Noise, Scheme, attacks, cohort
+from sectorch.protocols.perturbation import Noise, Scheme, cohort
 from sectorch.protocols.perturbation.scheme import ask, finish
 
 

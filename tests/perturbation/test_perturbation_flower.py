@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.federated import Settings, load, train
+from sectorch.protocols.perturbation.experiment import train
+from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.settings import Settings, load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_perturbed"
 FLWR = os.environ.get("SECTORCH_FLWR") or shutil.which("flwr", path=str(Path(sys.executable).parent))

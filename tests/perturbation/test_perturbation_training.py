@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 
 from sectorch.federated import Watch
 from sectorch.protocols.perturbation import BatchMismatchError, Scheme, WeightError
-from sectorch.protocols.perturbation.cli import build, main
-from sectorch.protocols.perturbation.federated import PerturbedFL, Settings, load, shards, train
+from sectorch.protocols.perturbation.cli import main
+from sectorch.protocols.perturbation.experiment import PerturbedFL, train
+from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.settings import Settings, load, shards
 
 
 def curves(data_name: str, model_name: str, **settings) -> float:
@@ -103,24 +106,21 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
 
 
 def test_a_stopped_run_goes_on(tmp_path):
-    """Stopped after the 7th of 40 rounds, it goes on from the 6th, and ends as a run that nobody stopped."""
+    """Stopped after the 6th of 40 rounds, it goes on from there, and ends as a run that nobody stopped."""
     data = load("digits")
     model, how = build("mlp3", data, torch.float64, 0), Settings(clients=2, rounds=40, method="fedavg", seed=3)
 
     class Stop(Watch):
         def finished(self, name, record):
-            if name == "round 7":
+            if name == "round-6":
                 raise KeyboardInterrupt
 
     whole = PerturbedFL(data, model, how).run()
     with pytest.raises(KeyboardInterrupt):
         PerturbedFL(data, model, how, out=tmp_path).run(Stop())
-    assert json.loads((tmp_path / "state.json").read_text())["done"] == 6
+    assert len(list(tmp_path.glob("round-*.json"))) == 3, "two rounds a stage"
     again = PerturbedFL(data, model, how, out=tmp_path).run()
     assert again.losses == whole.losses and again.score == whole.score
-    (tmp_path / "round-38.pt").touch()  # as a kill leaves it after the record of round 40
-    PerturbedFL(data, model, how, out=tmp_path).run()
-    assert [path.name for path in tmp_path.glob("round-*.pt")] == ["round-40.pt"]
     perturbed = how.but(method="perturbed")
     folder = tmp_path / "perturbed"
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +134,8 @@ def test_a_stopped_run_goes_on(tmp_path):
     [
         (["--data", "breast-cancer", "--model", "cnn"], "takes images"),
         (["--data", "diabetes", "--loss", "cross_entropy"], "is a regression"),
-        (["--data", "cifar100"], "a folder that is there already"),
+        (["--data", "images"], "a folder that is there already"),
+        (["--data", "ubmd", "--data-root", "nowhere"], "ubmd is not on disk: looked for bank-additional-full.csv"),
         (["--clients", "100000"], "clients for"),
         (["--partitions", "11"], "from 1 to n_L = 10"),
     ],
@@ -154,7 +155,7 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sectorch.protocols.perturbation.cli.PerturbedFL.run", interrupted)
+    monkeypatch.setattr("sectorch.protocols.perturbation.experiment.PerturbedFL.run", interrupted)
     assert main(["--rounds", "3", "--out", str(tmp_path)]) == 130
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.rglob("*.part"))
@@ -172,10 +173,53 @@ def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypa
 def test_the_folder_is_looked_at_before_torchvision(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(BatchMismatchError, match=r"a folder that is there already: name it with --data-root$"):
-        load("cifar100")
+        load("images")
 
 
-@pytest.mark.parametrize("name, wanted", [("cifar100", "cifar-100-python"), ("images", "train/ and test/")])
-def test_a_folder_without_the_data_says_what_it_should_hold(name, wanted, tmp_path):
-    with pytest.raises(BatchMismatchError, match=f"which should hold {wanted}"):
-        load(name, str(tmp_path))
+def test_a_folder_without_the_data_says_what_it_should_hold(tmp_path):
+    with pytest.raises(BatchMismatchError, match="which should hold train/ and test/"):
+        load("images", str(tmp_path))
+
+
+@pytest.mark.parametrize("settings, words, silent", [
+    (dict(exchange="paper"), ("the true prediction of every sample of every client", "a client that of its"), "shift"),
+    (dict(partitions=2), ("server can compute the true prediction of every sample",), "shift"),
+    (dict(), ("a client's softmax is the true one", "The server learns nothing of them"), "can compute"),
+    (dict(loss="mse"), ("the true outputs of its own samples but for one direction",), "softmax"),
+    (dict(method="fedavg"), ("Protects nothing",), "softmax"),
+])  # fmt: skip
+def test_the_statement_says_who_reads_predictions(settings, words, silent):
+    """What the attacks of `test_perturbation_attacks.py` show of each exchange, its run says."""
+    data = load("digits")
+    found = PerturbedFL(data, build("mlp3", data, torch.float64, 0), Settings(clients=2, rounds=1, **settings)).run()
+    said = " ".join(found.sentences())
+    assert all(word in said for word in words) and silent not in said
+
+
+def test_the_report_has_the_ledgers_rows():
+    """Who received what, and whether it was hidden, from the messages that crossed; bytes are theirs."""
+    data = load("digits")
+    model = build("mlp3", data, torch.float64, 0)
+    found = PerturbedFL(data, model, Settings(clients=2, rounds=3, exchange="paper")).run()
+    shown = {(row["role"], row["message"]): row for row in found.received}
+    assert shown["Server", "request"]["shows"] == shown["C0", "reply"]["shows"] == "the prediction of every sample"
+    assert shown["Server", "request"]["messages"] == 3 * 2
+    assert found.up_bytes == sum(row["bytes"] for row in found.received if row["role"] == "Server") > 0
+    assert found.as_dict()["received"] == found.received
+    assert "each client" in {cell for table in found.tables() for cell in table.columns[0].cells}
+
+
+def test_shift_is_named_where_the_scheme_differs_from_the_paper():
+    text = (Path(__file__).parents[2] / "docs" / "perturbation.md").read_text(encoding="utf-8")
+    section = text.split("## Where this differs from the paper")[1].split("\n## ")[0]
+    assert "`shift`" in section and "III-A" in section and "Lemma 7" in section and "r_a equal" in section
+
+
+def test_the_papers_own_data_is_read_from_the_registry(tmp_path):
+    """UBMD and APTOS as regressions, as in Table I; CIFAR-100 and LDC as classes."""
+    rows = ["age;job;y", *(f"{20 + n};{'ab'[n % 2]};{'yes' if n % 3 else 'no'}" for n in range(50))]
+    (tmp_path / "bank-additional-full.csv").write_text("\n".join(rows))
+    data = load("ubmd", str(tmp_path))
+    assert data.regression and data.outputs == 1 and data.train[1].shape == (40, 1)
+    found = PerturbedFL(data, build("mlp3", data, torch.float64, 0), Settings(clients=2, rounds=2, loss="mse")).run()
+    assert 0 < found.score < 10 and found.unit == "loss, and MSE"

@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sectorch.protocols.perturbation import ClientMasks, NoisyModel
-from sectorch.protocols.perturbation.federated import batch_of, shards
+from sectorch.protocols.perturbation.settings import batch_of, shards
 
 from .task import pack, setup, unpack
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from sectorch.protocols.perturbation import DroppedClientError, Update
-from sectorch.protocols.perturbation.federated import score_of
+from sectorch.protocols.perturbation.experiment import score_of
 
 from .task import pack, setup, unpack
 

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from sectorch.protocols.perturbation import Scheme
-from sectorch.protocols.perturbation.cli import build
-from sectorch.protocols.perturbation.federated import Data, Settings, load
+from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.settings import Data, Settings, load
 
 
 def settings_of(config: Mapping) -> Settings:

@@ -14,8 +14,7 @@ from .errors import PerturbationError as PerturbationError
 from .errors import StaleKeyError as StaleKeyError
 from .errors import StateMismatchError as StateMismatchError
 from .errors import WeightError as WeightError
-from .federated import PerturbedFL as PerturbedFL
-from .federated import Settings as Settings
+from .experiment import PerturbedFL as PerturbedFL
 from .messages import Key as Key
 from .messages import Noise as Noise
 from .messages import NoisyModel as NoisyModel
@@ -25,6 +24,7 @@ from .messages import Update as Update
 from .rounds import Federation as Federation
 from .scheme import Recovered as Recovered
 from .scheme import Scheme as Scheme
+from .settings import Settings as Settings
 
 __all__ = [
     "BatchMismatchError",

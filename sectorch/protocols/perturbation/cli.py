@@ -6,14 +6,12 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from ...federated.command import Command, Options, Place, option
-from ...federated.errors import FederationError
-from .federated import NAMES, Data, DenseNet, PerturbedFL, ResNet, Settings, load, mlp
-from .messages import SERVER
-
-MODELS = ("mlp3", "mlp5", "mlp7", "cnn", "resnet20", "resnet32", "resnet56", "densenet")
+from .experiment import PerturbedFL
+from .messages import SERVER, clients_of
+from .nets import MODELS, build
+from .settings import NAMES, REGRESSIONS, Settings, load
 
 
 @dataclass(frozen=True)
@@ -25,27 +23,6 @@ class Trained(Options):
     float32: bool = option(False, "float64 otherwise")
     threads: int = option(1, "of torch; more than one rarely helps nets this small", least=1)
     seed: int = option(0, "of weights, batches and noise", least=0, several=True)
-
-
-def build(name: str, data: Data, dtype: torch.dtype, seed: int) -> nn.Module:
-    """A net for the data's shape, with weights from `seed`."""
-    torch.manual_seed(seed)
-    inputs = torch.Size(data.shape).numel()
-    channels = data.shape[0]
-    if name.startswith("mlp"):
-        body = mlp(int(name[3:]), inputs, data.outputs)
-        return (nn.Sequential(nn.Flatten(), *body) if len(data.shape) > 1 else body).to(dtype)
-    if len(data.shape) != 3:
-        raise FederationError(f"{name} takes images; {data.name} has inputs of shape {list(data.shape)}; use mlp3")
-    if name == "cnn":
-        return nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(), nn.Linear(128, data.outputs),
-        ).to(dtype)  # fmt: skip
-    if name == "densenet":
-        return DenseNet(data.outputs, channels).to(dtype)
-    return ResNet(int(name[6:]), data.outputs, channels).to(dtype)
 
 
 def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
@@ -60,7 +37,7 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
 
 
 def _cast(how: Trained, settings: Settings) -> list[str]:
-    return [SERVER.name, *(f"C{i}" for i in range(settings.clients))]
+    return [SERVER.name, *clients_of(settings.clients)]
 
 
 COMMAND = Command(
@@ -78,7 +55,7 @@ COMMAND = Command(
     Settings(learning_rate=0.05),
     _cast,
     _prepare,
-    lambda how: Settings(learning_rate=0.05, loss="mse" if how.data == "diabetes" else "cross_entropy"),
+    lambda how: Settings(learning_rate=0.05, loss="mse" if how.data in REGRESSIONS else "cross_entropy"),
     {"fedavg": lambda settings: settings.but(method="fedavg")},
 )
 parser, main = COMMAND.parser, COMMAND.main

@@ -218,14 +218,6 @@ def roles_of(clients: int) -> Roles:
     return star_roles(clients_of(clients))
 
 
-@protocol("perturbation_begin", "the beginning of a run", [
-    Message("begun", "Server", "Client", "", "how many rounds were finished before"),
-], roles=PAIR)  # fmt: skip
-def send_begun(net: Net, begun: Located) -> Located:
-    """Where a run goes on: as far as the server has kept it. 8 bytes."""
-    return begun.send(net.Server, net.Client, "begun")
-
-
 @protocol("perturbation_model", "III-A", [
     Message("model", "Server", "Client", "scales and additive noise of the server",
             "a model of the same function, and more (docs/perturbation.md)"),

@@ -31,7 +31,6 @@ from .messages import (
     clients_of,
     exchange,
     roles_of,
-    send_begun,
     send_model,
     send_plain,
 )
@@ -83,17 +82,6 @@ class Federation:
 
     def __repr__(self) -> str:
         return f"Federation({self.clients} clients)"
-
-    def begin(self, done: int) -> int:
-        """How many rounds were finished before, as the server, who has the model, says; `done` counts where it is."""
-        with self.session.call() as net:
-            serves = self.session.present(net.Server)
-            begun = net.own(net.Server, torch.tensor([done], device=None if serves else "meta"))
-            for client in range(self.clients):
-                with self._star.pair(net, client):
-                    told = net.read(send_begun(net, begun), net.Client)
-                    done = done if told.is_meta else int(told)
-        return done
 
     def round(
         self,

@@ -58,6 +58,7 @@ from .messages import (
     signs,
     uniform,
 )
+from .settings import EXCHANGES, LOSSES, PLACES, exchange_of
 
 # The network as the scheme sees it: a body, and a last linear layer that takes the additive noise.
 
@@ -128,8 +129,8 @@ def make_plan(model: nn.Module, width: int | None = None) -> Plan:
 #
 # It hides less than Lemma 7 says. The client holds y*_i = p_i exp(-delta_i) and c_i = (1 - exp(delta_i)) / xi_i, so p_i
 # = y*_i (1 - c_i xi_s) and sum_i p_i = 1 is one linear equation for xi per sample: m samples give the true predictions
-# (`attacks.prediction_from_reply`). The server holds n_L (n_L - 1) numbers mu_ij under n_L masks lambda_i and finds the
-# predictions of every sample of every client as well (`attacks.prediction_from_request`). Use it to follow the paper;
+# (`benchmarks/perturbation_attacks.py`). The server holds n_L (n_L - 1) numbers mu_ij under n_L masks lambda_i and
+# finds the predictions of every sample of every client as well (same file). Use it to follow the paper;
 # `exchange="shift"` shows the client no more than m = 1 does here, shows the server nothing, and needs no noise terms.
 #
 # The paper prints the factor once as (1 - exp(delta)) / xi and twice as its inverse; only the former fits Lemma 5.
@@ -204,12 +205,6 @@ def finish(reply: Reply, log_lambda: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 # The two losses, as the plain training loop would compute them, and the check of a batch's targets.
-
-
-LOSSES = ("cross_entropy", "mse")
-EXCHANGES = ("shift", "paper")
-PLACES = ("weights", "bias")
-"""Where the last layer takes the additive noise: on every weight and its bias (Eq. 6), or on its bias alone."""
 
 
 def loss_of(loss: str, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -809,11 +804,10 @@ class Scheme:
         plan = make_plan(model, channels)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= plan.outputs:
             raise StateMismatchError(f"partitions (m) is a number from 1 to n_L = {plan.outputs}, got {partitions!r}")
-        if exchange is None:
-            exchange = "shift" if partitions == 1 else "paper"
-        if exchange not in EXCHANGES:
+        if exchange not in (None, *EXCHANGES):
             raise NotPerturbableError(f"exchange {exchange!r} is not known; there are {', '.join(EXCHANGES)}")
-        if loss == "cross_entropy" and exchange == "shift" and partitions > 1:
+        exchange = exchange_of(loss, partitions, exchange)
+        if exchange == "shift" and partitions > 1:
             raise StateMismatchError("the shift exchange has one noise for all classes; use partitions=1 or 'paper'")
         if noise_on not in PLACES:
             raise NotPerturbableError(f"noise on {noise_on!r} is not known; there are {', '.join(PLACES)}")
@@ -821,7 +815,7 @@ class Scheme:
             raise NotPerturbableError(
                 f"'{plan.head}' has no bias to take the noise; give it one, or noise_on='weights'"
             )
-        if noise_on == "bias" and loss == "cross_entropy" and exchange == "shift":
+        if noise_on == "bias" and exchange == "shift":
             raise StateMismatchError(
                 "the shift exchange has one term already, and hides less with the noise on the bias"
             )
@@ -829,8 +823,7 @@ class Scheme:
             raise StateMismatchError(f"frac_bits is a number from 1 to 60, got {frac_bits}")
         self.plan = plan
         self.loss = loss
-        self.exchange = exchange if loss == "cross_entropy" else None
-        self.partitions, self.noise_on = partitions, noise_on
+        self.exchange, self.partitions, self.noise_on = exchange, partitions, noise_on
         self.noise = noise or Noise()
         self.frac_bits = frac_bits
         self._model, self._channels = model, channels

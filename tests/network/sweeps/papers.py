@@ -90,7 +90,7 @@ _SHAPLEY = "shapley --clients 3 --rounds 2 --samples 120 --tests 24 --skip --no-
 _PERTURBED = "perturbed-fl --clients 3 --rounds 6 --batch-size 8"
 _CLIENTS = {"north": "C0", "south": "C1", "west": "C2"}
 PAPERS = {
-    "perturbed-fl": Paper("perturbed-fl", {"hub": "Server", **_CLIENTS}, _PERTURBED, "round-6.pt", learns=("hub",)),
+    "perturbed-fl": Paper("perturbed-fl", {"hub": "Server", **_CLIENTS}, _PERTURBED, "round-6-*.pt", learns=("hub",)),
     "capride": Paper(
         "capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19, of_file=_models
     ),

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from .errors import BatchMismatchError
-from .messages import Key, Reply, Request
+from sectorch.protocols.perturbation import BatchMismatchError, Key, Reply, Request
 
 
 def canonical(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
