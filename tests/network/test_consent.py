@@ -225,13 +225,13 @@ def test_a_reveal_that_is_in_the_program_is_in_the_consent_and_changes_the_diges
     reveal, why = SHOWN[name]
     file = read_federation(world.path)
     found, plain = dry_run_source(attack(reveal), file), dry_run_source(attack(lambda *_: None), file)
-    assert found.whole, found.stopped
+    assert found.complete, found.stopped
     assert any(re.search(why, line) for line in found.learned), found.learned
     assert len(found.reveals) > len(plain.reveals) and found.traced != plain.traced
 
 
 def runs(world, program, bounds=(), label="run"):
-    """What each party's run gave, and its ledger; each agreed to what the rehearsal has found, and to the bounds."""
+    """What each party's run gave, and its ledger; each agreed to what the dry run has found, and to the bounds."""
     file = read_federation(world.path)
     found = dry_run_source(program, file)
     written = bounds_of(bounds, lambda name: file.member_named(name).name)
@@ -277,7 +277,7 @@ def among_two(other):
 
 def test_roles_of_its_own(world):
     results, ledgers, found = runs(world, among_two(False))
-    assert found.whole and results["alpha"]["sum"] == 0 and "the sum" in ledgers["beta"].text, results
+    assert found.complete and results["alpha"]["sum"] == 0 and "the sum" in ledgers["beta"].text, results
     results, ledgers, _ = runs(world, among_two(True))
     assert "has not agreed to this" in str(results["beta"]) and ledgers["beta"].text == "nothing"
 
@@ -353,16 +353,16 @@ def again_after_a_refusal(parties):
 
 
 @pytest.mark.parametrize("name", [*HIDDEN, "another session", "after a refusal"])
-def test_a_reveal_that_a_rehearsal_cannot_see_is_refused_at_the_party_whose_half_it_is(world, name):
+def test_a_reveal_that_a_dry_run_cannot_see_is_refused_at_the_party_whose_half_it_is(world, name):
     own = {"another session": in_another_session, "after a refusal": again_after_a_refusal}
     program = own.get(name) or attack(HIDDEN[name])
     results, ledgers, found = runs(world, program)
-    assert found.whole
+    assert found.complete
     check_refused(results, ledgers)
 
 
 def check_refused(results, ledgers):
-    """By a party that does something else than its rehearsal; beta's half stays where it is."""
+    """By a party that does something else than its dry run; beta's half stays where it is."""
     refused = [error for error in results.values() if isinstance(error, errors.RefusedError)]
     own = [error for error in refused if "has not agreed to this, and nothing of it was sent" in str(error)]
     assert own and isinstance(results["beta"], errors.SectorchError)
@@ -440,10 +440,10 @@ def by_an_announced_shape(parties):
             sectorch.announced(torch.empty(shape[:1], dtype=torch.bool), owner="S", session=session)
 
 
-def test_bounds_are_held_where_a_rehearsal_ends_at_an_announced_shape(world):
+def test_bounds_are_held_where_a_dry_run_ends_at_an_announced_shape(world):
     bounds = ["reveal_to_A:A=1", "announce:alpha=14", "announce:S=14", "announce:gamma=14"]
     results, _, found = runs(world, announcing(False), bounds)
-    assert not found.whole and not found.traced and results["alpha"]["sum"] == 6 + IDS.sum()
+    assert not found.complete and not found.traced and results["alpha"]["sum"] == 6 + IDS.sum()
     results, _, _ = runs(world, announcing(True), bounds)
     assert isinstance(results["beta"], errors.RefusedError) and "alpha learns [3]" in str(results["beta"])
     assert isinstance(results["alpha"], errors.SectorchError)

@@ -119,14 +119,14 @@ def _program(options: argparse.Namespace, federated: FederationFile, own: PartyC
         "program": source.name, "source": source.digest, "traced": found.traced, "parties": parties, "from": starters,
         "learned": list(found.learned), "reveals": [str(bound) for bound in bounds], "cost": dict(found.cost or {}),
     }  # fmt: skip
-    steps = "none" if found.whole else "depend on inputs, or are many: only the source is compared"
+    steps = "none" if found.complete else "depend on inputs, or are many: only the source is compared"
     words = [
         f"{source.name} of {source.path}",
         f"  source {source.digest}" + (f", with {len(source.used)} files that it imports" if source.used else ""),
         f"  steps  {found.traced or steps}",
         f"  among  {', '.join(parties)}; started by {', '.join(starters)}",
-        *(f"  {line}" for line in found.learned or (("nobody learns anything",) if found.whole else ())),
-        *([f"  then   it depends on inputs ({found.stopped}): read the source"] if not found.whole else []),
+        *(f"  {line}" for line in found.learned or (("nobody learns anything",) if found.complete else ())),
+        *([f"  then   it depends on inputs ({found.stopped}): read the source"] if not found.complete else []),
         *(f"  within {bound}, elements that may be learned at most; enforced while it runs" for bound in bounds),
     ]
     if found.cost is not None:

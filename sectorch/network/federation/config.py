@@ -1,4 +1,6 @@
-"""The federation file: who the parties are, how they know each other, and where they meet. All have the same one.
+"""The federation file, which all parties share, and the configuration file of one party.
+
+The federation file has the parties, their identity keys, and the servers at which they meet:
 
     [federation]
     name = "sum-of-three"
@@ -8,8 +10,8 @@
     role = "H1"
     identity = "SHA256:..."
 
-Where there are several servers each is a party with an address. A session is at the first of those that take part in
-it; sessions of others are at the one that they name, or at the first:
+Where there are several servers, each is a party with an address. A session meets at the first server that takes part in
+it. Sessions without one meet at the server that their parties name, or at the first:
 
     [parties.principal]
     address = "principal.example:7100"
@@ -19,7 +21,23 @@ it; sessions of others are at the one that they name, or at the first:
     [parties.hospital-a]
     server = "principal"
 
-It holds no secret, and nothing that one party alone decides: that is in the party's own file (`own.py`).
+It holds no secret, and nothing that one party alone decides. That is in the party's own file, NAME.toml beside it:
+
+    [files]
+    folder = "."                # NAME.pem, NAME-key.pem, NAME-identity.pem and ca.pem, as `sectorch keys` leaves them
+    store = "north-store"
+    receipts = "north-receipts"
+
+    [limits]
+    runs = 2
+
+    [[accept]]                  # see `policy.py`; `sectorch federation accept` writes these
+    program = "secure_sum.py:program"
+
+They are two files for three reasons. The parties of a session sign the digest of the federation file, so a change of it
+is a change at all of them, while a party's own decisions change often and concern nobody else. What a party accepts
+tells others what it has. And whoever may write the federation file must not be able to make a party accept something:
+so nobody but the party may write its own file.
 """
 
 from __future__ import annotations
@@ -48,9 +66,9 @@ from ..store import BUDGET
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 SERVER = "server"
-"""The name of the server that `server = "HOST:PORT"` in [federation] is."""
+"""The name of the server whose address is `server` in [federation]."""
 MESSAGE = 1 << 30
-"""Bytes of the largest message, unless the file names another limit."""
+"""Bytes of the largest message, unless the file sets another limit."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +76,10 @@ class Member:
     """A party of the federation.
 
     Args:
-        role: that it plays where roles are not said otherwise.
-        identity: fingerprint of its long-term key.
-        address: host:port where it listens, if it is a server; others dial out.
-        server: the name of the server that it dials; the first one where it is empty.
+        role: the role that it plays unless a program names parties itself.
+        identity: fingerprint of its identity key.
+        address: host:port at which it listens, if it is a server.
+        server: the name of the server that it dials; the first one if empty.
     """
 
     name: str
@@ -73,12 +91,12 @@ class Member:
 
 @dataclass(frozen=True)
 class FederationFile:
-    """What a federation file says.
+    """The content of a federation file.
 
     Args:
-        server: host:port of a server that is no party; empty where servers are parties.
+        server: host:port of a server that is no party; empty if servers are parties.
         largest: bytes of the largest message that a party may send.
-        edges: pairs of names that may exchange messages; all may where it is None.
+        edges: pairs of names that may exchange messages; None allows all pairs.
     """
 
     name: str
@@ -89,24 +107,27 @@ class FederationFile:
 
     @property
     def servers(self) -> dict[str, str]:
-        """Addresses of the servers by name, in their order: a server of a meeting is the first of those concerned."""
+        """Addresses of the servers by name, in their order."""
         alone = {SERVER: self.server} if self.server else {}
         return alone | {member.name: member.address for member in self.members if member.address}
 
     def home(self, name: str) -> str:
-        """The name of the server at which a party hears of what others propose, and meets those that are no servers."""
+        """The name of the server at which a party gets proposals, and meets parties that are no servers."""
         return self.member(name).server or next(iter(self.servers))
 
     def meets_at(self, names: Iterable[str]) -> str:
-        """The name of the server at which these parties meet: the first that is one of them, so that nobody else's
-        machine stands between a server and the others; where none is, the one that all of them name, or the first."""
-        among = set(names)
-        own = next((server for server in self.servers if server in among), None)
-        homes = {self.home(name) for name in among}
+        """The name of the server at which these parties meet.
+
+        It is the first server among them, so that no other party's machine relays their frames. If none of them is a
+        server, it is the one that all of them name, or else the first.
+        """
+        parties = set(names)
+        own = next((server for server in self.servers if server in parties), None)
+        homes = {self.home(name) for name in parties}
         return own or (homes.pop() if len(homes) == 1 else next(iter(self.servers)))
 
     def check_edge(self, one: str, other: str) -> None:
-        """Raises ArgumentError: the file names edges, and this is none."""
+        """Raises ArgumentError: the file names edges, and not this one."""
         if self.edges is not None and tuple(sorted((one, other))) not in self.edges:
             raise ArgumentError(
                 f"the federation '{self.name}' has no edge between '{one}' and '{other}', and they would exchange "
@@ -115,11 +136,11 @@ class FederationFile:
 
     @property
     def digest(self) -> str:
-        """Of what it says, comments and order aside: the parties of a session have the same."""
+        """SHA-256 of the content without comments and order; the parties of a session compare it."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def member(self, name: str) -> Member:
-        """Raises ArgumentError: nobody of that name."""
+        """The party of that name. Raises ArgumentError: there is none."""
         found = next((member for member in self.members if member.name == name), None)
         if found is None:
             known = ", ".join(member.name for member in self.members)
@@ -130,11 +151,10 @@ class FederationFile:
         """The party of that name, or the one that plays the role of that name.
 
         Raises:
-            ArgumentError: nobody, or several that play it.
+            ArgumentError: there is none, or several parties play the role.
         """
-        played = [member for member in self.members if name in (member.name, member.role)]
-        own = [member for member in played if member.name == name]
-        found = own or played
+        players = [member for member in self.members if name in (member.name, member.role)]
+        found = [member for member in players if member.name == name] or players
         if len(found) == 1:
             return found[0]
         if found:
@@ -147,10 +167,10 @@ class FederationFile:
 
 
 def read_federation(path: str | Path) -> FederationFile:
-    """A federation file.
+    """Read a federation file.
 
     Raises:
-        ArgumentError: it is not there, or not one; in one line, with what is wrong in it.
+        ArgumentError: it is missing or invalid; the text is one line that says what is wrong.
     """
     try:
         return parse(read_toml(Path(path), "the federation file", "a federation"))
@@ -186,16 +206,16 @@ class _Party(msgspec.Struct, frozen=True):
     server: Annotated[str, Meta(description="the name of a server")] = ""
 
 
-def parse(said: object) -> FederationFile:
-    """The same of what TOML says. Raises ArgumentError."""
-    file = read_table(_File, said, "the file")
+def parse(content: object) -> FederationFile:
+    """A federation file's content, from what TOML gives. Raises ArgumentError."""
+    file = read_table(_File, content, "the file")
     head = read_table(_Head, file.federation, "[federation]")
     members = [_member(name, table) for name, table in file.parties.items()]
     if len(members) < 2:
         raise ArgumentError("a federation has at least two parties, each with a table [parties.NAME]")
-    _different(members)
+    _check_distinct(members)
     name = name_of(head.name, "the name in [federation]")
-    server = "" if not head.server and any(m.address for m in members) else address_of(head.server)
+    server = "" if not head.server and any(m.address for m in members) else check_address(head.server)
     largest = head.largest_message_mb << 20
     found = FederationFile(name, server, tuple(sorted(members, key=lambda member: member.name)), largest)
     for member in found.members:
@@ -205,8 +225,8 @@ def parse(said: object) -> FederationFile:
     return found if head.edges is None else replace(found, edges=_edges(head.edges, found))
 
 
-def _different(members: list[Member]) -> None:
-    """Whether nobody can be taken for another one."""
+def _check_distinct(members: list[Member]) -> None:
+    """Raise ArgumentError where one party could be taken for another."""
     seen: dict[str, str] = {}
     for member in members:
         if member.identity and seen.setdefault(member.identity, member.name) != member.name:
@@ -224,19 +244,19 @@ def _different(members: list[Member]) -> None:
             )
 
 
-def address_of(said: str) -> str:
-    """HOST:PORT. Raises ArgumentError."""
-    if not _ADDRESS.fullmatch(said) or not 0 < int(said.rsplit(":", 1)[1]) < 65536:
+def check_address(text: str) -> str:
+    """A text that is HOST:PORT. Raises ArgumentError."""
+    if not _ADDRESS.fullmatch(text) or not 0 < int(text.rsplit(":", 1)[1]) < 65536:
         raise ArgumentError(
             f'server = "HOST:PORT" is missing in [federation], or address = "HOST:PORT" of a party that is a server, '
-            f"got {short_repr(said or None)}"
+            f"got {short_repr(text or None)}"
         )
-    return said
+    return text
 
 
-def _edges(said: list[list[str]], federated: FederationFile) -> tuple[tuple[str, str], ...]:
+def _edges(pairs: list[list[str]], federated: FederationFile) -> tuple[tuple[str, str], ...]:
     found = set()
-    for entry in said:
+    for entry in pairs:
         pair = tuple(sorted(federated.member(name).name for name in entry))
         if pair[0] == pair[1]:
             raise ArgumentError(f"an edge goes from '{pair[0]}' to itself")
@@ -245,7 +265,7 @@ def _edges(said: list[list[str]], federated: FederationFile) -> tuple[tuple[str,
 
 
 def federation_text(federated: FederationFile) -> str:
-    """As TOML, which `read` gives back."""
+    """The file's content as TOML."""
     lines = ["[federation]", f'name = "{federated.name}"']
     if federated.server:
         lines.append(f'server = "{federated.server}"')
@@ -255,34 +275,31 @@ def federation_text(federated: FederationFile) -> str:
         lines += ["edges = [", *(f'    ["{one}", "{other}"],' for one, other in federated.edges), "]"]
     for member in federated.members:
         name = member.name if _BARE.fullmatch(member.name) else f'"{member.name}"'
-        said = {"role": member.role, "identity": member.identity, "address": member.address, "server": member.server}
-        lines += ["", f"[parties.{name}]", *(f'{key} = "{value}"' for key, value in said.items() if value)]
+        own = {"role": member.role, "identity": member.identity, "address": member.address, "server": member.server}
+        lines += ["", f"[parties.{name}]", *(f'{key} = "{value}"' for key, value in own.items() if value)]
     return "\n".join(lines) + "\n"
 
 
-def _member(name: str, said: object) -> Member:
+def _member(name: str, table: object) -> Member:
     where = f"[parties.{name_of(name, 'the name of a table in [parties]')}]"
-    own = read_table(_Party, said, where)
+    own = read_table(_Party, table, where)
     if own.role and not own.role.isidentifier():
         raise ArgumentError(f"role in {where} is a name as in Roles('A B'), got {short_repr(own.role)}")
-    address = "" if own.address is None else address_of(own.address)
+    address = "" if own.address is None else check_address(own.address)
     if address and own.server:
         raise ArgumentError(f"server in {where} is the name of a server, and a party with an address has none")
-    if not own.identity and (own.role or not address):  # without both it is a server that is in no program
+    if not own.identity and (own.role or not address):  # without both it is a server that takes part in no program
         raise ArgumentError(
             f"identity in {where} is SHA256: and 43 characters, as `sectorch keys show` prints, and is missing"
         )
     return Member(name, own.role, own.identity, address, own.server)
 
 
-# Clients that a party knows from its federation's file, in place of a file of pins.
-
-
 class ListedPins(Pins):
-    """Fingerprints by name, of those alone that may ask, or be asked.
+    """Pins from a federation file: the fingerprints of the parties that may ask, or be asked.
 
     Args:
-        where: the file that says so, for messages.
+        where: the file that has them, for error texts.
     """
 
     def __init__(self, known: Mapping[str, str], where: str):
@@ -307,42 +324,24 @@ class ListedPins(Pins):
             )
 
 
-# A party's own file, NAME.toml beside the federation file: what one party alone decides, and the others need not know.
-#
-#     [files]
-#     folder = "."                # NAME.pem, NAME-key.pem, NAME-identity.pem and ca.pem, as `sectorch keys` leaves them
-#     store = "north-store"
-#     receipts = "north-receipts"
-#
-#     [limits]
-#     runs = 2
-#
-#     [[accept]]                  # see `policy.py`; `sectorch federation accept` writes these
-#     program = "secure_sum.py:program"
-#
-# It is a file of its own for three reasons. All parties of a session sign the digest of the federation file, so that a
-# change of it is a change at all of them; whom a party lets ask, and where its files lie, changes often and concerns
-# nobody else. What a party accepts tells others what it has. And who may write the federation file must not be able to
-# have a party accept anything: whoever can write this one can, and so nobody else may.
-
+# A party's own file.
 
 _WRITTEN = ("results", "receipts", "log", "store")
-
-
+"""Entries of [files] that the party writes to."""
 _Whole = Annotated[int, Meta(gt=0, lt=10**9, description="a whole number above 0")]
 _Above = Annotated[float, Meta(gt=0, lt=1e9, description="a number above 0")]
 _Path = Annotated[str, Meta(min_length=1, description="a path")]
 
 
 class PartyLimits(msgspec.Struct, frozen=True):
-    """What a party bounds.
+    """The limits of a party.
 
     Args:
-        runs: programs at once. run_seconds: of one of them.
-        wait_seconds: for the others to come. patience_seconds: without a word that mean that a party hangs.
-        drain_seconds: that SIGTERM leaves to what runs.
-        store_gb: of prepared material.
-        calls: of a server, at once. call_seconds: that a party may hold up a server's call.
+        runs: programs that run at the same time. run_seconds: longest run.
+        wait_seconds: time for the other parties to come. patience_seconds: silence after which a party counts as lost.
+        drain_seconds: time for running calls after SIGTERM.
+        store_gb: size of the store of prepared material.
+        calls: calls of a server that run at the same time. call_seconds: time that a party may hold up one of them.
     """
 
     runs: _Whole = 2
@@ -357,11 +356,11 @@ class PartyLimits(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PartyConfig:
-    """What NAME.toml says, or nothing of it.
+    """The content of a party's own file, or the defaults where there is no file.
 
     Args:
-        folder: where certificate, keys and CA are. listen: where a server listens; at its address's port if empty.
-        accept: tables of what is accepted, which `policy.py` reads.
+        folder: of certificate, keys and CA. listen: where a server listens; at its address's port if empty.
+        accept: the tables [[accept]], which `policy.py` reads.
     """
 
     path: Path
@@ -372,21 +371,21 @@ class PartyConfig:
     accept: tuple[Mapping[str, Any], ...] = ()
 
     def within(self, path: str) -> Path:
-        """A path that the file names: from its own folder."""
+        """A path in the file, relative to the file's folder."""
         return self.path.parent / path
 
     def results(self, name: str) -> Path:
-        """The folder of what a party learns."""
+        """The folder for the results of runs."""
         return self.files.get("results", self.path.parent / f"{name}-results")
 
     def check_room(self, name: str) -> None:
-        """Whether there is room where this party writes. Raises ArgumentError."""
+        """Check that there is room where this party writes. Raises ArgumentError."""
         for key, folder in {"results": self.results(name), **self.files}.items():
             if key in _WRITTEN:
                 writable(folder.parent if key == "log" else folder, f"{key} in [files] of {self.path}")
 
     def receipts(self, name: str, role: str) -> Path | None:
-        """The file of a party's receipts in a role, in a folder that is made; None if none are kept.
+        """The file of a party's receipts in a role; makes its folder. None if no receipts are written.
 
         Raises:
             ArgumentError: the folder cannot be made.
@@ -401,19 +400,19 @@ class PartyConfig:
 
 
 def party_file(federation: Path, name: str) -> Path:
-    """Where a party's own file is."""
+    """The path of a party's own file."""
     return federation.parent / f"{name}.toml"
 
 
 def read_party_config(federation: str | Path, name: str, folder: str | Path | None = None) -> PartyConfig:
-    """A party's own file.
+    """Read a party's own file.
 
     Args:
         federation: the path of the federation file.
-        folder: where the keys are, whatever the file says.
+        folder: of certificate and keys, in place of the one that the file names.
 
     Raises:
-        ArgumentError: what it says is not right. IdentityError: others may write it.
+        ArgumentError: it is invalid. IdentityError: others may write it.
     """
     path = party_file(Path(federation), name_of(name, "the name of a party"))
     if path == Path(federation):
@@ -450,22 +449,22 @@ class _PartyFile(msgspec.Struct, frozen=True):
     accept: Annotated[list[dict[str, Any]], Meta(description="a list of tables, each under [[accept]]")] = []
 
 
-def _parse(path: Path, said: object) -> PartyConfig:
-    file = read_table(_PartyFile, said, "a party's own file")
+def _parse(path: Path, content: object) -> PartyConfig:
+    file = read_table(_PartyFile, content, "a party's own file")
     files = msgspec.to_builtins(read_table(_Files, file.files, "[files]"))
     paths = {key: path.parent / value for key, value in files.items()}
-    listen = address_of(read_table(_Server, file.server, "[server]").listen) if file.server else ""
+    listen = check_address(read_table(_Server, file.server, "[server]").listen) if file.server else ""
     limits = read_table(PartyLimits, file.limits, "[limits]")
     return PartyConfig(path, paths.pop("folder", path.parent), paths, limits, listen, tuple(file.accept))
 
 
 def credentials(federated: FederationFile, name: str, folder: Path) -> Credentials:
-    """A party's own files, checked against each other and the federation file before anything is sent.
+    """A party's certificate and keys, checked against each other and the federation file.
 
     Raises:
-        ArgumentError: no such party, or a file is missing.
-        IdentityError: files of another party, keys that others can read, or that the federation file does not name; a
-            certificate that is not good for calling, or not now.
+        ArgumentError: there is no such party, or a file is missing.
+        IdentityError: files are another party's, others can read a key, the federation file names another key, or the
+            certificate is not for clients or not valid now.
     """
     member = federated.member(name)
     if not member.identity:
@@ -485,7 +484,7 @@ def credentials(federated: FederationFile, name: str, folder: Path) -> Credentia
 
 
 def server_credentials(name: str, folder: Path) -> Credentials:
-    """What a server shows to those that dial: NAME-server.pem, or NAME.pem where it is in no program.
+    """A server's certificate and keys: NAME-server.pem, or NAME.pem for a server that takes part in no program.
 
     Raises: as `credentials`.
     """

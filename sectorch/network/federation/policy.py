@@ -1,18 +1,18 @@
-"""What a party has accepted before anything of its own is used: the tables [[accept]] of its own file.
+"""The acceptance rules of a party, tables [[accept]] of its own file: what it takes part in, and with which inputs.
 
 [[accept]]                              # a program on this party's disk, as it was when it was accepted
 program = "secure_sum.py:program"
 source = "9c7a..."                      # SHA-256 of the file, as sha256sum prints it
-traced = "86a5..."                      # and of all that it sends; left out where inputs decide that, and then
-reveals = ["reveal:collector=4"]        # so many elements may others learn beyond what a rehearsal finds
+traced = "86a5..."                      # digest of its messages; left out if they depend on inputs, and then
+reveals = ["reveal:collector=4"]        # elements that others may learn beyond what a dry run finds
 parties = ["north", "south", "west", "collector"]
 from = ["collector"]                    # who may start it
-inputs = { H1 = "a.npy" }               # of this party's own, read as a run begins
+inputs = { H1 = "a.npy" }               # of this party, read when a run begins
 runs = 10                               # at most, in all
 
 [[accept]]                              # a paper's command
 paper = "capride"
-settings = "1f03..."                    # digest of all its settings, but for those bounded by
+settings = "1f03..."                    # digest of all its settings but those that `most` bounds
 most = { rounds = 20 }
 parties = ["north", "south"]
 from = ["north", "south"]
@@ -98,14 +98,14 @@ _KINDS = {"program": _Program, "paper": _Paper, "model": _Model}
 
 @dataclass(frozen=True)
 class AcceptanceRule:
-    """One table.
+    """One table [[accept]].
 
     Args:
-        kind: "program", "paper" or "model". what: its path and function, or its name.
-        digest: of the program's source, or the paper's settings.
-        starters: who may start it, or ask the model. runs: at most in all; any number if 0.
-        reveals: how much others may learn beyond what the rehearsal finds.
-        most: largest values of some settings. own: words of a paper's command line that this party adds for itself.
+        kind: "program", "paper" or "model". what: a program's path and function, a paper's name, or a model's path.
+        digest: of the program's source, or of the paper's settings.
+        starters: parties that may start it, or query the model. runs: largest number of runs; 0 sets no limit.
+        reveals: bounds of reveals that the dry run does not find.
+        most: largest values of some settings. own: arguments of a paper's command that this party decides.
     """
 
     kind: str
@@ -126,13 +126,13 @@ class AcceptanceRule:
 
     @property
     def key(self) -> str:
-        """Of its runs, for counting them."""
+        """The name under which its runs are counted."""
         return f"{self.what} {self.digest}"
 
 
 @dataclass(frozen=True)
 class AcceptedRun:
-    """What a party takes part in: the proposal, the table that accepts it, and the program's source on its own disk."""
+    """A run that a party takes part in: the proposal, the rule that accepts it, and the source on its own disk."""
 
     proposal: Proposal
     accepted: AcceptanceRule
@@ -144,16 +144,16 @@ class AcceptedRun:
 
 
 class Policy:
-    """All that a party accepts. Making it checks the tables; `check` their files too.
+    """The rules of a party. The constructor checks the tables, and `check` the files that they name.
 
     Raises:
-        ArgumentError: a table that is none, or of parties that are not in the federation.
+        ArgumentError: a table is invalid, or names parties that are not in the federation.
     """
 
     def __init__(self, own: PartyConfig, federated: FederationFile, name: str):
         self._own, self._file, self._name = own, federated, name
         try:
-            self.accepted = tuple(_accepted(entry, own, federated) for entry in own.accept)
+            self.accepted = tuple(_rule(entry, own, federated) for entry in own.accept)
         except ArgumentError as error:
             raise in_file(error, own.path) from None
         if sum(entry.kind == "model" for entry in self.accepted) > 1:
@@ -161,14 +161,14 @@ class Policy:
 
     @property
     def model(self) -> AcceptanceRule | None:
-        """The model that this party answers with."""
+        """The rule of the model that this party answers with, if there is one."""
         return next((entry for entry in self.accepted if entry.kind == "model"), None)
 
     def check(self) -> None:
-        """Whether all that is accepted is there as it was then.
+        """Check that all accepted programs and inputs are as they were when they were accepted.
 
         Raises:
-            ArgumentError: it is not, or a program needs a role or an edge that the federation has not.
+            ArgumentError: one is not, or a program needs a role or an edge that the federation lacks.
         """
         for entry in self.accepted:
             if entry.kind == "program":
@@ -195,10 +195,10 @@ class Policy:
         return source
 
     def agree(self, proposal: Proposal) -> AcceptedRun:
-        """What accepts a proposal.
+        """The run of a proposal that a rule accepts.
 
         Raises:
-            RefusedError: nothing does; the first line that comes near says why, as the proposer is told.
+            RefusedError: no rule accepts it; the proposer gets the reason of the first rule of that name.
         """
         me = self._name
         if proposal.version != metadata.version("sectorch"):
@@ -215,7 +215,7 @@ class Policy:
             try:
                 return self._matched(entry, proposal)
             except (RefusedError, ArgumentError) as error:
-                # What is wrong with this party's own files is for its own log, where paths may stand.
+                # Errors in this party's files, whose texts have paths, are for its own log.
                 own = isinstance(error, ArgumentError)
                 refusals.append(RefusedError(f"'{me}' cannot run it: its own log says why") if own else error)
                 refusals[-1].__cause__ = error if own else None
@@ -242,10 +242,10 @@ class Policy:
 
 
 def check_bounded(found: ProgramReport, bounds: Sequence[Bound], name: str) -> None:
-    """Raises ArgumentError: what a program reveals cannot be worked out ahead, and nobody has said how much it may."""
-    if not found.whole and not bounds:
+    """Raises ArgumentError: the dry run stopped, so that not all reveals are known, and there are no bounds."""
+    if not found.complete and not bounds:
         raise ArgumentError(
-            f"what {name} reveals cannot be worked out without inputs: its rehearsal ended with: {found.stopped}. Name "
+            f"what {name} reveals cannot be worked out without inputs: its dry run ended with: {found.stopped}. Name "
             f"the shapes (sectorch.share(..., shape=)) in place of announcing them; or accept it with --reveals "
             f"PARTY=ELEMENTS, how much each party may learn at most in one run, which is enforced while it runs"
         )
@@ -254,7 +254,7 @@ def check_bounded(found: ProgramReport, bounds: Sequence[Bound], name: str) -> N
 def _check_settings(me: str, entry: AcceptanceRule, proposal: Proposal) -> None:
     try:
         settings = settings_of(entry.what, proposal.arguments)
-    except Exception as error:  # what a settings class finds wrong is of several kinds
+    except Exception as error:  # settings classes raise several types
         raise RefusedError(f"'{me}' cannot read the settings: {' '.join(str(error).split())}") from None
     for name, most in entry.most.items():
         value = settings.get(name)
@@ -281,7 +281,7 @@ def tensor_in(path: Path, name: str) -> torch.Tensor:
     return found
 
 
-def _accepted(said: Mapping[str, Any], own: PartyConfig, federated: FederationFile) -> AcceptanceRule:
+def _rule(said: Mapping[str, Any], own: PartyConfig, federated: FederationFile) -> AcceptanceRule:
     kinds = [kind for kind in _KINDS if kind in said]
     if len(kinds) != 1 or not isinstance(said[kinds[0]], str):
         raise ArgumentError(f"a table [[accept]] names one of {', '.join(_KINDS)}, got {', '.join(said) or 'nothing'}")
@@ -309,7 +309,7 @@ def _accepted(said: Mapping[str, Any], own: PartyConfig, federated: FederationFi
 
 
 def table_text(kind: str, what: str, facts: Iterable[tuple[str, Any]]) -> str:
-    """A table as text."""
+    """A table [[accept]] as text; entries that are empty are left out."""
     return "\n".join(["[[accept]]", f"{kind} = {_toml(what)}", *(f"{k} = {_toml(v)}" for k, v in facts if v)]) + "\n"
 
 

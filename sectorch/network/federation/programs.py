@@ -1,7 +1,7 @@
-"""Programs on a party's own disk: by which digests the parties know that they mean the same, and what it would do.
+"""Programs on a party's own disk: their digests, and a dry run that finds what they send and reveal.
 
-Nothing that is run comes over the network. A program is a file that a party has, and another party's proposal names it
-by the digest of its source, and by that of what it does among the parties, which a rehearsal finds out.
+No code comes over the network. A program is a file that each party has. A proposal names it by the digest of its
+source, and by the digest of the messages that it sends, which the dry run finds.
 """
 
 from __future__ import annotations
@@ -46,11 +46,15 @@ from ..identity.identity import fingerprint
 from .config import FederationFile
 from .reveals import Reveal, compares, message_key, origins_of, reveal_texts, session_key
 
-# Secure inference among parties of a federation: who plays what, and how Q and those that answer know each other.
+# Secure inference among parties of a federation.
 
 
 def star_of(names: Names) -> dict[Party, str]:
-    """The parties of secure inference: Q, S, those that answer, in their order, a dealer, and owners by their names."""
+    """The parties of secure inference and their names: Q, S, the answering parties, a dealer and owners.
+
+    Raises:
+        ArgumentError: the names do not fit these roles.
+    """
     single = [role for role in ("Q", "S", "D") if role in names]
     if not {"Q", "S", "A"} <= set(names) <= {"Q", "S", "A", "D", "O"} or not all(
         isinstance(names[role], str) for role in single
@@ -70,17 +74,17 @@ def star_of(names: Names) -> dict[Party, str]:
 
 
 def roles_of(cast: dict[Party, str]) -> Roles:
-    """The roles that edges and streams of these are taken from: any number of owners play one."""
+    """The roles that give these parties their edges and streams; any number of owners play one role."""
     return OWNED if any(party.role == "O" for party in cast) else STAR
 
 
 OWNED = Roles("Q A S D O", edges="Q-S A-S D-S O-S", streams="Q-A D-A O-A")
-"""The roles of secure inference, and that of those who own an input or learn a result and hold no shares."""
+"""The roles of secure inference, and O for parties that own an input or learn a result and hold no shares."""
 
 
 @dataclass
 class FederationIdentities(Identities):
-    """Q, a dealer or an owner, and an answering party, each of whom knows the other's key from the federation file."""
+    """Identities of which each party knows the other's key from the federation file."""
 
     file: FederationFile | None = None
 
@@ -96,15 +100,15 @@ FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 
 
 def is_function(text: str) -> bool:
-    """Whether it is written as one."""
+    """Whether a text has the form of a function's name."""
     return FUNCTION.fullmatch(text) is not None
 
 
 def function_of(text: str) -> Callable[..., Any]:
-    """The function of that name. Its module is run: it is code that its user trusts.
+    """The function of that name. This runs its module, whose code the user trusts.
 
     Raises:
-        ArgumentError: not written so, or there is none.
+        ArgumentError: the text is no such name, or there is no such function.
     """
     named = FUNCTION.fullmatch(text)
     if named is None:
@@ -116,7 +120,7 @@ def function_of(text: str) -> Callable[..., Any]:
         raise ArgumentError(f"cannot call {text}: {error}") from error
     except SectorchError:
         raise
-    except Exception as error:  # of code that is its user's, and to be mended there
+    except Exception as error:  # an error in the user's code
         raise ArgumentError(f"cannot call {text}: {type(error).__name__}: {error}; --debug shows where") from error
     if not callable(found):
         raise ArgumentError(f"{text} is a {type(found).__name__} and no function")
@@ -141,6 +145,8 @@ def _run_file(path: Path) -> Any:
     return module
 
 
+# The source of a program, and its digest.
+
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _PACKAGES = ("site-packages", "dist-packages")
 _OWN = Path(__file__).resolve().parents[2]
@@ -150,11 +156,11 @@ _LOADING = threading.RLock()
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a function.
+    """The source of a program.
 
     Args:
-        path: of the file. function: its name there.
-        digest: SHA-256 of the file; where it imports files that are not installed, of all of them.
+        path: of the file. function: the function's name in it.
+        digest: SHA-256 of the file; if it imports files that are not installed, a digest of all of them.
         used: those files.
     """
 
@@ -165,19 +171,19 @@ class Source:
 
     @property
     def name(self) -> str:
-        """For people: folders are a party's own matter."""
+        """The program's name for people, without its folder."""
         return f"{self.path.name}:{self.function}"
 
     def kept(self, job: str) -> str:
-        """The name of a folder for what a later run of it goes on with: of this source, and one of several jobs."""
+        """The name of the folder in which one of several jobs of this source keeps what a later run continues from."""
         return f"{self.path.stem[:40]}-{self.function[:40]}-{self.digest[:12]}-{job}"
 
     def load(self) -> Callable[..., Any]:
-        """The function, of the content that has the digest.
+        """The function, loaded from the content that has the digest.
 
         Raises:
-            ArgumentError: there is none, it takes other arguments than the federation, or this process has loaded the
-                file with another content.
+            ArgumentError: there is no such function, it takes other arguments than the federation, or this process has
+                loaded the file with another content.
         """
         with _LOADING:
             known, module = _loaded.get(self.path, ("", None))
@@ -191,7 +197,7 @@ class Source:
             raise ArgumentError(f"there is no function {self.function} in {self.path}")
         try:
             inspect.signature(found).bind(None)
-        except ValueError:  # one that does not say what it takes
+        except ValueError:  # it has no signature
             pass
         except TypeError as error:
             raise ArgumentError(
@@ -207,7 +213,7 @@ class Source:
         module = sys.modules[name] = ModuleType(name)
         module.__file__ = str(self.path)
         sys.path.insert(0, "")
-        try:  # compiled from what was read, and not from a file beside it that Python keeps
+        try:  # compiled from the content that was read: a cached .pyc could differ
             exec(compile(content, str(self.path), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:
             del sys.modules[name]
@@ -218,13 +224,13 @@ class Source:
 
 
 def source_of(program: str, folder: Path | None = None) -> Source:
-    """The source of FILE.py:FUNCTION or MODULE:FUNCTION; nothing of it is run.
+    """The source of FILE.py:FUNCTION or MODULE:FUNCTION; none of its code is run.
 
     Args:
-        folder: from which a file is named; this one unless given.
+        folder: to which a file's path is relative; the current one by default.
 
     Raises:
-        ArgumentError: not written so, or the file is not there or is no Python.
+        ArgumentError: the text has another form, or the file is missing or is no Python.
     """
     named = FUNCTION.fullmatch(program)
     if named is None:
@@ -240,7 +246,7 @@ def source_of(program: str, folder: Path | None = None) -> Source:
 
 
 def _file_of(module: str) -> Path:
-    """The file of a module that is not imported for that."""
+    """The file of a module, which is not imported."""
     places = ["", *sys.path]
     spec = None
     for step in module.split("."):
@@ -255,10 +261,10 @@ def _file_of(module: str) -> Path:
 
 
 def _used(path: Path, content: bytes) -> Iterator[Path]:
-    """Files beside the program that it imports: single modules, and packages whole."""
-    seen, ahead = {path.resolve()}, [(path, content)]
-    while ahead:
-        at, text = ahead.pop()
+    """The files that a program imports and that are not installed; of a package, all files."""
+    seen, queue = {path.resolve()}, [(path, content)]
+    while queue:
+        at, text = queue.pop()
         for name in _imported(at, text):
             spec = PathFinder.find_spec(name, [*([str(at.parent)] if at != path else []), "", *sys.path])
             origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
@@ -267,15 +273,15 @@ def _used(path: Path, content: bytes) -> Iterator[Path]:
             for file in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
                 if file not in seen:
                     seen.add(file)
-                    ahead.append((file, file.read_bytes()))
+                    queue.append((file, file.read_bytes()))
                     yield file
 
 
 @functools.lru_cache(256)
 def _imported(path: Path, content: bytes) -> frozenset[str]:
-    """The packages that a file imports, but for those of Python and this one."""
+    """The top-level packages that a file imports, without Python's own and this one."""
     try:
-        with _LOADING:  # Python 3.11 takes it amiss when two threads parse
+        with _LOADING:  # two threads that parse at the same time crash Python 3.11
             tree = ast.parse(content, str(path))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{path} is no Python: {error}") from None
@@ -289,13 +295,13 @@ def _imported(path: Path, content: bytes) -> frozenset[str]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether this environment has it, or one that it sees: the user's, the system's, or one that a .pth names."""
+    """Whether a file belongs to this environment, or to one on its path: the user's, the system's, one of a .pth."""
     seen = (Path(place).resolve() for place in sys.path if Path(place).name in _PACKAGES)
     return path.is_relative_to(_OWN) or any(path.is_relative_to(place) for place in (*_INSTALLED, *seen))
 
 
 def _digest(path: Path, content: bytes, used: tuple[Path, ...]) -> str:
-    """Of the file alone as sha256sum prints it; of several, of such lines of all of them."""
+    """The file's SHA-256; with other files, the SHA-256 of the digests and names of all of them."""
     own = hashlib.sha256(content).hexdigest()
     if not used:
         return own
@@ -303,26 +309,26 @@ def _digest(path: Path, content: bytes, used: tuple[Path, ...]) -> str:
     return hashlib.sha256("\n".join([own, *sorted(lines)]).encode()).hexdigest()
 
 
+# The dry run of a program.
+
+
 @dataclass(frozen=True)
 class ProgramReport:
-    """What a program does among the parties of a federation, on shapes.
+    """What a program does among the parties of a federation, found on shapes.
 
     Args:
-        traced: a digest of its sessions and of every message in them; empty where that depends on inputs, or is more
-            than a rehearsal looks at.
-        parties: names of those that take part.
-        whole: whether the rehearsal came to the program's end. reveals: all that somebody learns as far as it came.
-        reads: who reads a result, in words. sessions: that it opened (`reveals.session_key`).
-        digests: of what was computed, that were compared. messages: of any kind (`reveals.message_key`). Both None
-            where the rehearsal did not come to the end.
-        results: their shapes, by name.
-        stopped: why it did not come to the end, in words.
-        cost: rounds and bytes, all parties.
+        traced: a digest of its sessions and their messages; empty if the dry run stopped.
+        parties: names of the parties that take part.
+        reveals: all values that a party learns, until the dry run stopped.
+        reads: who reads a result, in words. sessions: those that it opened (`reveals.session_key`).
+        digests: those that parties compare. messages: `reveals.message_key` of each; both None if the dry run stopped.
+        results: shapes of the results, by name.
+        stopped: why the dry run did not reach the program's end; empty if it did.
+        cost: rounds and bytes of all parties; None if the dry run stopped.
     """
 
     traced: str
     parties: tuple[str, ...]
-    whole: bool = True
     reveals: tuple[Reveal, ...] = ()
     reads: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
@@ -333,6 +339,11 @@ class ProgramReport:
     cost: Mapping[str, float] | None = None
 
     @property
+    def complete(self) -> bool:
+        """Whether the dry run reached the program's end."""
+        return not self.stopped
+
+    @property
     def learned(self) -> tuple[str, ...]:
         """Who learns what, in words."""
         return (*dict.fromkeys(self.reads), *reveal_texts(self.reveals))
@@ -340,61 +351,60 @@ class ProgramReport:
 
 @functools.lru_cache(64)
 def dry_run_program(source: Source, federated: FederationFile) -> ProgramReport:
-    """`rehearse` of a program on the disk. Raises ArgumentError."""
+    """The dry run of a program on the disk. Raises ArgumentError."""
     return dry_run_source(source.load(), federated)
 
 
 def dry_run_source(program: Callable[..., Any], federated: FederationFile) -> ProgramReport:
-    """A program without anybody's inputs, as far as it goes without.
+    """Run a program on shapes, without any party's inputs, as far as it goes.
 
     Raises:
-        ArgumentError: it needs a role that nobody plays, or an edge that the federation has not.
+        ArgumentError: it needs a role that nobody plays, or an edge that the federation lacks.
     """
-    rehearsal, stopped, results = DryParties(federated), "", {}
+    parties, stopped, results = DryParties(federated), "", {}
     with Profile() as profile:
         try:
-            found = program(rehearsal)
+            found = program(parties)
             named = (
                 {"result": found} if isinstance(found, torch.Tensor) else found if isinstance(found, Mapping) else {}
             )
             results = {str(k): tuple(v.shape) for k, v in named.items() if isinstance(v, torch.Tensor)}
         except ArgumentError as error:
-            if not rehearsal.parties:
+            if not parties.names:
                 raise
             stopped = str(error)
         except _TooLong:
-            stopped = f"it sends more than {LONGEST} messages"
-        except Exception as error:  # what it does with the values that are not here is its own matter
+            stopped = f"it sends more than {MAX_MESSAGES} messages"
+        except Exception as error:  # the program needs values, which a dry run lacks
             stopped = f"{type(error).__name__} without inputs"
     everybody = tuple(m.name for m in federated.members if m.role)
-    whole = not stopped
+    complete = not stopped
     return ProgramReport(
-        rehearsal.digest() if whole and rehearsal.sessions else "", tuple(sorted(rehearsal.parties)) or everybody,
-        whole, tuple(rehearsal.reveals), tuple(rehearsal.reads), tuple(rehearsal.sessions),
-        tuple(sorted(rehearsal.digests)) if whole else None, tuple(sorted(rehearsal.headers)) if whole else None,
-        results, stopped,
-        profile.as_dict() if whole else None,
+        parties.digest() if complete and parties.sessions else "", tuple(sorted(parties.names)) or everybody,
+        tuple(parties.reveals), tuple(parties.reads), tuple(parties.sessions),
+        tuple(sorted(parties.digests)) if complete else None, tuple(sorted(parties.headers)) if complete else None,
+        results, stopped, profile.as_dict() if complete else None,
     )  # fmt: skip
 
 
-LONGEST = 20_000
-"""Messages after which a rehearsal ends: a program that trains for hours is not rehearsed for hours."""
+MAX_MESSAGES = 20_000
+"""Messages after which a dry run stops: that of a program that trains for hours would take hours."""
 
 
 class _TooLong(BaseException):
-    """Of a rehearsal; no Exception, so that a program does not go on after it."""
+    """Stops a dry run. It is no Exception, so that a program does not catch it and go on."""
 
 
 class DryParties:
-    """`federated.parties.Parties` of whom nobody is here."""
+    """`federated.parties.Parties` none of which is in this process; records what a program does."""
 
     inputs: Mapping[str, torch.Tensor] = {}
     folder = Path(os.devnull)
-    """Nobody keeps anything, and nobody has anything to go on with."""
+    """A dry run keeps nothing, and continues from nothing."""
 
     def __init__(self, federated: FederationFile):
         self._file = federated
-        self.parties: set[str] = set()
+        self.names: set[str] = set()
         self.sessions: list[str] = []
         self.reads: list[str] = []
         self.reveals: list[Reveal] = []
@@ -403,27 +413,27 @@ class DryParties:
         self._steps, self._messages = hashlib.sha256(), 0
 
     def digest(self) -> str:
-        """Of all that was met in, read and sent."""
+        """The digest of all sessions, reads and messages."""
         return self._steps.hexdigest()
 
     def name_of(self, party: Party) -> str:
-        """In the federation file."""
+        """The party's name in the federation file."""
         return self._file.member_named(party.name).name
 
     def present(self, party: str) -> bool:
         self._file.member_named(party)
         return False
 
-    def step(self, *said: Any) -> None:
-        """A step of the digest."""
-        self._steps.update(json.dumps(said).encode() + b"\n")
+    def step(self, *facts: Any) -> None:
+        """Add a step to the digest."""
+        self._steps.update(json.dumps(facts).encode() + b"\n")
 
     def message(
         self, line: Sent, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None
     ) -> None:
-        """A message of a session; the rehearsal that is too long ends at the same place everywhere."""
+        """Record a message of a session. A dry run that is too long stops at the same message at all parties."""
         self._messages += 1
-        if self._messages > LONGEST:
+        if self._messages > MAX_MESSAGES:
             raise _TooLong
         self.headers.add(message_key(line, label, cast))
         reveal = Reveal.of(line, label, cast, origins, session)
@@ -450,7 +460,7 @@ class DryParties:
             return
         single = {role: str(called.get(role, role)) for role in roles.names}
         runtime = self._meet(roles, {Party(name, role): name for role, name in single.items()}, label, agreed)
-        session = _Noted(self, roles, single, runtime)
+        session = _RecordingSession(self, roles, single, runtime)
         runtime.begin(session)
         yield session
 
@@ -462,39 +472,38 @@ class DryParties:
         runtime.begin()
         yield runtime
 
-    def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> _Noting:
+    def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> _RecordingRuntime:
         cast = {party: self._file.member_named(name).name for party, name in parties.items()}
         check_edges(self._file, roles, cast)
-        self.parties |= set(cast.values())
+        self.names |= set(cast.values())
         self.sessions.append(session_key(label, agreed, cast))
         self.step(self.sessions[-1])
-        return _Noting(self, label, cast)
+        return _RecordingRuntime(self, label, cast)
 
 
-class _Noting(DryRuntime):
-    """Nobody is here, and the rehearsal hears of each message once the session has begun; a program's own observers
-    have no say in that."""
+class _RecordingRuntime(DryRuntime):
+    """Records each message of a session once it has begun, whatever observers a program adds."""
 
-    def __init__(self, rehearsal: DryParties, label: str, cast: Mapping[Party, str]):
+    def __init__(self, recorder: DryParties, label: str, cast: Mapping[Party, str]):
         super().__init__()
-        self._rehearsal, self._label, self._cast = rehearsal, label, cast
+        self._recorder, self._label, self._cast = recorder, label, cast
         self._origins: Origins | None = None
         self._session: Session | None = None
         self._begun = False
 
     def begin(self, session: Session | None = None) -> None:
-        """The parties have their keys."""
+        """Begin to record: the parties have their keys."""
         self._origins, self._begun = None if session is None else origins_of(session), True
         self._session = None if session is None else weakref.proxy(session)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         if self._begun:
-            self._rehearsal.message(line, self._label, self._cast, self._origins, self._session)
+            self._recorder.message(line, self._label, self._cast, self._origins, self._session)
         return super().transfer(line, value)
 
 
 class _Star(Session):
-    """Secure inference on shapes, in which all that is computed is noted as among parties that are apart."""
+    """Secure inference on shapes, which computes the digests that distributed parties compare."""
 
     def __init__(self, names: Names, runtime: DryRuntime):
         alike = star(names, dry=True)
@@ -506,24 +515,24 @@ class _Star(Session):
         return True
 
 
-class _Noted(Session):
-    """A session on shapes that notes which programs it is given, and who reads what of them."""
+class _RecordingSession(Session):
+    """A session on shapes that records the programs that it runs, and who reads their results."""
 
-    def __init__(self, rehearsal: DryParties, roles: Roles, names: Mapping[str, str], runtime: DryRuntime):
-        self._rehearsal = rehearsal
+    def __init__(self, recorder: DryParties, roles: Roles, names: Mapping[str, str], runtime: DryRuntime):
+        self._recorder = recorder
         super().__init__(roles=roles, names=names, dry=True, runtime=runtime)
 
     def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None, audited: int = 1) -> Any:
-        self._rehearsal.step(program.digest)
+        self._recorder.step(program.digest)
         for node in program.nodes:
             if isinstance(node.step, Read):
-                by = ", ".join(sorted(self._rehearsal.name_of(party) for party in node.step.owners))
-                self._rehearsal.reads.append(f"{by} reads a result")
+                by = ", ".join(sorted(self._recorder.name_of(party) for party in node.step.owners))
+                self._recorder.reads.append(f"{by} reads a result")
         return super().run(program, inputs, material, audited)
 
 
 def check_edges(federated: FederationFile, roles: Roles, cast: Mapping[Party, str]) -> None:
-    """Whether the federation lets those exchange messages that have an edge in these roles. Raises ArgumentError."""
+    """Check that the federation has the edges of these roles. Raises ArgumentError."""
     places = list(cast.items())
     for at, (one, name) in enumerate(places):
         for other, there in places[at + 1 :]:
@@ -531,7 +540,7 @@ def check_edges(federated: FederationFile, roles: Roles, cast: Mapping[Party, st
                 federated.check_edge(name, there)
 
 
-# The papers that can be run among parties that are up, by their commands' names, and their settings' digests.
+# The papers that parties which are up can run, by their commands' names.
 
 
 PAPERS = {
@@ -541,23 +550,23 @@ PAPERS = {
     "privhfl": "protocols.privhfl.cli",
     "shapley": "protocols.secsv.cli",
 }
-"""Where the `COMMAND` of each is."""
-_ELSEWHERE = ("data_root", "worker_count", "worker_kind", "yes", "out", "no_plots", "json", "debug", "controls")
-"""Options that are each party's own, or of simulations."""
+"""The module of each paper's `COMMAND`."""
+_EXCLUDED = ("data_root", "worker_count", "worker_kind", "yes", "out", "no_plots", "json", "debug", "controls")
+"""Options that are each party's own, or for simulations only."""
 
 
 def command_of(paper: str) -> Command:
-    """Raises ArgumentError: there is no such paper."""
+    """The command of a paper. Raises ArgumentError: there is no such paper."""
     if paper not in PAPERS:
         raise ArgumentError(f"there is no paper {ascii(paper)[:60]}; there are {', '.join(PAPERS)}")
     return importlib.import_module(f"sectorch.{PAPERS[paper]}").COMMAND
 
 
 def cast_of(paper: str, arguments: Sequence[str], federated: FederationFile) -> tuple[str, ...]:
-    """Who of a federation takes part in a paper's command with these options.
+    """Names of the parties that take part in a paper's command with these options.
 
     Raises:
-        ArgumentError: a role that nobody plays, or options that are none.
+        ArgumentError: nobody plays a role, or an option is invalid.
     """
     command = command_of(paper)
     roles = command.needs(_parser(paper, command).parse_args(list(arguments)))
@@ -565,10 +574,10 @@ def cast_of(paper: str, arguments: Sequence[str], federated: FederationFile) -> 
 
 
 def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """All settings of a paper's command with these options: which data, and how.
+    """All settings of a paper's command with these options.
 
     Raises:
-        ArgumentError: what is no option of it, or is each party's own, or makes several runs.
+        ArgumentError: an option is invalid, is each party's own, or makes several runs.
     """
     command = command_of(paper)
     parser = _parser(paper, command)
@@ -576,7 +585,7 @@ def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:
         parser.error("a run has no --help")
     options = parser.parse_args(list(arguments))
     plain = parser.parse_args([])
-    for name in _ELSEWHERE:
+    for name in _EXCLUDED:
         if getattr(options, name, None) != getattr(plain, name, None):
             raise ArgumentError(f"--{name.replace('_', '-')} is each party's own, and not a part of what all agree on")
     own = own_of(command)
@@ -595,18 +604,18 @@ def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def own_of(command: Command) -> dict[str, Option]:
-    """The settings of a paper that each party says for itself."""
+    """The settings of a paper that each party decides for itself."""
     return owned(type(command.federation), type(command.settings))
 
 
 def own_words(paper: str, own: Mapping[str, Any], folder: Path) -> list[str]:
-    """Words of a command line, of what one party says for itself.
+    """The arguments of a paper's command for the settings that one party decides.
 
     Args:
-        own: by the setting's name. folder: from which paths are named.
+        own: values by the setting's name. folder: to which paths are relative.
 
     Raises:
-        ArgumentError: a setting that is none of a party's own, or a value that is none of it.
+        ArgumentError: it is no such setting, or its value is invalid.
     """
     command, words = command_of(paper), []
     known = own_of(command)
@@ -623,7 +632,7 @@ def own_words(paper: str, own: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _parser(paper: str, command: Command) -> Parser:
-    """The command's parser, which raises and does not end the process."""
+    """The command's parser, which raises errors in place of ending the process."""
     parser = command.parser()
 
     def refuse(message: str) -> NoReturn:
@@ -637,17 +646,18 @@ def _flag(name: str, option: Option) -> str:
     return f"--{(option.flag or name).replace('_', '-')}"
 
 
-def _flat(before: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, and those within them, by names with dots."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= _flat(f"{before}{name}.", value)
+            found |= _flat(f"{prefix}{name}.", value)
         else:
-            found[before + name] = value
+            found[prefix + name] = value
     return found
 
 
 def settings_digest(paper: str, settings: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """SHA-256 of a paper's settings, but for those that are bounded otherwise."""
+    """SHA-256 of a paper's settings, without those that a party bounds instead."""
     kept = {name: value for name, value in settings.items() if name not in without}
     return hashlib.sha256(json.dumps([paper, kept], sort_keys=True, default=str).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""What a program reveals: what a party agrees to, what is checked as a half leaves, and what its receipts say of it.
+"""The reveals of a program: those that a party agrees to, and the check of each as it leaves.
 
-A reveal is a message by which somebody learns a value (`Header.learner`): what it shows is no uniform bits, or it is a
-half on its way to the learner, or other code than this package's has sent it. A party's run sends none that its party
-did not agree to: those that the rehearsal has found, or such as are within bounds that the party has written down.
+A reveal is a message by which a party learns a value (`Header.learner`): its content is not uniform, it is a share on
+its way to the learner, or code outside this package sends it. A party sends only reveals that it has agreed to: those
+that the dry run found, and others within the bounds that the party's own file sets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..names import readable
 
 _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([0-9]{1,15})")
 LONG = 2000
-"""Characters of a reveal in words."""
+"""Characters of a reveal's text."""
 DIGEST = torch.Size((32,))
 """Shape of the digests that parties compare (`transcript.Agreement`)."""
 
@@ -42,10 +42,10 @@ class Reveal:
         to: the party that learns the value.
         shows: what is learned, in words of the code that sends it.
         from_package: whether that code is this package's.
-        inputs: from which the value was computed, as pairs of a party and a name; empty where they were not recorded.
+        inputs: the inputs from which the value was computed, as pairs of a party and a name; empty if not recorded.
         same: whether the value is one of the inputs itself.
-        before: digest of all that was computed with tensors in the session before (`transcript.Agreement`).
-        place: digest of the steps from which the value comes (`choreography.net.Origins`).
+        before: digest of all computations of the session until then (`transcript.Agreement`).
+        place: digest of the steps that computed the value (`choreography.net.Origins`).
     """
 
     session: str
@@ -67,7 +67,7 @@ class Reveal:
     def of(
         cls, line: Header, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None
     ) -> Reveal:
-        """The reveal that a message is."""
+        """The reveal of a message's value."""
         learner = line.dst if line.learner is None else line.learner
         inputs, same, place = (origins and origins.current) or (frozenset(), False, b"")
         named = {party.name: name for party, name in cast.items()}
@@ -90,15 +90,15 @@ class Reveal:
 
     @property
     def of_what(self) -> str:
-        """Whose input the value is, or was computed from."""
-        said = ", ".join(f"{name!r:.60} of {party}" for party, name in self.inputs)
-        if not said:
+        """The inputs that the value is, or was computed from, in words."""
+        inputs = ", ".join(f"{name!r:.60} of {party}" for party, name in self.inputs)
+        if not inputs:
             return "a computed value"
-        return f"the input {said}" if self.same else f"a value computed from {said}"
+        return f"the input {inputs}" if self.same else f"a value computed from {inputs}"
 
     @property
     def text(self) -> str:
-        """In words; those of the program stand in quotes."""
+        """The reveal in words; words of the program are in quotes."""
         place = f"{self.label!r:.60} of {self.protocol!r:.60}, session {self.session!r:.60}"
         size = f"{list(self.shape)} {self.dtype} ({place})"
         if not self.from_package:
@@ -109,18 +109,18 @@ class Reveal:
 
 
 def reveal_texts(reveals: Iterable[Reveal]) -> list[str]:
-    """In words, in their order, each with how often; halves on their way to a learner are a part of its reveal."""
+    """Texts of reveals in their order, each with its count. A share on its way to the learner is part of its reveal."""
     return word_counts(Counter(r.text for r in reveals if not r.from_package or r.dst == r.to))
 
 
 def word_counts(counted: Mapping[str, int]) -> list[str]:
-    """Words with how often."""
+    """Texts with their counts."""
     return [text if count == 1 else f"{text}, {count} times" for text, count in counted.items()]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How much a party may learn in one run: so many elements at most, by one protocol or by all others."""
+    """The largest number of elements that a party may learn in one run, by one protocol or by all others."""
 
     protocol: str
     to: str
@@ -130,24 +130,24 @@ class Bound:
         return f"{f'{self.protocol}:' if self.protocol else ''}{self.to}={self.elements}"
 
 
-def bounds_of(said: Collection[str], named: Callable[[str], str]) -> tuple[Bound, ...]:
-    """Bounds as they are written: PARTY=ELEMENTS, or PROTOCOL:PARTY=ELEMENTS.
+def bounds_of(texts: Collection[str], name_of: Callable[[str], str]) -> tuple[Bound, ...]:
+    """Bounds that are written as PARTY=ELEMENTS or PROTOCOL:PARTY=ELEMENTS.
 
     Args:
-        named: the name in the federation of a party or role.
+        name_of: gives the name of the party that has a name, or plays a role.
 
     Raises:
-        ArgumentError: one that is none, or twice.
+        ArgumentError: a text has another form, or a bound is given twice.
     """
     found: dict[tuple[str, str], Bound] = {}
-    for text in said:
+    for text in texts:
         parts = _BOUND.fullmatch(text) if isinstance(text, str) else None
         if parts is None:
             raise ArgumentError(
                 f"a bound of reveals is PARTY=ELEMENTS or PROTOCOL:PARTY=ELEMENTS, such as reveal:alpha=1; got "
                 f"{ascii(text)[:80]}"
             )
-        bound = Bound(parts[1] or "", named(parts[2]), int(parts[3]))
+        bound = Bound(parts[1] or "", name_of(parts[2]), int(parts[3]))
         if (bound.protocol, bound.to) in found:
             raise ArgumentError(f"reveals to {bound.to} by {bound.protocol or 'any protocol'} have two bounds")
         found[bound.protocol, bound.to] = bound
@@ -155,14 +155,16 @@ def bounds_of(said: Collection[str], named: Callable[[str], str]) -> tuple[Bound
 
 
 class Ledger:
-    """What one run of a party may send of reveals, and what it has sent.
+    """The reveals that one run of a party may send, and those that it has sent.
 
     Args:
-        me: the party's name. agreed: every reveal that the rehearsal has found; None: any, which is only noted.
-        bounds: of what is not among them. sessions: that the rehearsal has found, as `session_key` writes them.
-        receipt: called before a reveal leaves, with its text and how often it has left at most from now on.
-        digests: of what was computed, that the rehearsal has compared. messages: of any kind that it has sent
-            (`message_key`). Both None where it did not come to the end.
+        me: the party's name.
+        agreed: the reveals that the dry run found; None allows and records all.
+        bounds: for other reveals.
+        sessions: those that the dry run opened (`session_key`).
+        receipt: called before a reveal leaves, with its text, its learner and the count that the receipt covers.
+        digests: those that the dry run compared. messages: those that it sent (`message_key`). Both are None if the
+            dry run did not reach the program's end.
     """
 
     def __init__(
@@ -183,30 +185,30 @@ class Ledger:
         self._over = ""
         self._lock = threading.Lock()
         self.ends: Callable[[RefusedError], None] = lambda _: None
-        """Ends the run at all parties: called with a refusal, so that a program that goes on after it goes nowhere."""
+        """Called with a refusal to end the run at all parties, also where the program catches the error."""
         self.sent: Counter[str] = Counter()
-        """In words, with how often."""
+        """Texts of the reveals that were sent, and their counts."""
 
     def check_session(self, label: str, agreed: str, cast: Mapping[Party, str]) -> None:
-        """Raises RefusedError: the rehearsal has met in no such session: its label would tell others something."""
+        """Raises RefusedError for a session that the dry run did not open; its label would tell others something."""
         if self._left is not None and self._over:
             raise self._refusal(self._over)
         if self._left is not None and session_key(label, agreed, cast) not in self._sessions:
-            raise self._refusal(f"the session '{label}', which its rehearsal did not open")
+            raise self._refusal(f"the session '{label}', which its dry run did not open")
 
     def end(self) -> None:
-        """A session of the run has failed: the run sends nothing more of what it could reveal, and opens no other."""
+        """Refuse all further reveals and sessions, since a session of the run has failed."""
         with self._lock:
             self._over = self._over or "something after a session that has failed"
 
     def watch(self, runtime: PartyRuntime, label: str, cast: Mapping[Party, str], session: Session | None) -> None:
-        """From now on this party's half of nothing leaves by this runtime that was not agreed to."""
+        """Check every message that this party sends by a runtime from now on."""
         origins = None if session is None else origins_of(session)
 
         def guard(line: Sent, value: torch.Tensor) -> None:
             if self._messages is not None and message_key(line, label, cast) not in self._messages:
                 what = f"{line.label!r:.60} {list(line.shape)} of {line.protocol!r:.60}, session {label!r:.60}"
-                raise self._refusal(readable(f"the message {what}, which its rehearsal did not send", LONG))
+                raise self._refusal(readable(f"the message {what}, which its dry run did not send", LONG))
             if line.learner is None:
                 return
             if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
@@ -215,14 +217,14 @@ class Ledger:
         runtime.guard = guard
 
     def _compared(self, digest: bytes, session: Session) -> bool:
-        """Whether others may have it: it was in the rehearsal, or is one of a comparison that ends the run at all
-        where they have another."""
+        """Whether a digest may be sent to be compared: the dry run sent it, or it is of this session's computations."""
         agreement = session.agreement
         if self._digests is not None:
             return digest.hex() in self._digests
         return agreement.comparing and digest in {bytes(32), *agreement._digests.values()}
 
     def _take(self, reveal: Reveal) -> None:
+        """Count a reveal, and write its receipt. Raises RefusedError: it was not agreed to."""
         with self._lock:
             if self._left is not None and self._over:
                 raise self._refusal(self._over)
@@ -234,16 +236,16 @@ class Ledger:
             elif self._left is not None:
                 self._left[reveal] -= 1
             text = reveal.text
-            if (count := self.sent[text]) & (count - 1) == 0:  # at 0, 1, 2, 4, ...: a line for a loop's next as many
+            if (count := self.sent[text]) & (count - 1) == 0:  # 0, 1, 2, 4, ...: one line covers as many more
                 self._receipt(text, reveal.to, max(1, 2 * count))
             self.sent[text] += 1
 
     def _refusal(self, what: str) -> RefusedError:
-        """Also of all that would follow. The others hear nothing that a program may have chosen by a secret."""
+        """The error of a refusal, which ends the run. Its public text has nothing that could depend on a secret."""
         self._over = what
         error = RefusedError(
             f"'{self._me}' has not agreed to this, and nothing of it was sent: {what}. If it is right, accept the "
-            f"program again (`sectorch federation accept`), with --reveals where its rehearsal cannot find it"
+            f"program again (`sectorch federation accept`), with --reveals where its dry run cannot find it"
         )
         vars(error)["told"] = f"'{self._me}' has not agreed to a reveal or a session of this program; see its own log"
         self.ends(error)
@@ -251,12 +253,12 @@ class Ledger:
 
     @property
     def text(self) -> str:
-        """What was sent, in words."""
+        """All reveals that were sent, in words."""
         return "; ".join(word_counts(self.sent)) or "nothing"
 
 
 def origins_of(session: Session) -> Origins:
-    """From now on the session notes whose inputs its values were computed from."""
+    """Have a session record from which inputs its values are computed."""
     weak = weakref.ref(session)
     session.origins = Origins(lambda: b"" if (found := weak()) is None else _computed(found).encode())
     for net in session._setup.values():
@@ -265,20 +267,20 @@ def origins_of(session: Session) -> Origins:
 
 
 def _computed(session: Session) -> str:
-    """All that was computed in a session until now, as a digest for each of its answering parties."""
+    """The digests of all computations of a session until now, one for each of its answering parties."""
     digests = session.agreement._digests
     return " ".join(f"{party.name} {digest.hex()}" for party, digest in sorted(digests.items(), key=str))
 
 
 def session_key(label: str, agreed: str, cast: Mapping[Party, str]) -> str:
-    """A session, as all parties name it."""
+    """The name of a session, which is the same at all parties."""
     return json.dumps([label, agreed, sorted((p.role, p.name, name) for p, name in cast.items())])
 
 
 def message_key(line: Header, label: str, cast: Mapping[Party, str]) -> str:
-    """What others see of a message but its content."""
-    said = label, line.path, line.label, cast[line.src], cast[line.dst], list(line.shape), str(line.dtype)
-    return json.dumps(said)
+    """The facts of a message that others see besides its content."""
+    facts = label, line.path, line.label, cast[line.src], cast[line.dst], list(line.shape), str(line.dtype)
+    return json.dumps(facts)
 
 
 def compares(line: Header) -> bool:
