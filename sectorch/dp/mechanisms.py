@@ -20,10 +20,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 
+from ..choreography import Party
+from ..tensor import SharedTensor
+from ..tensor.holders import draw, reveal_argmax
 from .errors import PrivacyError
 from .noise import LARGEST_SCALE, DiscreteGaussian, DiscreteLaplace, Noise, log_sum
 from .renyi import (
@@ -125,6 +129,24 @@ class NoisyMax(ABC):
         """`labels` with noise of `draw`."""
         return self.labels(votes, *drawn)
 
+    def release(
+        self, votes: SharedTensor, drawn: Drawn | None = None, *, engine: Literal["shares", "yao"] = "yao",
+        party: Party | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The mechanism on a histogram that Q and S hold (CaPC 3.2, steps 2 and 3): Q learns the labels and no votes.
+
+        Args:
+            votes: [N, classes], whole numbers, from `sectorch.collect`.
+            drawn: the noise, where S has drawn it before (`draw`); S alone draws it unless given.
+            engine, party: see `sectorch.reveal_argmax`, whose rounds and bytes it has.
+
+        Returns:
+            int64 [N] at Q; elsewhere a tensor without content.
+        """
+        (noise,) = drawn or (None,)
+        noisy = votes + _drawn_at_S(votes, self.noise, votes.shape, noise)
+        return reveal_argmax(noisy, engine=engine, party=party)
+
 
 @dataclass(frozen=True)
 class GNMax(NoisyMax):
@@ -156,6 +178,14 @@ class LNMax(NoisyMax):
 
     def curve_of(self, votes: Votes) -> np.ndarray:
         return np.minimum(dependent_pure(self.log_error(votes), 2 * self.moved / self.scale), self.curve)
+
+
+def _drawn_at_S(votes: SharedTensor, noise: Noise, shape: Sequence[int], drawn: torch.Tensor | None) -> SharedTensor:
+    """Noise that the server alone draws, or has drawn, as a summand of votes."""
+    return draw(
+        "S", lambda shape: noise.sample(*shape) if drawn is None else drawn, shape, session=votes.session,
+        party=votes.party, scheme=votes.scheme, limit=noise.span + 1,
+    )  # fmt: skip
 
 
 MECHANISMS: dict[str, type[NoisyMax]] = {"gaussian": GNMax, "laplace": LNMax}
@@ -226,6 +256,16 @@ class ConfidentGNMax:
         """`labels` with noise of `draw`."""
         check, answer = drawn
         return torch.where(self.answered(votes, check), self.answer.labels(votes, answer), -1)
+
+    def release(
+        self, votes: SharedTensor, drawn: Drawn | None = None, *, engine: Literal["shares", "yao"] = "yao",
+        party: Party | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """As `NoisyMax.release`, and -1 where the query is not answered, of which S learns nothing."""
+        check, noise = drawn or (None, None)
+        checked = votes + _drawn_at_S(votes, self.noise, votes.shape[:1], check).unsqueeze(1) - self.threshold
+        noisy = votes + _drawn_at_S(votes, self.answer.noise, votes.shape, noise)
+        return reveal_argmax(noisy, where=checked, engine=engine, party=party)
 
     def curve_of(self, votes: Votes, answered: bool) -> np.ndarray:
         """RDP of one query for these votes, which was answered or not. Not private itself."""

@@ -218,16 +218,17 @@ def one_hot_argmax(
 
 def reveal_argmax(
     x: SharedTensor, *, where: SharedTensor | None = None, engine: Literal["shares", "yao"] = "shares",
-    bits: int | None = None,
+    bits: int | None = None, party: Party | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The position of the largest entry of the last dimension, learned by Q, who learns nothing else.
 
     Args:
         x: [..., classes], whole numbers that Q and S hold (`collect`); the first of equal entries counts.
         where: of x's shape: -1 where no entry of it is at least zero.
-        engine: "yao": one garbled circuit between S and Q. "shares": with the first answering party; no two of Q, S and
-            that party may collude.
+        engine: "yao": one garbled circuit between S and Q. "shares": with an answering party; no two of Q, S and that
+            party may collude.
         bits: all entries lie in [-2^(bits - 1), 2^(bits - 1)); what their bounds say unless named.
+        party: that answering party; the session's first unless given.
 
     Returns:
         int64 [...], at Q; elsewhere a tensor without content.
@@ -254,7 +255,7 @@ def reveal_argmax(
     bits = _checked_bits(max(map(_bits_of, both)) if bits is None else bits)
     session.agreement.note(session.Q, "reveal_argmax", *both, engine, bits)
     session.agreement.compare(session.Q)
-    with session.call() as net:
+    with session.call(party) as net:
         if session.reference:
             label = x.shares.argmax(-1)
             if where is not None:

@@ -166,10 +166,9 @@ def test_scikit_learn_votes_in_the_open():
         ("mpc", "yao", "mask_weight"), ("mpc", "yao", "garbled_argmax_onehot"),
         *(
             pytest.param("mpc", "yao", protocol, marks=pytest.mark.sectorch_long)
-            for protocol in ("open_masked", "garbled_pair", "capc_mask", "capc_to_guardian")
+            for protocol in ("open_masked", "garbled_pair", "garbled_inputs", "garbled_result")
         ),
-        ("mpc", "shares", "argmax_onehot_shares"), ("open", "yao", "capc_open_query"),
-        ("open", "yao", "capc_to_guardian"),
+        ("mpc", "shares", "open_masked"), ("mpc", "shares", "collect"), ("open", "yao", "collect"),
     ],
 )  # fmt: skip
 def test_a_party_that_is_lost_is_left_out_of_both_sums(inference, argmax, protocol):
@@ -186,10 +185,21 @@ def test_a_party_that_is_lost_is_left_out_of_both_sums(inference, argmax, protoc
     assert again.voters == 3 and again.lost == ["v1"]
 
 
+@pytest.mark.parametrize("argmax", ["yao", "shares"])
+def test_the_first_party_is_lost(argmax):
+    """Another one takes part in step 3 on shares."""
+    found, mechanism = models(3), Known(0.4)
+    panel = Panel(voters(found), argmax=argmax, **SMALL)
+    with Lost("A1", "open_masked"):
+        answer = panel.ask(IMAGES[:8], mechanism)
+    assert answer.lost == ["v0"]
+    assert torch.equal(answer.labels, (votes_of(found[1:], IMAGES[:8]) + mechanism.drawn[0]).argmax(1))
+
+
 def test_too_few_left_is_refused_before_any_noise():
     found, mechanism = models(3), Known(0.4)
     panel = Panel(voters(found), argmax="shares", **SMALL)
-    with Lost("A1", "capc_mask"), Lost("A3", "capc_to_guardian"), Transcript() as transcript:
+    with Lost("A1", "open_masked"), Lost("A3", "collect"), Transcript() as transcript:
         with pytest.raises(
             TooFewVotersError, match="1 of 3 answering parties voted and an answer needs 2; lost: v0, v2"
         ):
@@ -218,10 +228,10 @@ def test_messages_look_uniform_and_differ_between_runs():
     """Every ring element that crosses in steps 1b and 2 is uniform: its top byte, over two runs of one input."""
     views = []
     for _ in range(2):
-        panel = Panel(voters(models(4)), argmax="shares", **SMALL)
+        panel = Panel(voters(models(4)), **SMALL)
         with Transcript() as transcript:
             panel.ask(IMAGES, GNMax(1.0))
-        own = ("capc_mask", "capc_to_guardian")
+        own = ("garbled_inputs", "garbled_result")
         views.append(torch.cat([value.flatten() for line, value in transcript.lines if line.protocol in own]))
     assert not bool((views[0] == views[1]).any())
     tops = np.bincount((torch.cat(views).numpy() >> 56) & 255, minlength=256)
@@ -230,9 +240,12 @@ def test_messages_look_uniform_and_differ_between_runs():
 
 def test_cost_of_steps_1b_and_2():
     with Profile() as profile:
-        Panel(voters(models(3)), argmax="shares", **SMALL).ask(IMAGES, GNMax(1.0))
+        Panel(voters(models(3)), **SMALL).ask(IMAGES, GNMax(1.0))
     cost = lambda name: sum(m.bytes for m in profile.ledger if m.protocol == name)
-    assert cost("capc_mask") == 3 * 16 * 40 * CLASSES and cost("capc_to_guardian") == 3 * 8 * 40 * CLASSES
+    assert cost("garbled_inputs") == 3 * 16 * 40 * CLASSES and cost("garbled_result") == 3 * 8 * 40 * CLASSES
+    with Profile() as profile:
+        Panel(voters(models(3)), argmax="shares", **SMALL).ask(IMAGES, GNMax(1.0))
+    assert cost("collect") == 3 * 8 * 40 * CLASSES and not cost("garbled_inputs")
 
 
 def test_errors():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,18 @@ from sectorch.data import DataError, Dataset
 from sectorch.data.datasets import Split
 from sectorch.dp import Budget, ConfidentGNMax, GNMax, PrivacyError, epsilon_for, epsilon_of
 from sectorch.federated import ArchitectureError, CheckpointError, FederationError, Training, Watch, Workers
-from sectorch.protocols.capc import PRESETS, CaPC, Party, Settings, TooFewVotersError, algorithm, collaboration, plan
+from sectorch.protocols.capc import (
+    PRESETS,
+    CaPC,
+    Collaboration,
+    Party,
+    Settings,
+    TooFewVotersError,
+    algorithm,
+    cli,
+    collaboration,
+    plan,
+)
 from sectorch.protocols.capc.plan import best, moved_by, right, validated
 
 QUICK = Settings(inference="simulated", local=Training("adam", 1e-2, 32, 3), queries=10, chunk=4)
@@ -303,6 +315,36 @@ def test_presets_leave_the_papers_test_sets(name, size, left):
     assert PRESETS[name].parties == (50 if name == "cifar10" else 250) and len(test[0]) == left
     assert PRESETS[name].delta == (1e-6 if "svhn" in name else 1e-5)
     assert parties[0].architecture == {"m": "lenet", "f": "lenet", "c": "vgg5", "s": "vgg7"}[name[0]]
+
+
+@pytest.mark.parametrize(("name", "sigma", "asked"), [("cifar10", 7, 264), ("svhn", 40, 141), ("mnist", 40, 231),
+                                                      ("fashion-mnist", 40, 568), ("digits", None, 75)])  # fmt: skip
+def test_a_data_set_runs_with_its_defaults(name, sigma, asked):
+    """As many queries as the paper's sigma allows within its epsilon, and enough parties for them: not refused."""
+    preset = PRESETS[name]
+    blank = torch.zeros(preset.pool, 1, 1, 1)
+    parties = [Party(f"p{i}", nn.Identity(), blank[:1], blank[:1, 0, 0, 0], pool=blank) for i in range(preset.parties)]
+    planned = plan(parties, parties[0], 10, cli._base(Collaboration(data=name)))
+    assert planned.queries == asked
+    assert sigma is None or 0.99 * sigma < planned.mechanism.scale <= sigma
+
+
+def test_the_papers_epsilons_are_what_their_noise_costs():
+    """By an own accounting: the Renyi curve of 550 Gaussian answers on a fine grid of orders, converted as in Canonne,
+    Kamath and Steinke, and the exact delta of the composed Gaussian (Balle and Wang) as a lower bound."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    orders, found = np.geomspace(1.001, 1e4, 200_001), []
+    for sigma, delta in ((40, 1e-6), (7, 1e-5), (40, 1e-5), (40, 1e-5)):
+        bounds = 550 * orders / sigma**2 + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+        m = np.sqrt(2 * 550) / sigma
+        exact = lambda e, m=m, delta=delta: norm.cdf(m / 2 - e / m) - np.exp(e) * norm.cdf(-m / 2 - e / m) - delta
+        assert 0.9 * bounds.min() < brentq(exact, 0, 100) < bounds.min()
+        assert epsilon_for(GNMax(sigma), 550, delta) == pytest.approx(bounds.min(), rel=1e-3)
+        found.append(bounds.min())
+    page = " ".join((Path(__file__).parents[2] / "docs" / "capc.md").read_text().split())
+    assert "at the paper's sigma: {:.2f}, {:.1f}, {:.2f} and {:.2f}.".format(*found) in page
 
 
 def test_budget_arithmetic_of_the_report():

@@ -18,67 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...choreography import Located, Message, Net, Party, Phase, leaf, protocol, with_shapes
-from ...choreography.located import compute
+from ...choreography import Located, Message, Net, Party, Phase, protocol
 from ...ckks import CKKSTensor, choose, encrypt, explain, keygen, to_shares
-from ...ckks.convert import finest_scale, random_words
+from ...ckks.convert import finest_scale
 from ...ckks.module import received_ciphertexts, send_keys
 from ...ckks.scheme.ciphertext import residues
 from ...ckks.scheme.keys import Keys, PublicKeys
 from ...ckks.scheme.seal import VALUE_BOUND
 from ...ckks.tensor.ckks_tensor import blank_encryption
-from ...dp import ConfidentGNMax, Mechanism
+from ...dp import Mechanism
 from ...dp.mechanisms import Drawn
 from ...errors import NetworkError
 from ...federated.errors import FederationError
 from ...federated.training import answer_of
-from ...garbled import (
-    argmax_confident,
-    argmax_confident_shares,
-    argmax_noisy,
-    argmax_noisy_shares,
-    argmax_onehot,
-    argmax_onehot_shares,
-    correlate,
-)
-from ...mpc.star.shares import Shares
 from ...nn.secure import secure
 from ...session import Session
 from ...tensor import Scheme, SharedTensor, share_tensor
+from ...tensor.holders import collect, one_hot_argmax
 from .settings import TooFewVotersError
 
 # The messages of CaPC that are its own; the rest is the secure inference and the garbled circuits.
-
-
-@protocol(
-    "capc_mask",
-    "CaPC, step 1b",
-    [Message("masked_half", "A", "S", "r_hat of A"), Message("masked", "S", "Q", "r_hat of A")],
-)
-def mask(net: Net, logits: Shares) -> tuple[Located, Located]:
-    """Logits in shares of A and S become r_hat at A and r - r_hat at Q.
-
-    A draws r_hat alone and fresh. (S's half as it is would not do: Q deals the correlations of the secure inference and
-    knows their masks, so that half would show Q the weights.)
-
-    Args:
-        logits: int64 [N, classes].
-
-    Returns:
-        (at A, at Q), int64 [N, classes].
-
-    Rounds 2, bytes 16 per element. S and Q receive uniform ring elements; neither knows r_hat.
-    """
-    A, S, Q = net.A, net.S, net.Q
-    r_hat = net.fresh(A, _uniform, logits.shape)
-    half = (logits.A - r_hat).send(A, S, "masked_half")
-    return r_hat, (half + logits.S).send(S, Q, "masked")
-
-
-@with_shapes(lambda shape: torch.empty(shape, dtype=torch.int64, device="meta"))
-def _uniform(shape: torch.Size) -> torch.Tensor:
-    """int64 values that only the caller has."""
-    return random_words(shape.numel()).view(shape)
 
 
 @protocol(
@@ -98,51 +57,26 @@ def encrypted_query(net: Net, queries: Located, encrypt: Callable[[torch.Tensor]
     return sealed.send(net.Q, net.S, "query").send(net.S, net.A, "query_forwarded").at("A")
 
 
-@protocol("capc_to_guardian", "CaPC, step 2", [Message("s_hat", "A", "S", "s of Q")])
-def to_guardian(net: Net, s_hat: Located) -> Located:
-    """A's share of its vote goes to the privacy guardian.
-
-    Rounds 1, bytes 8 per element. Uniform to S, which lacks Q's share.
-    """
-    return s_hat.send(net.A, net.S, "s_hat")
-
-
 @protocol(
     "capc_open_query",
     "docs/capc.md",
     [
         Message("query", "Q", "S", "pad of k_QA"),
         Message("query_open", "S", "A", "pad of k_QA, which A knows", "the query, in plain"),
-        Message("s", "A", "S", "pad of k_QA"),
-        Message("s_at_Q", "S", "Q", "s_hat of A"),
     ],
 )
-def open_vote(net: Net, queries: Located, answer: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Located, Located]:
-    """The route for models that cannot be evaluated on secrets: A sees the queries and votes in plain, in shares.
+def open_query(net: Net, queries: Located) -> Located:
+    """The route for models that cannot be evaluated on secrets: A SEES THE QUERIES, float64, and votes in plain.
 
-    Args:
-        queries: float64 [N, ...] at Q.
-        answer: from such queries to one-hot votes, int64 [N, classes]. Its attribute `shapes`, if it has one, gives
-            the votes' shape from that of the queries (`located.compute`).
-
-    Returns:
-        (s at Q, s_hat at A).
-
-    Rounds 4. A LEARNS THE QUERIES. Q and S receive uniform values, as in step 1c.
+    Rounds 2, bytes 16 per element. S receives uniform values.
     """
-    A, S, Q = net.A, net.S, net.Q
-    pad = net.common(Q, A, queries.shape, "pad")
-    sealed = (queries.view(torch.int64) ^ pad).send(Q, S, "query").send(S, A, "query_open")
-    votes = compute(answer, (sealed.at("A") ^ pad).view(torch.float64))
-    s_hat = net.fresh(A, _uniform, votes.shape)
-    cover = net.common(Q, A, votes.shape, "cover")
-    s = ((votes - s_hat) ^ cover).send(A, S, "s").send(S, Q, "s_at_Q")
-    return s.at("Q") ^ cover, s_hat
+    pad = net.common(net.Q, net.A, queries.shape, "pad")
+    sealed = (queries.view(torch.int64) ^ pad).send(net.Q, net.S, "query").send(net.S, net.A, "query_open")
+    return (sealed.at("A") ^ pad).view(torch.float64)
 
 
 LOGIT_BOUND_BITS = 10
 """Encrypted logits are declared to be below 2^10, whatever the largest sums of a voter's weights would allow."""
-LOGIT_BITS = 32
 KEPT_BITS = 16
 """Fraction bits of the logits that the argmax looks at; 32 in all, so logits may reach 2^15 in magnitude."""
 SPARE_LEVELS = 2
@@ -228,7 +162,6 @@ class Panel:
         self.scheme = Scheme(frac_bits)
         self.members = dict(zip(self.session.answering, voters, strict=True))
         self.lost: list[str] = []
-        self._pairs: dict[Party, Any] = {}
         self._secured: dict[Party, Any] = {}
         self._sent: dict[Party, PublicKeys] = {}
         self._keys = self._keygen(voters, sample, batch) if inference == "ckks" else None
@@ -245,103 +178,53 @@ class Panel:
                 ends the session for all.
             drawn: the guardian's noise, where it has drawn it for these queries before (`mechanism.draw`).
 
-        Bytes: those of the inference, 16 per logit for step 1b, `argmax_onehot` per query and party, 8 per class for
-        step 2, `argmax_noisy` (`argmax_confident`) per query. The label is that of the plain mechanism with the same
-        noise, but where a model's two largest logits differ by less than 2^-15 and the error of the secure inference.
+        Bytes: those of the inference, of `one_hot_argmax` and of `collect` for each party, and of `reveal_argmax`. The
+        label is that of the plain mechanism with the same noise, but where a model's two largest logits differ by less
+        than 2^-15 and the error of the secure inference.
 
         Raises:
             TooFewVotersError: fewer votes than `least`; no noise was drawn and nothing revealed.
             NetworkError: the querying party or the guardian was lost.
         """
-        spent: dict[str, float] = {"infer": 0.0, "onehot": 0.0, "argmax": 0.0}
-        at_Q, at_S, nets = [], [], []
+        spent, ballots = {"infer": 0.0, "onehot": 0.0, "argmax": 0.0}, []
         for party, voter in self.members.items():
             if voter.name in self.lost:
                 continue
             try:
-                s, s_hat = self._vote(party, voter, queries, spent)
+                start = time.perf_counter()
+                logits = self._logits(party, voter, queries)  # 1a
+                inferred = time.perf_counter()
+                spent["infer"] += inferred - start
+                ballots.append(collect([self._ballot(logits)]))  # 1b, 1c: s_i + s_hat_i
+                spent["onehot"] += time.perf_counter() - inferred
             except NetworkError:
                 if not self.session.complete:
                     raise
                 self.lost.append(voter.name)
-                continue
-            at_Q.append(s)
-            at_S.append(s_hat)
-            nets.append(party)
-        if len(at_Q) < max(1, least):
+        if len(ballots) < max(1, least):
             raise TooFewVotersError(
-                f"{len(at_Q)} of {len(self.members)} answering parties voted and an answer needs {least}; lost: "
+                f"{len(ballots)} of {len(self.members)} answering parties voted and an answer needs {least}; lost: "
                 f"{', '.join(self.lost)}; nothing was revealed; ask again when they are back"
             )
         start = time.perf_counter()
-        with self.session.call(nets[0]) as net:
-            drawn = drawn or self._drawn(mechanism, len(queries))
-            votes = _sum(*at_S), _sum(*(s.at("Q") for s in at_Q))
-            label = self._label(net, mechanism, *votes, len(at_Q), drawn)
-            labels = net.read(label, net.Q)
+        third = next(party for party, voter in self.members.items() if voter.name not in self.lost)
+        labels = mechanism.release(collect(ballots), drawn, engine=self.argmax, party=third)  # 2, 3
         spent["argmax"] += time.perf_counter() - start
-        return Answer(labels, len(at_Q), list(self.lost), spent)
+        return Answer(labels, len(ballots), list(self.lost), spent)
 
-    def _drawn(self, mechanism: Mechanism, count: int) -> Drawn:
-        """Fresh noise at the guardian; elsewhere its shape."""
-        if self.session.present(self.session.S):
-            return mechanism.draw(count, self.classes)
-        shapes = (
-            ((count,), (count, self.classes)) if isinstance(mechanism, ConfidentGNMax) else ((count, self.classes),)
-        )
-        return tuple(torch.empty(shape, dtype=torch.int64, device="meta") for shape in shapes)
-
-    def _label(
-        self, net: Net, mechanism: Mechanism, votes_S: Located, votes_Q: Located, voters: int, drawn: Drawn
-    ) -> Located:
-        """Steps 2 and 3: S adds the noise to its half of the counts, and Q gets the label."""
-        S = self.session.S
-        # Room for every noise that is drawn but with probability e^-48; beyond, the sum would wrap around, which makes
-        # another label and takes nothing from its privacy.
-        if not isinstance(mechanism, ConfidentGNMax):
-            bits = (mechanism.noise.span + voters).bit_length() + 1
-            total = _sum(net.own(S, drawn[0]), votes_S)
-            if self.argmax == "yao":
-                return argmax_noisy(net, self._pair(S), total, votes_Q, bits=bits)
-            return argmax_noisy_shares(net, total, votes_Q, bits=bits)
-        answer = mechanism.answer.noise
-        bits = (max(answer.span, mechanism.noise.span + mechanism.threshold) + voters).bit_length() + 1
-        noise = (drawn[0] - mechanism.threshold).unsqueeze(1).expand(votes_Q.shape)
-        checked = _sum(net.own(S, noise), votes_S)
-        total = _sum(net.own(S, drawn[1]), votes_S)
-        if self.argmax == "yao":
-            return argmax_confident(net, self._pair(S), checked, total, votes_Q, bits=bits)
-        return argmax_confident_shares(net, checked, total, votes_Q, bits=bits)
-
-    def _vote(self, party: Party, voter: Voter, queries: torch.Tensor, spent: dict) -> tuple[Located, Located]:
-        """Steps 1 and 2 of one answering party: s at Q, and s_hat, arrived at the guardian."""
-        start = time.perf_counter()
+    def _ballot(self, logits: SharedTensor) -> SharedTensor:
+        """Steps 1b and 1c. Whether a logit left its range is nobody's to know: it would be told without noise."""
         if self.inference == "open":
-            with self.session.call(party) as net:
-                plain = net.own(net.Q, queries.double())
-                s, s_hat = open_vote(net, plain, self._answering(voter, queries.dtype))
-                spent["infer"] += time.perf_counter() - start
-                return s, to_guardian(net, s_hat)
-        logits = self._logits(party, voter, queries)
-        inferred = time.perf_counter()
-        spent["infer"] += inferred - start
-        drop = max(0, logits.scale_bits - KEPT_BITS)
-        with self.session.call(party) as net:
-            if not isinstance(logits.shares, Shares):
-                raise FederationError(
-                    "logits of a reference session are in nobody's shares, and a vote is taken on shares"
-                )
-            r_hat, masked = mask(net, logits.shares)
-            if self.argmax == "yao":
-                s, s_hat = argmax_onehot(net, self._pair(party), r_hat, masked, drop=drop, bits=LOGIT_BITS)
-            else:
-                s, s_hat = argmax_onehot_shares(net, r_hat, masked, drop=drop, bits=LOGIT_BITS)
-            sent = to_guardian(net, s_hat)
-        spent["onehot"] += time.perf_counter() - inferred
-        return s, sent
+            return logits
+        return one_hot_argmax(logits.unchecked(), engine=self.argmax, frac_bits=KEPT_BITS)
 
     def _logits(self, party: Party, voter: Voter, queries: torch.Tensor) -> SharedTensor:
-        """Step 1a: [N, classes] in shares of A and S."""
+        """Step 1a: [N, classes] in shares of A and S; votes, where A sees the queries."""
+        if self.inference == "open":
+            with self.session.call(party) as net:
+                plain = net.read(open_query(net, net.own(net.Q, queries.double())), party)
+            votes = self._one_hot(voter, plain.to(queries.dtype))
+            return share_tensor(votes, session=self.session, party=party, scheme=self.scheme, owner=party)
         if self._keys is not None:
             with torch.no_grad():
                 answered = voter.model(self._query(self._keys, party, queries))
@@ -375,27 +258,11 @@ class Panel:
             form = blank_encryption(queries, public.parameters, VALUE_BOUND)
             return received_ciphertexts(form, net.read(sealed, party), self._sent[party])
 
-    def _answering(self, voter: Voter, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From queries in float64 to one-hot votes."""
-
-        @with_shapes(lambda queries: queries.new_empty((len(queries), self.classes), dtype=torch.int64))
-        def answer(queries: torch.Tensor) -> torch.Tensor:
-            return self._one_hot(voter, queries.to(dtype))
-
-        return answer
-
     def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
         answers = answer_of(voter.model, images)
         if int(answers.max()) >= self.classes or int(answers.min()) < 0:
             raise FederationError(f"{voter.name}'s model names a class outside of 0..{self.classes - 1}")
         return F.one_hot(answers, self.classes)
-
-    def _pair(self, garbler: Party) -> Any:
-        """Base oblivious transfers, once a session and garbler."""
-        if garbler not in self._pairs:
-            party = self.session.answering[0] if garbler == self.session.S else garbler
-            self._pairs[garbler] = correlate(self.session.setup(party), garbler)
-        return self._pairs[garbler]
 
     def _keygen(self, voters: Sequence[Voter], sample: torch.Tensor | None, batch: int):
         if sample is None:
@@ -432,8 +299,3 @@ class SimulatedPanel(Panel):
     def votes(self, queries: torch.Tensor) -> torch.Tensor:
         """The counts, [N, classes]."""
         return torch.stack([self._one_hot(voter, queries) for voter in self.voters]).sum(0)
-
-
-@leaf
-def _sum(*values: torch.Tensor) -> torch.Tensor:
-    return torch.stack(values).sum(0)

@@ -21,8 +21,7 @@ def _prepare(how: Collaboration, settings: Settings, place: Place) -> CaPC:
 
 
 def _base(how: Collaboration) -> Settings:
-    preset = PRESETS.get(how.data, PRESETS["digits"])
-    return Settings(local=preset.training, delta=preset.delta)
+    return PRESETS.get(how.data, PRESETS["digits"]).settings()
 
 
 def _cast(how: Collaboration, settings: Settings) -> list[str]:
