@@ -126,6 +126,7 @@ class _Stage:
     """The stage whose function runs now."""
 
     begin: Callable[[int | None], Tick] = lambda parts: silent
+    folder: RunFolder = field(default_factory=lambda: RunFolder(None))
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -135,6 +136,14 @@ _stage: contextvars.ContextVar[_Stage] = contextvars.ContextVar("stage")
 def progress(parts: int | None) -> Tick:
     """In a stage's function: begin a bar of so many parts (None: unknown). Call what is returned after each part."""
     return _stage.get(_Stage()).begin(parts)
+
+
+def parts() -> RunFolder:
+    """In a stage's function: a folder of this stage alone, for parts of its result that are finished before it is.
+
+    What is there is the same stage's, made of the same arguments: a run that was killed in it goes on from there.
+    """
+    return _stage.get(_Stage()).folder
 
 
 def note(**facts: Any) -> None:
@@ -338,6 +347,8 @@ class Run:
             wanted = self._wanted(holders, stage, key)
             if not any(self.present(name) for name in members):
                 return Held(holders, key, public=public)
+            if not wanted and not any(self.present(name) for name in holders):
+                return Held(holders, key, public=public)  # also where this party was killed before it kept its part
             if wanted:
                 self.folder.drop(f"{_file(stage, key)}.*")
             elif not any(self.present(name) for name in holders):  # its holder goes on from disk, and so do the others
@@ -447,7 +458,8 @@ class Run:
             return Held(holders, key, public=public)
         if record is None:
             start = time.perf_counter()
-            now = _Stage(lambda parts: self.watch.step(f"{holders[0]}: {stage}", parts))
+            begin = lambda count: self.watch.step(f"{holders[0]}: {stage}", count)
+            now = _Stage(begin, folder.inside(f"{name}-parts"))
             token = _stage.set(now)
             try:
                 with Received() as received:

@@ -396,9 +396,12 @@ def average_model(total: torch.Tensor, weight: int, like: Mapping[str, torch.Ten
     return found
 
 
-def local_model(model: nn.Module, start: State, x: torch.Tensor, y: torch.Tensor, how: Training, seed: int) -> State:
-    """What a client makes of the global model in a round, on its own samples."""
+def local_model(
+    model: nn.Module, start: State, x: torch.Tensor, y: torch.Tensor, how: Training, seed: int,
+    tick: Callable[[], None] = lambda: None,
+) -> State:  # fmt: skip
+    """What a client makes of the global model in a round, on its own samples; see `train`."""
     local = copy.deepcopy(model)
     local.load_state_dict(start)
-    train(local, x, y, how, seed, smallest=1)
+    train(local, x, y, how, seed, tick, smallest=1)
     return {k: v.detach().clone() for k, v in local.state_dict().items()}

@@ -20,7 +20,7 @@ from sectorch.protocols.capc import CaPC
 from sectorch.protocols.capride import CaPriDe
 from sectorch.protocols.perturbation.experiment import PerturbedFL
 from sectorch.protocols.privhfl import PrivHFL
-from sectorch.protocols.secsv.cli import Valuation
+from sectorch.protocols.secsv import Valuation
 
 
 class Counted(Observer):

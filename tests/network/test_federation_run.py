@@ -83,6 +83,10 @@ def test_parties_apart_get_what_is_theirs_and_ask_once(world, tmp_path: Path):
     assert times == 3, "all of them take part"
     again = apart(world, tmp_path, three)
     assert torch.equal(again["alpha"]["out"].value, first) and CALLS.count("product") == times
+    for name in ("beta", "gamma"):  # killed before they kept their part: nobody waits for what north has
+        next((tmp_path / name).glob("product-*.json")).unlink()
+    again = apart(world, tmp_path, three)
+    assert torch.equal(again["alpha"]["out"].value, first) and CALLS.count("product") == times
     next((tmp_path / "alpha").glob("product-*.json")).unlink()  # what one lacks is computed again by all
     found = apart(world, tmp_path, three)
     assert CALLS.count("product") == 2 * times and torch.equal(found["alpha"]["out"].value.round(), first.round())

@@ -12,8 +12,17 @@ from network_world import until
 from sectorch.errors import NetworkError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
-from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, together
-from sectorch.protocols.secsv.together import JointValuation, Part
+from sectorch.protocols.secsv import (
+    Settings,
+    ShapleyEvaluation,
+    Training,
+    Valuation,
+    build,
+    experiment,
+    fedavg,
+    federation,
+)
+from sectorch.protocols.secsv.experiment import Part
 
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "P", "helper": "X"}
 QUICK = Settings(skip="saving", compare=False)
@@ -42,7 +51,7 @@ def valued(world, made, tmp_path, watch: dict[str, Watch] | None = None, setting
         role = ROLES[name]
         data = {role: (found.train[role], found.test[role])} if role in found.train else {}
         with world.party(name) as party:
-            run = JointValuation(
+            run = Valuation(
                 copy.deepcopy(model), found.shape, list(found.train), data, settings, party, rounds=ROUNDS,
                 training=TRAINING, attending=ATTENDING, out=tmp_path / name,
             )  # fmt: skip
@@ -82,13 +91,14 @@ def test_values_of_parties_apart_are_those_of_one_process(world, made, tmp_path)
     assert isinstance(got["north"], FederationError) and all(
         isinstance(got[n], NetworkError) for n in got if n != "north"
     )
-    got = valued(world, made, tmp_path, {"hub": Stopped(2 + 4)})  # two rounds, or one and the one before, then tests
+    got = valued(world, made, tmp_path, {"hub": Stopped(2 + 4)})  # its part of two rounds, and then tests
     assert isinstance(got["hub"], FederationError) and all(isinstance(got[n], NetworkError) for n in got if n != "hub")
-    tested = (tmp_path / "hub" / "round-001.jsonl").read_bytes()
+    (path,) = (tmp_path / "hub").glob("values-*-parts/round-001.jsonl")
+    tested = path.read_bytes()
     assert tested.count(b"\n") >= 3
     got = valued(world, made, tmp_path)
     assert not any(isinstance(result, BaseException) for result in got.values()), got
-    assert (tmp_path / "hub" / "round-001.jsonl").read_bytes().startswith(tested), "nothing is tested twice"
+    assert path.read_bytes().startswith(tested), "nothing is tested twice"
     result = got["hub"]
     assert result.values == expected.values and result.intervals == expected.intervals
     for one, other in zip(result.rounds, expected.rounds, strict=True):
@@ -99,27 +109,26 @@ def test_values_of_parties_apart_are_those_of_one_process(world, made, tmp_path)
         assert one.nobody == other.nobody and one.values == other.values
     assert all(isinstance(got[name], Part) for name in ROLES if name != "hub")
     for name, role in ROLES.items():
-        if role in found.train:
-            for t in range(ROUNDS):
-                path = tmp_path / name / "training" / f"local-{t + 1:03}.pt"
-                assert path.exists() is (role in models[t])
-                if role in models[t]:
-                    kept = torch.load(path, weights_only=True)
-                    assert all(torch.equal(kept[key], value) for key, value in models[t][role].items())
-        else:
-            assert not (tmp_path / name / "training").exists(), "a server has no model"
+        for t in range(ROUNDS):
+            paths = list((tmp_path / name).glob(f"round-{t + 1}/*/local-*.pt"))
+            assert [path.parent.name for path in paths] == ([role] if role in models[t] else [])
+            for path in paths:
+                [kept] = torch.load(path, weights_only=True)
+                assert all(torch.equal(kept[key], value) for key, value in models[t][role].items())
+        shared = bool(list((tmp_path / name).glob("round-*/global-*.pt")))
+        assert shared is (role in found.train), "a server has no model"
 
 
 def test_a_party_that_is_lost_before_it_has_its_keys_ends_it_for_all(world, made, tmp_path, monkeypatch):
     """Also for those that have theirs: they would wait for it, and it, started again, for them."""
-    inner = together.exchange_keys
+    inner = experiment.exchange_keys
 
-    def failing(clients, parties, agreed):
+    def failing(clients, parties):
         if parties.name == "helper":
             raise FederationError("stopped by the test")
-        return inner(clients, parties, agreed)
+        return inner(clients, parties)
 
-    monkeypatch.setattr(together, "exchange_keys", failing)
+    monkeypatch.setattr(experiment, "exchange_keys", failing)
     got = valued(world, made, tmp_path)
     assert isinstance(got["helper"], FederationError)
     assert all(isinstance(got.get(name), NetworkError) for name in ROLES if name != "helper"), got
@@ -133,4 +142,4 @@ def test_other_protocols_are_a_simulations(world, made):
     with world.party("north") as party:
         for settings in (QUICK.but(protocol="plain"), QUICK.but(processes=2)):
             with pytest.raises(FederationError, match="value by the protocol secsv"):
-                JointValuation(model, found.shape, list(found.train), {}, settings, party, rounds=1)
+                Valuation(model, found.shape, list(found.train), {}, settings, party, rounds=1)

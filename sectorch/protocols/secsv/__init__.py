@@ -2,8 +2,8 @@
 
     result = ShapleyEvaluation(model, rounds, tests, settings=Settings(protocol="secsv")).run()
 
-`secsv.py` and `hesv.py` are the paper's protocols, to be read beside it; `secsv/settings.py` says who may decrypt what;
-`docs/secsv.md` says what each party learns.
+`algorithm.py` is the paper's algorithms, to be read beside them; `secsv.py` and `hesv.py` are their steps;
+`secsv/settings.py` says who may decrypt what; `docs/secsv.md` says what each party learns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ...data.partition import federation as federation
 from ...federated.training import LocalTraining as Training
 from ...federated.training import fedavg as fedavg
 from .experiment import ShapleyEvaluation as ShapleyEvaluation
+from .experiment import Valuation as Valuation
 from .program import GRUClassifier as GRUClassifier
 from .program import build as build
 from .report import Result as Result
@@ -37,6 +38,7 @@ __all__ = [
     "Settings",
     "ShapleyEvaluation",
     "Training",
+    "Valuation",
     "build",
     "contribution_index",
     "estimate",
