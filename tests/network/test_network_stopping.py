@@ -152,7 +152,7 @@ def test_a_job_goes_on_where_it_was(tmp_path):
             ResultFiles(out, QUESTION)
     about.write_bytes(json.dumps(json.loads(right)).encode())
     assert ResultFiles(out, QUESTION).folder == about.parent
-    again.done()
+    again.remove()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -66,9 +66,10 @@ def test_servers_that_cannot_be_named_so(named):
         addresses(named)
 
 
-def test_a_name_that_cannot_be():
-    with pytest.raises(errors.ArgumentError):
-        serve.check_workers(argparse.Namespace(workers=2, replica="a b"))
+def test_a_name_that_cannot_be(capsys):
+    files = ["--cert", "c.pem", "--key", "k.pem", "--clients-ca", "ca.pem"]
+    assert serve.server([*files, "--workers", "2", "--replica", "a b"]) == 1
+    assert "error: --replica is 1 to 64 letters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", ["0", "65", "two"])
@@ -84,14 +85,14 @@ def test_each_worker_has_files_of_its_own(tmp_path):
     options = argparse.Namespace(
         workers=2, store=tmp_path / "s", store_key=None, store_budget=4.0, receipts=Path("r.jsonl"), manage="::1:9000"
     )
-    serve._keep_key(options)
-    owns = [serve._own(options, i) for i in range(2)]
+    key = serve._make_key(options)
+    owns = [serve._worker_options(options, key, i) for i in range(2)]
     assert owns[1] == [
         "--worker", "1", "--store-budget", "2.0", "--store", str(tmp_path / "s" / "worker-1"),
         "--store-key", str(tmp_path / "s" / "store.key"), "--receipts", "r.1.jsonl", "--manage", "::1:9001",
     ]  # fmt: skip
     assert (tmp_path / "s" / "store.key").stat().st_mode & 0o777 == 0o600
-    assert serve._without(["--listen", "a:1", "--cert", "c", "--listen=b:2", "--workers", "2"]) == [
+    assert serve._without_listen(["--listen", "a:1", "--cert", "c", "--listen=b:2", "--workers", "2"]) == [
         "--cert", "c", "--workers", "2",
     ]  # fmt: skip
 
@@ -99,9 +100,9 @@ def test_each_worker_has_files_of_its_own(tmp_path):
 def test_a_port_that_is_in_use_is_refused_before_anything_is_started():
     with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as stack:
         with pytest.raises(errors.PeerLostError, match="name another port"):
-            serve._reserved(stack, f"127.0.0.1:{other.getsockname()[1]}")
-    with ExitStack() as stack, pytest.raises(errors.ArgumentError, match="HOST:PORT"):
-        serve._reserved(stack, "7100")
+            serve._reserve_port(stack, f"127.0.0.1:{other.getsockname()[1]}")
+    with ExitStack() as stack, pytest.raises(errors.ArgumentError, match="host:port"):
+        serve._reserve_port(stack, "7100")
 
 
 class Balancer:

@@ -1,4 +1,4 @@
-"""Files of arrays: what `sectorch query` asks with and what it writes."""
+"""Files of arrays (.npy, .npz, .safetensors): inputs and results of commands."""
 
 from __future__ import annotations
 
@@ -23,37 +23,36 @@ KINDS = (".npy", ".npz", ".safetensors")
 
 
 def read_arrays(path: Path) -> Given:
-    """The array of a .npy file, or the arrays of a .npz or .safetensors file by name.
+    """The array of a .npy file, or the arrays of a .npz or .safetensors file by name. Nothing is unpickled.
 
     Raises:
-        ArgumentError: it cannot be read, or holds no rows. Nothing in it is unpickled.
+        ArgumentError: the file cannot be read, or holds no rows.
     """
     try:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
         else:
-            loaded = _loaded(path)
-            found = _tensor(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
+            loaded = _load_numpy(path)
+            found = _tensor(loaded) if isinstance(loaded, np.ndarray) else {k: _tensor(v) for k, v in loaded.items()}
     except Exception as error:  # what safetensors finds wrong has no common type
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ArgumentError(f"cannot read {path}: {said}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ArgumentError(f"cannot read {path}: {why}") from None
     values = found.values() if isinstance(found, dict) else [found]
     if not values or not all(x.numel() for x in values) or (isinstance(found, torch.Tensor) and found.dim() < 1):
         raise ArgumentError(f"{path} holds no rows")
     return found
 
 
-def _loaded(path: Path) -> Any:
-    """Of a file that is none of numpy's, numpy says that it is pickled and how to run what is in it."""
+def _load_numpy(path: Path) -> Any:
+    """The content of a .npy or .npz file. numpy's own error for another file tells how to unpickle it."""
     with path.open("rb") as file:
         if not file.read(6).startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
             raise ArgumentError("it is no file of arrays (.npy of numpy.save, .npz of numpy.savez, .safetensors)")
-    return np.load(path, allow_pickle=False)
-
-
-def _arrays(loaded: Any) -> dict[str, torch.Tensor]:
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
     with loaded:
-        return {name: _tensor(loaded[name]) for name in loaded.files}
+        return dict(loaded)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
@@ -65,43 +64,43 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
 def batches(
     served: RemoteProgram, given: Given, rows: int, say: Callable[[str], None] = lambda _: None
 ) -> tuple[Inputs, ...]:
-    """What was read as inputs of the model, in batches of so many rows where it takes any number.
+    """The arrays of a file as inputs of a model, in batches of `rows` rows if it takes any number of rows.
 
-    Whole numbers become those of the model's dtype where none is lost (int32 for int64). Fractions are rounded to the
-    model's, as whoever calls the plain model has to: numpy makes float64 unless it is told otherwise.
+    Integers are converted to the model's dtype if that keeps all values (int32 to int64). Floating-point numbers are
+    rounded to it, as a caller of the plain model has to do: numpy makes float64 by default.
 
     Args:
-        say: takes a line for people, of what was rounded.
+        say: called with a line for the user for each input that was rounded.
 
     Raises:
-        ArgumentError, DtypeError, ShapeError: the model does not take it.
+        ArgumentError, DtypeError, ShapeError: the model does not take these inputs.
     """
     if isinstance(given, torch.Tensor):
         names = served.calls[0].inputs.names
         if len(names) > 1:
             raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.summary}")
         given = {names[0]: given}
-    inputs = match_named(served, _as_taken(served, given, say))
+    inputs = match_named(served, _convert_dtypes(served, given, say))
     return inputs.split(rows) if served.general(inputs) else (inputs,)
 
 
-def _as_taken(
+def _convert_dtypes(
     served: RemoteProgram, given: dict[str, torch.Tensor], say: Callable[[str], None]
 ) -> dict[str, torch.Tensor]:
-    """The arrays in the dtypes of a call of these names; as they are where there is none."""
+    """The arrays in the dtypes of the call with these names; unchanged if there is none."""
     calls = [call.inputs for call in served.calls if not call.inputs.in_shares and set(call.inputs.names) == set(given)]
     if not calls or any(all(given[n].dtype == d for n, (_, d) in call.described.items()) for call in calls):
         return given
-    return {name: _as(given[name], dtype, name, say) for name, (_, dtype) in calls[0].described.items()}
+    return {name: _convert(given[name], dtype, name, say) for name, (_, dtype) in calls[0].described.items()}
 
 
-def _as(x: torch.Tensor, dtype: torch.dtype, name: str, say: Callable[[str], None]) -> torch.Tensor:
-    """Raises DtypeError where more than digits would be lost."""
+def _convert(x: torch.Tensor, dtype: torch.dtype, name: str, say: Callable[[str], None]) -> torch.Tensor:
+    """A tensor in another dtype. Raises DtypeError if more than digits would be lost."""
     had, wanted = (str(kind).removeprefix("torch.") for kind in (x.dtype, dtype))
     if x.is_floating_point() and dtype.is_floating_point:
         if torch.promote_types(x.dtype, dtype) != dtype:
             say(f"'{name}' holds {had} and the model takes {wanted}: rounded to {wanted}, as the plain model needs it")
-    elif not _within(x.dtype, dtype):
+    elif not _includes(x.dtype, dtype):
         raise DtypeError(
             f"'{name}' holds {had} and the model takes {wanted}: save it as the model was trained to see it (pixels of "
             f"0 to 255 scaled, say); x.astype('{wanted}') where the numbers are the same"
@@ -109,16 +108,16 @@ def _as(x: torch.Tensor, dtype: torch.dtype, name: str, say: Callable[[str], Non
     return x.to(dtype)
 
 
-def _within(whole: torch.dtype, wider: torch.dtype) -> bool:
-    """Whether all of a dtype's whole numbers, or truth values, are of the other as well."""
-    if whole == wider or whole.is_floating_point or wider.is_floating_point or torch.bool in (whole, wider):
-        return whole == wider
-    have, want = torch.iinfo(whole), torch.iinfo(wider)
+def _includes(dtype: torch.dtype, wider: torch.dtype) -> bool:
+    """Whether all values of an integer or boolean dtype are values of the other one."""
+    if dtype == wider or dtype.is_floating_point or wider.is_floating_point or torch.bool in (dtype, wider):
+        return dtype == wider
+    have, want = torch.iinfo(dtype), torch.iinfo(wider)
     return want.min <= have.min and have.max <= want.max
 
 
 def join_batches(results: list[Any], rows: list[int]) -> Any:
-    """The results of all batches as one, with nan in the place of those that are None."""
+    """The results of all batches as one, with nan for the rows of batches without a result."""
     known = next((y for y in results if y is not None), None)
     if known is None:
         return torch.full((sum(rows),), torch.nan)
@@ -128,11 +127,11 @@ def join_batches(results: list[Any], rows: list[int]) -> Any:
     per_row = next(n for y, n in zip(results, rows, strict=True) if y is not None)
     parts = [[None] * len(leaves) if y is None else pytree.tree_leaves(y) for y in results]
     return pytree.tree_unflatten(
-        [_joined(leaf, [p[i] for p in parts], rows, per_row) for i, leaf in enumerate(leaves)], spec
+        [_join_leaf(leaf, [p[i] for p in parts], rows, per_row) for i, leaf in enumerate(leaves)], spec
     )
 
 
-def _joined(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> Any:
+def _join_leaf(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.dim() < 1 or len(leaf) != per_row:
@@ -145,7 +144,7 @@ def _joined(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> Any:
 
 
 def by_name(result: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a result by their places in it; a single one has an empty name."""
+    """The tensors of a result by their paths in it; a single tensor has an empty name."""
     found = {}
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         if isinstance(leaf, torch.Tensor):
@@ -154,16 +153,16 @@ def by_name(result: Any) -> dict[str, torch.Tensor]:
 
 
 def in_json(result: Any) -> Any:
-    """A result as lists and dictionaries of numbers, with None for what is not one."""
+    """A result as lists and dictionaries of numbers, with None for nan."""
     numbers = pytree.tree_map(lambda v: v.tolist() if isinstance(v, torch.Tensor) else v, result)
     return pytree.tree_map(lambda v: None if v != v else v, numbers)
 
 
 def check_out(path: Path, named: str = "--out") -> None:
-    """Try whether predictions can be written there, before there are any.
+    """Check that arrays can be written to a path, before there are any.
 
     Raises:
-        ArgumentError: a file of a kind that is not written, a folder, or where nothing can be written.
+        ArgumentError: the suffix is unknown, or nothing can be written there.
     """
     if path.suffix not in (*KINDS, ""):
         raise ArgumentError(f"arrays are written as {', '.join(KINDS)}, not as {path}")
@@ -175,22 +174,22 @@ def check_out(path: Path, named: str = "--out") -> None:
 
 
 def write_arrays(result: Any, path: Path) -> None:
-    """A result as a file of that name and of the kind that it says: a single tensor as .npy, several by name.
+    """Write a result in the format of the path's suffix: a single tensor as .npy, or several by name.
 
     Raises:
-        ArgumentError: several tensors for a .npy.
+        ArgumentError: the result has several tensors, and the path is a .npy.
     """
     tensors = by_name(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix in (".npy", ""):
         if len(tensors) != 1:
             raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
-        with path.open("wb") as file:  # given a name, numpy adds a suffix that nobody asked for
+        with path.open("wb") as file:  # to a path without a suffix, numpy would add one
             np.save(file, next(iter(tensors.values())).numpy())
         return
     tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
     if path.suffix == ".npz":
-        held: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
-        np.savez(path, **held)
+        arrays: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
+        np.savez(path, **arrays)
     else:
         save_file(tensors, path)

@@ -1,4 +1,4 @@
-"""`sectorch query` and `sectorch models`: asking, and what there is to ask."""
+"""`sectorch query`, which asks a model or prepares for it, and `sectorch models`, which lists the models."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from .options import (
     tell,
 )
 
-# Who asks, and where: by certificate, key and pins, or by a federation file, which says all of it.
+# The asking party: named by certificate, key and pins, or by a federation file, which has all of these.
 
 
 def add_asker(p: Parser) -> None:
-    """Options of who asks."""
+    """Add the options of the asking party."""
     add_client(p, required=False)
     p.add_argument("--federation", type=Path, metavar="FILE", help="all of these from a federation file, with --as")
     p.add_argument("--as", dest="party", metavar="NAME", help="which of its parties asks")
@@ -60,14 +60,14 @@ def add_asker(p: Parser) -> None:
 
 
 def asking_party(options: argparse.Namespace, model: str = "") -> tuple[str, Credentials, Pins]:
-    """The server's address, what this party shows, and whom it knows; nothing was sent.
+    """The server's address, and this party's credentials and pins.
 
     Args:
-        model: that is asked: `PARTY` or `PARTY/NAME`.
+        model: the model to ask, `PARTY` or `PARTY/NAME`.
 
     Raises:
-        ArgumentError: options that do not go together, or a file that is not right.
-        IdentityError: as of `ready` and `federation.own.credentials`.
+        ArgumentError: options contradict each other, or a file is invalid.
+        IdentityError: see `check_own_files` and `federation.config.credentials`.
     """
     pairs = (options.cert, options.key, options.ca)
     if options.federation is None:
@@ -77,26 +77,19 @@ def asking_party(options: argparse.Namespace, model: str = "") -> tuple[str, Cre
     if options.party is None or any(pairs) or options.pins or options.trust_on_first_use:
         raise ArgumentError("--federation FILE and --as NAME say who asks and whom it knows: leave the other out")
     federated = read_federation(options.federation)
-    own = credentials(
-        federated, options.party, read_party_config(options.federation, options.party, options.folder).folder
-    )
+    folder = read_party_config(options.federation, options.party, options.folder).folder
+    own = credentials(federated, options.party, folder)
     other = federated.member(model.partition("/")[0]).name if model else options.party
     at = other if model and other in federated.servers else federated.home(other)
     known = {member.name: member.identity for member in federated.members if member.identity}
     return federated.servers[at], own, ListedPins(known, str(options.federation))
 
 
-# What `sectorch query --out` keeps of each batch until all are done: a job that is killed goes on where it was.
-#
-# OUT.parts/about.json            what was asked: digest of the inputs, model and its version, batch, number format
-# OUT.parts/NUMBER.safetensors    the result of a batch, or NUMBER.withheld where it has none
-
-
 Result = dict[str, torch.Tensor] | None
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a job asks, so that results of another question are not taken for those of this one.
+    """What a job asks: the results of another question are not used for it.
 
     Attributes:
         inputs: SHA-256 of the file of inputs. batch: rows per query.
@@ -113,14 +106,17 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ResultFiles:
-    """The batches of one job that are done.
+    """The results of a job's batches on disk, so that a job that was killed continues where it was.
+
+        OUT.parts/about.json            the question
+        OUT.parts/NUMBER.safetensors    the result of a batch, or NUMBER.withheld if it has none
 
     Args:
-        out: where the whole result will be.
-        question: what is asked.
+        out: the file of the complete result.
+        question: of the job.
 
     Raises:
-        ArgumentError: what is there is of another question, or cannot be used.
+        ArgumentError: the folder has results of another question, or cannot be used.
     """
 
     def __init__(self, out: Path, question: Question):
@@ -137,30 +133,30 @@ class ResultFiles:
             raise ArgumentError(f"cannot use {self.folder}: {error}") from None
 
     def result(self, number: int, ask: Callable[[], Any]) -> Result:
-        """Of that batch, by name: what is kept of it, or what `ask` gives, which is kept before this returns."""
-        whole, withheld = self.folder / f"{number:06d}.safetensors", self.folder / f"{number:06d}.withheld"
+        """The result of a batch, by name: the one on disk, or what `ask` gives, which is written first."""
+        path, withheld = self.folder / f"{number:06d}.safetensors", self.folder / f"{number:06d}.withheld"
         if withheld.exists():
             return None
-        if not whole.exists():
-            asked = ask()
-            if asked is None:
+        if not path.exists():
+            result = ask()
+            if result is None:
                 files.write(withheld, b"")
                 return None
-            files.write(whole, save({name: value.contiguous().clone() for name, value in by_name(asked).items()}))
-        return load_file(whole)
+            files.write(path, save({name: value.contiguous().clone() for name, value in by_name(result).items()}))
+        return load_file(path)
 
-    def done(self) -> None:
-        """The whole result is written: the parts go."""
+    def remove(self) -> None:
+        """Remove the batches; the complete result is written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def digest(path: Path) -> str:
-    """Of a file's content."""
+    """SHA-256 of a file's content."""
+    found = hashlib.sha256()
     with path.open("rb") as file:
-        whole = hashlib.sha256()
         while part := file.read(1 << 20):
-            whole.update(part)
-    return whole.hexdigest()
+            found.update(part)
+    return found.hexdigest()
 
 
 def query(arguments: Sequence[str] | None = None) -> int:
@@ -232,9 +228,9 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     with (
         tracing(options),
         connect(at, credentials, pins=known, store=kept, silence=options.patience, receipts=kept_in) as connection,
-        ThreadPoolExecutor(1) as beside,
+        ThreadPoolExecutor(1) as threads,
     ):
-        beside.submit(warm, tell)  # while the session begins and the others work
+        threads.submit(warm, tell)  # while the session begins and the other parties work
         model = connection.model(options.name, scheme, version=options.model_version)
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
@@ -256,7 +252,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
-    """Top up what is at hand; after an interruption the same command goes on where it stopped."""
+    """Prepare calls until there are enough for so many rows; after an interruption this continues where it was."""
     if len(model.served.calls) > 1:
         raise ArgumentError(f"--prepare is for models of one kind of call; in Python, prepare(Inputs(...)). {model!r}")
     call = model.served.calls[0]
@@ -277,9 +273,9 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
 
 
 def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
-    """Ask about all rows, and show the predictions or write them; returns figures.
+    """Ask about all rows, and print the predictions or write them; returns figures.
 
-    All batches are asked, whether or not one has no result: the other parties learn nothing of that.
+    All batches are asked, also after one without a result, of which the other parties learn nothing.
     """
     pieces = [model.check(piece) for piece in batches(model.served, given, options.batch, tell)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
@@ -307,7 +303,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     predictions = join_batches(results, [piece.rows or 1 for piece in pieces])
     if kept is not None and options.out is not None:
         write_arrays(predictions, options.out)
-        kept.done()
+        kept.remove()
     else:
         figures["predictions"] = in_json(predictions)
     if options.json:
@@ -324,7 +320,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
 
 
 def _result(model: RemoteModel, piece: Inputs) -> Any:
-    """The result of a batch, or None where it has none."""
+    """The result of a batch; None if a value left its range."""
     try:
         return model.ask(piece)
     except RangeExceededError:
@@ -359,7 +355,7 @@ def _models(options: argparse.Namespace, _: Console) -> None:
 
 
 def _prepared_of(folder: Path, client: str, names: list[str]) -> dict[str, int]:
-    """How many prepared calls a store has of each model, whatever their number format and rows."""
+    """The number of prepared calls in a store, by model, for all number formats and numbers of rows."""
     if not folder.is_dir():
         raise ArgumentError(f"there is no store at {folder}: `sectorch query --prepare N --store {folder}` makes one")
     store = Store(folder)
@@ -370,12 +366,12 @@ def _prepared_of(folder: Path, client: str, names: list[str]) -> dict[str, int]:
 
 
 def _own_folder(name: str) -> Path:
-    """Where this user's data are kept."""
+    """The folder of this user's data."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sectorch" / name
 
 
 def _own_store(folder: Path, needed: bool) -> Store:
-    """The store, or a temporary one where another query of this user has it and nothing is to be prepared."""
+    """The store; a temporary one if another query of this user uses it and nothing is to be prepared."""
     try:
         return Store(folder)
     except StoreInUseError:

@@ -24,16 +24,14 @@ from ..messages import Delivery
 from . import array_files
 from .options import add_log, begin_log, console, tell
 
-# `sectorch run FEDERATION.toml PROGRAM`: start a program among parties that are up, and say how it ended at each.
-
 
 def start(options: argparse.Namespace, screen: Console) -> None:
-    """Start it, and wait for its end.
+    """`sectorch run FEDERATION.toml PROGRAM`: start a program among parties that are up, and wait for its end.
 
     Raises:
-        ArgumentError: a command line that is not right. RefusedError: a party has not accepted it.
-        AbortedError: it did not end well at all parties; the text says how at each.
-        PeerLostError: somebody, or the server, is not there.
+        ArgumentError: the command line is invalid. RefusedError: a party has not accepted the program.
+        AbortedError: it ended with an error at a party; the text has each party's outcome.
+        PeerLostError: a party or the server cannot be reached.
     """
     path, program, arguments = Path(options.program[0]), options.program[1:], options.arguments
     if len(program) != 1 or options.name is None:
@@ -55,13 +53,12 @@ def start(options: argparse.Namespace, screen: Console) -> None:
         table = Table(title=f"{proposal.name}, run {proposal.nonce[:16]}")
         for column in ("party", "outcome", "seconds", "learned", "rounds", "bytes online"):
             table.add_column(column)
-        for name, said in found.items():
-            learned = said.get("learned") or {}
-            what = ", ".join(f"{k} {list(v)}" for k, v in learned.items()) if isinstance(learned, dict) else ""
-            figures = (str(said.get(key, "")) for key in ("rounds", "online_bytes"))
-            table.add_row(name, str(said["outcome"]), str(said.get("seconds", "")), what or "nothing", *figures)
+        for name, report in found.items():
+            learned = ", ".join(f"{k} {shape}" for k, shape in report.get("learned", {}).items())
+            seconds, *figures = (str(report.get(key, "")) for key in ("seconds", "rounds", "online_bytes"))
+            table.add_row(name, report["outcome"], seconds, learned or "nothing", *figures)
         screen.print(table)
-    failed = [f"{name}: {said['outcome']}" for name, said in found.items() if said["outcome"] != "done"]
+    failed = [f"{name}: {report['outcome']}" for name, report in found.items() if report["outcome"] != "done"]
     if failed:
         raise AbortedError(f"the run ended. {'; '.join(failed)}. Where all are up, the same command runs it again")
 
@@ -116,7 +113,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     program, inputs = function_of(options.program[0]), _inputs(options.input)
     kept = source_of(options.program[0]).kept(options.job)
     waits = dict(patience=options.wait, wait=options.wait)
-    if options.federation is not None:  # before it dials: a role that nobody plays, an edge that is not there
+    if options.federation is not None:  # before it dials: checks roles and edges
         dry_run_source(program, read_federation(options.federation))
     with Cost() as cost:
         if options.federation is None:

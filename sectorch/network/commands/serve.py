@@ -71,6 +71,7 @@ from .options import (
     tell,
 )
 
+log = logging.getLogger("sectorch.answer")
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
 
@@ -182,9 +183,6 @@ class MultiServer:
         keep_answering(party, self._name, self._stopped, address, registered=connect_workers)
 
 
-log = logging.getLogger("sectorch.answer")
-
-
 def models_by_name(models: Sequence[str]) -> dict[str, Path]:
     """The model files of a command line, by name: FILE alone, or NAME=FILE for each.
 
@@ -221,10 +219,10 @@ def reload_models(party: Answering, models: dict[str, Path]) -> None:
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
 MOST_WORKERS = 64
-SHORT = 10.0
-"""Seconds; a worker that ends earlier has failed. After `LIVES` failures in a row, all workers are stopped."""
-LIVES = 3
+SHORT, LIVES = 10.0, 3
+"""A worker that ends within so many seconds has failed. After so many failures in a row, all workers are stopped."""
 PAUSE = 0.5
+"""Seconds before a worker is started again."""
 ENDING = 15.0
 """Seconds beyond the drain that workers have to end."""
 
@@ -238,20 +236,7 @@ def add_workers(p: Parser) -> None:
     p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
 
 
-def check_workers(options: argparse.Namespace) -> None:
-    """Raise ArgumentError for an invalid --replica."""
-    if options.replica:
-        name_of(options.replica, "--replica", ArgumentError)
-
-
-def in_worker(options: argparse.Namespace) -> None:
-    """In a worker, have the system stop this process when its supervisor ends."""
-    if options.worker is not None:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def supervise(command: str, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run a server as several worker processes until this process is stopped; returns the exit status.
 
     The workers share the port (SO_REUSEPORT), and files that several processes may use. A client belongs to the worker
@@ -262,15 +247,17 @@ def supervise(command: str, options: argparse.Namespace, arguments: Sequence[str
         ArgumentError: a key file cannot be made.
         PeerLostError: the address is in use.
     """
-    _keep_key(options)
+    key = _make_key(options)
     with ExitStack() as stack:
-        address = _reserved(stack, options.listen)
-        mine = _without(arguments)
-        commands = [[*PROGRAM, command, *mine, *_own(options, i), "--listen", address] for i in range(options.workers)]
+        listen = ["--listen", _reserve_port(stack, options.listen)]
+        common = [*PROGRAM, "server", *_without_listen(arguments)]
+        commands = [[*common, *_worker_options(options, key, i), *listen] for i in range(options.workers)]
         return _Workers(commands, options.drain).run()
 
 
 class _Workers:
+    """The worker processes of a server."""
+
     def __init__(self, commands: list[list[str]], drain: float):
         self._commands, self._drain = commands, drain
         self._processes: list[subprocess.Popen] = []
@@ -337,8 +324,8 @@ class _Workers:
                 process.wait()
 
 
-def _without(arguments: Sequence[str]) -> list[str]:
-    """The arguments without those that each worker gets its own of."""
+def _without_listen(arguments: Sequence[str]) -> list[str]:
+    """The arguments without `--listen`, of which the workers get one with the port's number."""
     found, skip = [], False
     for argument in arguments:
         if skip:
@@ -350,11 +337,11 @@ def _without(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _own(options: argparse.Namespace, i: int) -> list[str]:
+def _worker_options(options: argparse.Namespace, key: Path | None, i: int) -> list[str]:
     """The options that differ between workers: store folder, file of receipts, address of monitoring."""
     own = ["--worker", str(i), "--store-budget", str(options.store_budget / options.workers)]
     if options.store is not None:
-        own += ["--store", str(options.store / f"worker-{i}"), "--store-key", str(_key_of(options))]
+        own += ["--store", str(options.store / f"worker-{i}"), "--store-key", str(key)]
     if options.receipts is not None:
         own += ["--receipts", str(options.receipts.with_suffix(f".{i}{options.receipts.suffix}"))]
     if options.manage is not None:
@@ -363,24 +350,21 @@ def _own(options: argparse.Namespace, i: int) -> list[str]:
     return own
 
 
-def _key_of(options: argparse.Namespace) -> Path:
-    return options.store_key or options.store / "store.key"
-
-
-def _keep_key(options: argparse.Namespace) -> None:
-    """Make the store's key before the workers start, which would make it at the same time."""
+def _make_key(options: argparse.Namespace) -> Path | None:
+    """The file of the store's key; made here, since workers would make it at the same time. None without a store."""
     if options.store is None:
-        return
-    path = _key_of(options)
+        return None
+    path = options.store_key or options.store / "store.key"
     try:
         options.store.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
             write_file(path, os.urandom(32), 0o600)
+        return path
     except OSError as error:
         raise ArgumentError(f"cannot keep material in {options.store}: {error.strerror}") from None
 
 
-def _reserved(stack: ExitStack, address: str) -> str:
+def _reserve_port(stack: ExitStack, address: str) -> str:
     """Reserve the port for the workers by a socket that does not listen; returns the address with its port.
 
     Raises:
@@ -391,17 +375,17 @@ def _reserved(stack: ExitStack, address: str) -> str:
     try:
         for family, kind, _, _, where in socket.getaddrinfo(host, number, type=socket.SOCK_STREAM):
             to = (where[0], number, *where[2:])
-            with socket.socket(family, kind) as alone:  # binding a shared port would not fail where it is in use
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with socket.socket(family, kind) as probe:  # a shared socket could be bound to a port that is in use
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    alone.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                alone.bind(to)
-                number = alone.getsockname()[1]
-            held = stack.enter_context(socket.socket(family, kind))
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(to)
+                number = probe.getsockname()[1]
+            shared = stack.enter_context(socket.socket(family, kind))
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            held.bind((where[0], number, *where[2:]))
+                shared.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            shared.bind((where[0], number, *where[2:]))
     except OSError as error:
         raise PeerLostError(f"cannot listen on {address}: {listen_error(error)}") from None
     return f"{address.rpartition(':')[0]}:{number}"
@@ -442,16 +426,19 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 
 def _server(options: argparse.Namespace, given: list[str]) -> int:
-    check_workers(options)
+    if options.replica:
+        name_of(options.replica, "--replica", ArgumentError)
     waits = options.patience, options.call_limit
     read_own = lambda: check_own_files(options.cert, options.key, options.clients_ca, options.identity, serving=True)
     credentials = read_own()
     check_room(options)
     if options.workers > 1 and options.worker is None:
-        return supervise("server", options, given)
+        return supervise(options, given)
     if options.worker is None:  # a worker shares its port with others
         check_free(options.listen)
-    in_worker(options)
+    else:
+        with suppress(OSError, AttributeError):  # the system stops a worker when its supervisor ends
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     begin_log(options)
     on_core(options, options.worker or 0)
     few_arenas()
@@ -753,17 +740,17 @@ def until_stopped(
     drain: Callable[[float], bool],
     stop: Callable[[], None],
     seconds: float,
-    look: Callable[[], None] = lambda: None,
+    on_hangup: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `wait` until a signal, then `stop`.
 
     SIGTERM lets running calls end first, for `seconds` at most; Ctrl-C and a second SIGTERM do not. SIGHUP, which a
-    closed terminal sends too, ends nothing and calls `look`, to read changed files.
+    closed terminal sends too, ends nothing and calls `on_hangup`, to read changed files.
     """
 
     def hung_up(*_: object) -> None:
         console.print("SIGHUP: going on, and looking for new files; SIGTERM stops")
-        look()
+        on_hangup()
 
     def on(sign: signal.Signals, error: type[BaseException]) -> None:
         signal.signal(sign, lambda *_: (_ for _ in ()).throw(error()))
