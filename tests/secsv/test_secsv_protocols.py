@@ -110,7 +110,7 @@ def test_secretsv_sends_every_share():
     with Transcript() as sent:
         tester = SecretSVTester(program, tests)
         tester.begin(models, WEIGHTS)
-    halves = {to: [value for line, value in sent.received(to) if line.protocol == "secretsv_share"] for to in "PX"}
+    halves = {to: [value for line, value in sent.received(to) if line.protocol == "shapley_share"] for to in "PX"}
     matrices = [part * w for w, m in zip(WEIGHTS.values(), models.values(), strict=True)
                 for part in (v for pair in program.matrices(m).values() for v in pair)]  # fmt: skip
     whole = [*(x.flatten(1).t() for x in tests.x), *tests.labels, *matrices]

@@ -18,9 +18,8 @@ from rich.table import Table
 from torch import nn
 
 from ... import ckks
-from ...choreography import Located, Message, Net, Party, Roles, protocol, with_shapes
+from ...choreography import Located, Message, Net, Party, Roles, protocol
 from ...choreography.located import run_in
-from ...ckks.convert import random_words
 from ...ckks.scheme.keys import SecretKey
 from ...data.seeds import derive
 from ...errors import FrameError
@@ -39,7 +38,7 @@ from .program import Program
 from .report import Result, Round
 from .secsv import joint_keys, joint_parameters
 from .settings import Settings, check, feasible
-from .testers import TWO_SERVERS, Parties, PlainTester, SecretSVTester, Spent, Tester, TestSet
+from .testers import TWO_SERVERS, Parties, PlainTester, SecretSVTester, Spent, Tester, TestSet, share
 from .values import coalition, coalitions, members, shapley
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -486,7 +485,7 @@ def next_model(
             if model is not None:
                 flat = weighted_model(model, int(weights[i]))
             net = here.nets[i]
-            for parts, part in zip((at_P, at_X), share_model(net, net.own(net.C, flat, name="model")), strict=True):
+            for parts, part in zip((at_P, at_X), share(net, net.own(net.C, flat, name="model")), strict=True):
                 parts.append(part)
         with run_in(here.nets[0]):
             sums = [sum(parts[1:], parts[0]) for parts in (at_P, at_X)]
@@ -565,11 +564,7 @@ class JointEvaluation(RoundsEvaluation):
 
     def _say(self, round_: int, counted: bool) -> tuple[int, bool]:
         """P says which round, from 1, is valued next, as everybody hears it; 0: none."""
-        net = self._tester.nets[0]
-        value = net.own(net.P, torch.tensor([round_, int(counted)]))
-        for each in self._tester.nets:
-            value = say_round(each, value)
-        number, counts = net.agreed(say_round_X(net, value), self._tester.parties.everyone).tolist()
+        number, counts = self._tester.parties.publish([round_, int(counted)], "round")
         if not 0 <= number <= len(self._attending):
             raise FrameError(f"P values round {number} of {len(self._attending)}")
         return number, bool(counts)
@@ -678,21 +673,6 @@ def exchange_keys(clients: Sequence[str], together: Federation) -> ckks.Keys | c
     return found
 
 
-@protocol("shapley_share_model", "FedAvg; SecSV, Figure 1", [
-    Message("local_P", "C", "P", "a share mod 2^64"), Message("local_X", "C", "X", "a share mod 2^64"),
-], roles=TWO_SERVERS)  # fmt: skip
-def share_model(net: Net, model: Located) -> tuple[Located, Located]:
-    """C's local model times its weight, int64 [parameters], shared. Rounds 1; 8 bytes a parameter to each server."""
-    at_P, at_X = net.fresh(net.C, _split, model)
-    return at_P.send(net.C, net.P, "local_P").at(net.P), at_X.send(net.C, net.X, "local_X").at(net.X)
-
-
-@with_shapes(lambda model: (model, model))
-def _split(model: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = random_words(model.numel()).view(model.shape)
-    return model - mask, mask
-
-
 @protocol("shapley_open_sum", "FedAvg; SecSV, Figure 1", [
     Message("sum_P", "P", "C", "X's half"),
     Message("sum_X", "X", "C", "P's half", "the weighted sum of the local models, which is the next global model"),
@@ -700,22 +680,6 @@ def _split(model: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def open_sum(net: Net, at_P: Located, at_X: Located) -> Located:
     """The sum at C. Rounds 1; 8 bytes a parameter from each."""
     return at_P.send(net.P, net.C, "sum_P").at(net.C) + at_X.send(net.X, net.C, "sum_X").at(net.C)
-
-
-@protocol("shapley_round", "docs/secsv.md", [
-    Message("round", "P", "C", "nothing", "which round is valued next, and whether the first model's hits are counted"),
-], roles=TWO_SERVERS)  # fmt: skip
-def say_round(net: Net, value: Located) -> Located:
-    """What comes next, int64 [2], from P at C. Rounds 1, bytes 16."""
-    return value.send(net.P, net.C, "round")
-
-
-@protocol("shapley_round_X", "docs/secsv.md", [
-    Message("round", "P", "X", "nothing", "which round is valued next, and whether the first model's hits are counted"),
-], roles=TWO_SERVERS)  # fmt: skip
-def say_round_X(net: Net, value: Located) -> Located:
-    """The same at X. Rounds 1, bytes 16."""
-    return value.send(net.P, net.X, "round")
 
 
 @dataclass

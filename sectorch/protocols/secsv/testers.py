@@ -335,10 +335,10 @@ class Parties:
         found = net.read(together, net.P)
         return 0 if found.is_meta else int(found)
 
-    def task(self, coalition: int, samples: Sequence[int]) -> list[int]:
-        """P says which coalition is tested, and on how many samples of each batch: [coalition, *samples], to all."""
+    def publish(self, numbers: Sequence[int], label: str) -> list[int]:
+        """Whole numbers of P's, told to all, under one of the labels of `_PUBLIC`."""
         net = self.nets[0]
-        return self._known(net.own(net.P, torch.tensor([coalition, *samples])), "task").tolist()
+        return self._known(net.own(net.P, torch.tensor(numbers)), label).tolist()
 
     def _known(self, value: Located, label: str) -> torch.Tensor:
         """A value of P's, published to everyone."""
@@ -361,6 +361,7 @@ def tell(net: Net, number: Located) -> Located:
 _PUBLIC = {
     "numbers": "these numbers of all clients",
     "task": "which coalition is tested, and on how many samples of each batch",
+    "round": "which round is valued next, and whether the first model's hits are counted",
 }
 
 
@@ -446,7 +447,7 @@ class SecureTester(Tester):
 
     def _task(self, coalition: int, samples: Sequence[int]) -> list[int]:
         """What P says is tested, as everybody hears it."""
-        return self.parties.task(coalition, [*samples, *[0] * (len(self.nets) - len(samples))])
+        return self.parties.publish([coalition, *samples, *[0] * (len(self.nets) - len(samples))], "task")
 
     def _begun(self) -> None:
         """A round begins; nothing is left of the last."""
@@ -484,17 +485,17 @@ def encoded(x: torch.Tensor, frac_bits: int) -> torch.Tensor:
 def split(x: torch.Tensor, frac_bits: int) -> Halves:
     """Shares mod 2^64 of an owner's tensor: the first uniform."""
     value = encoded(x, frac_bits)
-    mask = PairKey(random_secret(), random_secret()).words("secretsv", 0, 0, value.numel()).view(value.shape)
+    mask = PairKey(random_secret(), random_secret()).words("shapley share", 0, 0, value.numel()).view(value.shape)
     return mask, value - mask
 
 
-@protocol("secretsv_share", "SecSV, Algorithm 9", [
+@protocol("shapley_share", "SecSV, Algorithm 9; FedAvg", [
     Message("half_P", "C", "P", "a share mod 2^64"), Message("half_X", "C", "X", "a share mod 2^64"),
 ], roles=TWO_SERVERS)  # fmt: skip
-def share(net: Net, x: Located, frac_bits: int) -> tuple[Located, Located]:
+def share(net: Net, x: Located, frac_bits: int = 0) -> tuple[Located, Located]:
     """A tensor of C's in halves at P and X. Rounds 1; 8 bytes an element to each server. Nobody learns anything."""
     at_P, at_X = net.fresh(net.C, split, x, frac_bits)
-    return at_P.send(net.C, net.P, "half_P"), at_X.send(net.C, net.X, "half_X")
+    return at_P.send(net.C, net.P, "half_P").at(net.P), at_X.send(net.C, net.X, "half_X").at(net.X)
 
 
 class SecretSVTester(Tester):
