@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from sectorch.federated.training import predict
-from sectorch.protocols.capride import CaPriDe
+from sectorch.protocols.capride import CaPriDe, Settings
+from sectorch.protocols.capride.algorithm import first_loop, round_
 from sectorch.protocols.capride.settings import Directions
-from sectorch.protocols.capride.training import own_view
+from sectorch.protocols.capride.training import Meter, State, own_view
 
 SIZES = (0.3, 1.0, 3.0)
 """Sizes of the unknown, in those of P_k's own logits, that `reconstructions` tries."""
@@ -100,16 +101,51 @@ def leaked(found: dict[str, torch.Tensor], true: torch.Tensor, own: torch.Tensor
     return 1 - best / guess if guess > 0 else 0.0
 
 
+class Steps:
+    """Algorithm 1 in one process, round by round: local training first, then each `round`."""
+
+    def __init__(self, made: tuple, how: Settings, **known):
+        self.run, self.t = CaPriDe(*made, how, **known), 0
+        self.settings, self.parties, self.exchange = self.run.settings, self.run.parties, self.run.exchange
+        self.given = self.run.inputs(self.run.stages)
+        self.theta = first_loop(self.run.stages, self.given)
+
+    def round(self) -> None:
+        """The next round. What it raises leaves the models as they were."""
+        self.theta = round_(self.run.stages, self.given, self.t + 1, self.theta)
+        self.t += 1
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The parties' models as they are now, copied."""
+        return {p.name: State(p, self.settings, self.theta[p.name].value) for p in self.parties}
+
+    def change(self, name: str, state: State) -> None:
+        """Go on with other models of a party."""
+        self.theta[name] = self.run.stages.bring(name, state.tensors())
+
+    @property
+    def records(self) -> dict[str, list[dict]]:
+        return self.run.records()
+
+    def meter(self, pair: str) -> Meter:
+        """What one party has measured of another, by "peer>owner"."""
+        peer, owner = pair.split(">")
+        found = self.states[owner].meters[peer]
+        found.known = self.exchange.known[pair]
+        return found
+
+
 class Tap:
     """What one party of a simulation hears of one peer, round by round, and the truth that it does not see.
 
     The truth is the logits of the model that answered: a peer that scales its logits down tells them up to that factor.
     """
 
-    def __init__(self, run: CaPriDe, owner: str = "P1", peer: str = "P2"):
+    def __init__(self, run: Steps, owner: str = "P1", peer: str = "P2"):
         self.run, self.peer = run, peer
         self.party = next(party for party in run.parties if party.name == owner)
-        self.link = run.exchange or run.connect()
+        self.link = run.exchange
         self._ask, self.link.ask = self.link.ask, self._tapped
         self.weights: list[torch.Tensor] = []
         self.answers: list[torch.Tensor] = []

@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from capride_attacks import Tap, centred, leaked
+from capride_attacks import Steps, Tap, centred, leaked
 
-from sectorch.federated import Watch
 from sectorch.protocols.capride import CaPriDe, Settings, federation
 from sectorch.protocols.capride.settings import Directions, head_of
 
@@ -36,7 +35,7 @@ sees its logits smaller than they are on P1's."""
 
 def prepared(
     seed: int, few: bool = False, still: bool = False, peer=None, owner=None, times: float = 1.0, dark: float = 1.0
-) -> CaPriDe:
+) -> Steps:
     """A run of four rounds under the default limit, after its local training."""
     parties, test, classes = federation("digits", 2, "no-overlap", samples=100, test_samples=60, seed=seed)
     if few:
@@ -46,24 +45,26 @@ def prepared(
             parties[k] = replace(parties[k], labels=torch.full_like(parties[k].labels, label))
     parties[1] = replace(parties[1], images=dark * parties[1].images)
     how = Settings(encrypted=False, rounds=4, seed=seed)
-    trained = CaPriDe(parties, test, classes, how)
-    trained._local(Watch())
-    run = CaPriDe(parties, test, classes, replace(how, rate=1e-6)) if still else trained
+    trained = Steps((parties, test, classes), how)
+    run = Steps((parties, test, classes), replace(how, rate=1e-6)) if still else trained
     if still:
-        run._local(Watch())
+        before = trained.states
         for name, state in run.states.items():
-            state.small.load_state_dict(trained.states[name].small.state_dict())
+            state.small.load_state_dict(before[name].small.state_dict())
+            run.change(name, state)
+    state = run.states["P2"]
     with torch.no_grad():
-        for weight in head_of(run.states["P2"].small).parameters():
+        for weight in head_of(state.small).parameters():
             weight.mul_(times)
+    run.change("P2", state)
     return run
 
 
-def attacked(run: CaPriDe) -> dict:
+def attacked(run: Steps) -> dict:
     """P1 knows its labels, inputs, features and all rounds; `blind` is the same on answers that hold only noise."""
     tap, party = Tap(run), run.parties[0]
-    for t in range(1, run.settings.rounds + 1):
-        run.round(t)
+    for _ in range(run.settings.rounds):
+        run.round()
     one = torch.eye(len(tap.own), dtype=torch.float64)
     same = (party.labels[:, None] == party.labels).double()
     alike = {"constant": 0.99 * torch.ones_like(one) + 0.01 * one, "labels": 0.95 * same + 0.05 * one}
@@ -109,16 +110,15 @@ def leakage(seeds: list[int], out: Path) -> None:
     for seed in seeds:
         made = federation("digits", 2, "no-overlap", samples=200, seed=seed)
         for name, changes in RUNS.items():
-            run = CaPriDe(*made, Settings(encrypted=False, seed=seed, rounds=10, **changes))
+            run = Steps(made, Settings(encrypted=False, seed=seed, rounds=10, **changes))
             rows.append(dict(case=name, seed=seed, **_told(run, "method" in changes)))
     kept(out, "leakage", rows, "case", ("accuracy", "sigma", "stated", "found", "error", "classes"))
 
 
-def _told(run: CaPriDe, baseline: bool) -> dict[str, float]:
-    run._local(Watch())
+def _told(run: Steps, baseline: bool) -> dict[str, float]:
     tap = None if baseline or run.settings.update == "scalar" else Tap(run)
-    for t in range(1, run.settings.rounds + 1):
-        run.round(t)
+    for _ in range(run.settings.rounds):
+        run.round()
     accuracy = statistics.mean(found[-1]["accuracy"] for found in run.records.values())
     if tap is None:
         return dict(accuracy=100 * accuracy)

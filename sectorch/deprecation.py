@@ -130,7 +130,7 @@ MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
         ("privacy", "dp", {}),
         ("protocols.capride.directions", "protocols.capride.settings", {}),
         ("protocols.capride.federation", "protocols.capride.cli", {}),
-        ("protocols.capride.meter", "protocols.capride.algorithm", {}),
+        ("protocols.capride.meter", "protocols.capride.training", {}),
         ("protocols.perturbation.data", "protocols.perturbation.settings", {}),
         ("protocols.perturbation.federated", "protocols.perturbation.experiment", {}),
         ("protocols.perturbation.masks", "secure_sum", {"Opening": "MaskOpening"}),

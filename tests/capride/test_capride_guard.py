@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from capride_attacks import recover
+from capride_attacks import Steps, recover
 
 from sectorch.ckks import ReleaseLedger
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings
+from sectorch.protocols.capride import DisaggregationError, Settings
 from sectorch.protocols.capride.settings import Directions
 
 OFF = Settings(leakage=None)
@@ -24,8 +24,8 @@ def random_directions(count: int, n: int, classes: int, seed: int = 0) -> Direct
 
 
 def exchange(made, how: Settings):
-    run = CaPriDe(*made, how)
-    return run, run.connect(), run.states["P2"].small
+    run = Steps(made, replace(how, warmup=0))
+    return run, run.exchange, run.states["P2"].small
 
 
 def ask(link, run, model, directions: Directions) -> torch.Tensor:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from capride_attacks import Tap
+from capride_attacks import Steps, Tap
 
-from sectorch.federated import Watch
 from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
 from sectorch.protocols.capride.settings import Directions
 
@@ -35,11 +34,10 @@ def test_encrypted_rounds_carry_the_noise_that_the_limit_asks_for(made, quick):
     """Three rounds under 0.5. What is decrypted in the last is what P2's model gives in plain, with Gaussian noise of
     the stated deviation: of 37 numbers its estimate is within 5 / sqrt(74) of it but for once in a million.
     """
-    run = CaPriDe(*made, replace(quick, scale_bits=40, leakage=0.5, rounds=3))
-    run._local(Watch())
+    run = Steps(made, replace(quick, scale_bits=40, leakage=0.5, rounds=3))
     tap = Tap(run)
     for t in (1, 2, 3):
-        run.round(t)
+        run.round()
         assert 0 < run.records["P1"][t]["leakage"]["P2"] <= 0.5
     plain = Directions(tap.weights[-1], torch.ones(1)).on(tap.true, run.settings.temperature)
     noise = (tap.answers[-1] - plain) / tap.noise[-1]
@@ -55,8 +53,9 @@ def test_an_encrypted_run_stops_where_the_limit_is_reached(made, quick):
     run = CaPriDe(*made, replace(short, rounds=6, sigma=sigma))
     with pytest.raises(DisaggregationError, match=r"could explain .* the limit is 0\.5"):
         run.run()
-    done = len(run.records["P1"]) - 1
-    assert 1 <= done < 6 and len(run.records["P2"]) - 1 == done
-    assert all(float(meter.leakage().max()) <= 0.5 for meter in run.meters.values())
-    questions = sum(row["messages"] for row in run.traffic.rows if row["message"] == "directions")
+    records = run.records()
+    done = len(records["P1"]) - 1
+    assert 1 <= done < 6 and len(records["P2"]) - 1 == done
+    assert all(told <= 0.5 for found in records.values() for record in found[1:] for told in record["leakage"].values())
+    questions = sum(row["messages"] for row in run.stages.received if row["message"] == "directions")
     assert 2 * done <= questions <= 2 * done + 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from capride_attacks import Steps
 from cases import long
 from distributed_parties import PROCESSES, Pipe, forked
-from test_capride_protocol import error_bound, trained
+from test_capride_protocol import error_bound
 from torch import nn
 
 import sectorch
@@ -19,7 +21,9 @@ from sectorch.choreography import Party as Member
 from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import ArgumentError, TopologyError, UndeclaredMessageError
+from sectorch.federated.parties import Simulation
 from sectorch.protocols.capride import DisaggregationError, Party, Settings
+from sectorch.protocols.capride.algorithm import subset
 from sectorch.protocols.capride.exchange import PEERS, Exchange, announce, fitted
 from sectorch.protocols.capride.training import Question
 
@@ -32,6 +36,21 @@ def lines(profile: Profile) -> list[tuple]:
     return [(m.path, m.label, m.src.name, m.dst.name, tuple(m.shape), str(m.dtype), m.round) for m in profile.ledger]
 
 
+class One(Simulation):
+    """The parties of one session: those that are in its runtime."""
+
+    def __init__(self, session: sectorch.Session):
+        super().__init__()
+        self._session, self._here = session, {p.name for p in session.parties if session.present(p)}
+
+    def present(self, party: str) -> bool:
+        return party in self._here
+
+    @contextmanager
+    def session(self, *_, **__):
+        yield self._session
+
+
 def residues_of(x: ckks.LocatedCKKSTensor) -> torch.Tensor:
     return x.content._value.cipher.data
 
@@ -42,12 +61,12 @@ def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Set
     me, other = (Member(NAMES[r], r) for r in (role, "Pl" if role == "Pk" else "Pk"))
     with Profile() as profile:
         session = sectorch.Session(roles=PEERS, names=NAMES, runtime=PartyRuntime(me, bytes(16), {other: Pipe(end)}))
-        exchange = Exchange(parties, classes, parameters, how, sessions={("P1", "P2"): session})
+        exchange = Exchange(parties, classes, parameters, how, One(session))
         ask = lambda samples: exchange.ask(1, parties[0], question[0], samples, {"P2": model}, sizes=SIZES)["P2"]
         found = ask(question[1])
         held = (
             sorted(exchange.owners),
-            sorted(peer for (_, peer), (_, x) in exchange._published.items() if not residues_of(x[0]).is_meta),
+            sorted(peer for (_, peer), (*_, x) in exchange._published.items() if not residues_of(x[0]).is_meta),
         )
         seen, count = lines(profile), dict(exchange.peers["P2"].ledger.released)
         told.send((None if found.is_meta else found.tolist(), held, seen, count))
@@ -72,7 +91,7 @@ def apart(run, question: Question, how: Settings) -> dict[str, list[tuple]]:
     processes, heard = [], {}
     for role, (parties, asked, model) in given.items():
         heard[role], told = PROCESSES.Pipe(duplex=False)
-        arguments = (role, ends[role], parties, run.classes, run.parameters, how, asked, model, told)
+        arguments = (role, ends[role], parties, run.run.classes, run.run.parameters, how, asked, model, told)
         processes.append(forked(one_peer, arguments))
         processes[-1].start()
         told.close()
@@ -87,7 +106,7 @@ def apart(run, question: Question, how: Settings) -> dict[str, list[tuple]]:
 
 def asked(run, how: Settings) -> Question:
     draws = torch.Generator().manual_seed(0)
-    return Question(run.parties[0], run.states["P1"].small, run.subset(1, run.parties[0]), how, draws)
+    return Question(run.parties[0], run.states["P1"].small, subset(run.parties[0], 1, how), how, draws)
 
 
 @pytest.mark.sectorch_long  # `test_paper_equality.py` has parties apart
@@ -97,12 +116,12 @@ def test_one_exchange_as_two_processes(made, quick):
     time they are 15, and P2 refuses before it computes: P1 sees that nothing comes, and no message says so.
     """
     how = replace(quick, scale_bits=40, leakage=0.5)
-    run = trained(made, how)
+    run = Steps(made, how)
     question, p1, p2 = asked(run, how), run.parties[0], run.states["P2"].small
     directions = question.published(len(p1.labels))
     with Profile() as together:
         session = sectorch.Session(roles=PEERS, names=NAMES)
-        one = Exchange(run.parties, run.classes, run.parameters, how, sessions={("P1", "P2"): session})
+        one = Exchange(run.parties, run.run.classes, run.run.parameters, how, One(session))
         found = one.ask(1, p1, directions, len(question.subset), {"P2": p2}, sizes=SIZES)["P2"]
     said = apart(run, question, how)
     (numbers, at_P1, sent, _), (nothing, at_P2, seen, counts) = said["Pk"][0], said["Pl"][0]
@@ -111,7 +130,7 @@ def test_one_exchange_as_two_processes(made, quick):
     assert smaller is not p2
     with torch.no_grad():
         plain = directions.on(smaller(p1.images), how.temperature)
-    bound = error_bound(smaller, p1.images, one.layouts["P1"].count, run.parameters, how)
+    bound = error_bound(smaller, p1.images, one.layouts["P1"].count, run.run.parameters, how)
     assert 1000 * bound < float(plain.abs().median()), "else the comparison would say little"
     numbers = torch.tensor(numbers, dtype=torch.float64)
     torch.testing.assert_close(numbers, plain, rtol=0, atol=bound)
@@ -129,41 +148,39 @@ def test_one_exchange_as_two_processes(made, quick):
 
 def test_more_samples_than_were_published_are_refused(made, quick):
     """A lie of P_k's, told in the one message that P_l reads."""
-    run = trained(made, quick)
+    run = Steps(made, quick)
     question = asked(run, quick)
-    exchange = run.connect()
+    exchange = run.exchange
     with (
         Transcript() as transcript,
         pytest.raises(DisaggregationError, match="P1 asks about 49 samples"),
     ):
         exchange.ask(1, run.parties[0], question.published(48), 49, {"P2": run.states["P2"].small})
-    assert [line.label for line, _ in transcript.lines if line.call][-1] == "size" and not run.released
+    assert [line.label for line, _ in transcript.lines if line.call][-1] == "size" and not run.run.released
 
 
 def test_every_declared_message_is_sent_and_no_other(made, quick):
     """Of three parties' round in one process: each sends along its own pairs what is declared, once."""
     p1, p2 = made[0]
-    run = trained(([p1, p2, replace(p1, name="P3")], *made[1:]), quick)
-    run.connect()
+    run = Steps(([p1, p2, replace(p1, name="P3")], *made[1:]), quick)
     with Profile() as profile:
         run.exchange.ask(1, p1, asked(run, quick).published(48), 48, {n: run.states[n].small for n in ("P2", "P3")})
-    specs = [s for name, s in PROTOCOLS.items() if name.startswith("capride") and name != "capride_finished"]  # apart
+    specs = [s for name, s in PROTOCOLS.items() if name.startswith("capride")]
     own = [m for m in profile.ledger if m.protocol.startswith("capride")]
     assert {(m.protocol, m.label, m.src.role, m.dst.role) for m in own} == {
         (spec.name, m.label, m.src, m.dst) for spec in specs for m in spec.messages
     }
     assert {m.protocol for m in profile.ledger} - {spec.name for spec in specs} == {"agree"}
     pairs = [(m.src.name, m.dst.name) for m in own if m.label == "inputs"]
-    assert pairs == [(a, b) for a in ("P1", "P2", "P3") for b in ("P1", "P2", "P3") if a != b]
+    assert pairs == [("P1", "P2"), ("P1", "P3")], "what P1 asks with; others publish when they ask"
     assert [(m.src.name, m.dst.name) for m in own if m.label == "aggregates"] == [("P2", "P1"), ("P3", "P1")]
     assert all(m.dtype in (torch.int64, torch.uint8) for m in own)
-    assert sum(row["bytes"] for row in run.traffic.rows) == profile.bytes
     layout = run.exchange.layouts["P1"]
     rounds = {"size": 1, "directions": 1, "directions_tag": 1, "aggregates": 2, "aggregates_tag": 2}
     assert {m.label: m.round for m in own} == {**rounds, **dict.fromkeys(("keys", "inputs", "inputs_tag"), 1)}
     sizes = {m.label: m.bytes for m in own}
-    assert sizes["keys"] == ckks.PublicKeys.message_bytes(run.parameters)
-    p = run.parameters
+    assert sizes["keys"] == ckks.PublicKeys.message_bytes(run.run.parameters)
+    p = run.run.parameters
     assert sizes["inputs"] == 64 * 16 * p.degree * (p.depth + 1)
     assert sizes["directions"] == 10 * layout.blocks(37) * 32 * p.degree
     assert sizes["aggregates"] == layout.blocks(37) * (8 * p.degree + 16 * layout.count)
@@ -206,16 +223,16 @@ class Scaled(nn.Module):
 def test_a_model_that_needs_fewer_levels_than_the_chain_has(made, quick, last):
     """What P_k is sent has one scale, whatever the depth of P_l's model: nothing beside it is needed to decrypt."""
     how = replace(quick, levels=7, scale_bits=34)
-    run = trained(made, how)
-    assert run.parameters.depth == 7
+    run = Steps(made, how)
+    assert run.run.parameters.depth == 7
     directions = asked(run, how).published(48)
     small = run.states["P2"].small
     model = nn.Sequential(small, last())
-    found = run.connect().ask(1, run.parties[0], directions, 48, {"P2": model})["P2"]
+    found = run.exchange.ask(1, run.parties[0], directions, 48, {"P2": model})["P2"]
     with torch.no_grad():
         plain = directions.on(model(run.parties[0].images), how.temperature)
     layout = run.exchange.layouts["P1"]
-    bound = error_bound(small, run.parties[0].images, layout.count, run.parameters, how)
+    bound = error_bound(small, run.parties[0].images, layout.count, run.run.parameters, how)
     bound *= 1 if last is nn.Identity else 4  # three times the error, and a rescale more
     assert 10 * bound < float(plain.abs().median()), "else the comparison would say little"
     torch.testing.assert_close(found, plain, rtol=0, atol=bound)

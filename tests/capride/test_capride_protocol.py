@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capride_attacks import Steps
 from torch import nn
 
 from sectorch import ckks
@@ -14,7 +15,7 @@ from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.ckks.scheme.keys import SecretKey
 from sectorch.data.seeds import generator
-from sectorch.federated import FederationError, Watch
+from sectorch.federated import FederationError
 from sectorch.federated.training import predict
 from sectorch.nn.fhe import Polynomial, fhe_friendly
 from sectorch.protocols.capride import (
@@ -25,6 +26,7 @@ from sectorch.protocols.capride import (
     Settings,
     training,
 )
+from sectorch.protocols.capride.algorithm import subset
 from sectorch.protocols.capride.exchange import Layout, Simulated, copies, steps_of
 from sectorch.protocols.capride.training import Question
 
@@ -58,21 +60,15 @@ def error_bound(model: nn.Module, x: torch.Tensor, count: int, p: ckks.Parameter
     return p.slots / count * slot + 8 * flood
 
 
-def trained(made, how: Settings) -> CaPriDe:
-    run = CaPriDe(*made, how)
-    run._local(Watch())
-    return run
-
-
 def both(made, how: Settings):
     """One question of P1 to P2, encrypted and in the clear."""
-    run = trained(made, how)
+    run = Steps(made, how)
     party, models = run.parties[0], {n: s.small for n, s in run.states.items()}
-    question = Question(party, models["P1"], run.subset(1, party), how, generator(0, "directions"))
+    question = Question(party, models["P1"], subset(party, 1, how), how, generator(0, "directions"))
     asked, rest = question.published(len(party.labels)), {"P2": models["P2"]}
     arguments = (1, party, asked, len(question.subset), rest)
-    hidden, plain = run.connect(), Simulated(run.parties, run.classes, run.parameters, how)
-    return run, question, hidden, hidden.ask(*arguments)["P2"], plain.ask(*arguments)["P2"], models
+    hidden, plain = run.exchange, Simulated(run.parties, run.run.classes, run.run.parameters, how)
+    return run.run, question, hidden, hidden.ask(*arguments)["P2"], plain.ask(*arguments)["P2"], models
 
 
 def test_released_numbers_are_the_plain_ones(made, quick):
@@ -105,7 +101,7 @@ def test_more_samples_than_slots_go_in_chunks(made, quick, monkeypatch):
     monkeypatch.setattr(Layout, "chunk", 30)
     run, _, hidden, found, plain, models = both(made, quick)
     party = run.parties[0]
-    _, inputs = hidden._published["P1", "P2"]
+    *_, inputs = hidden._published["P1", "P2"]
     assert [tuple(part.shape) for part in inputs] == 2 * [(30 * copies(48, run.parameters.slots), 1, 8, 8)]
     count = copies(48, run.parameters.slots)
     bound = 2 * error_bound(models["P2"], party.images, count, run.parameters, quick)
@@ -147,20 +143,17 @@ def test_nothing_but_aggregates_is_decrypted(made, quick, monkeypatch):
     with Transcript() as transcript:
         result = run.run()
     shown = [(m.label, m.src.name, m.dst.name) for m, _ in transcript.lines if m.shows and "public" not in m.shows]
-    keys = [("key_Pk_Pl", "P1", "P2"), ("key_Pk_Pl", "P2", "P1")]
     assert shown == [
-        *keys, ("size", "P1", "P2"), ("aggregates", "P2", "P1"), ("size", "P2", "P1"), ("aggregates", "P1", "P2"),
+        ("key_Pk_Pl", "P1", "P2"), ("size", "P1", "P2"), ("aggregates", "P2", "P1"),
+        ("key_Pk_Pl", "P2", "P1"), ("size", "P2", "P1"), ("aggregates", "P1", "P2"),
     ]  # fmt: skip
     asked = 1 + 9 * quick.head_rank
-    told = [[asked, 48, steps_of(2.0), steps_of(run.meters[pair].size)] for pair in ("P2>P1", "P1>P2")]
     sizes = [value.tolist() for m, value in transcript.lines if m.label == "size"]
-    assert sizes == told and [count for count, _ in run.released.values()] == [
-        asked,
-        asked,
-    ]
+    assert [size[:3] for size in sizes] == 2 * [[asked, 48, steps_of(2.0)]] and all(size[3] > 0 for size in sizes)
+    assert [count for count, _ in run.released.values()] == [asked, asked]
     count = copies(48, run.parameters.slots)
     assert len(opened) == sum(len(s) for s in sealed) == 2 * -(-asked // count)
-    hidden = {(row["message"], row["hidden_by"]) for row in result.messages if row["receiver"] == "P2"}
+    hidden = {(row["message"], row["hidden_by"]) for row in result.messages}
     tags = "a digest of what is encrypted"
     assert hidden == {
         ("key_Pk_Pl", "the secured channel"),
@@ -173,11 +166,11 @@ def test_nothing_but_aggregates_is_decrypted(made, quick, monkeypatch):
         ("aggregates", "rerandomised"),
         ("aggregates_tag", tags),
     }
-    assert all(row["messages"] == 1 for row in result.messages), "inputs are published once"
+    assert all(row["messages"] == 2 for row in result.messages), "inputs are published once by each"
     assert "2 numbers" not in result.statement[0] and f"{2 * asked} numbers were released" in result.statement[0]
 
 
-def state_of(run: CaPriDe) -> list:
+def state_of(run: Steps) -> list:
     return [*copy.deepcopy([s.tensors() for s in run.states.values()]), copy.deepcopy(run.records)]
 
 
@@ -202,8 +195,7 @@ def same(a, b) -> bool:
 )
 def test_a_failed_round_changes_nothing(made, quick, monkeypatch, harm, error, text):
     """The second party's part fails, after the first one's went well."""
-    run = trained(made, quick)
-    run.connect()
+    run = Steps(made, quick)
     before = state_of(run)
     transfer = LocalRuntime.transfer
 
@@ -213,22 +205,20 @@ def test_a_failed_round_changes_nothing(made, quick, monkeypatch, harm, error, t
         return transfer(self, line, value)
 
     monkeypatch.setattr(LocalRuntime, "transfer", damaged)
-    with pytest.raises(error, match=text):
-        run.round(1)
+    with pytest.raises(error, match=f"stage 'round-1/P2/answers' at P2: .*{text}"):
+        run.round()
     assert same(before, state_of(run))
-    went_well = any(row["message"] == "aggregates" and row["receiver"] == "P1" for row in run.traffic.rows)
-    assert went_well == (harm != "inputs"), "damaged inputs are noticed when they arrive, all else after P1's part"
-    assert bool(run.released) == went_well
+    assert any(row["message"] == "aggregates" for row in run.run.stages.received), "P1's part went well"
+    assert "P2>P1" in " ".join(run.run.released)
 
 
 def test_a_refused_round_changes_nothing(made, quick):
     how = replace(quick, encrypted=False, sigma=0.0, leakage=0.5)
-    run = trained(made, how)
-    run.connect()
+    run = Steps(made, how)
     before = state_of(run)
     with pytest.raises(DisaggregationError, match=r"P1 could explain .* what sets P2's logits .* sigma=.* is enough"):
-        run.round(1)
-    assert same(before, state_of(run)) and not run.released
+        run.round()
+    assert same(before, state_of(run)) and not run.run.released
 
 
 def unfriendly_model() -> nn.Module:
@@ -255,12 +245,13 @@ def test_bad_models_are_named_before_anything_starts(made, quick):
 
 
 def test_logits_that_would_wrap_around_are_refused(made, quick):
-    run = trained(made, quick)
-    run.connect()
+    run = Steps(made, quick)
+    state = run.states["P2"]
     with torch.no_grad():
-        list(run.states["P2"].small.parameters())[-1].add_(100)
+        list(state.small.parameters())[-1].add_(100)
+    run.change("P2", state)
     with pytest.raises(ModelError, match="P2's logits reach"):
-        run.round(1)
+        run.round()
 
 
 def test_few_samples_and_bad_settings_are_refused(made, quick):

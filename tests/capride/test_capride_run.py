@@ -15,7 +15,7 @@ from helpers import check_refused_number
 from sectorch.cli.command import require
 from sectorch.data import DataError, DatasetMissingError, load
 from sectorch.federated import CheckpointError, FederationError, PlotError, Study, Watch
-from sectorch.protocols.capride import CaPriDe, Settings, cli, divide, federation
+from sectorch.protocols.capride import CaPriDe, Settings, algorithm, cli, divide, federation, training
 from sectorch.protocols.capride.report import epsilon
 
 CLEAR = Settings(rounds=2, warmup=2, encrypted=False, head_rank=3, directions=4, leakage=None)
@@ -73,12 +73,12 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path, leakage: float 
 
     class Killed(Watch):
         def finished(self, name, record):
-            if name == "round 1":
+            if name == "round-1/P2/answers":
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         CaPriDe(*made, how, out=tmp_path).run(Killed())
-    assert [p.name for p in tmp_path.glob("round-*.pt")] == ["round-1.pt"]
+    assert len(list(tmp_path.glob("round-*/*/answers-*.pt"))) == 2
     resumed = CaPriDe(*made, how, out=tmp_path)
     counts = dict(resumed.released)
     assert counts, "what was released before stays counted"
@@ -93,13 +93,16 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path, leakage: float 
         CheckpointError, match=r"holds another run, which differs in temperature \(5.0 there, 3.0 now\)"
     ):
         CaPriDe(*made, replace(how, temperature=3.0), out=tmp_path)
-    last = max(tmp_path.glob("round-*.pt"))
-    torch.save({name: kept for name, (kept, _) in torch.load(last).items()}, last)
-    with pytest.raises(CheckpointError, match=r"round-2.pt is missing or of another version; remove the folder"):
+    last = next(tmp_path.glob("round-2/P1/model-*.pt"))
+    last.write_bytes(b"{")
+    with pytest.raises(CheckpointError, match=r"model-\w+.pt cannot be read"):
         CaPriDe(*made, how, out=tmp_path).run()
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    last.unlink()
+    with pytest.raises(CheckpointError, match=r"model-\w+.pt is missing; remove round-2/P1/model-\w+.json"):
         CaPriDe(*made, how, out=tmp_path).run()
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="a run of an older version"):
+        CaPriDe(*made, how, out=tmp_path)
 
 
 def test_two_models(tmp_path: Path):
@@ -113,9 +116,13 @@ def test_two_models(tmp_path: Path):
 def test_subsets_and_peers_are_drawn_anew():
     parties, test, classes = federation("digits", 3, samples=48, test_samples=20)
     run = CaPriDe(parties, test, classes, replace(CLEAR, fraction=0.5, peers=1))
-    drawn = {tuple(run.subset(t, parties[0]).tolist()) for t in range(5)}
+    drawn = {tuple(algorithm.subset(parties[0], t, run.settings).tolist()) for t in range(5)}
     assert len(drawn) == 5 and all(len(s) == 24 for s in drawn)
-    assert {name for t in range(20) for name in run.asked(t, parties[0])} == {"P2", "P3"}
+    asked = lambda t: algorithm.asked_peers(("P1", "P2", "P3"), "P1", t, run.settings)
+    assert {name for t in range(20) for name in asked(t)} == {
+        "P2",
+        "P3",
+    }
     assert all(len(record["asked"]) == 1 for record in run.run().records["P1"][1:])
 
 
@@ -237,7 +244,7 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path, capsys, monkeypatch):
     def stop(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CaPriDe, "round", stop)
+    monkeypatch.setattr(training, "agreed_logits", stop)
     assert cli.main([*QUICK, "--no-plots", "--out", str(tmp_path)]) == 130
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.rglob("*.part"))

@@ -46,7 +46,7 @@ PAPERS = {
     "capride": Paper(
         "capride --parties 3 --samples 32 --test-samples 100 --network mlp --rounds 2 --warmup 2 --head-rank 4",
         {name: f"P{i + 1}" for i, name in enumerate(CLIENTS)},
-        beside=("capride_finished",),
+        beside=("run_turn", "run_turn_relay"),
     ),
     "privhfl": Paper(
         "privhfl --clients 3 --samples 60 --test-samples 100 --queries 8 --local-epochs 2 --retraining-epochs 2",

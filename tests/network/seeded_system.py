@@ -33,7 +33,6 @@ from sectorch.federated.command import Place
 from sectorch.federated.parties import Simulation
 from sectorch.network.federation.party import Federation
 from sectorch.protocols.capc import algorithm
-from sectorch.protocols.capride import exchange
 from sectorch.protocols.capride.exchange import Owner
 
 WHO: ContextVar[tuple | None] = ContextVar("drawn_who", default=None)
@@ -184,17 +183,6 @@ def _papers(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     patch.setattr(Place, "own", lambda self, seed: seed)
     for name in ("__init__", "publish_inputs", "publish"):
         patch.setattr(Owner, name, _as_owner(getattr(Owner, name), draws))
-    made = exchange.Session
-
-    def session(**known):
-        names = known["names"]
-        token = LABEL.set(f"capride {names['Pk']} {names['Pl']}")
-        try:
-            return made(**known)
-        finally:
-            LABEL.reset(token)
-
-    patch.setattr(exchange, "Session", session)
 
 
 def _on_disk(name: str, make: Callable[[], ckks.Keys]) -> ckks.Keys:

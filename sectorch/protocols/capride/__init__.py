@@ -3,18 +3,18 @@
     parties, test, classes = federation("digits", parties=2, split="no-overlap")
     result = CaPriDe(parties, test, classes, Settings(update="head"), out="runs/first").run()
 
-`algorithm.py` is Algorithm 1, to be read beside the paper. Its meter measures what answers tell.
-`settings.py` has the directions, and `training.py` the updates by which a decrypted number becomes a gradient.
-`exchange.py` has what travels, why nothing but aggregates can be decrypted, and what a peer refuses.
+`algorithm.py` is Algorithm 1, to be read beside the paper; `exchange.py` has what travels, and what a peer refuses.
+`settings.py` has the directions, and `training.py` the updates by which a decrypted number becomes a gradient, and the
+meter of what answers tell. `experiment.py` puts all of it to work.
 """
 
 from __future__ import annotations
 
 from ...ckks import ReleaseLedger as ReleaseLedger
 from ...deprecation import renamed_names
-from .algorithm import CaPriDe as CaPriDe
 from .cli import divide as divide
 from .cli import federation as federation
+from .experiment import CaPriDe as CaPriDe
 from .report import Result as Result
 from .settings import CorruptedCiphertextError as CorruptedCiphertextError
 from .settings import DisaggregationError as DisaggregationError

@@ -19,7 +19,7 @@ from ...federated.errors import FederationError
 from ...federated.participants import Samples, dataset_of
 from ...nn.fhe import fhe_friendly
 from ...nn.models import BasicBlock, resnet18
-from .algorithm import CaPriDe
+from .experiment import CaPriDe
 from .settings import METHODS, Party, Settings
 
 # Parties for experiments: one data set divided among them, and the networks that each of them has.
@@ -191,7 +191,9 @@ def divided(dataset: Dataset, how: Parties, own: int | None = None) -> tuple[lis
 
 def _prepare(how: Parties, settings: Settings, place: Place) -> CaPriDe:
     made = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
-    return CaPriDe(*made, settings, out=place.out, together=place.parties, own=place.own(settings.seed))
+    return CaPriDe(
+        *made, settings, out=place.out, workers=place.workers, together=place.parties, own=place.own(settings.seed)
+    )
 
 
 def _by(settings: Settings, method: str) -> Settings:

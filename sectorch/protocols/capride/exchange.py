@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import InitVar, dataclass
 from functools import partial
 
 import torch
@@ -25,13 +25,13 @@ from ...ckks.scheme.seal import INTEGER_BITS
 from ...ckks.tensor.ckks_tensor import blank_encryption
 from ...data.seeds import generator
 from ...errors import ArgumentError
-from ...federated.folder import digest
+from ...federated.folder import RunFolder, digest
+from ...federated.parties import Parties, Simulation
 from ...federated.training import predict
-from ...federated.watch import Watch
 from ...nn.fhe import fold_batchnorms
 from ...session import Session
-from .report import Traffic
 from .settings import LEAST_SAMPLES, Directions, DisaggregationError, ModelError, Party, Settings, head_of
+from .training import Meter, Question
 
 PEERS = Roles("Pk Pl", edges="Pk-Pl")
 """P_k owns the samples and the key, P_l has a model. Each party plays Pk to each of its peers, and Pl for each."""
@@ -157,12 +157,13 @@ class Owner:
 
     def __init__(self, party: Party, layout: Layout):
         self.party, self.layout = party, layout
+        self.inputs: list[ckks.CKKSTensor] = []
         p = layout.parameters
         self.keys = ckks.keygen(p.depth, degree=p.degree, scale_bits=p.scale_bits)
 
-    def publish_inputs(self) -> list[ckks.CKKSTensor]:
-        """{E(x_j)}."""
-        return self.layout.inputs(self.party.images, self.keys)
+    def publish_inputs(self) -> None:
+        """Encrypt {E(x_j)}."""
+        self.inputs = self.layout.inputs(self.party.images, self.keys)
 
     def publish(self, directions: Directions) -> list[ckks.CKKSTensor]:
         """{E(q_rj)}, with q the predictions p and derivatives of p (`capride/settings.py`)."""
@@ -241,70 +242,105 @@ def fitted(model: nn.Module, images: torch.Tensor, size: float) -> nn.Module:
     return smaller
 
 
+@dataclass(eq=False)
 class Exchange:
     """The exchange of whichever parties are in this process, encrypted; `Simulated` computes the same in the clear.
+
+    What was released, and what was asked, is counted in a folder before anything is sent, and never taken back. Keys,
+    sessions and published inputs live as long as this object, which is closed as a context manager.
 
     Args:
         parties: all of them. Of one that is in another process the name, the shape of its images and the architecture
             are used.
         classes: M.
         parameters: of all parties' keys.
-        ledgers: by name, of the parties that are here; new ones unless given.
-        traffic: where messages are counted.
-        sessions: by owner and peer, with a `PartyRuntime` where the other one is in another process, who runs the
-            same exchanges in the same order. All parties are in this process unless given.
+        together: where the parties are; all in this process unless given.
+        folder: of the counts.
     """
 
-    def __init__(
-        self,
-        parties: Sequence[Party],
-        classes: int,
-        parameters: ckks.Parameters,
-        how: Settings,
-        *,
-        ledgers: Mapping[str, ckks.ReleaseLedger] | None = None,
-        traffic: Traffic | None = None,
-        watch: Watch | None = None,
-        sessions: Mapping[tuple[str, str], Session] | None = None,
-    ):
-        self.how, self.traffic, self.watch = how, traffic or Traffic(), watch or Watch()
-        self.parties = {p.name: p for p in parties}
-        self.layouts = {p.name: Layout(parameters, len(p.images), tuple(p.images.shape[1:]), classes) for p in parties}
-        self.seconds = {"encrypt inputs": 0.0, "encrypt directions": 0.0, "inference": 0.0, "aggregate": 0.0}
-        self.answers = 0
+    parties: InitVar[Sequence[Party]]
+    classes: int
+    parameters: ckks.Parameters
+    how: Settings
+    together: InitVar[Parties | None] = None
+    folder: InitVar[RunFolder | None] = None
+
+    def __post_init__(self, parties: Sequence[Party], together: Parties | None, folder: RunFolder | None) -> None:
+        self.people, self._together = {p.name: p for p in parties}, together or Simulation()
+        shape = lambda p: (len(p.images), tuple(p.images.shape[1:]), self.classes)
+        self.layouts = {p.name: Layout(self.parameters, *shape(p)) for p in parties}
+        self._folder, self._open = folder or RunFolder(None), ExitStack()
+        kept, keep = self._folder.record("released"), self._keep_counts
+        self.peers = {p.name: Peer(p, self.how, ckks.ReleaseLedger(p.name, kept, keep)) for p in parties}
+        self.known: dict[str, torch.Tensor] = self._folder.tensors("asked") or {}
+        """By "peer>owner": the information in all answers that were asked for (`Meter.known`)."""
         self.owners: dict[str, Owner] = {}
-        known = ledgers or {}
-        self.peers = {p.name: Peer(p, how, known.get(p.name) or ckks.ReleaseLedger(p.name)) for p in parties}
-        self._sessions, self._given = dict(sessions or {}), sessions is not None
-        self._published: dict[tuple[str, str], tuple[ckks.LocatedKeys, Ciphertexts]] = {}
+        self._published: dict[tuple[str, str], tuple[Session, ckks.LocatedKeys, Ciphertexts]] = {}
+        self._seconds: dict[str, float] = {}
 
-    def start(self) -> None:
-        """Keys, and the encrypted inputs: published once."""
-        if not self._given and not self._sessions:
-            with self.traffic:
-                self._sessions = {
-                    (k, peer): Session(roles=PEERS, names={"Pk": k, "Pl": peer})
-                    for k, peer in itertools.permutations(self.parties, 2)
-                }
-        for k in self.parties:
-            tick = self.watch.step(f"{k}: keys and encrypted inputs", 1)
-            self._publish(k)
-            tick()
+    def __enter__(self) -> Exchange:
+        return self
 
-    def _publish(self, k: str) -> None:
-        layout, images = self.layouts[k], self.parties[k].images
-        x = layout.inputs(images.to("meta"))
-        for peer, session in self._peers_of(k).items():
-            with self.traffic, session.call() as net:
+    def __exit__(self, *_: object) -> None:
+        """End the sessions. Keys and ciphertexts are gone."""
+        self._open.close()
+        self._published.clear()
+        self.owners.clear()
+
+    @property
+    def released(self) -> dict[str, list[int]]:
+        """The counts of the parties that are here; see `ckks.ReleaseLedger`."""
+        return {place: count for peer in self.peers.values() for place, count in peer.ledger.released.items()}
+
+    def _keep_counts(self) -> None:
+        self._folder.keep("released", record=self.released)
+
+    def spent(self) -> dict[str, float]:
+        """Seconds by kind of work, since the last call."""
+        found, self._seconds = self._seconds, {}
+        return found
+
+    def _link(self, k: str, peer: str) -> tuple[Session, ckks.LocatedKeys, Ciphertexts]:
+        """The session of an owner and a peer, and what the owner has published there: once."""
+        if (k, peer) not in self._published:
+            layout, party = self.layouts[k], self.people[k]
+            label = f"capride {k} {peer}"
+            opened = self._together.session(PEERS, {"Pk": k, "Pl": peer}, label=label, agreed=str(self.how))
+            session = self._open.enter_context(opened)
+            with session.call() as net:
                 if session.present(net.Pk) and k not in self.owners:
-                    self.owners[k] = Owner(self.parties[k], layout)
-                    x = self._timed("encrypt inputs", self.owners[k].publish_inputs)
-                own = self.owners[k].keys if k in self.owners else None
-                keys = ckks.LocatedKeys(net, net.Pk, layout.parameters, own)
-                self._published[k, peer] = keys, publish(net, keys, [keys.bring(net.Pk, part) for part in x])
+                    self.owners[k] = Owner(party, layout)
+                    self._timed("encrypt inputs", self.owners[k].publish_inputs)
+                own = self.owners.get(k)
+                x = own.inputs if own else layout.inputs(party.images.to("meta"))
+                keys = ckks.LocatedKeys(net, net.Pk, layout.parameters, own.keys if own else None)
+                found = publish(net, keys, [keys.bring(net.Pk, part) for part in x])
+            self._published[k, peer] = session, keys, found
+        return self._published[k, peer]
 
-    def _peers_of(self, k: str) -> dict[str, Session]:
-        return {peer: session for (owner, peer), session in self._sessions.items() if owner == k}
+    def measure(
+        self, t: int, k: str, question: Question, published: Directions, peers: Sequence[str]
+    ) -> tuple[dict[str, Meter], float, dict[str, float]]:
+        """The meters of these peers, the noise that a question needs, and what each peer's answers will have told.
+
+        It is counted before it is asked.
+
+        Raises:
+            DisaggregationError: the answers would tell more than `Settings.leakage`.
+        """
+        how, needed = self.how, [self.how.sigma or 0.0]
+        meters = {peer: question.meters.get(peer) or Meter(*question.view, peer) for peer in peers}
+        asked = {peer: meter.told(published, how.temperature) for peer, meter in meters.items()}
+        for peer, meter in meters.items():
+            meter.known = self.known.get(f"{peer}>{k}", meter.known)
+            if how.sigma is None and how.leakage is not None:
+                # The rounds to come will ask much the same; what this one may tell is its share of what is left.
+                needed.append(meter.sigma_for(asked[peer], how.leakage, how.rounds - t + 1))
+        noise = self.sigma(self.people[k], max(needed))
+        told = {peer: meter.spend(k, asked[peer], noise, how.leakage) for peer, meter in meters.items()}
+        self.known |= {f"{peer}>{k}": meter.known for peer, meter in meters.items()}
+        self._folder.keep("asked", self.known)
+        return meters, max(needed), told
 
     def sigma(self, party: Party, asked: float = 0.0) -> float:
         """Standard deviation of the noise on each aggregate that this party receives: asked for, or of the flooding."""
@@ -339,34 +375,33 @@ class Exchange:
         Raises:
             DisaggregationError, KeyMismatchError, CorruptedCiphertextError: nothing of the round is kept.
         """
-        if not self._published:
-            self.start()
         k, published, answers = owner.name, None, {}
-        if k in self.owners:
-            if directions is None:
-                raise ArgumentError(f"{k} is in this process, and its question needs directions")
-            published = self._timed("encrypt directions", partial(self.owners[k].publish, directions))
-        sessions = self._peers_of(k)
-        for peer in (name for name in models if name in sessions):
-            question = None
-            if directions is not None and published is not None:
+        here = self._together.present(k)
+        if here and directions is None:
+            raise ArgumentError(f"{k} is in this process, and its question needs directions")
+        for peer in (name for name in models if here or self._together.present(name)):
+            question, link = None, self._link(k, peer)
+            if directions is not None and k in self.owners:
+                if published is None:
+                    published = self._timed("encrypt directions", partial(self.owners[k].publish, directions))
                 stated = steps_of((sizes or {}).get(peer, 0.0))
                 question = torch.tensor([len(directions), samples, steps_of(sigma), stated]), published
-            with self.traffic, sessions[peer].call() as net:
-                answers[peer] = self._answer(net, k, peer, question, models[peer])
-            self.watch.note(f"encrypted part: {self.pace():.1f} s an answer")
+            with link[0].call() as net:
+                answers[peer] = self._answer(net, k, peer, *link, question, models[peer])
         return answers
 
-    def _answer(self, net: Net, k: str, name: str, question: tuple | None, model: nn.Module) -> torch.Tensor:
+    def _answer(
+        self, net: Net, k: str, name: str, session: Session, keys: ckks.LocatedKeys, x: Ciphertexts,
+        question: tuple | None, model: nn.Module,
+    ) -> torch.Tensor:  # fmt: skip
         """What participant k gets of one other: at least one of them is here."""
         layout, peer = self.layouts[k], self.peers[name]
         announced = torch.empty(4, dtype=torch.int64, device="meta") if question is None else question[0]
         size = net.agreed(announce(net, net.own(net.Pk, announced)), (net.Pk, net.Pl))
         numbers, samples, noise, stated = size.tolist()
-        if self._sessions[k, name].present(net.Pl):
+        if session.present(net.Pl):
             peer.admit(k, layout, model, numbers, samples)
             model = peer.answering(k, model, stated * STEP)
-        keys, x = self._published[k, name]
         blank = torch.empty(numbers, layout.samples, layout.classes, device="meta")
         q = layout.directions(blank) if question is None else question[1]
         start, logits = time.perf_counter(), Logits(model)
@@ -374,20 +409,18 @@ class Exchange:
             net, [keys.bring(net.Pk, part) for part in q], x, logits, self.how.temperature, layout.count,
             self._flood(layout, max(0, noise) * STEP),
         )  # fmt: skip
-        self.answers += 1
-        self.seconds["inference"] += logits.seconds
-        self.seconds["aggregate"] += time.perf_counter() - start - logits.seconds
+        self._spend("inference", logits.seconds)
+        self._spend("aggregate", time.perf_counter() - start - logits.seconds)
         return net.read(found, net.Pk).reshape(-1)[:numbers]
-
-    def pace(self) -> float:
-        """Seconds for one party's question to one peer, as measured so far."""
-        return sum(self.seconds[k] for k in ("encrypt directions", "inference", "aggregate")) / max(1, self.answers)
 
     def _timed(self, what: str, call: Callable):
         start = time.perf_counter()
         result = call()
-        self.seconds[what] += time.perf_counter() - start
+        self._spend(what, time.perf_counter() - start)
         return result
+
+    def _spend(self, what: str, seconds: float) -> None:
+        self._seconds[what] = self._seconds.get(what, 0.0) + seconds
 
 
 STEP = 2.0**-20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +12,8 @@ from rich.table import Table
 from torch import nn
 
 from ... import ckks
-from ...choreography.ledger import Observer
-from ...choreography.net import Sent
 from ...display import Plot
-from ...federated.outcome import Outcome
+from ...federated.outcome import Outcome, table
 from .settings import Party, Settings
 
 # (epsilon, delta) of the Gaussian noise on aggregates, and a run's statement in words.
@@ -100,7 +98,7 @@ class Result(Outcome):
     Attributes:
         parties: those that were here; with others elsewhere it was `apart`.
         records: for each of them the record of local training and one for each round.
-        messages: what was sent, by protocol, message and ends, as the core's observers saw it.
+        messages: what each role received, by protocol and message, as the core's observers saw it.
         released: the guards' counts; see `ckks.ReleaseLedger`.
     """
 
@@ -213,7 +211,7 @@ class Result(Outcome):
         return {"before": self.accuracy(0), "after": self.accuracy(-1)}
 
     def tables(self) -> list[Table]:
-        return [self.table(), self.class_table()]
+        return [self.table(), self.class_table(), *([table(self.messages)] if self.messages else [])]
 
     def sentences(self) -> list[str]:
         seconds = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())
@@ -251,35 +249,3 @@ def rounds_table(label: str, records: dict[str, list[dict]]) -> Table:
 
 def _percents(before: float, after: float) -> tuple[str, str, str]:
     return f"{100 * before:.2f}", f"{100 * after:.2f}", f"{100 * (after - before):+.2f}"
-
-
-# What travelled in a run: the messages that the core tells its observers of, added up.
-
-
-class Traffic(Observer):
-    """Messages and bytes of what is inside its `with` blocks, by protocol, message and ends.
-
-    Args:
-        rows: what was counted before.
-    """
-
-    def __init__(self, rows: Iterable[dict] = ()):
-        self._rows = {(r["protocol"], r["message"], r["sender"], r["receiver"]): dict(r) for r in rows}
-
-    def message(self, line: Sent, value: torch.Tensor) -> None:
-        place = (line.protocol, line.label, line.src.name, line.dst.name)
-        names = dict(zip(("protocol", "message", "sender", "receiver"), place, strict=True))
-        row = self._rows.setdefault(
-            place, {**names, "hidden_by": line.mask, "shows": line.shows, "messages": 0, "bytes": 0}
-        )
-        row["messages"] += 1
-        row["bytes"] += line.bytes
-
-    @property
-    def rows(self) -> list[dict]:
-        """For tables and JSON."""
-        return [self._rows[place] for place in sorted(self._rows)]
-
-    @property
-    def bytes(self) -> int:
-        return sum(row["bytes"] for row in self.rows)

@@ -1,16 +1,18 @@
-"""Training on a party's own machine, in the clear: local, with an update from the peers, and between two models."""
+"""What a party computes alone: the losses, from released numbers to an update, its meters, and training."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ... import ckks
+from ...ckks.releases import SIGMAS
 from ...data.seeds import generator
 from ...federated.errors import FederationError
 from ...federated.training import Extra, Training, optimizer_of, predict, train
@@ -19,6 +21,7 @@ from .settings import (
     HeadBasis,
     Party,
     Settings,
+    contrasts,
     deep_directions,
     deep_parameters,
     draw,
@@ -306,10 +309,15 @@ class Question:
     Args:
         subset: the samples that were drawn for the round.
         draws: for the random directions of the deep layers.
+        meters: of the peers that were asked before.
     """
 
-    def __init__(self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator):
+    def __init__(
+        self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator,
+        meters: Mapping[str, Meter] | None = None,
+    ):  # fmt: skip
         self.how, self.model, self.basis, self.drawn = how, model, None, None
+        self.meters, self.view = meters or {}, own_view(model, party.images)
         if how.update == "forward":
             self.drawn = draw(model, how.directions, draws)
         self.subset, self.images = subset, party.images[subset]
@@ -355,30 +363,123 @@ class Question:
         return Update(loss, self.subset, of_head, head, deep, correction)
 
 
-# A party's models in training.
+# The meter: how much of a peer's logits P_k can reconstruct from all its answers so far, known before it asks.
+#
+# P_k, honest but curious, knows its directions q, its own logits u, and that the peer's model resembles its own. It
+# takes the difference d = z - u for a linear function of its features, d_j = W (h_j, 1) with Gaussian W, and z for the
+# same in all rounds: the prior of `ckks.LinearMeter`. `tests/capride/test_capride_meter.py` holds it against attacks
+# with other priors. P_k can measure before it asks; P_l cannot, who sees ciphertexts. A peer further from P_k than the
+# prior reckons with would tell more through the same noise. So P_k states the size of its own logits, P_l scales its
+# logits down to it (`exchange.fitted`), and |z - u| <= |z| + |u| is at most twice that size.
+
+
+SPREAD = 2.0
+"""The size of z - u that is reckoned with, in sizes of P_k's own logits about their row means: the most that logits of
+no larger size are away; unrelated ones are 1.4 away."""
+
+
+class Meter(ckks.LinearMeter):
+    """What one party can know of one peer.
+
+    Args:
+        features: [n, d], of P_k's own model on its own samples. logits: [n, M], its own.
+        peer: whose logits; for errors.
+    """
+
+    def __init__(self, features: torch.Tensor, logits: torch.Tensor, peer: str):
+        h = torch.cat([features.detach().double(), torch.ones(len(features), 1, dtype=torch.float64)], 1)
+        u = logits.detach().double()
+        left, singular, _ = torch.linalg.svd(h, full_matrices=False)
+        kept = singular > 1e-9 * singular[0]
+        basis, width = left[:, kept] * singular[kept], u.shape[1] - 1
+        size = float((u - u.mean(1, keepdim=True)).norm())
+        # A model that says the same of everything tells nothing of the size of others' logits.
+        size = max(size, float(len(u)) ** 0.5)
+        basis *= SPREAD * size / float(basis.norm()) / width**0.5
+        self._begin(peer, basis, u)
+
+    def _begin(self, peer: str, basis: torch.Tensor, own: torch.Tensor, *heard: torch.Tensor) -> None:
+        super().__init__(basis, own.shape[1] - 1, f"{peer}'s logits")
+        self.own, self.contrasts = own, contrasts(own.shape[1])
+        self.found, self.learned = heard or (self.known[0], self.known)
+
+    @classmethod
+    def of(cls, peer: str, *tensors: torch.Tensor) -> Meter:
+        """A meter as `tensors` kept it, of whose questions none is counted."""
+        self = cls.__new__(cls)
+        self._begin(peer, *tensors)
+        return self
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The prior, what was answered, and the information in that."""
+        return [self.basis, self.own, self.found, self.learned]
+
+    @property
+    def size(self) -> float:
+        """What logits about their row means may measure for the prior to hold: a root mean square over samples."""
+        return float(self.basis.norm()) * (self.width / len(self.basis)) ** 0.5 / SPREAD
+
+    def asked(self, directions: Directions, temperature: float) -> torch.Tensor:
+        """Questions as linear functions of the unknown: [R, K]."""
+        return self.rows(directions.weights @ self.contrasts) / temperature
+
+    def told(self, directions: Directions, temperature: float) -> torch.Tensor:
+        """The information in the answers to one question, under noise of deviation 1: [K, K]."""
+        rows = self.asked(directions, temperature)
+        return rows.t() @ rows
+
+    def learn(self, directions: Directions, answers: torch.Tensor, sigma: float, temperature: float) -> None:
+        """Take in what was answered to a question that `spend` has counted."""
+        missing, variance = answers - directions.on(self.own, temperature), max(sigma, SIGMAS[0]) ** 2
+        self.found = self.found + self.asked(directions, temperature).t() @ missing / variance
+        self.learned = self.learned + self.told(directions, temperature) / variance
+
+    def expected(self, own: torch.Tensor) -> torch.Tensor:
+        """The peer's logits given all answers that came, under the prior about P_k's logits of now: float64 [n, M].
+
+        The prior's size is the one under which the answers are likeliest; 0 where noise is all that they hold.
+        """
+        moved = torch.linalg.lstsq(self.basis, (own.double() - self.own) @ self.contrasts).solution.flatten()
+        values, vectors = torch.linalg.eigh(self.learned)
+        missing = vectors.t() @ (self.found - self.learned @ moved)
+        variance = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-16, 1)]).double().unsqueeze(1)
+        grown = 1 + variance * values.clamp_min(0)
+        likeliest = int((variance * missing.square() / grown - grown.log()).sum(1).argmax())
+        w = vectors @ (variance[likeliest] * missing / grown[likeliest])
+        return own.double() + self.basis @ w.view(self.basis.shape[1], -1) @ self.contrasts.t()
+
+
+# A party's models in training, and its meters.
 
 
 class State:
-    """A party's models and their optimisers, small first."""
+    """A party's models and their optimisers, small first, and what it knows of each peer that it has asked.
 
-    def __init__(self, party: Party, how: Settings):
-        kept = [party.model] if party.large is None else [party.model, party.large]
-        self.models = [copy.deepcopy(model).eval() for model in kept]
+    Args:
+        kept: what `tensors` gave; without, the party's models as they are.
+    """
+
+    def __init__(self, party: Party, how: Settings, kept: dict | None = None):
+        models = [party.model] if party.large is None else [party.model, party.large]
+        self.models = [copy.deepcopy(model).eval() for model in models]
         self.steps = [optimizer_of(model, how.local) for model in self.models]
+        self.meters: dict[str, Meter] = {}
+        if kept is not None:
+            for model, steps, (weights, moments) in zip(self.models, self.steps, kept["models"], strict=True):
+                model.load_state_dict(weights)
+                steps.load_state_dict(copy.deepcopy(moments))
+            self.meters = {peer: Meter.of(peer, *tensors) for peer, tensors in kept["meters"].items()}
 
-    def tensors(self) -> list:
-        return [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]
-
-    def load(self, tensors: list) -> None:
-        for model, steps, (weights, moments) in zip(self.models, self.steps, tensors, strict=True):
-            model.load_state_dict(weights)
-            steps.load_state_dict(moments)
-
-    def copied(self, party: Party, how: Settings) -> State:
-        new = State(party, how)
-        new.load(copy.deepcopy(self.tensors()))
-        return new
+    def tensors(self) -> dict:
+        """All of it, for the disk."""
+        models = [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]
+        return {"models": models, "meters": {peer: meter.tensors() for peer, meter in self.meters.items()}}
 
     @property
     def small(self) -> nn.Module:
         return self.models[0]
+
+    def meet(self, priors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, Meter]:
+        """The meters, with new ones of the peers that are asked for the first time."""
+        self.meters = {peer: Meter.of(peer, *tensors) for peer, tensors in priors.items()} | self.meters
+        return self.meters

@@ -39,18 +39,18 @@ class Paper:
     of_file: Callable[[Any], Any] = lambda content: content
 
 
-def _models(content: Mapping[str, Any]) -> Any:
-    """CaPriDe: the models and their optimisers' state. The meters beside them count what a lost round released."""
-    return {party: kept[0] for party, kept in content.items()}
+def _models(content: Any) -> Any:
+    """CaPriDe: the models and their optimisers' state. The meters beside them heard answers of another noise."""
+    return content[0]["models"]
 
 
 def _released(outs: Mapping[str, Path]) -> dict[str, int]:
     """CaPriDe: how many numbers each party has released of its logits to each other one, as itself has counted."""
     found: dict[str, int] = {}
     for name, out in outs.items():
-        path = out / "ledger.json"
-        ledger = json.loads(path.read_text()) if path.exists() else {"released": {}, "messages": []}
-        for place, count in ledger["released"].items():
+        path = out / "released.json"
+        released = json.loads(path.read_text()) if path.exists() else {}
+        for place, count in released.items():
             pair = f"{name}: {place.split('@')[0]}"
             found[pair] = found.get(pair, 0) + count[0]
     return found
@@ -92,7 +92,8 @@ _CLIENTS = {"north": "C0", "south": "C1", "west": "C2"}
 PAPERS = {
     "perturbed-fl": Paper("perturbed-fl", {"hub": "Server", **_CLIENTS}, _PERTURBED, "round-6-*.pt", learns=("hub",)),
     "capride": Paper(
-        "capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19, of_file=_models
+        "capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2/*/model-*.pt", _released, lost_round=19,
+        of_file=_models,
     ),
     "privhfl": Paper(
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/*/model-*.pt", _answered
