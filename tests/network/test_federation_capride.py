@@ -14,6 +14,7 @@ from sectorch.choreography.ledger import Profile
 from sectorch.errors import NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
+from sectorch.network.federation.party import Federation
 from sectorch.protocols.capride import CaPriDe, Settings, federation
 
 ROLES = {"north": "P1", "south": "P2", "west": "P3"}
@@ -89,7 +90,7 @@ def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_pat
 def test_another_temperature_is_refused_before_a_key_is_made(world, made, tmp_path):
     def work(name: str):
         how = replace(QUICK, temperature=3.0) if name == "west" else QUICK
-        with world.party(name) as party:
+        with Federation(world.path, name, patience=60, wait=5) as party:
             run = CaPriDe(copy.deepcopy(made[0]), *made[1:], replace(how, warmup=0), together=party)
             try:
                 return run.run()

@@ -139,7 +139,7 @@ class Result(Outcome):
 
     @property
     def leakage(self) -> dict[str, float]:
-        """By "peer>owner": the share of a sample's logits that all answers so far explain (`capride/algorithm.py`)."""
+        """By "peer>owner": the share of a sample's logits that all answers so far explain (`capride/training.py`)."""
         return {
             f"{peer}>{owner}": value
             for owner, found in self.records.items()

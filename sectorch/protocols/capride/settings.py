@@ -283,7 +283,7 @@ class Settings(Options):
     leakage: float | None = option(
         0.5,
         "the largest share of what sets a peer's logits on a sample apart from P_k's own that P_k may explain by all "
-        "answers together (`capride/algorithm.py`); None in Python sets no limit",
+        "answers together (`capride/training.py`); None in Python sets no limit",
         above=0,
         most=1,
         several=True,
