@@ -73,6 +73,11 @@ def test_two_owners_train_on_digits(example, rows: int, least: float):
     assert found["messages that show something"] == 0 and "protects nothing" in text
 
 
+def test_averaging_learns_and_is_taken_up(example):
+    first, second = (number(example("averaging")[1], r"accuracy ([\d.]+)") for _ in range(2))
+    assert first == second > 0.85
+
+
 def test_five_hospitals_train_on_shares(example):
     found, text = example("hospitals")
     for way in ("horizontal", "vertical"):

@@ -26,6 +26,12 @@ from .outcome import Outcome as Outcome
 from .outcome import Scores as Scores
 from .participants import FederatedData as FederatedData
 from .participants import Participant as Participant
+from .run import Experiment as Experiment
+from .run import Held as Held
+from .run import Run as Run
+from .run import estimated_by as estimated_by
+from .run import note as note
+from .run import progress as progress
 from .training import LocalTraining as LocalTraining
 from .training import Training as Training
 from .training import fedavg as fedavg
@@ -38,14 +44,17 @@ __all__ = [
     "ArchitectureError",
     "CheckpointError",
     "Estimate",
+    "Experiment",
     "FederatedData",
     "FederationError",
+    "Held",
     "LocalTraining",
     "Options",
     "Outcome",
     "Participant",
     "Plot",
     "PlotError",
+    "Run",
     "RunFolder",
     "Scores",
     "Study",

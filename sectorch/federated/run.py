@@ -40,8 +40,8 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from ..choreography import Located, Message, Net, protocol
-from ..choreography.roles import STAR, Roles
+from ..choreography import Located, Message, Net, Party, Phase, protocol
+from ..choreography.roles import STAR, Cast, Roles
 from ..errors import ArgumentError, MisplacedValueError, SectorchError
 from .errors import CheckpointError, FederationError
 from .folder import RunFolder, Workers
@@ -184,6 +184,29 @@ def _announce(net: Net, wanted: Located) -> Located:
 def _relay(net: Net, wanted: Located) -> Located:
     """The same, to another party. Rounds 1, bytes 8."""
     return wanted.send(net.S, net.C, "wanted")
+
+
+SEND = Roles("H R", edges="H-R")
+
+
+@protocol(
+    "run_send", "Run.send", [Message("value", "H", "R", "nothing", "a value that its holder gives away")], roles=SEND
+)
+def _give(net: Net, value: Located) -> Located:
+    """A tensor as bytes. uint8 of any size. Rounds 1."""
+    return value.send(net.H, net.R, "value")
+
+
+def _sent(parties: Parties, sender: str, receivers: Sequence[str], value: torch.Tensor) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"a tensor is sent, whose shape is public (`public=`), got a {type(value).__name__}")
+    holder, others = Party(sender, "H"), [Party(name, "R") for name in receivers]
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    with parties.runtime(SEND, {one: one.name for one in (holder, *others)}, label="send") as runtime:
+        nets = [Net(runtime, i, Cast(SEND, {"H": holder, "R": one}), Phase.ONLINE) for i, one in enumerate(others)]
+        found = [net.read(_give(net, net.own(holder, flat)), net.R) for net in nets]
+    here = next((one for one in (flat, *found) if not one.is_meta), flat)
+    return here.view(value.dtype).reshape(value.shape)
 
 
 class Run:
@@ -347,8 +370,6 @@ class Run:
             wanted = self._wanted(holders, stage, key)
             if not any(self.present(name) for name in members):
                 return Held(holders, key, public=public)
-            if not wanted and not any(self.present(name) for name in holders):
-                return Held(holders, key, public=public)  # also where this party was killed before it kept its part
             if wanted:
                 self.folder.drop(f"{_file(stage, key)}.*")
             elif not any(self.present(name) for name in holders):  # its holder goes on from disk, and so do the others
@@ -359,6 +380,26 @@ class Run:
             lambda: self._played(function, roles, cast, stage, args),
         )  # fmt: skip
         return found if any(self.present(name) for name in holders) else Held(holders, key, public=public)
+
+    def send(self, value: Held, to: str | Sequence[str], stage: str) -> Held:
+        """Give a tensor of one party's to others, in the clear: its holder decides to show it.
+
+        Where its holder is elsewhere, `value.public` has the shape and dtype. Rounds 1; bytes: the tensor's, to each.
+
+        Returns:
+            The same value, held by all of them.
+
+        Raises:
+            MisplacedValueError: several parties hold it. ArgumentError: it is no tensor, or its shape is not public.
+        """
+        if len(value.parties) != 1 or value.parties == EVERYBODY:
+            raise MisplacedValueError(f"stage '{stage}': one party sends what it holds, got {value!r}")
+        (sender,) = value.parties
+        receivers = [name for name in as_list(to) if name != sender]
+        return self.among(
+            _sent, {"H": sender, "R": receivers}, sender, receivers, value, at=[sender, *receivers], stage=stage,
+            roles=None, public=value.public,
+        )  # fmt: skip
 
     def each(self, parties: Sequence[str], part: Callable[..., Held], args: Callable[[str], tuple]) -> dict[str, Held]:
         """part(run, party, *args(party)) for each party: stages that do not wait for another party's part.
@@ -500,9 +541,11 @@ class Run:
         if self._turns is None:
             raise FederationError("parties are elsewhere: use the run as a context manager, `with run:`")
         lacks = torch.tensor([int(self.folder.record(_file(stage, key)) is None)])
-        heard = [
-            self._turns.hear(name, lacks if self.present(name) else None, 1, _announce, _relay) for name in holders
-        ]
+        turn = lambda name: lacks if self.present(name) else None
+        try:
+            heard = [self._turns.hear(name, turn(name), 1, _announce, _relay) for name in holders]
+        except SectorchError as error:
+            raise _in_stage(error, stage, holders) from error
         return any(bool(one) for one in heard)
 
 

@@ -117,6 +117,18 @@ def test_a_stage_takes_what_its_party_holds():
     assert torch.equal(run.at("south", double, run.public(X), stage="open").value, 2 * X)
 
 
+def test_a_value_is_sent_by_its_one_holder():
+    run = Run()
+    a = run.bring("north", X)
+    given = run.send(a, ["south", "west"], stage="given")
+    assert torch.equal(run.at("south", double, given, stage="twice").value, 2 * X)
+    assert {row["shows"] for row in run.received} == {"a value that its holder gives away"}
+    with pytest.raises(MisplacedValueError, match="one party sends what it holds"):
+        run.send(given, "hub", stage="again")
+    with pytest.raises(ArgumentError, match="stage 'model' at north and south: a tensor is sent"):
+        run.send(run.bring("north", {"a": X}), "south", stage="model")
+
+
 def test_names_of_stages():
     run = Run()
     a = run.bring("north", X)

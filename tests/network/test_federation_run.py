@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from network_world import until
 from torch import nn
 
 import sectorch
-from sectorch.errors import MisplacedValueError, SectorchError
+from sectorch.errors import MisplacedValueError, NetworkError, SectorchError
+from sectorch.federated import FederationError, Watch
+from sectorch.federated.parties import Simulation
 from sectorch.federated.run import Held, Run
 from sectorch.network.federation.party import Federation
 
@@ -93,7 +97,52 @@ def test_parties_apart_get_what_is_theirs_and_ask_once(world, tmp_path: Path):
     assert until(lambda: len(world.server._broker) == 0, 30)
 
 
+def sent(run: Run, role: str) -> dict[str, Held]:
+    a = run.bring("south", Y if role == "south" else None, public=torch.empty(3, device="meta"))
+    return {"given": run.send(a, ["north", "S"], stage="given")}
+
+
+def test_a_party_gives_away_what_it_holds(world, tmp_path: Path):
+    for _ in range(2):
+        found = apart(world, tmp_path, sent)
+        assert all(torch.equal(result["given"].value, Y) for result in found.values()), found
+    next((tmp_path / "gamma").glob("given-*.json")).unlink()
+    assert torch.equal(apart(world, tmp_path, sent)["gamma"]["given"].value, Y)
+    assert until(lambda: len(world.server._broker) == 0, 30)
+
+
 def test_parties_that_disagree_are_refused_before_anything_is_computed(world, tmp_path: Path):
     found = apart(world, tmp_path, three, lambda name: {"run": "example", "rounds": 3 + (name == "beta")})
     assert all(isinstance(result, SectorchError) for result in found.values()) and CALLS == []
     assert until(lambda: len(world.server._broker) == 0, 30)
+
+
+@pytest.mark.sectorch_long  # the tests above have the parts of it
+def test_the_example_ends_with_the_same_bits_after_a_stop(tmp_path: Path, monkeypatch):
+    """examples/averaging.py as four parties, of which one stops in the fifth round."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "averaging.py"))
+    rows = torch.cat((torch.rand(60, 64), torch.randint(10, (60, 1))), 1)
+    parts = dict(zip(example["CLIENTS"], rows.split(20), strict=True))
+    whole = example["program"](Simulation(parts, tmp_path / "whole"))["model"]
+    world = World(tmp_path, {"north": "C0", "south": "C1", "west": "C2", "hub": "Server"})
+    finished, stopping = Watch.finished, True
+
+    def stop(self: Watch, name: str, record: Any) -> None:
+        finished(self, name, record)
+        if stopping and name == "5/C1" and threading.current_thread().name == "south":
+            raise FederationError("stopped by the test")
+
+    monkeypatch.setattr(Watch, "finished", stop)
+
+    def one(name: str) -> Any:
+        inputs = {world.roles[name]: parts[world.roles[name]]} if name != "hub" else {}
+        with Federation(world.path, name, patience=60, inputs=inputs) as party:
+            return example["program"](party)
+
+    found = each(world.roles, one)
+    assert isinstance(found["south"], FederationError), found
+    assert all(isinstance(found[name], NetworkError) for name in ("north", "west", "hub")), found
+    stopping = False
+    assert until(lambda: len(world.server._broker) == 0, 30)
+    assert torch.equal(each(world.roles, one)["hub"]["model"], whole)
+    world.close()
