@@ -25,8 +25,8 @@ from sectorch.choreography.ledger import Transcript
 from sectorch.errors import LeakyProtocolWarning
 from sectorch.nn import SecureModule, fhe_friendly
 from sectorch.protocols.capride import DisaggregationError, Settings
-from sectorch.protocols.capride.algorithm import Meter
 from sectorch.protocols.capride.settings import Directions, features_and_logits
+from sectorch.protocols.capride.training import Meter
 from sectorch.protocols.perturbation import Scheme
 
 DATA = load_digits()
