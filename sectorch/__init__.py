@@ -44,9 +44,9 @@ with interruptible(is_command()):
     from .tensor.holders import reveal_argmax as reveal_argmax
     from .tensor.table import supported_ops as supported_ops
     from .training.checkpoints import Checkpoints as Checkpoints
-    from .training.model import shared as shared
     from .training.programs import step as step
     from .training.tensor import DifferentiableTensor as DifferentiableTensor
+    from .training.tensor import shared as shared
 
 if TYPE_CHECKING:
     from . import choreography as choreography

@@ -56,7 +56,7 @@ NAMES = {
     "tensor.aggregation.announced": "to be renamed",
     "tensor.shared.py": "the file of `SharedTensor`, as `private.py` is of `PrivateTensor`",
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
-    "training.model.shared": "exported: `sectorch.shared(model)`",
+    "training.tensor.shared": "exported: `sectorch.shared(model)`",
 }
 """Public names and file names that are such a word, and why each stays."""
 

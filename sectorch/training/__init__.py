@@ -7,6 +7,6 @@ from . import layers as layers
 from . import losses as losses
 from . import norms as norms
 from .decompositions import NO_GRADIENT as NO_GRADIENT
-from .model import shared as shared
 from .programs import step as step
 from .tensor import DifferentiableTensor as DifferentiableTensor
+from .tensor import shared as shared

@@ -1,258 +1,40 @@
-"""DifferentiableTensor: a tensor in shares that torch's autograd follows.
+"""`sectorch.shared(module)`, and DifferentiableTensor: a tensor in shares that torch's autograd follows.
 
-torch records the graph and walks it back. What it wants computed arrives below autograd, as operators of the aten
-library, forward and backward alike, and `__torch_dispatch__` looks each up in one table, `GRADIENTS`. A row computes
-with SharedTensors, by the functions of the other table: no arithmetic of its own, so a row is right in a session as in
-its reference. An operator without a row raises.
+torch records the graph and computes gradients along it. Its computations arrive below autograd, as operators of the
+aten library, forward and backward alike, and `__torch_dispatch__` looks each up in one table, `GRADIENTS`. A row
+computes with SharedTensors, by the functions of the other table; it has no arithmetic of its own, so its results are
+the same in a session and in the reference. An operator without a row is refused.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import sys
-import weakref
+import threading
 from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..choreography import Party
+from ..config import scheme_of
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
-from ..tensor import PrivateTensor, SecretTensor, SharedTensor
+from ..nn.weights import refuse_scattered
+from ..session import Session
+from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, share_tensor
+from ..tensor.compile_mode import as_plain
 from ..tensor.dispatch import METADATA, SECRETS
 from ..tensor.signatures import CONVERSIONS, check_same_device, refuse_dropped, result_on_meta
-from ..tensor.table import Context, OpRow, as_sectorch_error, spell
-from .autograd_values import VARYING, Cell, Pool, PublicForm
-from .operations import GRADIENTS, WRITES, Operation, compute_operation
-
-# A step as it is recorded: the operators that torch asked for, on cells whose contents come when it is run.
-#
-# The user's Python, torch's autograd and its optimisers run in every step, on shapes, so that whatever they count or
-# change they do as always; what they do to tensors in shares is written down, with the numbers of this step. Two steps
-# of one form are one program (`programs.py`).
-
-
-CURRENT: ContextVar[Recording | None] = ContextVar("the step that is recorded", default=None)
-
-
-class Ref(NamedTuple):
-    """A cell, by its number."""
-
-    number: int
-
-
-class Slot(NamedTuple):
-    """Something public that may vary, by its number."""
-
-    number: int
-    form: PublicForm
-
-
-class Constant:
-    """A public tensor that is a part of the program."""
-
-    def __init__(self, value: torch.Tensor):
-        self.value = value.detach().clone()
-
-    def __repr__(self) -> str:
-        content = self.value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        return f"{self.value.dtype} {tuple(self.value.shape)} {hashlib.sha256(content).hexdigest()}"
-
-
-@dataclass(frozen=True)
-class RecordedOperation:
-    """An operation with numbers in the places of cells, and which cells its results are."""
-
-    key: Any
-    row: OpRow
-    args: tuple
-    kwargs: dict[str, Any]
-    meta: Any
-    target: int | None
-    made: tuple[int | None, ...]
-    parameter: bool
-    backward: bool
-    line: str
-
-    def __repr__(self) -> str:
-        return f"{self.key} {self.args} {self.kwargs} {self.target} {self.parameter} {self.backward} {self.made}"
-
-
-class CellSnapshot(NamedTuple):
-    """The state of a cell before the step."""
-
-    content: Any
-    pool: Pool
-    gradient: bool
-    version: int
-
-
-class Recording:
-    """The operations of one step so far. `run` computes them and gives the cells their contents."""
-
-    def __init__(self, run: Callable[[Recording], None]):
-        self._context: Context | None = None
-        self._run = run
-        self._begin()
-
-    @property
-    def context(self) -> Context:
-        """The session, party and scheme of the first operation."""
-        if self._context is None:
-            raise ArgumentError("nothing was recorded")
-        return self._context
-
-    def takes(self, context: Context) -> bool:
-        """Whether operations of this session, party and number format are recorded here."""
-        self._context = self._context or context
-        return self._context == context
-
-    def _begin(self) -> None:
-        self.lines: list[RecordedOperation] = []
-        self.publics: list[Any] = []
-        self.forms: list[PublicForm] = []
-        """The forms of `publics`."""
-        self.found: dict[int, tuple[Cell, CellSnapshot]] = {}
-        """The cells that existed before the step, by number."""
-        self._made: dict[int, weakref.ref[Cell]] = {}
-        self._count = 0
-
-    @property
-    def alive(self) -> dict[int, Cell]:
-        """The cells in use that the step is to compute, by number."""
-        found = {n: cell for n, ref in self._made.items() if (cell := ref()) is not None}
-        found = {n: cell for n, cell in found.items() if cell.base is None or cell.base[0].version == cell.base[1]}
-        return found | {n: cell for n, (cell, _) in self.found.items() if cell.pending is not None}
-
-    def add(self, op: Operation) -> Any:
-        """Record an operation and return its results as cells without content, or the target if it is in place."""
-        if op.row.name == "detach":
-            return op.args[0]
-        if op.target is not None and op.target.base is not None:
-            self.flush()
-            return compute_operation(self.context, op)
-        varying = VARYING.get(op.key, {})
-        args = tuple(self._operand(v, varying.get(i)) for i, v in enumerate(op.args))
-        kwargs = {name: self._operand(v, varying.get(name)) for name, v in op.kwargs.items()}
-        target = None if op.target is None else self._number(op.target)
-        base = op.given[0] if op.row.view and not op.given[0].gradient else None
-        base = base if base is None or base.base is None else base.base[0]
-        made = op.target if op.target is not None else pytree.tree_map(lambda m: self._cell(op, m, base), op.meta)
-        places = () if op.target is not None else tuple(
-            c.place[1] if isinstance(c, Cell) and c.place else None for c in pytree.tree_leaves(made)
-        )  # fmt: skip
-        for cell in [op.target, *(op.args[i] for i in WRITES.get(op.key, ()))]:
-            if isinstance(cell, Cell):
-                self._mark_written(cell)
-        said = op.parameter, op.backward, op.line
-        self.lines.append(RecordedOperation(op.key, op.row, args, kwargs, op.meta, target, places, *said))
-        return made
-
-    def _number(self, cell: Cell) -> int:
-        if cell.place is None or cell.place[0] is not self or not self._has(cell):
-            before = CellSnapshot(cell.content, cell.pool, cell.gradient, cell.version)
-            cell.place = self, self._count
-            self.found[self._count] = cell, before
-            self._count += 1
-        return cell.place[1]
-
-    def _has(self, cell: Cell) -> bool:
-        number = cell.place[1] if cell.place else -1
-        known = (
-            self.found[number][0] if number in self.found else self._made[number]() if number in self._made else None
-        )
-        return known is cell
-
-    def _cell(self, op: Operation, meta: Any, base: Cell | None) -> Any:
-        if not isinstance(meta, torch.Tensor):
-            return meta
-        gradient = op.given[0].gradient if op.row.view else op.backward
-        cell = Cell(None, gradient, base, pool=Pool(), pending=meta)
-        cell.place = self, self._count
-        self._made[self._count] = weakref.ref(cell)
-        self._count += 1
-        return cell
-
-    def _mark_written(self, cell: Cell) -> None:
-        """Note that the step writes the cell's content."""
-        self._number(cell)
-        if cell.pending is None:
-            cell.pending = cell.shape
-        cell.version += 1
-
-    def _operand(self, value: Any, form: Callable[[Any], PublicForm | None] | None) -> Any:
-        """An argument in the form that a recorded operation holds."""
-        if isinstance(value, Cell):
-            return Ref(self._number(value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._operand(v, None) for v in value)
-        plain = type(value) is torch.Tensor and not value.is_meta
-        if form is not None and (plain or type(value) in (int, float)):
-            known = form(value)
-            if known is not None:
-                self.publics.append(value.detach().clone() if plain else value)
-                self.forms.append(known)
-                return Slot(len(self.publics) - 1, known)
-        return Constant(value) if plain else value
-
-    def flush(self) -> None:
-        """Compute the recorded operations. A failure leaves all cells from before the step unchanged."""
-        if not self.lines:
-            return
-        token = CURRENT.set(None)
-        try:
-            with torch._C._EnableTorchFunction():
-                self._run(self)
-        finally:
-            self.drop()
-            CURRENT.reset(token)
-
-    def drop(self) -> None:
-        """Forget the recording; cells from before the step that got no new content get their old one back."""
-        for cell, before in self.found.values():
-            cell.place = None
-            if cell.pending is not None:
-                cell.set_content(before.content, before.pool)
-        self._begin()
-
-
-def current_recording(context: Context) -> Recording | None:
-    """The step that is recorded, if it is one of this session, party and number format."""
-    recording = CURRENT.get()
-    return recording if recording is not None and recording.takes(context) else None
-
-
-def fill_cells(value: Any, cells: dict[int, Cell], publics: list[Any]) -> Any:
-    """An argument of a recorded operation with the cells and public values that it refers to."""
-    if isinstance(value, Ref):
-        return cells[value.number]
-    if isinstance(value, Slot):
-        return publics[value.number]
-    if isinstance(value, Constant):
-        return value.value
-    return type(value)(fill_cells(v, cells, publics) for v in value) if type(value) in (list, tuple) else value
-
-
-def play(context: Context, lines: list[RecordedOperation], cells: dict[int, Cell], publics: list[Any]) -> None:
-    """Compute the recorded operations in order; their results are added to `cells`."""
-    for line in lines:
-        args, kwargs = (
-            fill_cells(line.args, cells, publics),
-            {k: fill_cells(v, cells, publics) for k, v in line.kwargs.items()},
-        )
-        target = None if line.target is None else cells[line.target]
-        said = line.parameter, line.backward, line.line
-        made = compute_operation(context, Operation(line.key, line.row, args, kwargs, line.meta, target, *said))
-        for number, cell in zip(line.made, pytree.tree_leaves(made) if target is None else (), strict=True):
-            if number is not None:
-                cells[number] = cell
-
+from ..tensor.table import Context, as_sectorch_error, spell
+from .autograd_values import Cell
+from .fixed_point import parameter_bits
+from .operations import GRADIENTS, Operation, compute_operation
+from .programs import current_recording
 
 FUNCTIONS: dict[Any, Callable] = {}
 """Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
@@ -581,3 +363,80 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if target is not None:
         return target
     return pytree.tree_map(lambda c: DifferentiableTensor(c) if isinstance(c, Cell) else c, made)
+
+
+# Modules whose parameters are in shares.
+
+
+def shared(
+    module: nn.Module, *, owner: Any = "Q", session: Session | None = None, party: Party | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
+) -> nn.Module:  # fmt: skip
+    """Put a module's parameters and buffers in shares, in place, so that it can be trained as any other.
+
+    Args:
+        module: its initial values are known to its owner. After a step nobody knows the parameters.
+        owner: the party whose initial values these are: "Q", "A" or "S".
+        session, party, scheme: as of `sectorch.share`.
+
+    Raises:
+        ArgumentError: no module, a DataParallel, or one that is shared already; under `torch.inference_mode`.
+        UnsupportedOpError: a lazy module that has not been run.
+        FixedPointRangeError, NonFiniteError, DtypeError: a parameter that cannot be shared; nothing was changed.
+    """
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"shared() takes an nn.Module, got a {type(module).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError("a model that is shared under torch.inference_mode() has no gradients; share it outside")
+    refuse_scattered(module)
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+            raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
+    scheme = scheme_of("shared", scheme)
+    limit = 2.0 ** parameter_bits(scheme)
+    made: dict[int, Any] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, DifferentiableTensor):
+            raise ArgumentError(f"{name} is in shares already")
+        if tensor.is_floating_point():
+            content = share_tensor(
+                tensor.detach(), owner=owner, session=session, party=party, scheme=scheme, name=name, limit=limit
+            )
+            made[id(tensor)] = DifferentiableTensor(content, tensor.requires_grad)
+    for child in module.modules():
+        for name, tensor in list(child._parameters.items()):
+            if tensor is not None and id(tensor) in made:
+                new = made[id(tensor)]
+                child._parameters[name] = new if isinstance(new, nn.Parameter) else _parameter(made, tensor)
+        for name, tensor in list(child._buffers.items()):
+            if tensor is not None and id(tensor) in made:
+                child._buffers[name] = made[id(tensor)]
+        if child is module or not type(child).__module__.startswith("torch."):
+            child.register_forward_pre_hook(_before_forward)
+            child.register_forward_hook(_after_forward, always_call=True)
+    return module
+
+
+_running = threading.local()
+"""The forwards that run in this thread, each with its `as_plain` context."""
+
+
+def _before_forward(module: nn.Module, _args: Any) -> None:
+    inside = as_plain(module)
+    inside.__enter__()
+    _running.stack = [*getattr(_running, "stack", []), (module, inside)]
+
+
+def _after_forward(module: nn.Module, _args: Any, _result: Any) -> None:
+    stack = getattr(_running, "stack", [])
+    if any(entered is module for entered, _ in stack):  # a hook before ours may have raised
+        while stack:
+            entered, inside = stack.pop()
+            inside.__exit__(None, None, None)
+            if entered is module:
+                break
+
+
+def _parameter(made: dict[int, Any], tensor: torch.Tensor) -> Any:
+    made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+    return made[id(tensor)]

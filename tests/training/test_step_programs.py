@@ -88,7 +88,7 @@ def test_a_collection_of_cycles_changes_no_program(often: bool, monkeypatch: pyt
     alive, run, session = [], stepping._run, Session(reference=True)
 
     def noted(recording: Any) -> None:
-        alive.append(len(recording.alive))
+        alive.append(len(recording.live_cells))
         run(recording)
 
     monkeypatch.setattr(stepping, "_run", noted)
