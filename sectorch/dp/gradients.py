@@ -546,7 +546,7 @@ def _secret_buffers(model: nn.Module) -> list:
 
 
 def _gradient(x: SharedTensor, flags: dict) -> Any:
-    return DifferentiableTensor(Cell(x, gradient=True, pool=Pool(flags, settled=True)))
+    return DifferentiableTensor(Cell(x, gradient=True, pool=Pool(flags, one_way=True)))
 
 
 def _trainable(model: nn.Module) -> list[nn.Linear]:

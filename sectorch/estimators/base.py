@@ -290,7 +290,9 @@ def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Col
     curvature = curvature.bounded(2.0 ** (2 * most + 1 + f)) * kappa + (alpha / 2**halves + FLOOR)
     scale = with_known_range(context, curvature.rsqrt(), f)
     scaled = product(context, torch.mul, x, _each_row(context, scale, n), f)
-    part = square_shares(context, times(context, scale, math.sqrt(alpha / 2**halves), f + 6), 30)
+    part = at_scale_bits(
+        context, square_shares(context, times(context, scale, math.sqrt(alpha / 2**halves), f + 6)), 30
+    )
     unit = 1 / math.sqrt(kappa)
     size = halves // 2 + 3
     if intercept:

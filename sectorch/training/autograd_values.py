@@ -17,15 +17,15 @@ from ..tensor.table import Context
 class Pool:
     """The range flags of a graph and of the tensors that it reads; none of its results is revealed without them.
 
-    The tensors of a graph share one pool. A tensor that was shared, or written in place, has a settled pool: a reader
-    copies its flags, and flags of the reader's results do not come back to it. So a loss that leaves the range leaves
-    the model as it was, and steps do not hand on the flags of all steps before them.
+    The tensors of a graph share one pool. A tensor that was shared, or written in place, has a one-way pool: a reader
+    copies its flags, and the flags of the reader's results do not come back to it. So a loss that leaves the range does
+    not affect the model, and a step does not inherit the flags of all earlier steps.
     """
 
-    def __init__(self, flags: Any = (), settled: bool = False):
+    def __init__(self, flags: Any = (), one_way: bool = False):
         self._flags: dict[Any, None] = dict.fromkeys(flags)
         self._into: Pool | None = None
-        self.settled = settled
+        self.one_way = one_way
 
     def root(self) -> Pool:
         return self if self._into is None else self._into.root()
@@ -48,14 +48,14 @@ class Pool:
     def of(pools: list[Pool]) -> Pool:
         """The pool of a result of tensors with these pools; their graphs become one graph."""
         roots = list(dict.fromkeys(pool.root() for pool in pools))
-        graphs = [pool for pool in roots if not pool.settled]
-        made = graphs[0] if graphs else Pool()
+        graphs = [pool for pool in roots if not pool.one_way]
+        joint = graphs[0] if graphs else Pool()
         for pool in roots:
-            if pool is not made:
-                made.add(pool._flags)
-            if not pool.settled and pool is not made:
-                pool._into, pool._flags = made, {}
-        return made
+            if pool is not joint:
+                joint.add(pool._flags)
+            if not pool.one_way and pool is not joint:
+                pool._into, pool._flags = joint, {}
+        return joint
 
 
 MANY = 64
@@ -66,13 +66,13 @@ class Cell:
     """The content of a tensor and of all tensors that share its memory; an operation in place changes it for all.
 
     Attributes:
-        gradient: whether a backward pass made it.
-        reusable: what rows have worked out of the content and may use again.
-        pool: the flags that nothing made of it is revealed without.
-        base: of a view, the cell that it is a view of, and that one's version then.
-        place: in a step that is recorded, its `Recording` (`tensor.py`), and the cell's number there.
-        deferred: how the content is computed when it is first read; None once it is there.
-        pending: of what such a step will have computed, its shape; None once the content is there.
+        gradient: whether a backward pass computed it.
+        reusable: values that rows computed from the content, for other rows.
+        pool: the range flags on which the content depends.
+        base: of a view, the cell that it views and that cell's version at the time.
+        place: in a recorded step, its `Recording` (`programs.py`) and the cell's number there.
+        deferred: how the content is computed when it is first read; None afterwards.
+        pending: in a recorded step, a meta tensor of the content's shape; None once the content is computed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Cell:
         self._content, self.gradient, self.version, self.pending = content, gradient, 0, pending
         self.place: tuple[Any, int] | None = None
         flags = () if content is None else content.flags
-        self.pool = pool or (Pool(flags, settled=True) if base is None else base.pool)
+        self.pool = pool or (Pool(flags, one_way=True) if base is None else base.pool)
         self.reusable: dict[str, Any] = {}
         self.base = None if base is None else (base, base.version)
         self.deferred: DeferredResult | None = None
@@ -105,8 +105,8 @@ class Cell:
             context, deferred, self.deferred = self.deferred.context, self.deferred, None
             with context.session.operation(context.party) as net:
                 before = len(net.raised)
-                made = deferred.content()
-                self._content = made.like(made.shares, bound=made.bound, dtype=deferred.meta.dtype)
+                value = deferred.content()
+                self._content = value.like(value.shares, bound=value.bound, dtype=deferred.meta.dtype)
                 self.pool.add(tuple(net.raised[before:]))
         if self._content is None or self.pending is not None:
             raise ArgumentError("the step that this tensor was to come from failed, and gave nothing")
@@ -143,7 +143,7 @@ class Cell:
     def set_content(self, content: SharedTensor, pool: Pool) -> None:
         """Set the content, which depends on the flags of this pool."""
         self._content, self.pending, self.reusable, self.deferred = content, None, {}, None
-        self.pool = Pool(pool.flags, settled=True)
+        self.pool = Pool(pool.flags, one_way=True)
 
 
 class ReusableResult:
@@ -169,16 +169,16 @@ class DeferredResult:
     meta: torch.Tensor
 
 
-# Public numbers and tensors that may differ from step to step. They are inputs of the step's program, which depends on
-# their form only.
+# Public numbers and tensors that may differ from step to step: inputs of the step's program, which depends on their
+# form only.
 #
-# A row that can compute with any number of a form says so in `VARYING`. Any other public argument is a part of the
-# program, and another value is another program. A row that reads the content of a varying argument fails, and the step
-# is then computed operator by operator.
+# A row that computes with any number of a form is listed in `VARYING`. Any other public argument is part of the
+# program, so another value means another program. If a row reads the content of a varying argument, tracing fails, and
+# the step is computed operator by operator.
 
 
 SPAN = 8
-"""Numbers whose size changes from step to step are of one form within so many powers of two."""
+"""Numbers whose size changes from step to step have one form within this many powers of two."""
 
 
 def places(number: float, wide: bool) -> int:
@@ -193,26 +193,26 @@ def root_places(exponent: int) -> int:
 
 
 def _ordinary(number: float) -> bool:
-    """Neither zero nor a power of two, by which a product moves the point."""
+    """Neither zero nor a power of two; a product with those moves the binary point or is zero."""
     return math.isfinite(number) and number != 0 and math.frexp(abs(number))[0] != 0.5
 
 
 @dataclass(frozen=True)
 class PublicForm:
-    """The form of a varying argument: its kind, and the details that a program of that kind depends on."""
+    """The form of a varying argument: its kind, and the details on which a program depends."""
 
     kind: str
     details: tuple
 
 
 def scale_form(value: Any) -> PublicForm | None:
-    """Of a number that something is multiplied by, whatever its size."""
+    """The form of a number that is a factor, of any size."""
     number = float(value)
     return PublicForm("scale", (places(number, True),)) if _ordinary(number) else None
 
 
 def inverse_form(value: Any) -> PublicForm | None:
-    """Of a divisor that is a number."""
+    """The form of a divisor that is a number."""
     if isinstance(value, torch.Tensor) and value.dim():
         return None
     number = float(value)
@@ -220,11 +220,11 @@ def inverse_form(value: Any) -> PublicForm | None:
 
 
 SIZES = (0, 8, 11)
-"""Tensors of floats are of one form whose entries are at most the same one of these powers of two."""
+"""Tensors of floats have one form if the same of these powers of two bounds their entries."""
 
 
 def floats_form(value: Any) -> PublicForm | None:
-    """Of a tensor of floats that stands beside shared ones."""
+    """The form of a tensor of floats that is added to shared ones, or compared with them."""
     if not isinstance(value, torch.Tensor) or not value.dim() or not value.is_floating_point():
         return None
     most = float(value.detach().abs().max()) if value.numel() else 0.0
@@ -233,7 +233,7 @@ def floats_form(value: Any) -> PublicForm | None:
 
 
 def weight_form(value: Any) -> PublicForm | None:
-    """Of a tensor that a shared one is multiplied by: a mask of zeros and ones, or floats."""
+    """The form of a tensor that is a factor of a shared one: a mask of zeros and ones, or floats."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return None
     mask = not value.is_complex() and bool(((value == 0) | (value == 1)).all())
@@ -241,11 +241,11 @@ def weight_form(value: Any) -> PublicForm | None:
 
 
 MOST_FACTOR = 2.0**16
-"""A factor from here on is a mask's, and a part of the program."""
+"""A factor of at least this size is a mask's, and part of the program."""
 
 
 def factor_form(value: Any) -> PublicForm | None:
-    """Of a factor; of one near one, the rest is what has a size."""
+    """The form of a factor; for one between 1/2 and 1, that of what is missing to 1."""
     if isinstance(value, torch.Tensor) and value.dim():
         return weight_form(value)
     number = float(value)
@@ -257,14 +257,14 @@ def factor_form(value: Any) -> PublicForm | None:
 
 
 def labels_form(value: Any) -> PublicForm | None:
-    """Of whole numbers that say which; those that are ignored, below zero, are a part of the program."""
+    """The form of labels; with labels below zero, which are ignored, they are part of the program."""
     whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
     whole = whole and not bool((value < 0).any())
     return PublicForm("labels", (tuple(value.shape), value.dtype)) if whole else None
 
 
 VARYING: dict[Any, dict[Any, Callable[[Any], PublicForm | None]]] = {}
-"""By operator, and by the place or name of an argument: how it may vary."""
+"""For each operator, and each position or name of an argument: the form in which it may vary."""
 
 _NUMBERS: dict[str, Callable[[float], float]] = {
     "scale": lambda v: v, "factor": lambda v: v, "rest": lambda v: 1 - v, "inverse": lambda v: 1 / v,
@@ -276,9 +276,9 @@ class PublicInput:
     """A public number or tensor in a traced step, without content.
 
     Attributes:
-        size: of a tensor.
-        exponent: of a number, what its row multiplies by is below 2^this in magnitude.
-        rest: whether its row multiplies by what it is less than one.
+        size: the shape of a tensor.
+        exponent: of a number, its row's factor is below 2^exponent in magnitude.
+        rest: whether its row multiplies by 1 - number.
     """
 
     def __init__(self, publics: Publics, slot: int, form: PublicForm):
@@ -297,23 +297,24 @@ class PublicInput:
         )
 
     def as_integer(self, context: Context, bits: int) -> Any:
-        """The number as an integer of so many fraction bits, a value that A and S know."""
+        """The number as an integer with `bits` fraction bits, a value that A and S know."""
         number = _NUMBERS[self.form.kind]
         return self.publics.value(
             context, self.slot, lambda v: torch.tensor(round(number(float(v)) * 2.0**bits)), self.size
         )
 
     def apply(self, context: Context, f: Callable, shape: torch.Size, *given: Any) -> Any:
-        """f(content, ...), whole numbers of a shape, as a value that A and S know."""
+        """f(content, ...), integers of a shape, as a value that A and S know."""
         return self.publics.value(context, self.slot, lambda v: f(v, *given), shape)
 
     def as_shares(self, context: Context, f: Callable) -> Any:
-        """f(content), whole numbers of its shape, as shares that A has whole."""
+        """f(content), integers of its shape, as shares: A's half is the value, S's is zero."""
         return self.publics.value(context, self.slot, f, self.size, shared=True)
 
 
 class InputSource(NamedTuple):
-    """How a public input of a program follows from a step's argument, and whether it is shares that A holds whole."""
+    """How a public input of a program is computed from a step's argument, and whether it is shares (A has the
+    value)."""
 
     slot: int
     f: Callable[[Any], torch.Tensor]

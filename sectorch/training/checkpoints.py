@@ -1,10 +1,10 @@
-"""Where training goes on after a party was lost: each party keeps its own half of a state, sealed under its own key.
+"""`sectorch.Checkpoints`: each party stores its own half of a training's state, sealed under its own key.
 
     FOLDER/PARTY/key                 32 bytes
     FOLDER/PARTY/000000000012.state  its half of step 12: AES-256-GCM, its associated data name the party and the step
 
-A save begins when all parties have come to it, so that none is more than one save ahead, and each keeps the last two.
-The newest that all have whole is therefore there after any of them was killed, and all resume from it.
+A save begins when all parties have reached it, so no party is more than one save ahead, and each party keeps the last
+two states. After any party was killed, there is therefore a newest state that all parties have, and all resume from it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ..tensor import SharedTensor
 from .autograd_values import Cell, Pool
 from .tensor import DifferentiableTensor
 
-# A state of training as what is public of it, and what each party holds: of shared tensors its half.
+# A state as its public facts and each party's halves of shared tensors.
 
 
 _FACTS = ("scale_bits", "bound", "whole_bits")
 
 
 class StateShares:
-    """What stands in a state: first all shared tensors and their flags, and the halves of them, then public tensors."""
+    """The contents of a state: facts and halves of the shared tensors and their flags, and the public tensors."""
 
     def __init__(self, session: Session, party: Party):
         self._session, self._party = session, party
@@ -48,10 +48,10 @@ class StateShares:
         self.public: list[torch.Tensor] = []
 
     def take(self, value: Any) -> Any:
-        """The same tree for JSON, with numbers in the place of tensors.
+        """The same tree for JSON, with numbers in place of tensors.
 
         Raises:
-            ArgumentError: something that is no state, or of another session.
+            ArgumentError: a value that a state cannot hold, or a tensor of another session.
         """
         if isinstance(value, Mapping):
             for key in value:
@@ -86,7 +86,7 @@ class StateShares:
         return len(self._facts) - 1
 
     def _half(self, value: Any) -> int:
-        """The place of a value's halves."""
+        """The position of a value's halves in `_halves`."""
         if id(value) not in self._at:
             with self._session.operation(self._party) as net:
                 self._halves.append(self._session.backend(net, Scheme()).export_shares(value))
@@ -94,11 +94,11 @@ class StateShares:
         return self._at[id(value)][0]
 
     def described(self) -> dict[str, Any]:
-        """What is public of the shared tensors, for `joined`."""
+        """The public facts of the shared tensors, for `join_state`."""
         return {"tensors": self._facts, "halves": [[list(h.shape) for h in each] for each in self._halves]}
 
     def of(self, member: Party) -> list[Any]:
-        """What a party keeps: its halves, and all public tensors. The answering party has the first, S the second."""
+        """The tensors that a party stores: its halves, and all public tensors. A has the first half, S the second."""
         at = [self._party, self._session.S].index(member) if member in (self._party, self._session.S) else None
         mine = [each[at] if at is not None and at < len(each) else None for each in self._halves]
         return [*mine, *self.public]
@@ -107,7 +107,7 @@ class StateShares:
 def join_state(
     session: Session, party: Party, tree: Any, described: Mapping[str, Any], values: Mapping[Party, list[Any]]
 ) -> Any:
-    """The state that `Halves` took, in a session in which the parties that are here bring what they kept."""
+    """The state that `StateShares` took, from the tensors that the parties of this process stored."""
     holders = (party, session.S)
     shapes: list[list[list[int]]] = described["halves"]
     public = next(iter(values.values()))[len(shapes) :]
@@ -145,7 +145,7 @@ def _tensor(session: Session, party: Party, facts: Mapping[str, Any], made: Mapp
     x.whole_bits, x.flags = facts["whole_bits"], tuple(made[place] for place in facts["flags"])
     if not facts["trained"]:
         return x
-    return DifferentiableTensor(Cell(x, facts["gradient"], pool=Pool(x.flags, settled=True)))
+    return DifferentiableTensor(Cell(x, facts["gradient"], pool=Pool(x.flags, one_way=True)))
 
 
 _NAME = re.compile(r"(\d{12})\.state")
@@ -169,12 +169,12 @@ class Checkpoints:
         checkpoints.save(step, {"model": model.state_dict(), "optimiser": optimiser.state_dict()})
 
     Args:
-        folder: where the parties that are here keep what they have.
+        folder: the folder of the parties of this process; each has its own folder in it.
         session, party: as of `sectorch.share`.
 
-    What is kept of a shared tensor are a party's half, the flags on which it depends, and what is public of it; of
-    public numbers and tensors their values. A party that holds no half keeps what is public. A and S learn nothing of
-    each other's halves, and whoever has both folders and both keys has the model.
+    A party stores its half of each shared tensor, the flags on which the tensor depends, and its public facts; and the
+    values of public numbers and tensors. A party without a half stores what is public. A and S learn nothing of each
+    other's halves. Whoever has both folders and both keys has the model.
 
     Raises:
         ArgumentError: the folder cannot be used.
@@ -194,18 +194,18 @@ class Checkpoints:
         return f"Checkpoints({', '.join(member.name for member in self._shelves)})"
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Keep the state after this step, and the one before; on return a power cut does not undo it.
+        """Store the state after this step; the one before stays too. After the return a power cut does not undo it.
 
         Args:
             step: a number, larger with each save.
             state: dictionaries, lists, numbers, strings, public tensors, shared tensors: `state_dict()`s, say.
 
-        Where the parties are apart, 3 rounds, and 80 bytes for each party but S.
+        Between processes: 3 rounds, and 80 bytes for each party but S.
 
         Raises:
-            ArgumentError: something that is not kept; nothing was written.
+            ArgumentError: a value that a state cannot hold; nothing was written.
             DisagreementError: the parties have not computed the same.
-            CheckpointError: it cannot be written here.
+            CheckpointError: the state cannot be written here.
         """
         if type(step) is not int or not 0 <= step < 10**12 or (self._last is not None and step <= self._last):
             raise ArgumentError(f"a step is a whole number above that of the last save ({self._last}), got {step!r}")
@@ -221,13 +221,13 @@ class Checkpoints:
         self._last = step
 
     def newest(self) -> Checkpoint | None:
-        """The newest state that all parties have whole; None where none has been saved at all parties yet.
+        """The newest state that all parties have; None if the parties have not saved one yet.
 
-        Where the parties are apart, 2 rounds and 64 bytes for each party but S.
+        Between processes: 2 rounds and 64 bytes for each party but S.
 
         Raises:
-            CheckpointError: they have saved, and no state is there at all of them: a folder was lost, or is another
-                training's.
+            CheckpointError: the parties have saved states, and have none in common: a folder was lost, or belongs to
+                another training.
         """
         kept = [shelf.kept() for shelf in self._shelves.values()]
         if len(kept) == 1:
@@ -253,20 +253,22 @@ class Checkpoints:
 
 
 def _newest(*kept: torch.Tensor) -> torch.Tensor:
-    """Of what each party has, [step, nonce, step, nonce, how many it has ever], the newest that is everywhere."""
-    have = [{(step, nonce) for step, nonce in ((k[0], k[1]), (k[2], k[3])) if step >= 0} for k in map(_list, kept)]
-    common = sorted(set.intersection(*have))
-    lost = any(k[4] > 1 for k in map(_list, kept)) or any(k[0] == _LOST for k in map(_list, kept))
+    """The newest state that all parties have: [step, nonce, no step, 0, count].
+
+    Args:
+        kept: of each party [step, nonce, step, nonce, count], its last two states and whether it saved none, one or
+            more.
+    """
+    lists = [party.tolist() for party in kept]
+    states = [{(step, nonce) for step, nonce in ((k[0], k[1]), (k[2], k[3])) if step >= 0} for k in lists]
+    common = sorted(set.intersection(*states))
+    lost = any(k[4] > 1 or k[0] == _LOST for k in lists)
     step, nonce = common[-1] if common else (_LOST if lost else _NOTHING, 0)
-    return torch.tensor([step, nonce, _NOTHING, 0, max(_list(k)[4] for k in kept)], dtype=torch.int64)
-
-
-def _list(value: torch.Tensor) -> list[int]:
-    return value.tolist()
+    return torch.tensor([step, nonce, _NOTHING, 0, max(k[4] for k in lists)], dtype=torch.int64)
 
 
 class _Shelf:
-    """What one party keeps."""
+    """The sealed states of one party."""
 
     def __init__(self, folder: Path, name: str):
         self._folder, self._name = folder, name
@@ -277,16 +279,16 @@ class _Shelf:
             raise ArgumentError(f"cannot keep a state in {folder}: {error.strerror}") from None
 
     def kept(self) -> list[int]:
-        """[step, nonce] of the last two that are whole, and 2 if it has saved more than once."""
-        found: list[int] = []
-        often = 0
+        """Step and nonce of the last two complete states, and the number of saves: 0, 1 or 2 for more."""
+        states: list[int] = []
+        saves = 0
         for step in self._steps():
             with suppress(CheckpointError):
                 head, _ = self.get(step)
-                found += [step, head["nonce"]]
-                often = max(often, 1 if head["first"] else 2)
-        found = found[-4:]
-        return [*found, *(4 - len(found)) // 2 * [_NOTHING, 0], often]
+                states += [step, head["nonce"]]
+                saves = max(saves, 1 if head["first"] else 2)
+        states = states[-4:]
+        return [*states, *(4 - len(states)) // 2 * [_NOTHING, 0], saves]
 
     def put(self, step: int, head: dict[str, Any], values: list[Any], keep: int | None) -> None:
         parts, _ = write_tensors(head, values)
@@ -299,7 +301,7 @@ class _Shelf:
             raise CheckpointError(f"cannot keep the state of step {step} in {self._folder}: {error.strerror}") from None
 
     def get(self, step: int) -> tuple[dict[str, Any], list[Any]]:
-        """Raises CheckpointError where it is not whole, or not this party's."""
+        """Head and tensors of a state. Raises CheckpointError if it is incomplete, or another party's."""
         try:
             content = self._path(step).read_bytes()
             return read_tensors(unseal(self._key, io.BytesIO(content), len(content), self._about(step)))

@@ -1,7 +1,7 @@
-"""Operators of aten without a row of their own: the function of that name in the other table, or torch's composition.
+"""Operators of aten without an own row: a function of SharedTensors, or torch's composition of other operators.
 
-An operator forward mostly has the name of a torch function, which SharedTensors compute already. One backward mostly
-is a formula that torch knows, in terms of other operators (`torch._decomp`); these come to the table again.
+A forward operator mostly has the name of a torch function that SharedTensors compute. A backward operator is mostly a
+formula of other operators that torch knows (`torch._decomp`); these are looked up in the table of gradients again.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .operations import GRADIENTS
 from .tensor import FUNCTIONS, REFUSED, REVEALED, WITHOUT_ROW, DifferentiableTensor
 
 PLACES = ((torch, ""), (F, ""), (torch.linalg, "linalg_"), (torch.special, "special_"), (torch.Tensor, ""))
-"""Where a torch function with the name of an operator may be, and what the operator's name begins with then."""
+"""Modules that may have a torch function with the name of an operator, and the prefix of the operator's name."""
 
 NAMES: dict[str, Any] = {
     "_adaptive_avg_pool2d": F.adaptive_avg_pool2d,
     "_adaptive_avg_pool3d": F.adaptive_avg_pool3d,
     "_unsafe_masked_index": None,
 }
-"""Operators whose function has another name, or that have none although a name is the same."""
+"""Operators whose function has another name, or (None) that have no function although a name is the same."""
 
 
 REDUCTIONS = ("none", "mean", "sum")
-"""How functions call what operators number."""
+"""The names that functions have for the numbers of operators."""
 
 
 @cache
 def operation_by_name(func: Any) -> Callable | None:
-    """The torch function of an operator's name, if SharedTensors compute it and it takes the operator's arguments."""
+    """The torch function with an operator's name, if SharedTensors compute it and it takes the operator's arguments."""
     name = func._schema.name.split("::")[1]
     if not func._schema.name.startswith("aten::") or func._schema.is_mutable or "backward" in name:
         return None
@@ -58,7 +58,7 @@ def operation_by_name(func: Any) -> Callable | None:
 
 
 def _named(func: Any, function: Callable) -> tuple[str, ...] | None:
-    """The names of an operator's arguments, if the function calls them so: those of torch's own are in its order."""
+    """The names of an operator's arguments, if the function has them too; a builtin takes them by position."""
     names = tuple(argument.name for argument in func._schema.arguments)
     if not isinstance(function, FunctionType):
         return names
@@ -72,7 +72,8 @@ def _named(func: Any, function: Callable) -> tuple[str, ...] | None:
     return (known[0], *names[1:]) if same else None
 
 
-def _computed(func: Any, function: Callable) -> Callable:
+def _row_of(func: Any, function: Callable) -> Callable:
+    """A row that computes an operator by a function of SharedTensors."""
     names = _named(func, function) if isinstance(function, FunctionType) else None
 
     def handler(context: Context, *args: Any, **kwargs: Any) -> Any:
@@ -88,12 +89,13 @@ def _computed(func: Any, function: Callable) -> Callable:
 
 
 def without_row(func: Any) -> Callable | None:
-    """Gives an operator its namesake's row; or what composes it of other operators, on tensors; or None."""
+    """Registers a row for an operator whose function SharedTensors have, and gives None; else its composition of other
+    operators, or None."""
     function = operation_by_name(func)
     if function is not None:
         name = SHARES.row_of[function].name
-        taken = name in GRADIENTS.rows and GRADIENTS.rows[name].view  # what this computes is a copy
-        GRADIENTS.implements(f"{name}_copy" if taken else name, func)(_computed(func, function))
+        is_view = name in GRADIENTS.rows and GRADIENTS.rows[name].view  # the function computes a copy
+        GRADIENTS.implements(f"{name}_copy" if is_view else name, func)(_row_of(func, function))
         return None
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None
@@ -105,9 +107,8 @@ def without_row(func: Any) -> Callable | None:
 WITHOUT_ROW.append(without_row)
 
 
-# Rows of the other table that have no gradient on shares, with the way out; all others have one, or need none.
-#
-# `tests/training/test_training_table.py` holds every row to this.
+# Rows of SharedTensors' table that have no gradient on shares, with the way out; all others have one, or need none.
+# `tests/training/test_training_table.py` checks this for every row.
 
 
 _COMPLEX = "complex results are not followed; compute with a public matrix of sines and cosines, or without a gradient"
@@ -131,7 +132,7 @@ NO_GRADIENT = {
         _COMPLEX,
     ),
 }  # fmt: skip
-"""Row of the other table -> the way out."""
+"""For each such row, the way out."""
 
 NOTHING_TO_FOLLOW = frozenset((
     "all", "any", "argmax", "argmin", "argsort", "bitwise_left_shift", "bitwise_right_shift", "bucketize",
@@ -139,7 +140,7 @@ NOTHING_TO_FOLLOW = frozenset((
     "floor_divide", "ge", "gt", "heaviside", "isclose", "isfinite", "isin", "le", "logical_and", "logical_not",
     "logical_or", "logical_xor", "lt", "ne", "one_hot", "requires_grad_", "searchsorted", "signbit",
 ))  # fmt: skip
-"""Rows whose results are no numbers that change smoothly: torch follows them nowhere."""
+"""Rows whose results are not differentiable, also in torch."""
 
 for _name, _text in NO_GRADIENT.items():
     for _key in (*SHARES.rows[_name].keys, *SHARES.rows[_name].in_place):
@@ -152,7 +153,7 @@ REFUSED |= {
 }
 
 
-# torch's optimisers on shared models: what is refused before a step, and what is computed one by one.
+# torch's optimisers on shared models.
 
 
 REFUSED_OPTIMISERS = {
@@ -161,18 +162,18 @@ REFUSED_OPTIMISERS = {
     "Muon": "Muon rounds to bfloat16, which shares have not; take SGD with momentum, or AdamW",
     "SparseAdam": "SparseAdam takes sparse gradients, which shares have not; take Adam",
 }
-"""Optimisers of torch's that cannot step on shares, and what can."""
+"""torch's optimisers that cannot step on shares, and the way out."""
 
 
-def _held(optimiser: Optimizer, *_: Any) -> None:
-    """Refuses what cannot be trained, and has the lists of `foreach` and `fused` taken one by one: the same numbers.
+def _check_optimiser(optimiser: Optimizer, *_: Any) -> None:
+    """Called before each step: refuses an optimiser that cannot step on shares, and switches `foreach` and `fused` off.
 
-    An optimiser passes over what has no gradient, so that a step of a revealed parameter would change nothing without a
-    word. Revealed values that are trained on in plain require gradients, and are no concern of this.
+    An optimiser skips parameters without a gradient, so a step with revealed parameters would silently change nothing.
+    A revealed value that is trained in plain requires a gradient, and is not refused.
 
     Raises:
-        ArgumentError: one of its parameters is the revealed value of a shared one.
-        UnsupportedOpError: an optimiser that looks at numbers, or that needs what shares have not.
+        ArgumentError: a parameter is the revealed value of a shared one.
+        UnsupportedOpError: the optimiser reads numbers, or needs an operation that shares do not have.
     """
     for group in optimiser.param_groups:
         for p in group["params"]:
@@ -191,30 +192,30 @@ def _held(optimiser: Optimizer, *_: Any) -> None:
             group.update({name: False for name in ("foreach", "fused") if group.get(name) is not None})
 
 
-register_optimizer_step_pre_hook(_held)
+register_optimizer_step_pre_hook(_check_optimiser)
 
 
-# Where a walk back begins: the gradients that a user gives are gradients, of their bits and their limit.
+# The start of a backward pass. Gradients that a user gives get the bits and the limit of gradients.
 
 
-WALKING: ContextVar[bool] = ContextVar("whether a walk back over shares runs", default=False)
+BACKWARD: ContextVar[bool] = ContextVar("whether a backward pass over shares runs", default=False)
 
-_walked = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]  torch gives no other place
+_engine_run_backward = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]  no other hook
 
 
-def _walk(*args: Any, **kwargs: Any) -> Any:
-    """What a checkpoint computes again while the graph is walked back is computed as it was forward."""
-    if not WALKING.get():
-        return _walked(*args, **kwargs)
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    """torch's backward pass; what a checkpoint computes again in it takes the same way as in the forward pass."""
+    if not BACKWARD.get():
+        return _engine_run_backward(*args, **kwargs)
     with torch._C._EnableTorchFunction():
-        return _walked(*args, **kwargs)
+        return _engine_run_backward(*args, **kwargs)
 
 
-torch.autograd._engine_run_backward = _walk  # pyright: ignore[reportPrivateImportUsage]
+torch.autograd._engine_run_backward = _run_backward  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _gradient(given: Any, like: DifferentiableTensor) -> Any:
-    """A shared gradient as one, and a public one as shares of it: no message."""
+    """A shared tensor as a gradient, and a public one as shares. No message."""
     if isinstance(given, DifferentiableTensor):
         return DifferentiableTensor(Cell(given.cell.content, True, pool=given.cell.pool))
     if not isinstance(given, torch.Tensor):
@@ -223,8 +224,9 @@ def _gradient(given: Any, like: DifferentiableTensor) -> Any:
     return DifferentiableTensor(Cell(content.reshape(-1)[:0].sum() + given, True))
 
 
-def _started(func: Callable, place: int, name: str) -> Callable:
-    """A function of torch's that walks back from its first argument, with gradients in this place, of this name."""
+def _backward_from(func: Callable, place: int, name: str) -> Callable:
+    """A function of torch's that starts a backward pass at its first argument; its gradients have this position and
+    name."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         like = next((v for v in pytree.tree_leaves(args[0]) if isinstance(v, DifferentiableTensor)), None)
@@ -232,7 +234,7 @@ def _started(func: Callable, place: int, name: str) -> Callable:
             lifted = lambda v: pytree.tree_map(lambda g: _gradient(g, like), v)
             args = tuple(lifted(v) if i == place else v for i, v in enumerate(args))
             kwargs = {k: lifted(v) if k == name else v for k, v in kwargs.items()}
-        token = WALKING.set(like is not None)
+        token = BACKWARD.set(like is not None)
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -241,7 +243,7 @@ def _started(func: Callable, place: int, name: str) -> Callable:
         except Exception as error:
             raise as_sectorch_error(func, error) from None
         finally:
-            WALKING.reset(token)
+            BACKWARD.reset(token)
 
     return run
 
@@ -251,13 +253,12 @@ for _func, _place, _start_name in (
     (torch.autograd.backward, 1, "grad_tensors"),
     (torch.autograd.grad, 2, "grad_outputs"),
 ):
-    FUNCTIONS[_func] = _started(_func, _place, _start_name)
+    FUNCTIONS[_func] = _backward_from(_func, _place, _start_name)
 
 
-# Functions that the other table composes of torch functions: on what autograd follows, the same composition.
-#
-# Their handlers compute with torch's functions alone, so each of these comes to the table of gradients by itself: a
-# recurrent layer is its steps, and attention its products and its softmax.
+# Functions whose handlers for SharedTensors use torch functions alone: with gradients they are the same composition,
+# and each of these functions has a row. A recurrent layer becomes its steps, and attention its products and its
+# softmax.
 
 
 ROWS = (
@@ -268,7 +269,7 @@ ROWS = (
     "bilinear", "cdist", "pdist", "multi_margin_loss", "det", "slogdet", "logcumsumexp", "xlog1py",
     "quantile", "cosine_embedding_loss",
 )  # fmt: skip
-"""Rows of the other table. Their handlers take the context of a call, and none is asked for it here."""
+"""Rows of SharedTensors' table whose handlers do not use the context that they are given."""
 
 
 def _composed(function: Callable, handler: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -286,7 +287,7 @@ for _composite_key, _composition in COMPOSED.items():
 
 
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
-    """A^-1 B, or B A^-1: the inverse has a gradient."""
+    """A^-1 B, or B A^-1, by the inverse, which has a gradient."""
     inverse = torch.linalg.inv(A)
     vectors = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
     if vectors and left:

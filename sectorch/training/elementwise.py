@@ -1,4 +1,4 @@
-"""Sums and products: rows that have the same form forward and backward, and those that optimisers use."""
+"""Sums, products, roots and comparisons: rows with the same form forward and backward, and those of optimisers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from .operations import GRADIENTS, aten, torch
 row = GRADIENTS.implements
 
 NOTHING: Any = None
-"""The shape of a result, which `computed` knows."""
+"""The `meta` of a deferred result, which `compute_operation` sets."""
 
 
 def content(value: Any) -> Any:
@@ -55,12 +55,12 @@ def content(value: Any) -> Any:
 
 
 def kept_bits(context: Context, x: SharedTensor) -> int:
-    """The fraction bits that x goes on with: its own, from f + 6 to 2 f + 6."""
+    """The fraction bits of a result of x: those of x, but at least f + 6 and at most 2 f + 6."""
     return max(context.frac_bits + SLACK_BITS, min(x.scale_bits, state_bits(context)))
 
 
 def scale_by_number(context: Context, value: Any, number: Any) -> Any:
-    """A number times anything."""
+    """A cell, a SharedTensor or something public, times a public number."""
     if number == 1 or not isinstance(value, (Cell, SharedTensor)):
         return content(value) if number == 1 else value * number
     x = content(value)
@@ -100,12 +100,12 @@ def mul(context: Context, x: Any, y: Any) -> Any:
     if form is not None and form.kind == "mask":
         return times_code(context, operand(context, x), y)
     if form is not None and form.kind == "floats":
-        return _weighted(context, operand(context, x), y)
+        return _times_floats(context, operand(context, x), y)
     pairs: list[Any] = [(x, y), (y, x)]
     for value, other in pairs:
         number = other if isinstance(other, PublicInput) else plain_number(other)
         if number is not None:
-            return _multiplied(context, value, number)
+            return _times_number(context, value, number)
     if isinstance(x, Cell) and isinstance(y, Cell):
         over, whole = (x, y) if x.deferred is not None else (y, x)
         if over.deferred is not None and whole.deferred is None:
@@ -121,8 +121,8 @@ def mul(context: Context, x: Any, y: Any) -> Any:
 
 
 def _fine(context: Context, x: Any, y: Any) -> SharedTensor | None:
-    """x y of what an optimiser keeps and of a tensor of small factors, as step sizes and their growth: with all bits
-    that there is room for. None of anything else."""
+    """x y with all bits for which there is room, for an optimiser's state and a tensor of small factors, such as step
+    sizes; None for anything else."""
     if not all(isinstance(v, SharedTensor) and v.bound is not None for v in (x, y)):
         return None
     x, y = (x, y) if x.scale_bits >= y.scale_bits else (y, x)
@@ -140,16 +140,16 @@ def _fine(context: Context, x: Any, y: Any) -> SharedTensor | None:
 
 @dataclass(frozen=True)
 class FactoredResult:
-    """What a result is made of: above / below, times public numbers.
+    """The parts of a result: above / below, times public numbers.
 
-    An optimiser divides a mean of squares by a bias correction before it takes the root, or takes the reciprocal of the
-    root before it multiplies: either rounds away what it goes on with. The root of the parts, or their quotient, is
-    computed in place of that.
+    An optimiser divides a mean of squares by a bias correction before it takes the root, or takes the reciprocal of a
+    root before it multiplies by it. Rounding in between would lose the bits that it needs, so the root of the parts, or
+    their quotient, is computed instead.
 
     Attributes:
-        above, below: None of one.
-        numbers: public ones, in the order in which they multiply.
-        root: whether below is a root, or a sum of one with a number: it is not negative, and nor are the numbers.
+        above, below: None stands for one.
+        numbers: public factors, in the order in which they multiply.
+        root: whether `below` is a root, or the sum of a root and a number, and so not negative; nor are the numbers.
     """
 
     above: SharedTensor | None
@@ -162,17 +162,17 @@ class FactoredResult:
         return x.reusable["parts"] if "parts" in x.reusable else FactoredResult(x.content)
 
     def product(self, context: Context) -> SharedTensor:
-        """A quotient, times the numbers, at 2 f + 6 fraction bits."""
+        """The quotient, times the numbers, with 2 f + 6 fraction bits."""
         if self.above is None or self.below is None:
             raise ArgumentError("a quotient has both its parts")
-        made = _quotient(self.above, self.below)
+        result = _quotient(self.above, self.below)
         for number in self.numbers:
-            made = times(context, made, number, state_bits(context), wide=True)
-        return made
+            result = times(context, result, number, state_bits(context), wide=True)
+        return result
 
 
-def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> Any:
-    """x times a public number, with what it is made of."""
+def _times_number(context: Context, x: Cell, number: Any, wide: bool = False) -> Any:
+    """x times a public number, with its parts."""
     parts = FactoredResult.of(x)
     root = parts.root and not parts.numbers and _positive(number)
     parts = replace(parts, numbers=(*parts.numbers, number), root=root)
@@ -187,8 +187,8 @@ def _multiplied(context: Context, x: Cell, number: Any, wide: bool = False) -> A
     return DeferredResult(context, lambda: run(content()), {"parts": parts}, NOTHING)
 
 
-def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
-    """x times public floats of f fraction bits, which may be others in the next step. No message."""
+def _times_floats(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+    """x times public floats of f fraction bits, which may differ in the next step. No message."""
     most = operations.largest_target(y, context.frac_bits)
     x = check_fits(context, x, CAPACITY / most)
     shares = context.backend.each(operator.mul, x.shares, operations.as_ring_numbers(context, y, context.frac_bits))
@@ -196,14 +196,15 @@ def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
 
 
 def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
-    """By a number near one, as a decay is, the rest is what is small: x - (1 - number) x."""
+    """x times a public number. For a number between 1/2 and 1, as of a decay, it is x - (1 - number) x, which is more
+    exact."""
     bits = kept_bits(context, x)
     small = x.bound is not None and x.bound <= 2.0 ** (gradient_bits(context) + 1 + x.scale_bits)
     varies = isinstance(number, PublicInput)
     if number.rest if varies else 0.5 < number < 1:
         rest = number if varies else 1 - number
         least = 2.0 ** ((number.exponent if isinstance(number, PublicInput) else places(1 - number, False)) - 1)
-        bits = state_bits(context) if small else bits  # what decays by less than a unit would stay as it is
+        bits = state_bits(context) if small else bits  # with fewer, a decay below one unit would change nothing
         x = at_scale_bits(context, x, bits)
         made = finer_sum(context, x, times(context, x, rest, bits), -1)
         return made.bounded(None if x.bound is None else x.bound * (1 - least * (1 - 2.0**-13)) + 2)
@@ -211,7 +212,7 @@ def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
 
 
 def times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
-    """x times public zeros and ones, which may be others in the next step, or secret ones."""
+    """x times zeros and ones: secret ones, or public ones that may differ in the next step."""
     if isinstance(code, SharedTensor):
         return torch.mul(x, code.float())
     if isinstance(code, PublicInput):
@@ -229,14 +230,14 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
         return torch.div(x.content, content(y) if number is None else number)
     if isinstance(y, PublicInput) or number is not None:
         inverse = y if number is None else 1 / number
-        return _multiplied(context, x, inverse, wide=True)
-    if isinstance(x, Cell) and x.gradient:  # a quotient of what is small keeps its bits
+        return _times_number(context, x, inverse, wide=True)
+    if isinstance(x, Cell) and x.gradient:  # the quotient of a small number keeps its bits
         return _finer(as_gradient(context, x.content), content(y))
     return torch.div(content(x), content(y))
 
 
 def _quotient(x: SharedTensor, y: SharedTensor) -> SharedTensor:
-    """(2^6 x) / (2^6 y)."""
+    """x / y as (2^6 x) / (2^6 y), since both are small."""
     above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (x, y))
     return torch.div(above, below)
 
@@ -249,7 +250,7 @@ def _finer(x: SharedTensor, y: Any) -> SharedTensor:
 
 @row("abs", aten.abs.default)
 def absolute(context: Context, x: Cell) -> SharedTensor:
-    """With the bits of x."""
+    """With the fraction bits of x."""
     value = x.content
     if not context.frac_bits < value.scale_bits <= state_bits(context):
         return torch.abs(value)
@@ -259,7 +260,7 @@ def absolute(context: Context, x: Cell) -> SharedTensor:
 
 @row("sign", aten.sign.default, aten.sgn.default, note="no gradient")
 def sign(context: Context, x: Cell) -> SharedTensor:
-    """Of a product that of both, as it may be below the last place."""
+    """The sign of a product is computed from its factors, since the product may be below the last place."""
     factors = x.reusable.get("factors")
     if factors is None:
         return torch.sign(x.content)
@@ -270,7 +271,7 @@ def sign(context: Context, x: Cell) -> SharedTensor:
 
 @row("reciprocal", aten.reciprocal.default)
 def reciprocal(context: Context, x: Cell) -> DeferredResult:
-    """Computed if it is looked at; times a tensor it is a quotient, which has a result where 1 / x has none."""
+    """Computed when it is read. Times a tensor it becomes a quotient, which may be in range where 1 / x is not."""
     below = x.content
     parts = FactoredResult(None, below, root=bool(x.reusable.get("root")))
     return DeferredResult(context, lambda: torch.reciprocal(below), {"parts": parts}, NOTHING)
@@ -278,13 +279,13 @@ def reciprocal(context: Context, x: Cell) -> DeferredResult:
 
 @row("reciprocal", torch.ops.prims.reciprocal.default)
 def reciprocal_now(context: Context, x: Cell) -> SharedTensor:
-    """Of what autograd follows, which needs it again."""
+    """The reciprocal of a tensor that autograd follows: its backward pass reads it, so it is not deferred."""
     return torch.reciprocal(x.content)
 
 
 @row("sqrt", aten.sqrt.default, note="Adam's, of a mean of squares: bits down to 2^-(f+3)")
 def sqrt(context: Context, x: Cell) -> ReusableResult:
-    """Of a product with positive numbers the product of the roots."""
+    """The root of a product with positive numbers is the product of the roots."""
     parts = x.reusable.get("parts")
     if parts is None or parts.above is None or parts.below is not None or not all(map(_has_root, parts.numbers)):
         return ReusableResult(_root(x.content), root=True)
@@ -302,12 +303,12 @@ def _positive(number: Any) -> bool:
 
 
 def _has_root(number: Any) -> bool:
-    """Whether it is positive, and no decay: those are computed by what is left."""
+    """Whether a number is positive, and not between 1/2 and 1 (see `_times`)."""
     return _positive(number) and not (number.rest if isinstance(number, PublicInput) else 0.5 < number < 1)
 
 
 ROOT_BITS = 6
-"""Bits by which roots and quotients of what is small are finer."""
+"""The additional fraction bits of roots and quotients of small numbers."""
 
 
 def _root(x: SharedTensor) -> SharedTensor:
@@ -320,7 +321,7 @@ def _root(x: SharedTensor) -> SharedTensor:
 
 @row("lerp", aten.lerp.Scalar)
 def lerp(context: Context, x: Cell, y: Any, weight: float) -> SharedTensor:
-    """x + weight (y - x), at 2 f + 6 fraction bits; no larger than the larger of both for a weight from 0 to 1."""
+    """x + weight (y - x), with 2 f + 6 fraction bits; for a weight from 0 to 1 no larger than the larger of the two."""
     start, end = at_state_bits(context, x.content), content(y)
     end = at_state_bits(context, as_gradient(context, end) if isinstance(end, SharedTensor) else end)
     made = start + times(context, end - start, weight, state_bits(context))
@@ -328,7 +329,7 @@ def lerp(context: Context, x: Cell, y: Any, weight: float) -> SharedTensor:
 
 
 def towards(start: float | None, end: float | None, weight: float) -> float | None:
-    """The bound of x + w (y - x), computed to a unit: where x is that large, it stays so."""
+    """A bound of x + w (y - x) with rounding errors of a unit: an x at the bound stays there."""
     return None if start is None or end is None else max(start, end + 2 / weight)
 
 
@@ -350,7 +351,7 @@ def addcmul(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> Share
 
 @row("addcdiv", aten.addcdiv.default)
 def addcdiv(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
-    """A quotient of what is small keeps its bits."""
+    """The quotient of small numbers keeps its bits."""
     if not all(isinstance(v, Cell) for v in (x, a, b)):
         return finer_sum(context, content(x), scale_by_number(context, torch.div(content(a), content(b)), value))
     quotient = _quotient(a.content, b.content)
@@ -368,7 +369,7 @@ VARYING |= {
 
 
 def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
-    """A public number in the shape of x; a small one that f fraction bits would change has as many as a parameter."""
+    """A public number in the shape of x, with the bits of a parameter if it is small and f bits do not hold it."""
     bits = context.frac_bits
     if isinstance(value, float) and abs(value) < 1 and not (value * 2**bits).is_integer():
         bits = state_bits(context)
@@ -377,7 +378,7 @@ def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
 
 
 def _full(value: float) -> Callable:
-    """Of the shape that is asked for: a public number, which a secret may be written over."""
+    """A row of a constructor: a public number in the requested shape, into which secrets may be written."""
 
     def made(context: Context, x: Cell, size: Any, *given: Any, **_: Any) -> SharedTensor:
         start = x.content.reshape(-1)[:0].sum().reshape([1] * len(size)).expand(size)
@@ -434,21 +435,14 @@ def zero(context: Context, x: Cell) -> SharedTensor:
 
 @row("sum", aten.sum.default, aten.sum.dim_IntList)
 def sum_(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> SharedTensor:
-    """A gradient's terms are held to the limit of gradients where their sum might leave the ring."""
+    """The terms of a gradient are checked against the limit of gradients if their sum might leave the ring."""
     value = x.content
     if x.gradient and value.bound is not None:
-        count = value.numel() if not dim else _count(value, dim)
+        count = math.prod(value.shares.shape[d] for d in dim or range(value.dim()))
         if value.bound * count > 2.0**61:
             value = as_gradient(context, value)
     dim = list(range(value.dim())) if keepdim and not dim else dim
     return torch.sum(value) if not dim else torch.sum(value, dim, keepdim)
-
-
-def _count(x: SharedTensor, dim: Any) -> int:
-    count = 1
-    for d in [dim] if isinstance(dim, int) else dim:
-        count *= x.shares.shape[d]
-    return count
 
 
 @row("mean", aten.mean.default, aten.mean.dim)
@@ -459,7 +453,7 @@ def mean(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtyp
 
 @row("clamp", aten.clamp.default)
 def clamp(context: Context, x: Cell, min: Any = None, max: Any = None) -> SharedTensor:
-    """With the bits of x, of what is finer than activations."""
+    """A value that is finer than an activation keeps its fraction bits."""
     numbers = [v for v in (min, max) if v is not None]
     if max == 1 and min is None and x.deferred is not None and x.reusable["parts"].root:
         return _below_one(context, x.reusable["parts"])
@@ -482,8 +476,8 @@ def limit(context: Context) -> float:
 
 
 def _below_one(context: Context, parts: FactoredResult) -> SharedTensor:
-    """min(number / root, 1) as number / max(root, number), which has a result where the root is zero: what a gradient
-    is scaled by when its norm is clipped."""
+    """min(number / root, 1) as number / max(root, number), which is in range if the root is zero: the factor of a
+    gradient whose norm is clipped."""
     root, number = parts.below, parts.numbers[0] if parts.numbers else 1.0
     if root is None:
         raise ArgumentError("a quotient has both its parts")
@@ -503,7 +497,8 @@ def _below_one(context: Context, parts: FactoredResult) -> SharedTensor:
 def vector_norm(
     context: Context, x: Cell, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> ReusableResult:
-    """Of a whole gradient, as clip_grad_norm_ has it, the root of the sum of squares at 2 f fraction bits or more."""
+    """For a gradient as a whole, as in clip_grad_norm_: the root of the sum of squares, at 2 f fraction bits or
+    more."""
     if ord != 2 or dim is not None or not x.gradient:
         return ReusableResult(torch.linalg.vector_norm(x.content, ord, dim, keepdim), root=True)
     value = as_gradient(context, x.content, None if x.content.numel() < 2 else context.frac_bits + 4)
@@ -511,7 +506,7 @@ def vector_norm(
 
 
 def _larger(sign: int, function: Callable) -> Callable:
-    """The larger, or the smaller, of two: of what an optimiser keeps with all bits of the finer one."""
+    """A row of the larger (sign 1) or the smaller (-1) of two; of optimiser state it has all bits of the finer one."""
 
     def compared(context: Context, x: Any, y: Any) -> SharedTensor:
         x, y = content(x), content(y)

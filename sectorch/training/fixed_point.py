@@ -1,10 +1,10 @@
-"""Fraction bits and ranges of training: gradients, parameters and what an optimiser keeps.
+"""Fraction bits and ranges of training: gradients, parameters and the state of an optimiser.
 
 With f fraction bits for activations and weights,
 
 - a gradient has up to f + 6 and is below 2^`gradient_bits` in magnitude, which is checked where it is rounded;
 - parameters, momenta and means of squares have up to 2 f + 6, so that steps far below 2^-f add up;
-- a product with a public number keeps the bits of what it multiplies, and the number's first 14 bits or more.
+- a product with a public number keeps the bits of the shared factor, and the number's first 14 bits or more.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .autograd_values import SPAN, Cell, PublicInput, places
 from .operations import CHANGED, STATE
 
 FACTOR_BITS = 14
-"""Bits that a public factor has at least: its relative error is 2^-15 at most."""
+"""The least bits of a public factor: its relative error is 2^-15 at most."""
 
 NUMBER_BITS = 24
-"""Bits that a public factor has where the ring has room."""
+"""The bits of a public factor where the ring has room."""
 
 ROOM_BITS = 4
-"""Activations that meet gradients in a sum of products may be 2^4 without costing the gradients any bits."""
+"""Activations up to 2^4 in a sum of products with gradients cost the gradients no bits."""
 
 
 def gradient_bits(context: Context) -> int:
@@ -52,44 +52,40 @@ def gradient_bits(context: Context) -> int:
 
 
 def parameter_bits(scheme: Scheme) -> int:
-    """Parameters are below 2^this, half of what activations have: 6 with 20 fraction bits, 8 with 16."""
+    """Parameters are below 2^this, half of the bits of activations: 6 with 20 fraction bits, 8 with 16."""
     return scheme.activation_bits // 2
 
 
 def state_bits(context: Context) -> int:
-    """Fraction bits of parameters and of what an optimiser keeps, at most."""
+    """The most fraction bits of parameters and of an optimiser's state."""
     return 2 * context.frac_bits + SLACK_BITS
 
 
 def as_gradient(context: Context, x: SharedTensor, bits: int | None = None) -> SharedTensor:
-    """x with at most f + 6 fraction bits, or so many, below the limit of gradients: one truncation, or a check."""
+    """x with at most `bits` fraction bits (f + 6 unless given), below the limit of gradients: a truncation or a
+    check."""
     bits = context.frac_bits + SLACK_BITS if bits is None else bits
     most = 2.0 ** gradient_bits(context)
     while x.scale_bits > bits:
         shift = min(32, x.scale_bits - bits)
-        last = x.scale_bits - shift == bits
-        limit = limit_bits(context, x, x.scale_bits - shift, most) if last else None
-        bound = (
-            dropped_bits_bound(context, x, shift, most)
-            if last
-            else None
-            if x.bound is None
-            else x.bound / 2.0**shift + 1
-        )
+        limit, bound = None, None if x.bound is None else x.bound / 2.0**shift + 1
+        if x.scale_bits - shift == bits:
+            limit = limit_bits(context, x, bits, most)
+            bound = dropped_bits_bound(context, x, shift, most)
         x = x.like(context.backend.truncate(x.shares, shift, limit), x.scale_bits - shift, bound)
     return check_fits(context, x, most * 2.0**x.scale_bits)
 
 
 def factor(context: Context, cell: Cell) -> SharedTensor:
-    """A forward value as a factor of f fraction bits; worked out once for all that multiply it."""
-    x = cell.content  # which raises for a view of what has changed since
+    """A forward value as a factor of f fraction bits, computed once for all products."""
+    x = cell.content  # raises for a view of a tensor that has changed since
     if "factor" not in cell.reusable:
         cell.reusable["factor"] = x if x.scale_bits <= context.frac_bits else as_factor(context, x, 0)
     return cell.reusable["factor"]
 
 
 def operand(context: Context, cell: Any, terms: int = 1) -> Any:
-    """A factor of a product: a gradient with the bits that a sum of so many products leaves it, or else `factor`."""
+    """A factor of a sum of `terms` products: of a gradient with the bits for which there is room, else `factor`."""
     if not isinstance(cell, Cell):
         return cell
     if not cell.gradient:
@@ -112,10 +108,10 @@ CHANGED.append(parameter)
 
 
 def state(context: Context, x: SharedTensor) -> SharedTensor:
-    """A tensor that an optimiser keeps, with one of a few bounds.
+    """A tensor of an optimiser's state, with one of a few bounds: with a new bound in each step, each step would be
+    another program.
 
-    Otherwise each step would give another bound, and so be another program. The smallest bound is a little above that
-    of squares of gradients, and ten times that of gradients.
+    The smallest bound is a little above that of squares of gradients, and ten times that of gradients.
     """
     if x.bound is None:
         return x
@@ -142,13 +138,13 @@ def times(
     context: Context, x: SharedTensor, number: float | PublicInput, scale_bits: int, wide: bool = False,
     exponent: int | None = None,
 ) -> SharedTensor:  # fmt: skip
-    """x times a public number, at so many fraction bits.
+    """x times a public number, with `scale_bits` fraction bits.
 
-    The number keeps 14 bits at least: an error of 2^-15 of the product, and one of a unit in the last place.
+    The number keeps 14 bits at least: the error is 2^-15 of the product and one unit in the last place.
 
     Args:
-        wide: whether the number's size changes from step to step: its bits are counted from the next multiple of
-            `autograd_values.SPAN`, so that numbers of one form take the same steps.
+        wide: whether the number's size changes from step to step. Its bits are then counted from the next multiple of
+            `autograd_values.SPAN`, so that all numbers of one form take the same steps.
         exponent: the exponent from which the number's bits are counted; that of its own size unless given.
 
     Raises:
@@ -160,18 +156,18 @@ def times(
         if number == 0:
             return x.like(x.shares * 0, scale_bits, 0.0)
         mantissa, power = math.frexp(abs(number))
-        if mantissa == 0.5 and exponent is None:  # a power of two moves the point
-            moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - power + 1, x.bound)
-            return at_scale_bits(context, moved, scale_bits)
+        if mantissa == 0.5 and exponent is None:  # a power of two moves the binary point
+            shifted = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - power + 1, x.bound)
+            return at_scale_bits(context, shifted, scale_bits)
     if exponent is None:
         exponent = number.exponent if isinstance(number, PublicInput) else places(number, wide)
     least = FACTOR_BITS + (SPAN - 1 if wide else 0)
     room = _room(context, x)
     fine = context.frac_bits + SLACK_BITS
-    if room < NUMBER_BITS and fine < x.scale_bits < state_bits(context):  # a later product would take these bits anyway
+    if room < NUMBER_BITS and fine < x.scale_bits < state_bits(context):  # a later product would round them
         x = round_scale(context, x, max(fine, x.scale_bits - (NUMBER_BITS - room)))
         x = x if _room(context, x) >= NUMBER_BITS else check_fits(context, x, limit_at(context, x.scale_bits))
-    elif room < FACTOR_BITS:  # a value without a bound is checked against the activation limit, and not rounded away
+    elif room < FACTOR_BITS:  # a value without a bound is checked against the activation limit, and keeps its bits
         x = check_fits(context, x, limit_at(context, x.scale_bits))
     room = _room(context, x)
     if room < least:
@@ -187,12 +183,12 @@ def times(
 
 
 def _room(context: Context, x: SharedTensor) -> int:
-    """Bits that a factor of x may have."""
+    """The bits of a factor of x for which the ring has room."""
     return math.floor(math.log2(CAPACITY / max(1.0, known_bound(context, x))))
 
 
 def at_scale_bits(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
-    """x at exactly so many fraction bits."""
+    """x with exactly `scale_bits` fraction bits."""
     x = round_scale(context, x, scale_bits)
     if x.scale_bits < scale_bits:
         x = raise_scale(context, check_fits(context, x, CAPACITY / 2.0 ** (scale_bits - x.scale_bits)), scale_bits)
@@ -200,7 +196,7 @@ def at_scale_bits(context: Context, x: SharedTensor, scale_bits: int) -> SharedT
 
 
 def finer_sum(context: Context, x: Any, y: Any, sign: int = 1) -> Any:
-    """x + y, or x - y, at the finer scale of both: a parameter keeps its bits beside a coarser step."""
+    """x + y, or x - y, at the finer scale of the two: a parameter keeps its bits when a coarser step is added."""
     f = torch.sub if sign < 0 else torch.add
     if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor) or x.infinite or y.infinite:
         return f(x, y)
@@ -211,13 +207,13 @@ def finer_sum(context: Context, x: Any, y: Any, sign: int = 1) -> Any:
     )
     x, y = (raise_scale(context, v, scale) for v in (x, y))
     bound = None if x.bound is None or y.bound is None else x.bound + y.bound
-    made = x.like(context.backend.each(f, x.shares, y.shares), scale, bound)
-    made.whole_bits = min(x.whole_bits, y.whole_bits)
-    return made
+    total = x.like(context.backend.each(f, x.shares, y.shares), scale, bound)
+    total.whole_bits = min(x.whole_bits, y.whole_bits)
+    return total
 
 
 def at_state_bits(context: Context, x: SharedTensor) -> SharedTensor:
-    """x with as many fraction bits as what an optimiser keeps."""
+    """x with the fraction bits of an optimiser's state."""
     return at_scale_bits(context, x, state_bits(context))
 
 
@@ -228,7 +224,7 @@ def square_gradient(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 def plain_number(value: Any) -> float | None:
-    """A public number, or a public tensor of one; None of anything else."""
+    """The value of a public number, or of a public tensor with one entry; None for anything else."""
     if isinstance(value, (bool, int, float)):
         return float(value)
     if type(value) is torch.Tensor and value.numel() == 1 and value.dim() == 0 and not value.is_meta:
@@ -236,12 +232,12 @@ def plain_number(value: Any) -> float | None:
     return None
 
 
-# Products and sums of shares whose ranges the caller knows: no range check, and no fraction bit more than it takes.
+# Products and sums of shares whose ranges the caller knows, without range checks, for fits of estimators.
 #
-# A product is right if its result is below 2^62 as a whole number of the ring, whatever its terms are, since they are
-# added mod 2^64. So sums of many products that are known to be small (of a column with residuals, of a matrix with its
+# A product is right if its result is below 2^62 as an integer of the ring, whatever its terms are, since they are added
+# mod 2^64. So sums of many products that are known to be small (of a column with residuals, of a matrix with its
 # approximate inverse) need no room for the largest terms. Unknown ranges are checked by `check_below`, or certified at
-# the end.
+# the end of the fit.
 
 
 matmul = products.matmul
@@ -259,19 +255,18 @@ def context_of(x: SharedTensor) -> Context:
 def product(
     context: Context, f: Callable, x: SharedTensor, y: SharedTensor, bits: int | None = None, halved: int = 0
 ) -> SharedTensor:
-    """f(x, y) / 2^halved, for a map that is linear in both; rounded to so many fraction bits if they are named.
+    """f(x, y) / 2^halved, for a map that is linear in both; rounded to `bits` fraction bits if given.
 
-    Rounds 1, and 5 for each rounding; the caller vouches for the range of the result.
+    Rounds 1, and 5 for each rounding. The caller knows that the result is below 2^62.
     """
     shares = context.backend.multiply(f, x.shares, y.shares)
-    made = x.like(shares, x.scale_bits + y.scale_bits + halved, dtype=torch.float32)
-    return made if bits is None else at_scale_bits(context, made, bits)
+    result = x.like(shares, x.scale_bits + y.scale_bits + halved, dtype=torch.float32)
+    return result if bits is None else at_scale_bits(context, result, bits)
 
 
-def square_shares(context: Context, x: SharedTensor, bits: int | None = None) -> SharedTensor:
+def square_shares(context: Context, x: SharedTensor) -> SharedTensor:
     """x^2, as `product`."""
-    made = x.like(context.backend.square(x.shares), 2 * x.scale_bits)
-    return made if bits is None else at_scale_bits(context, made, bits)
+    return x.like(context.backend.square(x.shares), 2 * x.scale_bits)
 
 
 def sum_rows(context: Context, x: SharedTensor, halved: int = 0) -> SharedTensor:
@@ -280,14 +275,14 @@ def sum_rows(context: Context, x: SharedTensor, halved: int = 0) -> SharedTensor
 
 
 def with_known_range(context: Context, x: SharedTensor, bits: int) -> SharedTensor:
-    """x, whose range the caller knows, at so many fraction bits."""
+    """x with `bits` fraction bits; the caller knows its range."""
     return at_scale_bits(context, x.bounded(None), bits)
 
 
 def check_below(context: Context, x: SharedTensor, below_bits: int) -> SharedTensor:
-    """x, checked to be below 2^below_bits in magnitude, unless its bound says so; with that bound.
+    """x with the bound 2^below_bits, which is checked in secret unless a smaller bound is known.
 
-    Nothing that the fit gives is revealed if it is not.
+    If the check fails, no result of the fit is revealed.
     """
     if x.bound is None:
         x = x.bounded(2.0**63)
@@ -295,7 +290,7 @@ def check_below(context: Context, x: SharedTensor, below_bits: int) -> SharedTen
 
 
 def whole_bits(x: SharedTensor) -> int:
-    """Bits in front of the point, by the bound: at most those of the activation limit."""
+    """The bits before the binary point, by the bound; at most those of the activation limit."""
     most = x.scheme.activation_bits
     if x.bound is None:
         return most
@@ -322,11 +317,12 @@ def _diagonal(x: torch.Tensor) -> torch.Tensor:
 
 
 def add_known(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
-    """x + y for a vouched y of the same fraction bits, or for a public whole number of the ring."""
+    """x + y without a range check, for y with the same fraction bits or a public integer of the ring."""
     if not isinstance(y, SharedTensor):
         return x.like(x.shares + y)
     return x.like(context.backend.each(torch.add, x.shares, y.shares))
 
 
 def minus(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
+    """x - y without a range check, for y with the same fraction bits."""
     return x.like(context.backend.each(torch.sub, x.shares, y.shares))

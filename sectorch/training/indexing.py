@@ -1,11 +1,10 @@
-"""Entries by their places: public ones, and secret ones, which become one-hot codes."""
+"""Views, concatenation, and entries by their places; secret places become one-hot codes."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -31,7 +30,7 @@ def index(context: Context, x: Any, places: Any) -> Any:
 
 
 def _places(shape: Any, index: Any) -> Tensor:
-    """The numbers of the entries that a public index takes, in its order and shape."""
+    """The numbers of the entries that a public index selects, in its order and shape."""
     numbers = torch.arange(math.prod(shape)).reshape(tuple(shape))
     return numbers[tuple(slice(None) if v is None else v for v in index)]
 
@@ -50,10 +49,10 @@ def index_put(context: Context, x: Any, index: Any, values: Any, accumulate: boo
 
 
 def _secret_put(context: Context, x: Any, index: Any, values: Any, accumulate: bool) -> SharedTensor:
-    """Under a secret mask, a number; at secret rows of zeros, the sum of what comes to each: the gradient of a look-up.
+    """Write to secret places: a number under a secret mask, or sums into a tensor of zeros (the gradient of a look-up).
 
     Raises:
-        ArgumentError: anything else at secret places.
+        ArgumentError: any other writing to secret places.
     """
     start = content(x)
     where = next(v for v in index if v is not None)
@@ -106,7 +105,7 @@ def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, al
 def embedding_backward(
     context: Context, g: Cell, index: Any, rows: int, padding: int, by_frequency: bool
 ) -> SharedTensor:
-    """The rows' gradients added up. Of secret places by their one-hot codes: n rows cost n products an entry."""
+    """The sum of the gradients of each row; for secret places by one-hot codes, with n products an entry for n rows."""
     if by_frequency:
         raise ArgumentError("scale_grad_by_freq is not supported on shares; leave it out")
     value = g.content
@@ -124,7 +123,7 @@ def embedding_backward(
 
 
 def _replicated(context: Context, g: Cell, x: Cell, padding: Any) -> SharedTensor:
-    """The gradient of what repeats entries at the edge: each gets the sum of its copies'."""
+    """The gradient of padding that repeats the edge: each entry gets the sum of its copies' gradients."""
     shape, value = x.content.shape, g.content
     spatial = shape[len(shape) - len(padding) // 2 :]
     numbers = torch.arange(math.prod(spatial), dtype=torch.float64).reshape(1, 1, *spatial)
@@ -140,11 +139,11 @@ for _dims in (1, 2, 3):
 
 @row("xlogy", aten.xlogy.Tensor, aten.xlogy.Scalar_Self, note="x log y, and 0 where x is")
 def xlogy(context: Context, x: Any, y: Any) -> SharedTensor:
-    """No log of what x leaves out is taken."""
-    factor_, value = content(x), content(y)
-    nothing = factor_ == 0
-    inside = torch.where(nothing, 1.0, value) if isinstance(nothing, Tensor) else value
-    return torch.mul(factor_, torch.log(inside)) if isinstance(inside, SharedTensor) else factor_ * torch.log(inside)
+    """Where x is zero, log is taken of 1 in place of y, so that y may be zero there."""
+    left, value = content(x), content(y)
+    zero = left == 0
+    inside = torch.where(zero, 1.0, value) if isinstance(zero, Tensor) else value
+    return torch.mul(left, torch.log(inside)) if isinstance(inside, SharedTensor) else left * torch.log(inside)
 
 
 @row("masked_select", aten.masked_select.default, note="by a public mask")
@@ -154,16 +153,13 @@ def masked_select(context: Context, x: Cell, mask: Any) -> SharedTensor:
 
 @row("masked_scatter", aten.masked_scatter_backward.default, note="by a public mask")
 def masked_scatter_backward(context: Context, g: Cell, mask: Any, sizes: Any) -> SharedTensor:
-    """The entries under the mask one after the other, and zeros for what was not used."""
-    taken = torch.masked_select(g.content, mask)
-    count = 1
-    for n in sizes:
-        count *= n
-    return F.pad(taken, (0, count - taken.shape[0])).reshape(sizes)
+    """The entries under the mask one after the other, and zeros for the entries that were not used."""
+    entries = torch.masked_select(g.content, mask)
+    return F.pad(entries, (0, math.prod(sizes) - entries.shape[0])).reshape(sizes)
 
 
 def _codes(index: Cell, classes: int, dim: int) -> SharedTensor:
-    """One-hot codes of secret places, with the classes in front: [classes, ...]. Worked out once for each index."""
+    """One-hot codes of secret places, the classes first: [classes, ...]. Computed once for each index."""
     key = f"codes {classes}"
     if key not in index.reusable:
         index.reusable[key] = F.one_hot(index.content, classes).movedim(-1, 0)
@@ -179,9 +175,9 @@ def scatter_add(context: Context, x: Any, dim: int, index: Any, source: Any) -> 
 
 @row("scatter", aten.scatter.src, aten.scatter.value, note="public places; secret ones into zeros")
 def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
-    """Entries to secret places of a tensor of zeros, as the gradients of `max`, `sort` and `topk` are.
+    """Write entries to secret places of a tensor of zeros, as in the gradients of `max`, `sort` and `topk`.
 
-    Each place of the result is the sum of what goes there, so that places that meet are added up.
+    Entries with the same place are added up.
     """
     if not isinstance(index, Cell):
         return torch.scatter(content(x), dim, index, content(source))
@@ -211,7 +207,7 @@ def gather(context: Context, x: Cell, dim: int, index: Any, *, sparse_grad: bool
 
 
 def _places_sampled(shape: Any, f: Any) -> Tensor:
-    """The matrix [entries, samples] of what samples linearly at public places, for each of a batch."""
+    """The matrix [entries, samples] of linear sampling at public places, for each of a batch."""
     n = math.prod(shape[2:])
     unit = torch.eye(n, dtype=torch.float64).reshape(n, 1, *shape[2:])
     return torch.stack([f(unit, b).reshape(n, -1) for b in range(shape[0])])
@@ -221,7 +217,7 @@ def _places_sampled(shape: Any, f: Any) -> Tensor:
 def grid_sampler_backward(
     context: Context, g: Cell, x: Cell, grid: Any, mode: int, padding: int, corners: bool, mask: Any
 ) -> tuple:
-    """Each sample adds to the entries that it is a mean of: a product with a public matrix."""
+    """A sample is a weighted mean of entries, so its gradient is a product with a public matrix."""
     shape = x.content.shape
     run = lambda unit, b: torch.grid_sampler(
         unit, grid[b : b + 1].double().expand(len(unit), *grid.shape[1:]), mode, padding, corners
@@ -233,7 +229,7 @@ def grid_sampler_backward(
 
 @row("inv", aten.linalg_inv_ex.default, note="as torch.linalg.inv")
 def inverse(context: Context, x: Cell, check_errors: bool = False) -> tuple:
-    """The second result says that nothing failed: a matrix without an inverse is a range error."""
+    """The second result, torch's error codes, is zero: a matrix without an inverse is a range error."""
     made = torch.linalg.inv(x.content)
     return made, torch.zeros(made.shape[:-2], dtype=torch.int32)
 
@@ -254,22 +250,22 @@ def to_copy(context: Context, x: Cell, dtype: Any = None, **_: Any) -> Any:
     return x.content.to(dtype) if dtype is not None else x.content
 
 
-# Views, and what puts tensors together: rows that have the same form forward and backward.
+# Views and concatenation: rows with the same form forward and backward.
 
 
 def _view(func: Callable) -> Callable:
-    """A view: of what was worked out of its base too, so that a weight and its transpose are rounded once."""
+    """A row of a view. It views the base's reusable values too, so that a weight and its transpose are rounded once."""
 
     def viewed(context: Context, x: Cell, *args: Any, **kwargs: Any) -> Any:
-        back = x.reusable.get("transposed") if func is torch.t and x.base is not None else None
-        if back is not None:
-            return back
-        run = partial(_run, func, args, kwargs)
+        original = x.reusable.get("transposed") if func is torch.t and x.base is not None else None
+        if original is not None:
+            return original
+        run = lambda v: func(v, *args, **kwargs)
         base = x if x.base is None else x.base[0]
-        made = run(x.content)
-        if not isinstance(made, SharedTensor):
-            return [_cell(v, x, base) for v in made]
-        cell = _cell(made, x, base)
+        result = run(x.content)
+        if not isinstance(result, SharedTensor):
+            return [_cell(v, x, base) for v in result]
+        cell = _cell(result, x, base)
         for key, value in x.reusable.items():
             if isinstance(value, SharedTensor) and key != "positive":
                 cell.reusable[key] = run(value)
@@ -280,14 +276,9 @@ def _view(func: Callable) -> Callable:
     return viewed
 
 
-def _run(func: Callable, args: tuple, kwargs: dict, x: SharedTensor) -> Any:
-    return func(x, *args, **kwargs)
-
-
-def _cell(made: SharedTensor, x: Cell, base: Cell) -> Cell:
-    if x.gradient:  # memory of its own: torch gives it to a parameter's `grad`, which may be changed in place
-        return Cell(made, True, pool=x.pool)
-    return Cell(made, base=base)
+def _cell(value: SharedTensor, x: Cell, base: Cell) -> Cell:
+    """The cell of a view of x. A gradient has its own, since torch may keep it as `grad` and change it in place."""
+    return Cell(value, True, pool=x.pool) if x.gradient else Cell(value, base=base)
 
 
 for _overload, _func in {
@@ -335,9 +326,10 @@ def select_backward(context: Context, g: Cell, size: Any, dim: int, index: int) 
     zeros = constant(context, g.content.unsqueeze(dim), 0)
     dim %= len(size)
     index %= size[dim]
-    parts = [zeros.expand([n if d != dim else index for d, n in enumerate(size)]) for _ in (0,)]
-    after = zeros.expand([n if d != dim else size[dim] - 1 - index for d, n in enumerate(size)])
-    return torch.cat([*parts, g.content.unsqueeze(dim), after], dim)
+    before, after = (
+        zeros.expand([n if d != dim else count for d, n in enumerate(size)]) for count in (index, size[dim] - 1 - index)
+    )
+    return torch.cat([before, g.content.unsqueeze(dim), after], dim)
 
 
 @row("slice_backward", aten.slice_backward.default)

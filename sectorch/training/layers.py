@@ -1,4 +1,4 @@
-"""Products and activations, forward and backward."""
+"""Products, activations, convolutions and poolings, forward and backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ row = GRADIENTS.implements
 
 
 def sum_of_products(context: Context, product: Any, x: Any, y: Any, terms: int) -> SharedTensor:
-    """product(x, y), of which each output sums up so many products."""
+    """product(x, y), where each output is a sum of `terms` products."""
     left, right = operand(context, x, terms), operand(context, y, terms)
     bound = lambda w: w.sum().expand(1)
     return bilinear(context, product, left, right, terms, (bound, bound))
@@ -58,7 +58,7 @@ def threshold_backward(context: Context, g: Cell, x: Cell, threshold: float) -> 
 
 
 def _where(context: Context, g: Cell, chosen: Any) -> SharedTensor:
-    """The gradient where something is true, and zero elsewhere."""
+    """The gradient where `chosen` is true, and zero elsewhere."""
     value = as_gradient(context, g.content)
     return no_larger(torch.mul(value, chosen), value)
 
@@ -97,7 +97,7 @@ def times_slope(context: Context, g: Cell, slope: SharedTensor) -> SharedTensor:
 
 @row("softplus", aten.softplus_backward.default)
 def softplus_backward(context: Context, g: Cell, x: Cell, beta: float, threshold: float) -> SharedTensor:
-    """Beyond torch's threshold the slope is 1 within 2^-20 too."""
+    """Above torch's threshold, where torch takes the slope 1, this slope is 1 within 2^-20."""
     return times_slope(context, g, torch.sigmoid(x.content if beta == 1 else x.content * beta))
 
 
@@ -114,7 +114,7 @@ def silu_backward(context: Context, g: Cell, x: Cell) -> SharedTensor:
 
 @row("elu", aten.elu.default)
 def elu(context: Context, x: Cell, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> SharedTensor:
-    """ELU, CELU and SELU are one operator of torch's."""
+    """ELU, CELU and SELU, which are one operator of torch's."""
     value = x.content
     made = F.elu(value, alpha) if input_scale == 1 else F.celu(value, 1 / input_scale)
     if input_scale != 1 and abs(alpha * input_scale - 1) > 1e-12:
@@ -126,7 +126,7 @@ def elu(context: Context, x: Cell, alpha: float = 1, scale: float = 1, input_sca
 def elu_backward(
     context: Context, g: Cell, alpha: float, scale: float, input_scale: float, is_result: bool, x: Cell
 ) -> SharedTensor:
-    """Of what is not positive alone the exponential is taken: it is at most one."""
+    """The exponential is taken of min(x, 0), so that it is at most one."""
     low = torch.clamp(x.content, None, 0)
     below = low + alpha * scale if is_result else torch.exp(low * input_scale) * (alpha * scale)
     slope = torch.where(torch.gt(x.content, 0), scale, below * input_scale)
@@ -135,7 +135,7 @@ def elu_backward(
 
 @row("logit", aten.logit_backward.default)
 def logit_backward(context: Context, g: Cell, x: Cell, eps: float | None = None) -> SharedTensor:
-    """Zero where the input was clamped; without eps an input of 0 or 1 has no slope: a range error."""
+    """Zero where the input was clamped. Without eps, an input of 0 or 1 is a range error."""
     value = x.content
     inside = None if eps is None else torch.logical_and(torch.ge(value, eps), torch.le(value, 1 - eps))
     value = value if eps is None else torch.clamp(value, eps, 1 - eps)
@@ -143,7 +143,7 @@ def logit_backward(context: Context, g: Cell, x: Cell, eps: float | None = None)
     return times_slope(context, g, slope if inside is None else torch.mul(slope, inside))
 
 
-# Convolutions in one and two dimensions, transposed and in groups too, forward and backward.
+# Convolutions in one and two dimensions, also transposed and in groups.
 
 
 @row("convolution", aten.convolution.default, note="in one or two dimensions; 1 round for two secrets")
@@ -164,25 +164,25 @@ def convolution(
 
 
 def _in_two(given: Any, flat: bool, outside: int) -> tuple:
-    """The sizes of a convolution in two dimensions; one of one dimension has a height of one."""
+    """Sizes in two dimensions; a convolution in one dimension (`flat`) gets a height of one."""
     if flat:
         return outside, given[0]
     return tuple(given) if len(given) > 1 else (given[0], given[0])
 
 
-def _looped(stride: tuple, g: Tensor, other: Tensor) -> Any:
-    """The compiled loops, where they are faster than a matrix product of what has to be unfolded."""
+def _loops_for(stride: tuple, g: Tensor, other: Tensor) -> Any:
+    """The compiled loops, where they are faster than unfolding and a matrix product."""
     if not g.device.type == other.device.type == "cpu" or tuple(stride) != (1, 1):
         return None
-    from ..ring import productloops  # brings numba, which an import of the package does without
+    from ..ring import productloops  # imports numba, which an import of the package must not
 
     return productloops if g.shape[1] <= productloops.MOST_CHANNELS else None
 
 
 def _input_gradient(shape: Any, how: tuple, g: Tensor, w: Tensor) -> Tensor:
-    """Of a convolution: the columns that each output's gradient adds to, and their sum."""
+    """The input gradient of a convolution: each output's gradient times the kernel, added up where windows overlap."""
     kernel, stride, padding, dilation = how
-    if loops := _looped(stride, g, w):
+    if loops := _loops_for(stride, g, w):
         return loops.input_gradient(g, w, (shape[2], shape[3]), padding, dilation)
     columns = products.matmul(w.flatten(1).t().contiguous(), g.flatten(2))
     out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(shape[2:], *how, strict=True)]
@@ -200,9 +200,9 @@ def _input_gradient(shape: Any, how: tuple, g: Tensor, w: Tensor) -> Tensor:
 
 
 def _weight_gradient(shape: Any, how: tuple, g: Tensor, x: Tensor) -> Tensor:
-    """Of a convolution: each output's gradient with the window that it came from."""
+    """The weight gradient of a convolution: the sum of each output's gradient times its window."""
     kernel, stride, padding, dilation = how
-    if loops := _looped(stride, g, x):
+    if loops := _loops_for(stride, g, x):
         return loops.weight_gradient(g, x, kernel, padding, dilation)
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     out = g.shape[2:]
@@ -220,9 +220,10 @@ def _weight_gradient(shape: Any, how: tuple, g: Tensor, x: Tensor) -> Tensor:
 
 
 def _in_groups(product: Callable, groups: int, shape: Any, how: tuple, flat: bool, dims: tuple) -> Callable:
-    """product(shape, how, a, b) of each group's channels: a's are in dims[0], b's in dims[1], the result's in dims[2].
+    """A function that computes product(shape, how, a, b) for the channels of each group.
 
-    Of one dimension, the height is one.
+    The channels of a are its dimension dims[0], those of b dims[1], and those of the result dims[2]. In one dimension
+    (`flat`) the height is one.
     """
     lifted = (*shape[:2], 1, shape[2]) if flat else tuple(shape)
 
@@ -240,7 +241,7 @@ def convolution_backward(
     context: Context, g: Cell, x: Cell, weight: Cell, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, mask: Any,
 ) -> tuple:  # fmt: skip
-    """A transposed convolution is the input gradient of an ordinary one: gradients and inputs have changed places."""
+    """A transposed convolution is the input gradient of an ordinary one, with inputs and gradients exchanged."""
     shapes = content(x).shape, content(weight).shape
     flat = len(shapes[1]) == 3
     kernel = tuple(shapes[1][2:])
@@ -268,7 +269,7 @@ def convolution_backward(
     return tuple(outs)
 
 
-# Poolings and interpolation, forward and backward.
+# Poolings and interpolation.
 
 
 def _pair(v: Any) -> tuple[int, int]:
@@ -285,7 +286,7 @@ def max_pool2d(
     context: Context, x: Cell, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple:  # fmt: skip
-    """The largest, and in the place of its index a secret code: of equal ones the first, as torch has it."""
+    """The largest entry, and a secret one-hot code in place of its index; of equal entries the first, as in torch."""
     how, value = _windows_of(kernel, stride, padding, dilation, ceil_mode), operand(context, x)
     padded = any(how[2]) or ceil_mode
     lowest = 1 + math.ceil(limit_at(context, value.scale_bits) if value.bound is None else value.bound)
@@ -299,7 +300,7 @@ def max_pool2d(
 
 
 def _placed(kernel: Any, stride: Any, padding: Any, dilation: Any, shape: Any, v: Tensor) -> Tensor:
-    """The transpose of cutting windows out."""
+    """The transpose of cutting windows out: adds the entries of windows to their places in an image."""
     out = v.shape[-2:]
     span = [(out[i] - 1) * stride[i] + 1 for i in (0, 1)]
     full = [max(shape[i - 2] + 2 * padding[i], span[i] + (kernel[i] - 1) * dilation[i]) for i in (0, 1)]
@@ -323,8 +324,9 @@ def _first_largest(context: Context, windows: SharedTensor) -> tuple[SharedTenso
         if code is None:
             codes = torch.stack((win, 1 - win), 1)  # [pairs, 2, ...]
         else:
+            # A code sums up to one, so its last bit follows from the others and needs no product.
             left, right = code[: 2 * pairs : 2], code[1 : 2 * pairs : 2]
-            win, left, right = win.unsqueeze(1), left[:, :-1], right[:, :-1]  # the last is what is missing of the sum
+            win, left, right = win.unsqueeze(1), left[:, :-1], right[:, :-1]
             one, other = torch.mul(left, win), right - torch.mul(right, win)
             last = win - one.sum(1, keepdim=True), 1 - win - other.sum(1, keepdim=True)
             codes = torch.cat((one, last[0], other, last[1]), 1).bounded(1.0)
@@ -374,7 +376,7 @@ def _along(context: Context, x: SharedTensor, dim: int, matrix: Tensor) -> Share
 
 
 def _back(context: Context, g: Cell, shape: Any, matrices: list[Tensor]) -> SharedTensor:
-    """The gradient of what is a matrix [n, m] along each of the last dimensions, of an input of this shape."""
+    """The gradient, in an input of this shape, of a map that is a public matrix [n, m] along each last dimension."""
     value = as_gradient(context, g.content)
     if not value.numel():
         return value.like(context.backend.each(lambda v: v.new_zeros(tuple(shape)), value.shares), bound=0.0)
@@ -388,7 +390,7 @@ def avg_pool_backward(
     context: Context, g: Cell, x: Cell, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> SharedTensor:  # fmt: skip
-    """Along each dimension the sum of a window, or its mean, is a public matrix."""
+    """The sum or the mean of windows is a public matrix along each dimension."""
     shape, dims = x.content.shape, len(kernel)
 
     def matrix(d: int) -> Tensor:
@@ -414,7 +416,8 @@ for _dims in (2, 3):
 
 
 def _interpolation(mode: str, dims: int) -> None:
-    """Rows of an interpolation, which is a public matrix along each dimension: torch's own of unit vectors."""
+    """Registers the rows of an interpolation: a public matrix along each dimension, torch's results for unit
+    vectors."""
     exact, smooth = mode.startswith("_upsample_nearest"), mode.endswith("_aa")
     name = mode if smooth else f"{mode}{dims}d" if exact else f"upsample_{mode}{dims}d"
     cornered = not exact and mode != "nearest"

@@ -1,4 +1,4 @@
-"""Losses and the functions in them, forward and backward; labels that are public, or shares."""
+"""Losses and softmax, forward and backward, with public or secret labels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .operations import GRADIENTS, F, aten, torch
 row = GRADIENTS.implements
 
 MEAN, SUM = 1, 2
-"""How aten calls reductions."""
+"""aten's numbers of reductions."""
 
 
-def _reduced(loss: Any, reduction: int) -> SharedTensor:
+def _reduce(loss: Any, reduction: int) -> SharedTensor:
     return loss.mean() if reduction == MEAN else loss.sum() if reduction == SUM else loss
 
 
-def _weighted(context: Context, g: Cell, x: SharedTensor, reduction: int) -> SharedTensor:
-    """A gradient of each term: that of the mean over their number."""
+def _term_gradients(context: Context, g: Cell, x: SharedTensor, reduction: int) -> SharedTensor:
+    """The gradient of each term, g x, divided by the number of terms if the loss is their mean."""
     value = as_gradient(context, g.content)
     product = torch.mul(value, x)
     return times(context, product, 1 / x.numel(), kept_bits(context, product)) if reduction == MEAN else product
@@ -59,7 +59,7 @@ def softmax_backward(context: Context, g: Cell, y: Cell, dim: int, dtype: Any) -
 
 
 def _secret_code(target: Cell, classes: int, weight: Any) -> SharedTensor:
-    """One-hot codes of secret labels: nobody learns which, and one out of range withholds the result."""
+    """One-hot codes of secret labels. Nobody learns a label; one out of range withholds the result."""
     if weight is not None:
         raise ArgumentError("class weights with secret labels are not supported on shares; weight the rows' losses")
     if "code" not in target.reusable:
@@ -68,7 +68,9 @@ def _secret_code(target: Cell, classes: int, weight: Any) -> SharedTensor:
 
 
 def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ignored: int) -> Any:
-    """What each class counts in each label's loss: codes of the labels, times their classes' weights. Whole without.
+    """The weight of each class in each label's loss: one-hot codes of the labels, times the weights of their classes.
+
+    Without weights the codes are integers.
 
     Raises:
         DimensionError: public labels out of range.
@@ -97,14 +99,14 @@ def public_code(target: Tensor, classes: int, dim: int, weight: Tensor | None = 
 
 
 def _count(code: Any, dim: int) -> float:
-    """What the mean loss is over: the labels' number, or their weights, which are public."""
+    """The divisor of the mean loss: the number of labels, or the sum of their weights, which are public."""
     return float(code.sum()) if isinstance(code, Tensor) and not isinstance(code, SharedTensor) else (
         math.prod(code.shape) / max(1, code.shape[dim])
     )  # fmt: skip
 
 
 def _times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
-    """x times what each class counts."""
+    """x times the weights of `_code`."""
     weighted = isinstance(code, Tensor) and not isinstance(code, SharedTensor) and code.is_floating_point()
     return torch.mul(x, code.to(x.dtype)) if weighted else times_code(context, x, code)
 
@@ -115,7 +117,7 @@ def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int
     code = _code(context, target, x.content.shape[dim], dim, weight, ignore_index)
     value = x.content
     taken = -_times_code(context, value if value.infinite is None else value.bounded(value.bound), code).sum(dim)
-    if value.infinite is not None:  # looked at where it is added up
+    if value.infinite is not None:  # whether a stand-in was taken is checked where the terms are added up
         taken.infinite = negated_infinite(replace(value.infinite, at=None, certain=False))
     count = _count(code, dim)
     if reduction == MEAN and not count:
@@ -148,23 +150,23 @@ def nll_loss_backward(
 @row("mse_loss", aten.mse_loss.default)
 def mse_loss(context: Context, x: Any, y: Any, reduction: int = MEAN) -> SharedTensor:
     difference = content(x) - content(y)
-    return _reduced(torch.square(difference), reduction)
+    return _reduce(torch.square(difference), reduction)
 
 
 @row("mse_loss", aten.mse_loss_backward.default)
 def mse_loss_backward(context: Context, g: Cell, x: Any, y: Any, reduction: int) -> SharedTensor:
     difference = 2 * (content(x) - content(y))
-    return _weighted(context, g, difference, reduction)
+    return _term_gradients(context, g, difference, reduction)
 
 
 @row("bce_with_logits", aten.binary_cross_entropy_with_logits.default, note="error 5e-6 + 1e-6 |x|")
 def bce_with_logits(
     context: Context, x: Cell, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
 ) -> SharedTensor:
-    """With a weight of what is true, in torch's form: (1 - t) x + (1 + (w - 1) t) softplus(-x)."""
+    """With a weight w of positive labels, as in torch: (1 - t) x + (1 + (w - 1) t) softplus(-x)."""
     value, t = operand(context, x), content(target)
     if pos_weight is None:
         loss = F.softplus(value) - torch.mul(value, t)
     else:
         loss = torch.mul(value, 1 - t) + torch.mul(F.softplus(-value), 1 + (content(pos_weight) - 1) * t)
-    return _reduced(loss if weight is None else torch.mul(loss, content(weight)), reduction)
+    return _reduce(loss if weight is None else torch.mul(loss, content(weight)), reduction)

@@ -1,4 +1,4 @@
-"""Normalisation on the statistics of the input itself, forward and backward, and dropout."""
+"""Normalisation by the statistics of the input, forward and backward; dropout, weight norm and circular padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ row = GRADIENTS.implements
 WRITES[aten.native_batch_norm.default] = (3, 4)
 
 
-def _others(x: SharedTensor) -> list[int]:
+def _all_but_channels(x: SharedTensor) -> list[int]:
     return [d for d in range(x.dim()) if d != 1]
 
 
@@ -43,7 +43,7 @@ def batch_norm(
         y = F.batch_norm(x.content, *statistics, False, momentum, eps)
         return y, statistics[0], statistics[1]
     value = operand(context, x)
-    n, dims = value.numel() // value.shape[1], _others(value)
+    n, dims = value.numel() // value.shape[1], _all_but_channels(value)
     if n < 2:
         raise ArgumentError("batch_norm in training needs more than one value a channel")
     if isinstance(mean, Tensor):
@@ -63,7 +63,7 @@ def batch_norm(
 
 
 def _normalised(context: Context, value: SharedTensor, dims: list[int], eps: float) -> tuple[SharedTensor, ...]:
-    """The deviations over their root mean square, the mean, the variance, and the inverse of its root."""
+    """The normalised input, the mean, the variance, and the inverse of its root."""
     if eps < 0:
         raise ArgumentError(f"eps is not negative on shares, got {eps}")
     n = math.prod(value.shape[d] for d in dims)
@@ -77,7 +77,8 @@ def _normalised(context: Context, value: SharedTensor, dims: list[int], eps: flo
 
 
 def _normal(context: Context, deviation: SharedTensor, inverse: SharedTensor, n: int) -> SharedTensor:
-    """deviation / root of the mean of their squares, which is sqrt(n) at most, whatever the bounds of both."""
+    """deviation * inverse. A deviation over the root mean square of n deviations is sqrt(n) at most, which is a smaller
+    bound than the product of both bounds."""
     shares = context.backend.multiply(torch.mul, deviation.shares, inverse.shares)
     bits = deviation.scale_bits + inverse.scale_bits
     made = deviation.like(shares, bits, None if deviation.bound is None else 1.01 * math.sqrt(n) * 2.0**bits)
@@ -85,7 +86,7 @@ def _normal(context: Context, deviation: SharedTensor, inverse: SharedTensor, n:
 
 
 def _towards(context: Context, running: Cell, now: SharedTensor, momentum: float) -> None:
-    """One step of an exponential mean; what the batch raised, it depends on."""
+    """One step of an exponential mean, which then depends on the range checks of the batch."""
     start, end = at_state_bits(context, running.content), at_state_bits(context, now)
     made = start + times(context, end - start, momentum, state_bits(context))
     bound = towards(start.bound, end.bound, momentum)
@@ -104,7 +105,7 @@ def batch_norm_backward(
     training: bool, eps: float, mask: Any,
 ) -> tuple:  # fmt: skip
     shape = x.content
-    n, dims = shape.numel() // shape.shape[1], _others(shape)
+    n, dims = shape.numel() // shape.shape[1], _all_but_channels(shape)
     value = operand(context, g, n)
     scale = None if weight is None else _secret(context, shape, weight)
     if training:
@@ -123,14 +124,14 @@ def batch_norm_backward(
 
 
 def _secret(context: Context, like: SharedTensor, value: Any) -> SharedTensor:
-    """A factor of f fraction bits; a public tensor as shares of it."""
+    """A cell as a factor of f fraction bits, or a public tensor as shares."""
     return factor(context, value) if isinstance(value, Cell) else like.reshape(-1)[:0].sum() + value
 
 
 def _inner(
     context: Context, g: SharedTensor, normal: SharedTensor, total: SharedTensor, along: SharedTensor, n: int
 ) -> SharedTensor:
-    """g less its mean, and less the part along the normalised input; both means are below the limit of gradients."""
+    """g less its mean, and less its part along the normalised input; both means are below the limit of gradients."""
     bits = context.frac_bits + SLACK_BITS
     first, second = (at_scale_bits(context, times(context, v, 1 / n, bits), bits) for v in (total, along))
     most = 2.0 ** (gradient_bits(context) + bits)
@@ -141,7 +142,7 @@ def _inner(
 def _along(
     context: Context, g: SharedTensor, normal: SharedTensor, dims: list[int], keepdim: bool = False
 ) -> SharedTensor:
-    """sum of g times the normalised input: by Cauchy and Schwarz below n times the limit of gradients."""
+    """The sum of g times the normalised input: below n times the limit of gradients (Cauchy and Schwarz)."""
     n = math.prod(g.shape[d] for d in dims)
     shares = context.backend.multiply(partial(_sums, dims, keepdim), g.shares, normal.shares)
     bits = g.scale_bits + normal.scale_bits
@@ -149,16 +150,16 @@ def _along(
     return check_fits(context, made, CAPACITY)
 
 
-def _own(
+def _normalise(
     context: Context, x: SharedTensor, dims: list[int], eps: float
 ) -> tuple[SharedTensor, SharedTensor, ReusableResult]:
-    """Normalised along some dimensions, with their mean, and the inverse deviation that keeps the former."""
+    """x normalised along some dimensions, its mean, and its inverse deviation, which keeps the normalised x."""
     normal, centre, _, inverse = _normalised(context, x, dims, eps)
     return normal, centre, ReusableResult(inverse, normal=normal)
 
 
-def _own_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> SharedTensor:
-    """The gradient of what was normalised, of one of the normalised."""
+def _normalise_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> SharedTensor:
+    """The gradient of the input of `_normalise`, for the gradient g of its result."""
     normal = inverse.reusable["normal"]
     n = math.prod(normal.shape[d] for d in dims)
     value = as_gradient(context, g)
@@ -176,7 +177,7 @@ def _affine(context: Context, normal: SharedTensor, weight: Any, bias: Any) -> S
 def _affine_backward(
     context: Context, g: Cell, normal: SharedTensor, weight: Any, dims: list[int], mask: Any
 ) -> tuple[SharedTensor, Any, Any]:
-    """The gradients of the normalised, of the weight and of the bias, which are common to these dimensions."""
+    """The gradients of the normalised input, of the weight and of the bias, which are summed over `dims`."""
     n = math.prod(normal.shape[d] for d in dims)
     value = operand(context, g, n)
     along = _along(context, value, normal, dims) if mask[1] else None
@@ -187,12 +188,9 @@ def _affine_backward(
 @row("layer_norm", aten.native_layer_norm.default)
 def layer_norm(context: Context, x: Cell, shape: Any, weight: Any, bias: Any, eps: float) -> tuple:
     value = operand(context, x)
-    normal, centre, inverse = _own(context, value, list(range(value.dim() - len(shape), value.dim())), eps)
-    return (
-        _affine(context, normal, None if weight is None else _secret(context, normal, weight), content(bias)),
-        centre,
-        inverse,
-    )
+    normal, centre, inverse = _normalise(context, value, list(range(value.dim() - len(shape), value.dim())), eps)
+    weight = None if weight is None else _secret(context, normal, weight)
+    return _affine(context, normal, weight, content(bias)), centre, inverse
 
 
 @row("layer_norm", aten.native_layer_norm_backward.default)
@@ -203,7 +201,7 @@ def layer_norm_backward(
     first = normal.dim() - len(shape)
     weight = None if weight is None else _secret(context, normal, weight)
     inner, along, total = _affine_backward(context, g, normal, weight, list(range(first)), mask)
-    own = _own_backward(context, inner, inverse, list(range(first, normal.dim()))) if mask[0] else None
+    own = _normalise_backward(context, inner, inverse, list(range(first, normal.dim()))) if mask[0] else None
     return own, along, total
 
 
@@ -212,7 +210,7 @@ def group_norm(
     context: Context, x: Cell, weight: Any, bias: Any, n: int, c: int, places: int, groups: int, eps: float
 ) -> tuple:
     value = operand(context, x)
-    normal, centre, inverse = _own(context, value.reshape((n, groups, -1)), [2], eps)
+    normal, centre, inverse = _normalise(context, value.reshape((n, groups, -1)), [2], eps)
     weight = None if weight is None else _of_channels(_secret(context, value, weight), value)
     bias = None if bias is None else _of_channels(content(bias), value)
     y = _affine(context, normal.reshape(value.shape), weight, bias)
@@ -228,33 +226,33 @@ def group_norm_backward(
     shape = x.content.shape
     normal = inverse.reusable["normal"].reshape(shape)
     weight = None if weight is None else _of_channels(_secret(context, normal, weight), normal)
-    inner, along, total = _affine_backward(context, g, normal, weight, _others(normal), mask)
-    own = _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape) if mask[0] else None
+    inner, along, total = _affine_backward(context, g, normal, weight, _all_but_channels(normal), mask)
+    own = _normalise_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape) if mask[0] else None
     return own, along, total
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """By torch's generator, so that everybody knows which entries are left out, and nobody what they were."""
+    """Dropout by torch's generator: everybody knows which entries are dropped, and nobody their values."""
     if not training or p == 0:
         return x
     if not 0 <= p <= 1:
         raise ArgumentError(f"dropout probability has to be between 0 and 1, but got {p}")
     if inplace:
         raise ArgumentError("dropout in place is not supported on shares; use inplace=False")
-    return _left_out(x, p, tuple(x.shape))
+    return _drop(x, p, tuple(x.shape))
 
 
-def _left_out(x: Any, p: float, shape: tuple) -> Any:
-    left = (torch.rand(shape) >= p).to(torch.int64)
-    return x * left * (1 / (1 - p) if p < 1 else 0.0)
+def _drop(x: Any, p: float, shape: tuple) -> Any:
+    kept = (torch.rand(shape) >= p).to(torch.int64)
+    return x * kept * (1 / (1 - p) if p < 1 else 0.0)
 
 
 def _channels_dropped(dims: int) -> Callable:
     def run(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        """Whole channels at once, of which each has so many dimensions."""
+        """Dropout of channels, each of which has `dims` dimensions."""
         if not training or p == 0 or not 0 <= p <= 1 or inplace:
             return dropout(x, p, training, inplace)
-        return _left_out(x, p, (*x.shape[: x.dim() - dims], *(1,) * dims))
+        return _drop(x, p, (*x.shape[: x.dim() - dims], *(1,) * dims))
 
     return run
 
@@ -278,7 +276,7 @@ FUNCTIONS[torch.norm_except_dim] = lambda v, pow=2, dim=0: torch.linalg.vector_n
 
 
 def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    """Circular padding by what stands at the other end; torch writes it into slices."""
+    """Circular padding by concatenation; torch's own writes into slices."""
     if mode != "circular" or min(pad) < 0:
         with torch._C.DisableTorchFunctionSubclass():
             return F.pad(input, pad, mode, value)

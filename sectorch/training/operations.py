@@ -20,24 +20,22 @@ from ..tensor.infinity import infinite_of
 from ..tensor.table import Context, OpRow, OpTable
 from .autograd_values import MANY, VARYING, Cell, DeferredResult, Pool, PublicInput, ReusableResult, floats_form
 
-# torch's functions as rows use them: of SharedTensors they give SharedTensors, which torch's stubs do not say.
-
-
+# torch's functions as rows use them: on SharedTensors they give SharedTensors, which torch's stubs do not say.
 torch: Any = _torch
 F: Any = _F
 aten: Any = _torch.ops.aten
 
 
-# Public floats beside shared ones: targets of losses, summands and weights, which may be others in each step.
+# Public floats as operands beside shared ones: targets of losses, summands and weights, which may differ in each step.
 #
-# They are taken as shares that A has whole, no message, with a bound of few sizes, so that steps with other numbers in
-# them are one program. A row sees a cell and cannot tell it from a secret one; a target has the bits of one that is
-# shared. Numbers beyond those of `autograd_values.SIZES` stay a part of the program.
+# They become shares of which A has the value and S zero, without a message. Their bound is one of few sizes, so that
+# steps with other numbers run the same program. A row sees a cell, as of a secret tensor. Numbers beyond
+# `autograd_values.SIZES` stay part of the program.
 
 
-TARGET, BESIDE = "with the fraction bits of an activation", "with those of what stands beside it"
+TARGET, BESIDE = "with the fraction bits of an activation", "with those of the shared operand beside it"
 
-TAKEN: dict[Any, dict[Any, str]] = {
+PUBLIC_OPERANDS: dict[Any, dict[Any, str]] = {
     **{key: {0: BESIDE, 1: BESIDE} for key in (aten.add.Tensor, aten.sub.Tensor)},
     aten.mse_loss.default: {0: TARGET, 1: TARGET},
     aten.mse_loss_backward.default: {1: TARGET, 2: TARGET},
@@ -56,21 +54,21 @@ TAKEN: dict[Any, dict[Any, str]] = {
         )
     },
 }  # fmt: skip
-"""By operator, and by the place of an argument: how many fraction bits it gets."""
+"""For each operator, and each position of an argument: the fraction bits that it gets."""
 
-for _key, _places in TAKEN.items():
+for _key, _places in PUBLIC_OPERANDS.items():
     VARYING.setdefault(_key, {}).update(dict.fromkeys(_places, floats_form))
 
 
 def is_public_floats(value: Any) -> bool:
-    """Whether it is such a tensor, of numbers that are small enough."""
+    """Whether a value is a public tensor of floats that becomes shares."""
     if isinstance(value, PublicInput):
         return value.form.kind == "floats"
     return type(value) is Tensor and floats_form(value) is not None
 
 
 def as_ring_numbers(context: Context, value: Any, scale_bits: int) -> Any:
-    """It as whole numbers that A and S know."""
+    """Public floats as integers of the ring that A and S know."""
     f = partial(encode, scale_bits=scale_bits)
     return (
         value.apply(context, f, value.size) if isinstance(value, PublicInput) else f(value).to(context.session.device)
@@ -78,13 +76,13 @@ def as_ring_numbers(context: Context, value: Any, scale_bits: int) -> Any:
 
 
 def largest_target(value: Any, scale_bits: int) -> float:
-    """The bound of the whole numbers: of a tensor's form, not of its content."""
+    """The bound of these integers, which follows from the tensor's form and not from its content."""
     form: Any = value.form if isinstance(value, PublicInput) else floats_form(value)
     return 2.0 ** (form.details[-1] + scale_bits) + 1
 
 
 def as_target_shares(context: Context, value: Any, scale_bits: int) -> SharedTensor:
-    """It as shares. No message."""
+    """Public floats as shares. No message."""
     dtype = value.form.details[1] if isinstance(value, PublicInput) else value.dtype
     f = partial(encode, scale_bits=scale_bits)
     shares = (
@@ -96,8 +94,8 @@ def as_target_shares(context: Context, value: Any, scale_bits: int) -> SharedTen
 
 
 def take_targets(context: Context, key: Any, args: tuple) -> tuple:
-    """An operator's arguments, with shares in the places of such tensors."""
-    ways = TAKEN.get(key)
+    """An operator's arguments, with shares in place of public floats."""
+    ways = PUBLIC_OPERANDS.get(key)
     if ways is None:
         return args
     beside = max([context.frac_bits, *(x.content.scale_bits for x in args if isinstance(x, Cell))])
@@ -115,13 +113,13 @@ GRADIENTS = OpTable(
 """The operators of aten that training computes. Handlers are f(context, *args, **kwargs) on SharedTensors."""
 
 CHANGED: list[Callable] = []
-"""What a parameter is held to after an operation in place: f(context, content)."""
+"""Functions f(context, content) that check and round a parameter after an operation in place."""
 
 STATE: list[Callable] = []
-"""What any other tensor is held to after one: f(context, content), which gives a content of a bound that stays."""
+"""Functions f(context, content) that do so for any other tensor, with a bound that is the same in each step."""
 
 WRITES: dict[Any, tuple[int, ...]] = {}
-"""Operators that change arguments although their name does not say so, and which."""
+"""Operators that change arguments without a name in `_`, and the positions of these arguments."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +127,13 @@ class Operation:
     """An operator of aten on cells.
 
     Attributes:
-        key, row: in the table.
-        args, kwargs: with cells in the places of tensors.
+        key, row: the operator, and its row in the table.
+        args, kwargs: its arguments, with cells in place of tensors.
         meta: torch's own result on shapes.
-        target: the cell that it is written into; None unless it is in place.
-        parameter: whether that one is a parameter.
-        backward: whether its results are gradients.
-        line: of the user's code.
+        target: the cell that an operation in place writes to, or None.
+        parameter: whether the target is a parameter.
+        backward: whether the results are gradients.
+        line: the line of the user's code.
     """
 
     key: Any
@@ -150,7 +148,7 @@ class Operation:
 
     @property
     def given(self) -> list[Cell]:
-        """The cells that it takes."""
+        """The cells among the arguments."""
         return [leaf for leaf in pytree.arg_tree_leaves(*self.args, **self.kwargs) if isinstance(leaf, Cell)]
 
 
@@ -158,11 +156,11 @@ WITH_STAND_INS = frozenset((
     "add", "clamp", "clone", "cat", "copy", "div", "eq", "exp", "ge", "gt", "index_fill", "le", "log_softmax",
     "logical_and", "lt", "masked_fill", "mul", "ne", "neg", "nll_loss", "rsub", "softmax", "stack", "sub", "where",
 ))  # fmt: skip
-"""Rows that are functions of the table, which knows what stands for infinity (`ops/infinity.py`)."""
+"""Rows whose functions take stand-ins for infinity (`ops/infinity.py`)."""
 
 
 def _numbers(op: Operation, x: Any) -> Any:
-    """A cell for another row: held to hold numbers."""
+    """A cell for any other row: stand-ins in it are a range error."""
     if not isinstance(x, Cell) or x.deferred is not None or infinite_of(x.content) is None:
         return x
     made = hold_to_numbers(x.context, x.content, str(op.row.name))
@@ -170,7 +168,7 @@ def _numbers(op: Operation, x: Any) -> Any:
 
 
 def compute_operation(context: Context, op: Operation) -> Any:
-    """The results as cells, in the form of torch's; of an operation in place, its target.
+    """The results as cells, in the form of torch's result; for an operation in place, its target.
 
     Raises:
         ShapeError: a row gave another shape than torch.
@@ -185,9 +183,8 @@ def compute_operation(context: Context, op: Operation) -> Any:
         if op.target is not None and isinstance(result, DeferredResult):
             result = result.content()
         if op.target is not None and isinstance(result, (SharedTensor, ReusableResult)):
-            hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
-            for held in hold:
-                result = held(context, result.content if isinstance(result, ReusableResult) else result)
+            for hold in CHANGED if op.parameter else [] if op.target.gradient else STATE:
+                result = hold(context, result.content if isinstance(result, ReusableResult) else result)
         pool = Pool.of([x.pool for x in op.given])
         pool.add(tuple(net.raised[before:]))
         if len(pool.flags) > MANY:
@@ -204,8 +201,8 @@ def compute_operation(context: Context, op: Operation) -> Any:
 
 
 def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
-    """A row's result, of the shape and dtype that torch gives."""
-    if meta is None:  # a gradient that torch does not ask for
+    """A row's result as a cell, with the shape and dtype of torch's result."""
+    if meta is None:  # a gradient that torch does not need
         return None
     if isinstance(y, DeferredResult):
         made = Cell(None, op.backward, pool=pool, pending=None)

@@ -448,7 +448,7 @@ def _compare_steps(context: Context, traced: TracedStep | None) -> None:
 def _run_operators(recording: Recording) -> None:
     context = recording.context
     cells = {
-        n: Cell(before.content, before.gradient, pool=Pool(before.pool.flags, settled=True))
+        n: Cell(before.content, before.gradient, pool=Pool(before.pool.flags, one_way=True))
         for n, (_, before) in recording.existing.items()
     }
     with context.session.operation(context.party):
@@ -484,7 +484,7 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
                     else SharedInputSpec.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
                 )
                 own = (flags[groups[number]],) if number in groups else ()
-                cells[number] = Cell(content, before.gradient, pool=Pool(own, settled=True))
+                cells[number] = Cell(content, before.gradient, pool=Pool(own, one_way=True))
             varying = [PublicInput(publics, slot, form) for slot, form in enumerate(recording.forms)]
             run_operations(Context(shapes, party, scheme), recording.operations, cells, varying)
             program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))

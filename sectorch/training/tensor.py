@@ -37,16 +37,17 @@ from .operations import GRADIENTS, Operation, compute_operation
 from .programs import current_recording
 
 FUNCTIONS: dict[Any, Callable] = {}
-"""Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
+"""Functions that are computed above autograd, by functions that have rows: where torch's own way cannot take
+secrets."""
 
 REVEALED: Any = WeakTensorKeyDictionary()
-"""Plain values of parameters, which no gradient of a shared model reaches."""
+"""Revealed values of parameters, as keys: no gradient of a shared model reaches them."""
 
 REFUSED: dict[Any, str] = {}
 """Functions without a gradient on shares, and the way out."""
 
 WITHOUT_ROW: list[Callable] = []
-"""What is asked about an operator without a row: it gives it one, or what composes it of others, or None."""
+"""A function that registers a row for an operator without one, or gives its composition of other operators, or None."""
 
 _SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 
@@ -56,8 +57,8 @@ _SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[
 class DifferentiableTensor(SecretTensor):
     """A tensor in additive shares that autograd follows: a parameter of a shared model, or a result of parameters.
 
-    SharedTensors that meet one become such tensors, without a gradient. `grad`, hooks, `detach`, `no_grad` and the
-    optimisers are torch's own. Its values are as secret as those of a SharedTensor.
+    A SharedTensor that is combined with one becomes such a tensor, without a gradient. `grad`, hooks, `detach`,
+    `no_grad` and the optimisers are torch's own. Its values are as secret as those of a SharedTensor.
     """
 
     cell: Cell
@@ -117,7 +118,7 @@ class DifferentiableTensor(SecretTensor):
         return made
 
     def reveal(self, to: Any = None) -> torch.Tensor:
-        """The plain tensor, learned by Q, or by the parties named, and by nobody else: `SharedTensor.reveal`."""
+        """The plain tensor, which Q learns, or the parties named, and nobody else; see `SharedTensor.reveal`."""
         plain = self.as_shared().reveal(to)
         if self.requires_grad and self.is_leaf:
             REVEALED[plain] = True
@@ -163,10 +164,10 @@ class DifferentiableTensor(SecretTensor):
             return dispatch(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DifferentiableTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Shares of the same secret in memory of their own, in this process: as averages of a model's weights keep.
+        """A copy of the shares in this process, as for averages of a model's weights.
 
         Raises:
-            SecretAccessError: it is no leaf of a graph.
+            SecretAccessError: the tensor is no leaf of a graph.
         """
         if id(self) in memo:
             return memo[id(self)]
@@ -184,7 +185,7 @@ class DifferentiableTensor(SecretTensor):
 
 
 def _refuse_transforms() -> None:
-    """torch.func maps over a dimension, and takes gradients, by tensors of its own that hold no shares."""
+    """Refuse torch.func, which maps over dimensions and takes gradients with tensors of its own, without shares."""
     transforms: Any = torch._C
     if transforms._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedOpError(
@@ -200,7 +201,7 @@ def _as_differentiable(leaf: Any) -> Any:
 
 
 def _refuse_without_gradient(func: Callable, tree: Any) -> None:
-    """Refuse functions without a gradient, and plain parameters, whose gradient everybody would learn."""
+    """Refuse functions without a gradient on shares, and plain parameters, whose gradients everybody would learn."""
     if not torch.is_grad_enabled():
         return
     for leaf in pytree.tree_leaves(tree):
@@ -224,16 +225,16 @@ def line() -> str:
 
 
 def _base_of(func: Any) -> Any:
-    """add_.Tensor -> add.Tensor: an operator in place is its other form, written into its first argument."""
+    """add_.Tensor -> add.Tensor: the operator whose result an operator in place writes into its first argument."""
     name, overload = func._schema.name.split("::")[1], func._overloadname
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
     return getattr(packet, overload, None) if packet is not None else None
 
 
 def _draw_public(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Numbers of torch's generator, which everybody knows: written into a tensor, or of its shape.
+    """Public numbers of torch's generator, written into a tensor or in its shape.
 
-    So a module initialises its parameters anew (`reset_parameters`, `nn.init`), or draws a mask.
+    So a module draws initial values for its parameters (`reset_parameters`, `nn.init`), or a mask.
     """
     name, first = func._schema.name.split("::")[1], args[0]
     if not isinstance(first, DifferentiableTensor) or any(isinstance(v, DifferentiableTensor) for v in args[1:]):
@@ -245,7 +246,7 @@ def _draw_public(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _overload(packet: Any, func: Any, names: tuple[str, ...]) -> Any:
-    """The overload with these arguments, in their types."""
+    """The overload of an operator with arguments of these names, of the types that `func` has for them."""
     types = {a.name: str(a.type) for a in func._schema.arguments}
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
@@ -272,19 +273,18 @@ def _write_out(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _for_each_tensor(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
-    """Compute a function of lists, which optimisers with `foreach=True` call, tensor by tensor."""
+    """Compute a function of lists of tensors, which optimisers with `foreach=True` call, tensor by tensor."""
     in_place = name.endswith("_")
-    function = FOREACH.get(name.removeprefix("_foreach_").removesuffix("_"))
-    if function is None:
-        function = getattr(torch.Tensor, name.removeprefix("_foreach_").removesuffix("_"))
+    single = name.removeprefix("_foreach_").removesuffix("_")
+    function = FOREACH[single] if single in FOREACH else getattr(torch.Tensor, single)
     lists = [isinstance(v, (list, tuple)) for v in args]
-    made = []
+    results = []
     for i in range(len(args[0])):
         one = tuple(v[i] if of_lists else v for v, of_lists in zip(args, lists, strict=True))
         rest = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
         result = function(*one, **rest)
-        made.append(one[0].copy_(result) if in_place else result)
-    return None if in_place else made
+        results.append(one[0].copy_(result) if in_place else result)
+    return None if in_place else results
 
 
 FOREACH: dict[str, Callable] = {
@@ -300,15 +300,15 @@ FOREACH: dict[str, Callable] = {
     "maximum": lambda x, y: torch.maximum(x, y) if isinstance(y, torch.Tensor) else torch.clamp(x, min=y),
     "minimum": lambda x, y: torch.minimum(x, y) if isinstance(y, torch.Tensor) else torch.clamp(x, max=y),
 }
-"""Functions of one tensor of those of lists, where arguments stand in another way than in the method of that name."""
+"""For functions of lists, the function of one tensor, where the method of that name has other arguments."""
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator of aten: computed by its row, or recorded where a step is.
+    """The result of an operator of aten: computed by its row, or recorded inside a step.
 
     Raises:
-        UnsupportedOpError: it has none; names the operator and the user's line.
-        SecretAccessError: it would give a plain number.
+        UnsupportedOpError: the operator has no row; the text names it and the user's line.
+        SecretAccessError: the operator would give a plain number.
     """
     name = func._schema.name.split("::")[1]
     if name.startswith("_foreach_"):
@@ -372,11 +372,11 @@ def shared(
     module: nn.Module, *, owner: Any = "Q", session: Session | None = None, party: Party | None = None,
     scheme: Scheme | Literal["lan", "wan"] | None = None,
 ) -> nn.Module:  # fmt: skip
-    """Put a module's parameters and buffers in shares, in place, so that it can be trained as any other.
+    """Put a module's parameters and buffers in shares, in place, so that it can be trained like any other module.
 
     Args:
-        module: its initial values are known to its owner. After a step nobody knows the parameters.
-        owner: the party whose initial values these are: "Q", "A" or "S".
+        module: the module. Its owner knows the initial values; after a step nobody knows the parameters.
+        owner: the party that knows the initial values: "Q", "A" or "S".
         session, party, scheme: as of `sectorch.share`.
 
     Raises:
@@ -429,7 +429,7 @@ def _before_forward(module: nn.Module, _args: Any) -> None:
 
 def _after_forward(module: nn.Module, _args: Any, _result: Any) -> None:
     stack = getattr(_running, "stack", [])
-    if any(entered is module for entered, _ in stack):  # a hook before ours may have raised
+    if any(entered is module for entered, _ in stack):  # it is not there if an earlier hook raised
         while stack:
             entered, inside = stack.pop()
             inside.__exit__(None, None, None)
