@@ -79,29 +79,29 @@ __all__ = [
 class SharedEstimator(BaseEstimator):
     """A scikit-learn estimator of data in shares.
 
-    Fitted on SharedTensors, its attributes are SharedTensors, which nobody knows, and so is what it predicts;
-    `revealed` gives an ordinary estimator to whoever is named. Plain arrays are computed with as on shares, by the
-    reference of the protocols (`Session(reference=True)`): the same numbers, of what is no secret. What is predicted
-    has the same shape and dtype on arrays and on shares.
+    After a fit on SharedTensors, its attributes and predictions are SharedTensors, which nobody knows; `revealed` gives
+    an ordinary estimator to the named parties. On plain arrays it computes the same numbers, by the reference of the
+    protocols (`Session(reference=True)`). Predictions have the same shape and dtype on arrays and on shares.
     """
 
+    n_features_in_: int
     _fitted: tuple[str, ...] = ()
-    """The attributes that a fit on shares makes secret."""
+    """The attributes that are secret after a fit on shares."""
 
     def revealed(self, to: Any = None) -> Any:
-        """An estimator of the same fit in plain, which Q learns, or the parties named (`SharedTensor.reveal`).
+        """An estimator with the same fit in plain, which Q learns, or the named parties (`SharedTensor.reveal`).
 
-        This estimator stays as it is.
+        This estimator is not changed.
 
         Raises:
             FitError: there is no fit; nobody learned anything else.
         """
-        made = copy.copy(self)
-        made._learn(to)
-        return made
+        estimator = copy.copy(self)
+        estimator._learn(to)
+        return estimator
 
     def reveal(self, to: Any = None) -> Any:
-        """The old form of `revealed`, for this release: changes this estimator, and gives it.
+        """The deprecated form of `revealed`: changes this estimator, and returns it.
 
         Raises:
             FitError: as of `revealed`.
@@ -114,15 +114,13 @@ class SharedEstimator(BaseEstimator):
         return self
 
     def _learn(self, to: Any = None) -> None:
-        """Put the revealed fit in the place of the one in shares."""
+        """Replace the attributes in shares by their revealed values."""
         try:
             secrets = {name: getattr(self, name, None) for name in self._fitted}
-            learned = {
-                name: as_float64(v).reveal(to).numpy() for name, v in secrets.items() if isinstance(v, SharedTensor)
-            }
+            plain = {name: as_float64(v).reveal(to) for name, v in secrets.items() if isinstance(v, SharedTensor)}
         except RangeExceededError:
             raise FitError(self._reason()) from None
-        vars(self).update({name: value.astype(np.float64) for name, value in learned.items()})
+        vars(self).update({name: value.numpy().astype(np.float64) for name, value in plain.items()})
 
     def _reason(self) -> str:
         return (
@@ -133,32 +131,48 @@ class SharedEstimator(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return all(hasattr(self, name) for name in self._fitted)
 
+    def _rows_to_predict(self, X: Any) -> tuple[Any, SharedTensor | None]:
+        """The rows of a prediction, and a tensor in shares in whose session it is computed.
+
+        If neither X nor the fit is in shares, the rows are an array and the tensor is None.
+        """
+        check_is_fitted(self)
+        fit = getattr(self, self._fitted[0])
+        if not is_shared(X):
+            X = validate_data(self, X, reset=False, dtype=np.float64)
+            return (as_public_value(fit, X, "X"), fit) if isinstance(fit, SharedTensor) else (X, None)
+        x = unwrap_shared(X)
+        if x.dim() != 2 or x.shape[1] != self.n_features_in_:
+            raise ArgumentError(f"X has {tuple(X.shape)}, and the fit was of {self.n_features_in_} features")
+        return as_float32(x), as_float32(x)
+
 
 def is_shared(x: Any) -> bool:
     return isinstance(x, (SharedTensor, DifferentiableTensor))
 
 
 def unwrap_shared(x: Any) -> SharedTensor:
-    """Of what is in shares, the SharedTensor."""
+    """The SharedTensor of a value in shares."""
     return x.as_shared() if isinstance(x, DifferentiableTensor) else x
 
 
 def as_float32(x: SharedTensor) -> SharedTensor:
-    """The same for float32, whatever it was shared as."""
+    """The same secret as a float32 tensor."""
     refuse_infinite(x, "an estimator")
     return x.like(x.shares, bound=x.bound, dtype=torch.float32)
 
 
 def as_float64(x: SharedTensor) -> SharedTensor:
-    """The same for float64, which holds every fixed-point number: the dtype of results on plain arrays."""
+    """The same secret as a float64 tensor, which holds every fixed-point number: the dtype of results on plain
+    arrays."""
     return x.like(x.shares, bound=x.bound, dtype=torch.float64)
 
 
 def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
-    """x [n, d], and y as [n, 1], of shares.
+    """x [n, d] and y [n, 1] as float32 SharedTensors.
 
     Raises:
-        ArgumentError: one of them is plain: it would be known to all, and has to be shared by its owner.
+        ArgumentError: one of them is plain. Every party would know it, so its owner has to share it.
         ShapeError: other shapes.
     """
     for name, value in (("X", x), ("y", y)):
@@ -182,15 +196,15 @@ def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
 
 @contextmanager
 def one_fit(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
-    """One call for a whole fit. What is put into the list depends on every check that was made within."""
-    first, made = given[0], []
+    """One call for a whole fit. The tensors put into the list depend on every range check made inside."""
+    first, results = given[0], []
     context = Context(first.session, first.party, first.scheme)
     with first.session.operation(first.party) as net:
         before = len(net.raised)
-        yield context, made
+        yield context, results
         flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.raised[before:]]
         joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
-        for x in made:
+        for x in results:
             x.flags = joined
 
 
@@ -198,7 +212,7 @@ def count(what: str, value: Any) -> int:
     """A public whole number.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: the value is none.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ArgumentError(f"{what} is a whole number, got {value!r}")
@@ -206,10 +220,10 @@ def count(what: str, value: Any) -> int:
 
 
 def as_public_value(x: SharedTensor, value: Any, what: str) -> SharedTensor:
-    """What is plain as a value of x's session, which everybody knows. No message.
+    """A plain array as a value of x's session, which every party knows. No message.
 
     Raises:
-        FixedPointRangeError: it reaches the activation limit.
+        FixedPointRangeError: an entry reaches the activation limit.
     """
     if isinstance(value, SharedTensor):
         return value
@@ -217,15 +231,15 @@ def as_public_value(x: SharedTensor, value: Any, what: str) -> SharedTensor:
     limit = x.scheme.activation_limit
     if not bool((plain.abs() < limit).all()):
         raise FixedPointRangeError(f"{what} has to be below {limit:g} in magnitude; scale it and the data down")
-    whole = encode(plain, context.frac_bits)
+    encoded = encode(plain, context.frac_bits)
     with x.session.operation(x.party):
-        shares = context.backend.embedded(whole.to(x.session.device))
-    largest = float(whole.abs().max()) if whole.numel() else 0.0
+        shares = context.backend.embedded(encoded.to(x.session.device))
+    largest = float(encoded.abs().max()) if encoded.numel() else 0.0
     return x.like(shares, context.frac_bits, largest, dtype=torch.float32)
 
 
 def plain_shared(session: Session, x: np.ndarray, what: str) -> SharedTensor:
-    """A plain array in a session of the reference, with its magnitude as its limit."""
+    """A plain array as a tensor of the reference's session, with the next power of two as its limit."""
     largest = float(np.abs(x).max()) if x.size else 0.0
     limit = 2.0 ** (math.floor(math.log2(largest)) + 1) if largest > 0 else 1.0
     try:
@@ -234,17 +248,17 @@ def plain_shared(session: Session, x: np.ndarray, what: str) -> SharedTensor:
         raise type(error)(f"{what}: {error}") from None
 
 
-# Columns in shares, centred and brought to unit curvature, in secret; and the way back to coefficients.
+# Columns in shares, centred and scaled to unit curvature in secret; and the coefficients of the original columns.
 
 
 FLOOR = 2.0**-14
-"""What is added to a column's curvature: no column is scaled up by more than 2^7."""
+"""A summand of each column's curvature, so that no column is scaled up by more than 2^7."""
 
-SCALED_BITS, COEFFICIENT_BITS = 7, 8
-"""A column is scaled by less than 2^7; a coefficient of a scaled column is below 2^8, which is checked."""
+COEFFICIENT_BITS = 8
+"""A coefficient of a scaled column is below 2^8, which is checked."""
 
 MOST_HALVES = 19
-"""Of more rows the products of columns would leave the ring."""
+"""With more than 2^19 rows the products of columns would leave the ring."""
 
 
 @dataclass
@@ -270,7 +284,7 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """How many columns there are, with that of the intercept."""
+        """The number of columns, with that of the intercept."""
         return self.xs.shares.shape[1]
 
 
@@ -316,7 +330,8 @@ def halves_of(x: SharedTensor) -> int:
 def center_columns(
     context: Context, x: SharedTensor, intercept: bool = True
 ) -> tuple[SharedTensor, SharedTensor | None, int]:
-    """x less the means of its columns, the means, and how many bits are in front of the point; at f fraction bits."""
+    """x less the means of its columns, the means, and the number of bits before the binary point; at f fraction
+    bits."""
     most = whole_bits(x)
     x = at_scale_bits(context, check_below(context, x, most), context.frac_bits)
     if not intercept:
@@ -326,8 +341,11 @@ def center_columns(
 
 
 def _means(context: Context, x: SharedTensor, n: int) -> SharedTensor:
-    """The mean of each column, rounded to f bits. A column of equal entries has exactly their mean, so that what it
-    becomes is zero. What the first division leaves, which is small, is divided once more."""
+    """The mean of each column, rounded to f bits.
+
+    The remainder of the division is divided once more, so that the mean of equal entries is exactly their value, and a
+    constant column becomes zero.
+    """
     f = x.scale_bits
     mean, total = at_scale_bits(context, x.mean(0), f), x.sum(0)
     rest = x.like(context.backend.each(torch.sub, total.shares, (mean.shares * n)), f)
@@ -342,31 +360,34 @@ def _each_row(context: Context, x: SharedTensor, n: int) -> SharedTensor:
     return x.like(context.backend.moved(lambda v: v.expand(n, -1), x.shares))
 
 
-def coefficients(made: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:
-    """The coefficients [d] and intercept [1] of the original columns, 2^unit_bits as large as v says; at f bits.
+def coefficients(standard: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:
+    """The coefficients [d] and intercept [1] of the original columns, at f fraction bits.
 
-    Raises in secret where one is beyond the activation limit.
+    A coefficient beyond the activation limit is a range error, in secret.
+
+    Args:
+        v: the coefficients of the standardised columns, in units of 2^unit_bits.
     """
-    context, f = made.context, made.context.frac_bits
+    context, f = standard.context, standard.context.frac_bits
     most = context.scheme.activation_bits
     v = v[:, 0]
-    own = v if made.means is None else v[:-1]
-    w = product(context, torch.mul, made.scale, own.bounded(None))
+    own = v if standard.means is None else v[:-1]
+    w = product(context, torch.mul, standard.scale, own.bounded(None))
     w = w.like(w.shares, w.scale_bits - unit_bits)
     w = check_below(context, round_scale(context, w, f), most)
-    if made.means is None:
+    if standard.means is None:
         return w, None
     last = v[-1:].bounded(None)
-    last = last.like(last.shares, last.scale_bits - unit_bits - round(math.log2(made.unit)))
+    last = last.like(last.shares, last.scale_bits - unit_bits - round(math.log2(standard.unit)))
     last = check_below(context, round_scale(context, last, f), most)
-    return w, at_scale_bits(context, last - inner(context, made.means.reshape(1, -1), w), f)
+    return w, at_scale_bits(context, last - inner(context, standard.means.reshape(1, -1), w), f)
 
 
 def inner(context: Context, x: SharedTensor, w: SharedTensor) -> SharedTensor:
-    """x [n, d] times w [d], below twice the activation limit; that is checked in secret, and of both that they are
-    below it. The terms of a product may be far beyond.
+    """x [n, d] times w [d]: the operands below the activation limit and the result below twice that, checked in secret.
 
-    The product with fewer bits of w cannot leave the ring, and differs from it by less than 2^18 for 2^12 columns.
+    The terms of a sum may be far larger. So the check first takes a product with fewer bits of w, which cannot leave
+    the ring, and differs from the result by less than 2^18 for 2^12 columns.
     """
     f, most, d = context.frac_bits, context.scheme.activation_bits, x.shares.shape[1]
     x, w = (at_scale_bits(context, check_below(context, v, most), f).bounded(None) for v in (x, w))
@@ -382,6 +403,6 @@ def _row(x: Tensor) -> Tensor:
 
 
 def certain(context: Context, gradient: SharedTensor, tol: float) -> None:
-    """Nothing of the fit is revealed unless the gradient is below tol in each coordinate."""
+    """Check in secret that the gradient is below tol in each coordinate; else nothing of the fit is revealed."""
     gradient = gradient.bounded(2.0**62)
     require(context, gradient, low=-tol, high=tol)

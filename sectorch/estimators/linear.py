@@ -33,7 +33,6 @@ from .base import (
     Columns,
     RegressorMixin,
     SharedEstimator,
-    as_float32,
     as_float64,
     as_public_value,
     certain,
@@ -53,11 +52,11 @@ from .base import (
 
 # Inverses of secret symmetric matrices by the iteration of Newton and Schulz: products alone, and no division.
 #
-# Z <- Z (2 I - H Z) doubles the bits of Z = H^-1 in each step. Begun with Z = c I, c <= 1 / |H|, an eigenvalue l of H
-# becomes (1 - (1 - c l)^(2^k)) / l after k steps: never more than 1 / l, so a step of descent by Z is never too long,
-# and never more than 2^k c, so Z stays in the range of the ring whatever H is. What is smaller than 2^-k of |H| is not
-# inverted but damped: descent is slow there and not wrong. Source: Schulz, "Iterative Berechnung der reziproken
-# Matrix", 1933; Ben-Israel and Cohen, "On iterative computation of generalized inverses", 1966.
+# Z <- Z (2 I - H Z) doubles the correct bits of Z = H^-1 in each step. From Z = c I with c <= 1 / |H|, an eigenvalue l
+# of H becomes (1 - (1 - c l)^(2^k)) / l after k steps. That is never more than 1 / l, so a step of descent by Z is
+# never too long, and never more than 2^k c, so Z stays in the range of the ring whatever H is. Eigenvalues below 2^-k
+# |H| are not inverted but damped: descent is slow there and not wrong. Source: Schulz, "Iterative Berechnung der
+# reziproken Matrix", 1933; Ben-Israel and Cohen, "On iterative computation of generalized inverses", 1966.
 
 
 H_BITS, Z_BITS = 26, 20
@@ -66,7 +65,7 @@ RESOLVED = 13
 
 
 def steps_for(size: int) -> int:
-    """Steps from Z = I / size that invert eigenvalues from 2^-13 on of a matrix of trace `size`."""
+    """The number of steps from Z = I / size that invert eigenvalues from 2^-13 on, for a matrix of trace `size`."""
     return RESOLVED + (size - 1).bit_length()
 
 
@@ -78,7 +77,7 @@ def start_inverse(context: Context, h: SharedTensor) -> SharedTensor:
 
 
 def invert_by_newton(context: Context, h: SharedTensor, z: SharedTensor, steps: int) -> SharedTensor:
-    """Z after so many steps. Each: rounds 12, two products of size^3 and two roundings of size^2 elements.
+    """Z after `steps` steps. Each: rounds 12, two products of size^3 and two roundings of size^2 elements.
 
     Args:
         h: [p, p] at 26 fraction bits, of entries below 1 in magnitude.
@@ -93,15 +92,14 @@ def invert_by_newton(context: Context, h: SharedTensor, z: SharedTensor, steps: 
 # Minima of penalised losses on shares: Newton's steps in secret, and a certificate that the gradient is small.
 #
 # Both losses have the gradient Xs^T r / N + q v in standardised columns (`base.columns`), r = prediction - y. A round
-# takes three steps of descent by Z, nearly the inverse of the curvature, with momentum; logistic regression then takes
-# up the curvature of where it is. It begins with a bound of every curvature, Xs^T Xs / 4 N + q (Boehning and Lindsay,
-# "Monotonicity of quadratic-approximation algorithms", 1988), and inverts each curvature from the inverse of the one
-# before, which is near (`invert_by_newton`).
+# is three steps of descent with momentum by Z, nearly the inverse of the curvature; logistic regression then updates Z
+# to the curvature at its point. It begins with a bound of every curvature, Xs^T Xs / 4 N + q (Boehning and Lindsay,
+# "Monotonicity of quadratic-approximation algorithms", 1988), and computes each inverse from the one before, which is
+# near (`invert_by_newton`).
 #
-# How many rounds is public and does not depend on the data: nobody learns when it came near. What decides is the
-# certificate: the gradient at the final coefficients is computed once more, this time with every range checked, and
-# unless it is below `tol` in each coordinate nothing is revealed. No step before it has to be right, and none is
-# checked.
+# The number of rounds is public and does not depend on the data, so nobody learns how fast the fit converged. At the
+# end, the gradient at the final coefficients is computed once more with every range checked, and unless it is below
+# `tol` in each coordinate, nothing is revealed. So no earlier step has to be exact, and none is checked.
 
 
 INNER = 3
@@ -111,12 +109,12 @@ REFRESHED = 3
 """Steps of the inverse from one curvature to the next."""
 
 V_BITS, STATE_BITS, GRADIENT_BITS, PROBE_BITS = 26, 40, 30, 10
-"""Fraction bits of coefficients as factors, as a sum of steps, of the gradient, and of the coefficients that show how
-large predictions are."""
+"""Fraction bits of coefficients as factors, of coefficients as a sum of steps, of the gradient, and of the coefficients
+by which the range of predictions is checked."""
 
 
 class Loss:
-    """What a loss adds to the descent.
+    """A loss of the descent.
 
     Attributes:
         halvings: no row's curvature is above 2^-halvings.
@@ -127,88 +125,83 @@ class Loss:
     bits: int
 
     def residual(self, z: SharedTensor) -> SharedTensor:
-        """prediction - y [n, 1]; with every range checked where z has a bound."""
+        """prediction - y [n, 1]; every range is checked if z has a bound."""
         raise NotImplementedError
 
     def weights(self) -> SharedTensor | None:
-        """The curvature of each row [n, 1] at the last residual, at 18 fraction bits; None where it is constant."""
+        """The curvature of each row [n, 1] at the last residual, at 18 fraction bits; None if it is constant."""
         return None
 
 
-def minimize(made: Columns, loss: Loss, rounds: int, tol: float) -> SharedTensor:
+def minimize(standard: Columns, loss: Loss, rounds: int, tol: float) -> SharedTensor:
     """v [p, 1] at 26 fraction bits, with a certified gradient.
 
     Rounds: 13 for each step of the inverse, some 28 for each step of descent with a sigmoid and 23 without.
     """
-    context, p = made.context, made.count
-    if p * 2.0 ** (made.size + COEFFICIENT_BITS + context.frac_bits + PROBE_BITS) > 2.0 ** (HEADROOM_BITS - 1):
+    context, p = standard.context, standard.count
+    if p * 2.0 ** (standard.size + COEFFICIENT_BITS + context.frac_bits + PROBE_BITS) > 2.0 ** (HEADROOM_BITS - 1):
         raise ArgumentError(f"sums over {p} columns of so many rows leave the range; fit on fewer rows or columns")
-    low = with_known_range(context, made.xs, max(6, (39 - made.halves) // 2))
-    penalty = diagonal(context, at_scale_bits(context, made.penalty, H_BITS))
-    h = add_known(
-        context, product(context, cross_product, made.xs, made.xs, H_BITS, made.halves + loss.halvings), penalty
-    )
+    low = with_known_range(context, standard.xs, max(6, (39 - standard.halves) // 2))
+    penalty = diagonal(context, at_scale_bits(context, standard.penalty, H_BITS))
+    bound = product(context, cross_product, standard.xs, standard.xs, H_BITS, standard.halves + loss.halvings)
+    h = add_known(context, bound, penalty)
     z = invert_by_newton(context, h, start_inverse(context, h), steps_for(p))
-    v = made.penalty.like(made.penalty.shares * 0, STATE_BITS)
+    v = standard.penalty.like(standard.penalty.shares * 0, STATE_BITS)
     for number in range(rounds):
         before = v
         for step in range(INNER):
-            moved = minus(context, v, before)
-            ahead = (
-                v
-                if step == 0
-                else add_known(context, v, at_scale_bits(context, moved.like(moved.shares, STATE_BITS + 1), STATE_BITS))
-            )
-            gradient = _gradient(made, loss, at_scale_bits(context, ahead, V_BITS))
+            change, ahead = minus(context, v, before), v
+            if step:  # momentum: half of the last change once more
+                half = change.like(change.shares, STATE_BITS + 1)
+                ahead = add_known(context, v, at_scale_bits(context, half, STATE_BITS))
+            gradient = _gradient(standard, loss, at_scale_bits(context, ahead, V_BITS))
             before, v = v, minus(context, ahead, product(context, matmul, z, gradient, STATE_BITS))
         weights = loss.weights() if number + 1 < rounds else None
         if weights is not None:
-            curved = product(
-                context, cross_product, low, product(context, torch.mul, low, weights), H_BITS, made.halves
-            )
-            z = invert_by_newton(context, add_known(context, curved, penalty), z, REFRESHED)
+            weighted = product(context, torch.mul, low, weights)
+            curvature = product(context, cross_product, low, weighted, H_BITS, standard.halves)
+            z = invert_by_newton(context, add_known(context, curvature, penalty), z, REFRESHED)
     v = check_below(context, at_scale_bits(context, v, V_BITS), COEFFICIENT_BITS)
-    certain(context, _gradient(made, loss, v, trusted=True), tol)
+    certain(context, _gradient(standard, loss, v, trusted=True), tol)
     return v
 
 
-def _gradient(made: Columns, loss: Loss, v: SharedTensor, trusted: bool = False) -> SharedTensor:
-    """Xs^T r / N + q v [p, 1]. Sums over rows are right by Cauchy's inequality: a column's squares sum up to N."""
-    context = made.context
-    z = product(context, matmul, made.xs, v)
+def _gradient(standard: Columns, loss: Loss, v: SharedTensor, trusted: bool = False) -> SharedTensor:
+    """Xs^T r / N + q v [p, 1]. Sums over rows are in range by Cauchy's inequality: a column's squares sum up to N."""
+    context = standard.context
+    z = product(context, matmul, standard.xs, v)
     if trusted:
         # The sum with fewer bits cannot leave the ring, and differs from z by less than 2^12.
         most = HEADROOM_BITS - 2 - z.scale_bits
-        check_below(
-            context, product(context, matmul, made.xs, at_scale_bits(context, v.bounded(None), PROBE_BITS)), most
-        )
+        probe = at_scale_bits(context, v.bounded(None), PROBE_BITS)
+        check_below(context, product(context, matmul, standard.xs, probe), most)
         z = z.bounded(2.0 ** (z.scale_bits + most + 1))
     residual = loss.residual(at_scale_bits(context, z, loss.bits)).bounded(None)
-    gradient = product(context, cross_product, made.xs, residual, GRADIENT_BITS, made.halves)
-    return add_known(context, gradient, product(context, torch.mul, made.penalty, v.bounded(None), GRADIENT_BITS))
+    gradient = product(context, cross_product, standard.xs, residual, GRADIENT_BITS, standard.halves)
+    return add_known(context, gradient, product(context, torch.mul, standard.penalty, v.bounded(None), GRADIENT_BITS))
 
 
-# The losses of the estimators: squares, and logistic.
+# The losses of the estimators.
 
 
 CURVED_BITS = 18
 
 
 class Squares(Loss):
-    """Half the mean of squares of X w - y. y is taken in units of a power of two, by its bound.
+    """Half the mean of squares of X w - y. y is divided by a power of two, by its bound.
 
     Attributes:
-        unit_bits: coefficients are 2^unit_bits as large as those of the unit.
+        unit_bits: the binary logarithm of that power of two.
     """
 
     halvings = 0
 
-    def __init__(self, made: Columns, y: SharedTensor):
-        context, self._context = made.context, made.context
+    def __init__(self, standard: Columns, y: SharedTensor):
+        context, self._context = standard.context, standard.context
         self.unit_bits = whole_bits(y)
         y = check_below(context, y, self.unit_bits)
-        self.bits = min(context.frac_bits + 6, HEADROOM_BITS - 4 - context.frac_bits - made.halves)
-        self._room = HEADROOM_BITS - 1 - context.frac_bits - self.bits - made.halves
+        self.bits = min(context.frac_bits + 6, HEADROOM_BITS - 4 - context.frac_bits - standard.halves)
+        self._room = HEADROOM_BITS - 1 - context.frac_bits - self.bits - standard.halves
         self._y = with_known_range(
             context, y.like(y.shares, y.scale_bits + self.unit_bits, dtype=torch.float32), self.bits
         )
@@ -223,10 +216,10 @@ class Logistic(Loss):
 
     halvings = 2
 
-    def __init__(self, made: Columns, y: SharedTensor):
-        self._context, self.bits = made.context, made.context.frac_bits
-        check_labels(made.context, y)
-        self._y = with_known_range(made.context, y.like(y.shares, y.scale_bits, dtype=torch.float32), self.bits)
+    def __init__(self, standard: Columns, y: SharedTensor):
+        self._context, self.bits = standard.context, standard.context.frac_bits
+        check_labels(standard.context, y)
+        self._y = with_known_range(standard.context, y.like(y.shares, y.scale_bits, dtype=torch.float32), self.bits)
         self._probability: SharedTensor | None = None
 
     def residual(self, z: SharedTensor) -> SharedTensor:
@@ -242,7 +235,7 @@ class Logistic(Loss):
 
 
 def check_labels(context: Context, y: SharedTensor) -> None:
-    """Nothing is revealed unless each label is 0 or 1 and both occur. Rounds beside those of the fit."""
+    """Check in secret that each label is 0 or 1 and both occur; else nothing is revealed."""
     y = check_below(context, y, 12)
     other = product(context, torch.mul, y, add_known(context, y.bounded(None), -(1 << y.scale_bits)))
     forbid(context, -context.backend.is_zero(other.shares) + 1)
@@ -257,7 +250,7 @@ def _count(x: Tensor) -> Tensor:
 
 
 def _torch_dtype(dtype: np.dtype) -> torch.dtype | None:
-    """torch's dtype of that name; None where it has none."""
+    """torch's dtype of that name, or None."""
     try:
         return torch.from_numpy(np.zeros(1, dtype)).dtype
     except TypeError:
@@ -272,10 +265,11 @@ class _Linear(SharedEstimator):
     tol: float
 
     def _penalty(self) -> float:
-        """alpha, of alpha |w|^2 / 2 beside the sum of the losses."""
+        """alpha of the penalty alpha |w|^2 / 2, which is added to the sum of the losses."""
         return 0.0
 
-    def _checked(self) -> tuple[float, int]:
+    def _check_settings(self) -> tuple[float, int]:
+        """The penalty and the number of rounds. Raises ArgumentError."""
         penalty, steps = self._penalty(), count("max_iter", self.max_iter)
         if not isinstance(penalty, numbers.Real) or not isinstance(self.tol, numbers.Real):
             raise ArgumentError(f"the penalty and tol are numbers, got {penalty!r} and {self.tol!r}")
@@ -288,14 +282,14 @@ class _Linear(SharedEstimator):
         return alpha, -(-steps // INNER)
 
     def _fit_shared(self, x: Any, y: Any) -> None:
-        alpha, rounds = self._checked()
+        alpha, rounds = self._check_settings()
         x, y = rows_of(x, y)
-        with one_fit(x, y) as (_, made):
+        with one_fit(x, y) as (_, results):
             standard = columns(x, alpha, 2.0**-self._loss.halvings, bool(self.fit_intercept))
             loss = self._loss(standard, y)
             v = minimize(standard, loss, rounds, self.tol)
             w, b = coefficients(standard, v, getattr(loss, "unit_bits", 0))
-            made += [w] if b is None else [w, b]
+            results += [w] if b is None else [w, b]
         self.coef_, self.intercept_ = w, np.zeros(1) if b is None else b
         self.n_features_in_, self.n_iter_ = x.shape[1], rounds * INNER
 
@@ -306,23 +300,16 @@ class _Linear(SharedEstimator):
 
     def _scores(self, x: Any) -> Any:
         """x w + b [n]; in shares if x or the fit is."""
-        check_is_fitted(self)
-        if not is_shared(x):
-            x = validate_data(self, x, reset=False, dtype=np.float64)
-            if not isinstance(self.coef_, SharedTensor):
-                return x @ np.ravel(self.coef_) + self.intercept_
-        elif unwrap_shared(x).dim() != 2 or unwrap_shared(x).shape[1] != self.n_features_in_:
-            raise ArgumentError(f"X has {tuple(x.shape)}, and the fit was of {self.n_features_in_} features")
-        given = as_float32(unwrap_shared(x)) if is_shared(x) else x
-        one = given if isinstance(given, SharedTensor) else self.coef_
-        x, w = as_public_value(one, given, "X"), as_public_value(one, self.coef_, "coef_").reshape(-1)
-        b = as_public_value(one, self.intercept_, "intercept_")
-        with one_fit(x, w, b) as (context, made):
-            scores = inner(context, x, w) + b
-            made.append(scores := as_float64(scores))
+        x, shared = self._rows_to_predict(x)
+        if shared is None:
+            return x @ np.ravel(self.coef_) + self.intercept_
+        w = as_public_value(shared, self.coef_, "coef_").reshape(-1)
+        b = as_public_value(shared, self.intercept_, "intercept_")
+        with one_fit(x, w, b) as (context, results):
+            results.append(scores := as_float64(inner(context, x, w) + b))
         return scores
 
-    def _plain(self, x: Any, y: Any, way: str) -> None:
+    def _check_plain(self, x: Any, y: Any, way: str) -> None:
         check_is_fitted(self)
         if is_shared(x) or is_shared(y) or is_shared(self.coef_):
             raise ArgumentError(f"score() takes plain data and a fit that is revealed; in shares compute {way}")
@@ -340,10 +327,11 @@ class Ridge(RegressorMixin, _Linear):
     """Linear regression with a penalty: the least sum of squares of y - X w - b, plus alpha |w|^2.
 
     Args:
-        alpha: of the penalty. fit_intercept: whether b is fitted too; it is not penalised.
-        max_iter: steps of descent, rounded up to a multiple of three; public, and none is left out.
-        tol: what each coordinate of the gradient of half the mean loss is certified to be below, for columns of unit
-            curvature and y in units of its limit.
+        alpha: the factor of the penalty.
+        fit_intercept: whether b is fitted too; it is not penalised.
+        max_iter: the number of steps, rounded up to a multiple of three; it is public, and there is no early stop.
+        tol: the certified bound of each coordinate of the gradient of half the mean loss, for columns of unit curvature
+            and y in units of its limit.
 
     Attributes:
         coef_, intercept_: [d] and [1]; SharedTensors after a fit on shares.
@@ -360,11 +348,11 @@ class Ridge(RegressorMixin, _Linear):
         return self.alpha
 
     def fit(self, X: Any, y: Any) -> Any:
-        """X [n, d] and y [n] or [n, 1]: both in shares, or both plain.
+        """Fit X [n, d] and y [n] or [n, 1]: both in shares, or both plain.
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FitError: plain data without a fit; on shares `revealed` raises it.
+            FitError: plain data has no fit; on shares `revealed` raises it.
         """
         if is_shared(X) or is_shared(y):
             self._fit_shared(X, y)
@@ -378,16 +366,16 @@ class Ridge(RegressorMixin, _Linear):
         return self._scores(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R^2, of plain data and a fit that is revealed."""
-        self._plain(X, y, "((model.predict(X) - y) ** 2).mean()")
+        """R^2, for plain data and a revealed fit."""
+        self._check_plain(X, y, "((model.predict(X) - y) ** 2).mean()")
         return super().score(X, y, sample_weight)
 
 
 class LinearRegression(Ridge):
     """Linear regression: the least sum of squares of y - X w - b. Arguments as of `Ridge`.
 
-    Of collinear columns, and where there are fewer rows than columns, many coefficients have the least sum: these are
-    one of them, and not scikit-learn's, which are the shortest. Predictions are the same on what the columns span.
+    With collinear columns, or fewer rows than columns, many coefficients have the least sum. The result is one of them,
+    and not the shortest, as in scikit-learn. Predictions are the same on the span of the columns.
     """
 
     def __init__(self, *, fit_intercept: bool = True, max_iter: int = 24, tol: float = 1e-5):
@@ -402,15 +390,14 @@ class LogisticRegression(ClassifierMixin, _Linear):
 
     Args:
         C, fit_intercept: as scikit-learn's; the intercept is not penalised.
-        max_iter: steps of descent, rounded up to a multiple of three; public, and none is left out.
-        tol: what each coordinate of the gradient of the mean loss is certified to be below, for columns of unit
-            curvature.
+        max_iter: the number of steps, rounded up to a multiple of three; it is public, and there is no early stop.
+        tol: the certified bound of each coordinate of the gradient of the mean loss, for columns of unit curvature.
 
     Attributes:
         classes_: the two labels; 0 and 1 of y's dtype after a fit on shares.
         coef_, intercept_: [1, d] and [1]; SharedTensors after a fit on shares.
 
-    Nobody learns anything in a fit. Labels in shares are 0 and 1, and both have to occur: that is checked in secret.
+    Nobody learns anything in a fit. Labels in shares are 0 and 1, and both must occur, which is checked in secret.
     Error: docs/estimators.md.
     """
 
@@ -430,11 +417,11 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return 1 / self.C
 
     def fit(self, X: Any, y: Any) -> Any:
-        """X [n, d] and y [n] or [n, 1]: both in shares, or both plain.
+        """Fit X [n, d] and y [n] or [n, 1]: both in shares, or both plain.
 
         Raises:
             ArgumentError, ShapeError: before anything is sent.
-            FitError: plain data without a fit; on shares `revealed` raises it.
+            FitError: plain data has no fit; on shares `revealed` raises it.
         """
         if is_shared(X) or is_shared(y):
             self._fit_shared(X, y)
@@ -458,7 +445,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return self._scores(X)
 
     def predict_proba(self, X: Any) -> Any:
-        """[n, 2], float64, of the classes; in shares if X or the fit is."""
+        """The probabilities of the classes [n, 2], float64; in shares if X or the fit is."""
         scores = self._scores(X)
         if isinstance(scores, SharedTensor):
             positive = torch.sigmoid(scores)
@@ -470,7 +457,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
         """The classes [n], in the dtype of `classes_`; in shares if X or the fit is.
 
         Raises:
-            ArgumentError: in shares, of classes that are no numbers.
+            ArgumentError: in shares, if the classes are no numbers.
         """
         scores = self._scores(X)
         if not isinstance(scores, SharedTensor):
@@ -486,6 +473,6 @@ class LogisticRegression(ClassifierMixin, _Linear):
         return code if (kind, first) == (torch.bool, False) else torch.where(code, second, first).to(kind)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The part of labels that are right, of plain data and a fit that is revealed."""
-        self._plain(X, y, "(model.predict(X) == y).to(torch.float32).mean()")
+        """The fraction of correct labels, for plain data and a revealed fit."""
+        self._check_plain(X, y, "(model.predict(X) == y).to(torch.float32).mean()")
         return super().score(X, y, sample_weight)
