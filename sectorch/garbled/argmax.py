@@ -4,10 +4,10 @@ Each step has two forms: by Yao's protocol between two parties (`argmax_onehot`,
 and on three-party shares (the same names with `_shares`).
 
 Yao's protocol takes two additive shares mod 2^64 of signed numbers and compares `bits` bits of their sum, above `drop`
-low bits that each party drops from its own share. Dropping bits of x = x_1 + x_2 that way gives floor(x / 2^drop) or
-one less, whatever the shares are. So for drop = 0 the argmax is exact, the first of equal numbers. Otherwise it may
-name a number that is less than the largest by under 2^(drop + 1), or a later one of equal numbers. Numbers have to lie
-in [-2^(drop + bits - 1) + 2^drop, 2^(drop + bits - 1)); outside they wrap around, and the argmax is wrong.
+low bits that each party drops from its own share. For x = x_1 + x_2 this gives floor(x / 2^drop) or one less, whatever
+the shares are. So with drop = 0 the argmax is exact, and the first of equal numbers. Otherwise it may be a number that
+is smaller than the largest by less than 2^(drop + 1), or a later one of equal numbers. Numbers must lie in
+[-2^(drop + bits - 1) + 2^drop, 2^(drop + bits - 1)); outside they wrap around, and the argmax is wrong.
 
 Source: CaPC (Choquette-Choo et al., ICLR 2021), Figure 1 and Appendix A.1.
 """
@@ -120,9 +120,9 @@ def argmax_onehot(
     Args:
         pair: of the garbler and Q, from `correlate(session.setup(A), A)` or `correlate(session.setup(A), S)`.
         at_garbler, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
-        drop, bits: see above. The default is for logits of 40 fraction bits, as a linear layer returns them: 16 of
-            them stay, so that logits which differ by 2^-15 or more are distinguished (secure inference itself has an
-            error of that order), and their magnitude may be up to 2^15 - 2^-16.
+        drop, bits: see above. The default is for logits of 40 fraction bits, as a linear layer returns them, with a
+            magnitude up to 2^15 - 2^-16. 16 fraction bits remain, so that logits which differ by 2^-15 or more are
+            distinguished; secure inference itself has an error of that order.
 
     Returns:
         (s at Q, s^ at the garbler), int64 [..., classes]; each alone is pseudorandom and fresh. The garbler draws its
@@ -272,11 +272,12 @@ def decode_outputs(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor
     return (found << torch.arange(found.shape[0], device=found.device).unsqueeze(1)).sum(0)
 
 
-# The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits
+# The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits.
 #
-# They are much cheaper, and weaker: a garbled circuit is secure for Q and A (or Q and S) whatever other parties do, and
-# these protocols need that no two of Q, A and S collude, since Q deals and A and S compute. CaPC assumes that its
-# privacy guardian, which is S, does not collude. In addition S takes part in step 1c, and an answering party in step 3.
+# They are much cheaper, and weaker. A garbled circuit is secure for Q and A (or Q and S) whatever other parties do.
+# These protocols are secure only while no two of Q, A and S collude, since Q deals and A and S compute. CaPC assumes
+# that its privacy guardian, which is S, does not collude. In addition, S takes part in step 1c, and an answering party
+# in step 3.
 
 
 def _one_hot(net: Net, values: Shares, high: int) -> Shares:
@@ -381,11 +382,11 @@ def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0
     return reveal(net, each(position, hot))
 
 
-# CaPC's step 3 with PATE's check before the answer (Confident-GNMax): the label where the vote is clear, else none
+# CaPC's step 3 with PATE's check before the answer (Confident-GNMax): the label if the vote is clear, else none.
 #
-# A query is answered where the largest count, with noise of its own, reaches a threshold. With the same noise z and the
-# threshold T for all counts, that holds if any v_j + z - T is at least zero, which needs no maximum. The guardian adds
-# z - T to one copy of its share of the counts and the answer's noise to another; Q's share is the same for both.
+# A query is answered if the largest count plus separate noise z reaches a threshold T. As z and T are the same for all
+# counts, that holds if any v_j + z - T is at least zero, which needs no maximum. The guardian adds z - T to one copy of
+# its share of the counts and the answer's noise to another; Q's share is the same for both.
 
 
 UNANSWERED = -1
@@ -442,9 +443,8 @@ def argmax_confident(
             compute(torch.cat, [input_bits(v, 0, bits) for v in values]) for values in ((check_at_S, at_S), at_Q)
         )
         zero, labels, _ = garbled_circuit(net, pair, circuit, own, bits_Q)
-        return (
-            _label_or_unanswered(decode_outputs(labels, deliver(net, pack(colours(zero)), net.S, net.Q, "decoding"))),
-        )
+        decoding = deliver(net, pack(colours(zero)), net.S, net.Q, "decoding")
+        return (_label_or_unanswered(decode_outputs(labels, decoding)),)
 
     results = in_chunks(run, check_at_S.at("S"), at_S.at("S"), *(half.at("Q") for half in halves))
     return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])

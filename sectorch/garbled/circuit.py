@@ -1,11 +1,11 @@
 """Boolean circuits as data: a builder, compiled circuits, and the circuits of numbers that CaPC needs.
 
 Wires carry one bit for each element of a batch. XOR and NOT cost nothing in a garbled circuit, so the builder counts
-ANDs. NOT is an XOR with the constant one, which has a wire of its own (number 0).
+ANDs. NOT is an XOR with the constant one, which has its own wire (number 0).
 
-A compiled circuit is a list of steps, each of which runs many gates on a whole batch at once. Gates are grouped by the
-number of ANDs before them, and within that by the number of XORs since; the gates of a group do not depend on each
-other. Wires share slots of a store: a slot is free again after its last use.
+A compiled circuit is a list of steps, each of which evaluates many gates on a batch. Gates are grouped by the number of
+ANDs before them, and within that by the number of XORs since; the gates of a group do not depend on each other. Wires
+share slots of a store: a slot is free again after its last use.
 
 Source of the circuits: V. Kolesnikov, A.-R. Sadeghi, T. Schneider, "Improved garbled circuit building blocks and
 applications to auctions and computing minima", CANS 2009.
@@ -28,19 +28,19 @@ ONE = 0
 
 Wire = int
 Operand = slice | torch.Tensor
-"""Slots of a store: a slice where they are evenly spaced, else an index tensor."""
+"""Slots of a store: a slice if they are evenly spaced, else an index tensor."""
 
 
 @dataclass(frozen=True)
 class GateStep:
-    """Gates of one kind that are evaluated at once: store[out] = gate(store[left], store[right])."""
+    """Gates of one kind that are evaluated together: store[out] = gate(store[left], store[right])."""
 
     nonlinear: bool
     left: Operand
     right: Operand
     out: slice
     first: int
-    """Number of the first AND of this step among all ANDs of the circuit."""
+    """The number of the first AND of this step among all ANDs of the circuit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Circuit:
     slots: int
     ands: int
     depth: int
-    """ANDs on the longest path."""
+    """The number of ANDs on the longest path."""
 
     @property
     def inputs(self) -> int:
@@ -184,7 +184,7 @@ def _needed(gates: dict[Wire, tuple[bool, Wire, Wire]], outputs: Iterable[Wire])
 
 
 class _Slots:
-    """The slots of wires. The results of a step are in consecutive slots."""
+    """Assigns slots to wires. The results of a step get consecutive slots."""
 
     def __init__(self, first: int):
         self.of: dict[Wire, int] = {wire: wire for wire in range(first)}
@@ -204,14 +204,14 @@ class _Slots:
 
 
 def _operand(slots: list[int]) -> Operand:
-    """A slice where the slots are evenly spaced and rise, since reading it copies nothing; else an index tensor."""
+    """A slice if the slots are evenly spaced and rise, since reading it copies nothing; else an index tensor."""
     strides = {after - before for before, after in itertools.pairwise(slots)} or {1}
     if len(strides) == 1 and (stride := strides.pop()) > 0:
         return slice(slots[0], slots[-1] + 1, stride)
     return torch.tensor(slots)
 
 
-# Circuits of numbers: adders, comparators, choice, argmax
+# Circuits of numbers: adders, comparators, choice, argmax.
 #
 # Numbers are lists of wires, least significant bit first. With L bits an adder or a subtractor mod 2^L costs L - 1
 # ANDs, a comparison L, a choice between two numbers L.
@@ -221,7 +221,7 @@ Number = list[Wire]
 
 
 def add(b: Builder, x: Number, y: Number) -> Number:
-    """x + y mod 2^L: the carry is c xor (x xor c)(y xor c)."""
+    """x + y mod 2^L. The next carry is c xor (x xor c)(y xor c)."""
     carry, total = b.land(x[0], y[0]), [b.xor(x[0], y[0])]
     for i in range(1, len(x)):
         toggled = b.xor(x[i], carry)
@@ -232,7 +232,7 @@ def add(b: Builder, x: Number, y: Number) -> Number:
 
 
 def subtract(b: Builder, x: Number, y: Number) -> Number:
-    """x - y mod 2^L: the borrow is [x < y] of the bits below."""
+    """x - y mod 2^L. The borrow is [x < y] of the lower bits."""
     borrow, difference = b.land(b.invert(x[0]), y[0]), [b.xor(x[0], y[0])]
     for i in range(1, len(x)):
         toggled = b.xor(x[i], borrow)
@@ -243,12 +243,12 @@ def subtract(b: Builder, x: Number, y: Number) -> Number:
 
 
 def _less(b: Builder, x: Wire, y: Wire, less: Wire) -> Wire:
-    """[x < y] with one more significant bit: y where x and y differ, else what it was."""
+    """[x < y] after one more significant bit: y where x and y differ, else the former result."""
     return b.xor(y, b.land(b.xor(x, less), b.xor(y, less)))
 
 
 def less_than(b: Builder, x: Number, y: Number, signed: bool = False) -> Wire:
-    """[x < y], of unsigned numbers or of numbers in two's complement, where the top bits change places."""
+    """[x < y], for unsigned numbers, or for numbers in two's complement, whose top bits are exchanged."""
     less = b.land(b.invert(x[0]), y[0]) if len(x) > 1 or not signed else b.land(b.invert(y[0]), x[0])
     for i in range(1, len(x)):
         low, high = (y[i], x[i]) if signed and i + 1 == len(x) else (x[i], y[i])
@@ -291,11 +291,16 @@ def one_hot_argmax(b: Builder, values: list[Number]) -> list[Wire]:
 
 
 def position(b: Builder, hot: list[Wire]) -> Number:
-    """The position of the one in a one-hot code, as a number; free."""
+    """The position of the one in a one-hot code, as a number. Free."""
     bits = []
     for i in range((len(hot) - 1).bit_length()):
         bits.append(functools.reduce(b.xor, [wire for k, wire in enumerate(hot) if k >> i & 1]))
     return bits
+
+
+def _split(wires: list[Wire], bits: int) -> list[Number]:
+    """Wires as numbers of `bits` bits."""
+    return [wires[i : i + bits] for i in range(0, len(wires), bits)]
 
 
 @functools.lru_cache(maxsize=32)
@@ -314,8 +319,8 @@ def argmax_circuit(classes: int, bits: int, as_position: bool) -> Circuit:
     if not 2 <= bits <= 64:
         raise ArgumentError(f"an argmax compares 2 to 64 bits, got {bits}")
     b = Builder(classes * bits, classes * bits)
-    cut = lambda wires: [wires[i * bits : (i + 1) * bits] for i in range(classes)]
-    hot = one_hot_argmax(b, [add(b, x, y) for x, y in zip(cut(b.garbler), cut(b.evaluator), strict=True)])
+    numbers = zip(_split(b.garbler, bits), _split(b.evaluator, bits), strict=True)
+    hot = one_hot_argmax(b, [add(b, x, y) for x, y in numbers])
     return b.compile(position(b, hot) if as_position else hot)
 
 
@@ -333,8 +338,7 @@ def confident_circuit(classes: int, bits: int, same: bool = True) -> Circuit:
     """
     argmax_circuit(classes, bits, True)  # checks the sizes
     b = Builder(2 * classes * bits, (1 if same else 2) * classes * bits)
-    cut = lambda wires: [wires[i * bits : (i + 1) * bits] for i in range(len(wires) // bits)]
-    garbler, evaluator = cut(b.garbler), cut(b.evaluator)
+    garbler, evaluator = _split(b.garbler, bits), _split(b.evaluator, bits)
     checked = [add(b, x, y) for x, y in zip(garbler[:classes], evaluator[:classes], strict=True)]
     none_reaches = functools.reduce(b.land, [total[-1] for total in checked])
     reached = b.invert(none_reaches)

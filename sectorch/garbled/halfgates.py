@@ -11,7 +11,7 @@ Source: S. Zahur, M. Rosulek, D. Evans, "Two halves make a whole", EUROCRYPT 201
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -21,16 +21,16 @@ from ..choreography import Located, leaf
 from ..choreography.streams import PairKey, random_secret
 from .circuit import ONE, Circuit, GateStep
 
-# The hash: H(x, i) = E(i, sigma(x)) xor sigma(x), with AES-128 as the ideal cipher E
+# The hash H(x, i) = E(i, sigma(x)) xor sigma(x), with AES-128 as the ideal cipher E.
 #
 # sigma(l | r) = (l xor r | l) is a linear orthomorphism. H is tweakable circular correlation robust for an ideal
-# cipher, and what p evaluations of AES give an adversary grows with mu p / 2^127, where mu is how often one tweak is
-# used: C. Guo, J. Katz, X. Wang, C. Weng, Y. Yu, "Better concrete security for half-gates garbling (in the multi-
-# instance setting)", CRYPTO 2020. The tweak i is the AES key: public, and one for each half gate. It serves a whole
-# batch, so that its key schedule costs little. With one fixed key, as in H(x, i) = pi(2x xor i) xor 2x xor i of the
-# half-gates paper, mu is the number of all gates ever garbled; the paper of 2020 has the attack.
+# cipher. The advantage of an adversary after p evaluations of AES grows with mu p / 2^127, where mu is the number of
+# uses of one tweak: C. Guo, J. Katz, X. Wang, C. Weng, Y. Yu, "Better concrete security for half-gates garbling (in the
+# multi- instance setting)", CRYPTO 2020. The tweak i is the AES key: public, and one for each half gate. One key
+# schedule serves a batch. With one fixed key, as in H(x, i) = pi(2x xor i) xor 2x xor i of the half-gates paper, mu is
+# the number of all gates ever garbled; the paper of 2020 has the attack.
 #
-# A label, as any 128-bit block, is a pair of int64 words [..., 2].
+# A label, like any 128-bit block, is a pair of int64 words [..., 2].
 
 
 WORDS = 2
@@ -39,7 +39,7 @@ WORDS = 2
 LABEL_BYTES = 16
 
 SLACK = 2
-"""Words after an output buffer that ECB of the `cryptography` package requires and does not write."""
+"""Words after an output buffer: ECB of the `cryptography` package requires them, and does not write them."""
 
 _ZEROS = memoryview(bytes(1 << 16))
 
@@ -89,13 +89,14 @@ def expand(seeds: torch.Tensor, nonce: torch.Tensor, words: int) -> torch.Tensor
 
 
 def private_words(*shape: int) -> torch.Tensor:
-    """Uniform int64 words that only the caller knows: a stream (`choreography/streams.py`) under a fresh secret."""
+    """Uniform int64 words that only the caller knows, from a stream (`choreography/streams.py`) under a fresh
+    secret."""
     count = torch.Size(shape).numel()
     return PairKey(random_secret(), b"").words("private", 0, 0, count).view(shape)
 
 
 PART = 1 << 13
-"""Labels of one operand that are processed at a time: 128 KiB."""
+"""The labels of one operand that are processed at a time: 128 KiB."""
 
 
 class _Scratch:
@@ -105,10 +106,8 @@ class _Scratch:
         self.gates = max(1, PART // max(1, n))
         self._shape = (2, values, n, 2)
         size = self.gates * torch.Size(self._shape).numel()
-        self._prepared, self._hashed = (
-            torch.empty(size, dtype=torch.int64),
-            torch.empty(size + SLACK, dtype=torch.int64),
-        )
+        self._prepared = torch.empty(size, dtype=torch.int64)
+        self._hashed = torch.empty(size + SLACK, dtype=torch.int64)
         self._masks = torch.empty(self.gates, 2, n, 2, dtype=torch.int64)
 
     def blocks(self, gates: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,11 +130,16 @@ class _Scratch:
         encrypt(tweaks(nonce, 2 * first, 2 * gates), prepared.view(2 * gates, -1), out)
         return out[:-SLACK].view(prepared.shape).bitwise_xor_(prepared)
 
-
-def _parts(step: GateStep, size: int):
-    count = step.out.stop - step.out.start
-    for at in range(0, count, size):
-        yield slice(at, min(count, at + size))
+    def parts(self, step: GateStep, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Iterator[tuple]:
+        """A step in parts: the number of a part's first AND, its operands x and y, its place for results, and the
+        cipher's input with sigma of x and y at value 0."""
+        count = step.out.stop - step.out.start
+        for at in range(0, count, self.gates):
+            x, y = left[at : at + self.gates], right[at : at + self.gates]
+            prepared, _ = self.blocks(x.shape[0])
+            sigma(x, prepared[:, 0, 0])
+            sigma(y, prepared[:, 1, 0])
+            yield step.first + at, x, y, out[at : at + self.gates], prepared
 
 
 def _store(circuit: Circuit, one: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -172,16 +176,11 @@ def garble(
     wide, wide_sigma = delta.expand(n, 2).contiguous(), sigma(delta).expand(n, 2).contiguous()
 
     def gate(step: GateStep, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        for part in _parts(step, scratch.gates):
-            x, y, first = left[part], right[part], step.first + part.start
-            gates = x.shape[0]
-            prepared, _ = scratch.blocks(gates)
-            sigma(x, prepared[:, 0, 0])
-            sigma(y, prepared[:, 1, 0])
+        for first, x, y, result, prepared in scratch.parts(step, left, right, out):
             torch.bitwise_xor(prepared[:, :, 0], wide_sigma, out=prepared[:, :, 1])
-            hashed = scratch.hashed(nonce, first, gates)
+            hashed = scratch.hashed(nonce, first, x.shape[0])
             colours = scratch.colours(x, y)
-            table, zero = tables[first : first + gates], hashed[:, :, 0]
+            table, zero = tables[first : first + x.shape[0]], hashed[:, :, 0]
             both = hashed[:, :, 1].bitwise_xor_(zero)
             # T_G = H(A0) + H(A1) + p_b Delta, T_E = H(B0) + H(B1) + A0, and the zero label of the result is
             # H(A0) + p_a T_G + H(B0) + p_b (T_E + A0).
@@ -190,7 +189,7 @@ def garble(
             colours[:, 0].bitwise_and_(table[:, 0])
             colours[:, 1].bitwise_and_(both[:, 1])
             colours.bitwise_xor_(zero)
-            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=out[part])
+            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=result)
 
     return tables, circuit.run(_store(circuit, delta, inputs), gate)
 
@@ -202,20 +201,15 @@ def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce
     scratch = _Scratch(n, 1)
 
     def gate(step: GateStep, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        for part in _parts(step, scratch.gates):
-            x, y, first = left[part], right[part], step.first + part.start
-            gates = x.shape[0]
-            prepared, _ = scratch.blocks(gates)
-            sigma(x, prepared[:, 0, 0])
-            sigma(y, prepared[:, 1, 0])
-            hashed = scratch.hashed(nonce, first, gates)[:, :, 0]
+        for first, x, y, result, _ in scratch.parts(step, left, right, out):
+            hashed = scratch.hashed(nonce, first, x.shape[0])[:, :, 0]
             colours = scratch.colours(x, y)
-            table = tables[first : first + gates]
+            table = tables[first : first + x.shape[0]]
             # The label of the result is H(A) + s_a T_G + H(B) + s_b (T_E + A).
             colours[:, 0].bitwise_and_(table[:, 0])
             colours[:, 1].bitwise_and_(torch.bitwise_xor(table[:, 1], x))
             colours.bitwise_xor_(hashed)
-            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=out[part])
+            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=result)
 
     return circuit.run(_store(circuit, torch.zeros_like(inputs[:1, :, :]), inputs), gate)
 

@@ -1,15 +1,15 @@
 """Oblivious transfer: base transfers, their extension to any number, and the relay of two clients through S.
 
-`correlate` makes a `Pair` of a garbler and Q once a session, by 128 base transfers of public-key operations. The
-extension makes any number of transfers of it by symmetric operations: Q has two seeds in each of 128 rows, the garbler
-the ones that the bits of Delta choose. Q expands both to streams t and t' of one bit for each transfer, and sends u = t
-xor t' xor r for its choice bits r, row by row. The garbler has in row i either t_i or t'_i, and with Delta_i u_i gets
-q_i = t_i xor Delta_i r. Transposed, row j says
+`correlate` sets up a `Pair` of a garbler and Q once a session, by 128 base transfers with public-key operations. The
+extension turns it into any number of transfers by symmetric operations. Q has two seeds in each of 128 rows, and the
+garbler has the one that a bit of Delta chooses. Q expands both to streams t and t' of one bit for each transfer, and
+sends u = t xor t' xor r for its choice bits r, row by row. The garbler has in row i either t_i or t'_i, and computes
+q_i = t_i xor Delta_i r with Delta_i u_i. For transfer j, the columns are
 
     t_j = q_j xor r_j Delta.
 
-This is already a label of free-XOR garbling: q_j is the label for zero, and Q holds the label for its bit. So garbled
-inputs need no further message.
+These are labels of free-XOR garbling: q_j is the label for zero, and Q holds the label for its bit. So garbled inputs
+need no further message.
 
 Sources: Y. Ishai, J. Kilian, K. Nissim, E. Petrank, "Extending oblivious transfers efficiently", CRYPTO 2003; with
 streams in place of transferred columns G. Asharov, Y. Lindell, T. Schneider, M. Zohner, "More efficient oblivious
@@ -32,18 +32,18 @@ from ..errors import KeyAgreementError, TopologyError
 from ..ring.bitplanes import planes, to_rows, words_for
 from .halfgates import LABEL_BYTES, WORDS, expand, hash_blocks, private_words
 
-# Base transfers of random keys: Chou and Orlandi on Ed25519
+# Base transfers of random keys, by Chou and Orlandi on Ed25519.
 #
 # The sender publishes A = a G. For choice bit c the receiver answers R = b G + c A and has the key H(b A). The sender
 # has the keys H(a R) and H(a (R - A)), of which the receiver's is the c-th. R is uniform in the group whatever c is;
 # the key not chosen is H of a Diffie-Hellman value (computational Diffie-Hellman, H a random oracle). T. Chou and C.
 # Orlandi, "The simplest protocol for oblivious transfer", LATINCRYPT 2015, Figure 1.
 #
-# Known attacks: a point outside the prime-order subgroup would show c, as a component of low order in A appears in R
+# Known attacks: a point outside the prime-order subgroup would show c, since a component of low order in A appears in R
 # only for c = 1. So every received point is checked to be canonical, on the curve, in the subgroup and not the
-# identity. H depends on the session, A, R and the number of the transfer, so that an answer is of use in one transfer
-# only. The claim of universally composable security against malicious parties does not hold (Genc, Iovino, Rial, ePrint
-# 2017/370; Hauck, Loss, ePrint 2017/1011); here the parties follow the protocol.
+# identity. H depends on the session, A, R and the number of the transfer, so an answer cannot be used in another
+# transfer. The claim of universally composable security against malicious parties does not hold (Genc, Iovino, Rial,
+# ePrint 2017/370; Hauck, Loss, ePrint 2017/1011); here the parties follow the protocol.
 #
 # Group operations are libsodium's through PyNaCl. Points and scalars are 32 bytes, tensors [.., 4] int64.
 
@@ -120,7 +120,7 @@ def _base_key(shared: bytes, session: bytes, A: bytes, R: bytes, number: int) ->
     return derive(shared, session + A + R, f"base oblivious transfer {number}", LABEL_BYTES)
 
 
-# Messages of Q and A to each other go through S, under a one-time pad
+# Messages between Q and A go through S, under a one-time pad.
 
 
 @protocol(
@@ -160,7 +160,7 @@ def deliver(net: Net, value: Located, src: Party, dst: Party, label: str) -> Loc
     return relay(net, value, src, dst)
 
 
-# Setup of a garbler and Q, once a session
+# The setup of a garbler and Q, once a session.
 
 
 TRANSFERS = 128
@@ -231,7 +231,7 @@ def _answers(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[
     return choose(point, [int(word) >> i & 1 for word in delta for i in range(64)], session)
 
 
-# The extension
+# The extension.
 
 
 @leaf
