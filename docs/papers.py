@@ -102,7 +102,7 @@ ITEMS = [
     _p(_D, "Figure 5", "by party", "refuted", f"{_CAD} benchmarks/capride.py", "capride.py gains", "every party gains in the first two splits; without overlap 7 of 25 gain nothing"),
     _p(_D, "Table 1", "collaborative gain", "refuted", f"{_CAD} benchmarks/capride.py", "capride.py gains", "FedAvg is above as there, but DML is not \"negligibly\" so, and FedAvg's noise of 0.01 costs little; all without noise: with the default's limit on what answers tell nothing is gained, and five or ten parties lose 2 to 10 points where they share classes"),
     _p(_D, "Table 2", "encryption parameters, memory, seconds", "measured", f"{_CAD} sectorch/ckks", "capride.py table2", "of our networks; the paper's ResNet-18 takes more levels than are measured here"),
-    _p(_M, "Figure 1", "the system", "built", f"{_PER}/rounds.py", "", "a protocol of server and clients; every message is declared"),
+    _p(_M, "Figure 1", "the system", "built", f"{_PER}/protocol.py", "", "a protocol of server and clients; every message is declared"),
     _p(_M, "Figure 2", "connections in networks", "built", "sectorch/nn/channels.py", "", "sums, products and concatenations have rules, tested against autograd"),
     _p(_M, "Table 1, Table 2", "accuracy beside FedAvg", "reproduced", f"{_PER}", "perturbation.py --table 1", "equal to FedAvg's but for rounding, on bundled data"),
     _p(_M, "Table 3", "with perturbed gradients", "reproduced", f"{_PER}", "perturbation.py --table 3", "equal to FedAvg's but for rounding, on bundled data"),

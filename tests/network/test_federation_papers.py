@@ -12,7 +12,7 @@ from sectorch.choreography.ledger import Profile
 from sectorch.errors import SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
-from sectorch.protocols.perturbation import messages
+from sectorch.protocols.perturbation import algorithm
 from sectorch.protocols.perturbation.experiment import PerturbedFL
 from sectorch.protocols.perturbation.nets import build
 from sectorch.protocols.perturbation.settings import Settings, load
@@ -49,10 +49,10 @@ def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, 
     how = Settings(clients=3, rounds=4, batch_size=8, exchange=exchange, learning_rate=0.05)
     data = load("digits", None, torch.float64)
     model = build("mlp3", data, torch.float64, 0)
-    monkeypatch.setattr(messages, "os", Seeded())
+    monkeypatch.setattr(algorithm, "os", Seeded())
     with Profile() as whole:
         expected = PerturbedFL(data, model, how).run()
-    monkeypatch.setattr(messages, "os", Seeded())
+    monkeypatch.setattr(algorithm, "os", Seeded())
 
     def work(name: str):
         start = model if name == "server-party" else build("mlp3", data, torch.float64, 7)

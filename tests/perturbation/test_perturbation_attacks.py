@@ -8,8 +8,8 @@ import torch
 from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
-from sectorch.protocols.perturbation import Noise, Scheme, cohort
-from sectorch.protocols.perturbation.scheme import ask, finish
+from sectorch.protocols.perturbation import Noise, Request, Scheme, cohort
+from sectorch.protocols.perturbation.algorithm import ask, finish
 
 
 def chain(model: nn.Module, state: dict) -> list[torch.Tensor]:
@@ -68,7 +68,8 @@ def exchange_of(m: int, samples: int):
     _, key = scheme.perturb(NETS["mlp3"][0]().double().state_dict())
     true = 3 * torch.randn(samples, 4, dtype=torch.float64)
     alpha = torch.rand(samples, dtype=torch.float64) * 8 + 1
-    request, secret = ask(key.round, true + alpha[:, None] * key.shift, alpha)
+    *asked, secret = ask(true + alpha[:, None] * key.shift, alpha)
+    request = Request(key.round, *asked)
     return key, true, request, secret, scheme.answer(key, request)
 
 
@@ -76,7 +77,7 @@ def exchange_of(m: int, samples: int):
 def test_the_papers_exchange_shows_the_client_the_prediction(m):
     """Against Lemma 7: m samples of a batch (8 here) give every sample's softmax."""
     key, true, _, secret, reply = exchange_of(m, 8)
-    noisy, helper = finish(reply, secret)
+    noisy, helper = finish(reply.log_total, reply.log_mask, reply.factor, secret)
     torch.testing.assert_close(helper, noisy * reply.factor)
     found = attacks.prediction_from_reply(noisy, reply, key.partition)
     torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-5, atol=1e-6)

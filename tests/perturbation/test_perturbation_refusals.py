@@ -24,7 +24,7 @@ from sectorch.protocols.perturbation import (
     StateMismatchError,
     WeightError,
 )
-from sectorch.protocols.perturbation.messages import check_noise
+from sectorch.protocols.perturbation.scheme import check_noise
 
 
 class Through(nn.Module):

@@ -26,10 +26,11 @@ from sectorch.protocols.perturbation import (
     Request,
     Scheme,
     WeightError,
-    rounds,
 )
-from sectorch.protocols.perturbation import messages as noise_module
-from sectorch.protocols.perturbation.messages import PAIR, SERVER, packed, roles_of, unpacked
+from sectorch.protocols.perturbation import algorithm as noise_module
+from sectorch.protocols.perturbation import protocol as federation_module
+from sectorch.protocols.perturbation.messages import packed, unpacked
+from sectorch.protocols.perturbation.protocol import PAIR, SERVER, roles_of
 
 CASES = {
     "mse": ("mlp3", "mse", 2, None, True, False),
@@ -213,7 +214,7 @@ def test_what_is_not_declared_does_not_leave(monkeypatch):
     try:
         for label in ("gradient", "masked"):
             send = lambda net, update, label=label: update.send(net.Client, net.Server, label)
-            monkeypatch.setattr(rounds, "send_masked", careless(send) if label == "gradient" else send)
+            monkeypatch.setattr(federation_module, "send_masked", careless(send) if label == "gradient" else send)
             with sectorch.profile() as profile, pytest.raises(UndeclaredMessageError):
                 federation("mse", scheme).round(model.state_dict(), parts, weights)
             assert {m.label for m in profile.ledger if m.protocol != "agree"} == {"public", "publics", "model"}

@@ -5,6 +5,7 @@ from ...errors import MaskError as MaskError
 from ...secure_sum import ClientMasks as ClientMasks
 from ...secure_sum import MaskOpening as Opening
 from ...secure_sum import cohort as cohort
+from .algorithm import Key as Key
 from .errors import BatchMismatchError as BatchMismatchError
 from .errors import ExchangeError as ExchangeError
 from .errors import NoiseError as NoiseError
@@ -15,15 +16,14 @@ from .errors import StaleKeyError as StaleKeyError
 from .errors import StateMismatchError as StateMismatchError
 from .errors import WeightError as WeightError
 from .experiment import PerturbedFL as PerturbedFL
-from .messages import Key as Key
-from .messages import Noise as Noise
 from .messages import NoisyModel as NoisyModel
 from .messages import Reply as Reply
 from .messages import Request as Request
 from .messages import Update as Update
-from .rounds import Federation as Federation
+from .protocol import Federation as Federation
 from .scheme import Recovered as Recovered
 from .scheme import Scheme as Scheme
+from .settings import Noise as Noise
 from .settings import Settings as Settings
 
 __all__ = [

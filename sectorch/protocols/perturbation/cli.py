@@ -9,8 +9,8 @@ import torch
 
 from ...federated.command import Command, Options, Place, option
 from .experiment import PerturbedFL
-from .messages import SERVER, clients_of
 from .nets import MODELS, build
+from .protocol import SERVER, clients_of
 from .settings import NAMES, REGRESSIONS, Settings, load
 
 

@@ -26,9 +26,8 @@ from ...federated.parties import Parties, Simulation
 from ...federated.run import Experiment, Held, Run, note, progress
 from ...federated.watch import Estimate, Watch
 from ...session import Session
-from .messages import SERVER, clients_of, roles_of
+from .protocol import SERVER, Federation, clients_of, roles_of
 from .report import History
-from .rounds import Federation
 from .scheme import Recovered, Scheme
 from .settings import Data, Settings, batch_of, shards
 

@@ -1,7 +1,7 @@
-"""The scheme: the server perturbs a model, clients send noisy gradients and noise terms, the server recovers.
+"""`Scheme`: what server and clients compute in a round, checked, for any transport of their messages.
 
-Source: Feng, Yang, Fang, Xia, Tang, Shao, Xiong, "A Practical Privacy-preserving Method in Federated Deep Learning"
-section III. docs/perturbation.md says what it hides, and what it does not.
+`algorithm.py` is the arithmetic. Source: Feng, Yang, Fang, Xia, Tang, Shao, Xiong, "A Practical Privacy-preserving
+Method in Federated Deep Learning", section III. docs/perturbation.md says what it hides, and what it does not.
 """
 
 from __future__ import annotations
@@ -33,32 +33,24 @@ from ...secure_sum import (
     check_range,
     following,
     left_over,
-)
+)  # fmt: skip
+from . import algorithm
+from .algorithm import Key
 from .errors import (
     BatchMismatchError,
     ExchangeError,
+    NoiseError,
     NonFiniteGradientError,
     NotPerturbableError,
     StaleKeyError,
     StateMismatchError,
     WeightError,
 )
-from .messages import (
-    ROUND_BYTES,
-    Key,
-    Noise,
-    NoisyModel,
-    Reply,
-    Request,
-    Update,
-    check_noise,
-    draw_additive,
-    draw_scales,
-    random_partition,
-    signs,
-    uniform,
-)
-from .settings import EXCHANGES, LOSSES, PLACES, exchange_of
+from .messages import ROUND_BYTES, NoisyModel, Reply, Request, Update
+from .settings import EXCHANGES, LOSSES, PLACES, Noise, exchange_of
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
 
 # The network as the scheme sees it: a body, and a last linear layer that takes the additive noise.
 
@@ -125,85 +117,6 @@ def make_plan(model: nn.Module, width: int | None = None) -> Plan:
     return Plan(found, body, str(head.target), *size, module.bias is not None)
 
 
-# The extra exchange of the paper for cross-entropy (III-B1 b, Eqs. 22 to 25), in float64 and log space.
-#
-# It hides less than Lemma 7 says. The client holds y*_i = p_i exp(-delta_i) and c_i = (1 - exp(delta_i)) / xi_i, so p_i
-# = y*_i (1 - c_i xi_s) and sum_i p_i = 1 is one linear equation for xi per sample: m samples give the true predictions
-# (`benchmarks/perturbation_attacks.py`). The server holds n_L (n_L - 1) numbers mu_ij under n_L masks lambda_i and
-# finds the predictions of every sample of every client as well (same file). Use it to follow the paper;
-# `exchange="shift"` shows the client no more than m = 1 does here, shows the server nothing, and needs no noise terms.
-#
-# The paper prints the factor once as (1 - exp(delta)) / xi and twice as its inverse; only the former fits Lemma 5.
-
-
-LAMBDA_NATS = 3.0
-"""log lambda_i is within this of the smallest log ratio of its row."""
-
-
-def ask(round_id: bytes, logits: torch.Tensor, alpha: torch.Tensor) -> tuple[Request, torch.Tensor]:
-    """Step (1): mu_ij = exp(y^_j - y^_i) + lambda_i.
-
-    Args:
-        logits: noisy outputs [B, n_L]; alpha: [B].
-
-    Returns:
-        The request and the client's secret log lambda, float64 [B, n_L]. lambda_i is of the size of the smallest ratio
-        of its row, within e^3. No ratio is then lost beside it, and what the client subtracts in Eq. 24 is at most e^3
-        times what is left, so the prediction's relative error is about e^3 2^-52 times the largest log ratio, however
-        large the noise.
-    """
-    logits = logits.detach().double()
-    batch, outputs = logits.shape
-    differences = logits[:, None, :] - logits[:, :, None]
-    own = torch.eye(outputs, dtype=torch.bool, device=logits.device)
-    smallest = differences.masked_fill(own, math.inf).amin(2)
-    log_lambda = smallest + uniform(batch * outputs, -LAMBDA_NATS, LAMBDA_NATS).reshape(batch, outputs).to(smallest)
-    return Request(round_id, torch.logaddexp(differences, log_lambda[:, :, None]), alpha.detach().double()), log_lambda
-
-
-def answer(key: Key, request: Request) -> Reply:
-    """Step (2), Eq. 23: remove the noise from the sums of mu, put exp(delta_i) in its place.
-
-    delta is fresh for each sample and class, at least 1/2 and at most 2 in magnitude; xi is the round's.
-
-    Raises:
-        ExchangeError: shapes that do not fit, or numbers that are not finite.
-    """
-    outputs = len(key.additive)
-    alpha, log_mu = request.alpha, request.log_mu
-    if log_mu.shape != (len(alpha), outputs, outputs) or alpha.dim() != 1:
-        raise ExchangeError(
-            f"a request of {len(alpha)} samples holds [{len(alpha)}, {outputs}, {outputs}] ratios, got "
-            f"{list(log_mu.shape)}"
-        )
-    if not (alpha.isfinite().all() and log_mu.isfinite().all()):
-        raise ExchangeError("the request holds numbers that are not finite")
-    shift = alpha[:, None] * key.shift.to(alpha)
-    count = alpha.numel() * outputs
-    delta = (signs(count) * uniform(count, 0.5, 2.0)).reshape(-1, outputs).to(alpha)
-    correction = delta[:, :, None] - (shift[:, None, :] - shift[:, :, None])  # r*_ij
-    own = torch.eye(outputs, dtype=torch.bool, device=alpha.device)
-    masked = correction.masked_fill(own, -math.inf)
-    log_total = torch.logaddexp(delta, torch.logsumexp(log_mu + masked, 2))
-    factor = (1 - torch.exp(delta)) / key.xi[key.partition].to(alpha)
-    return Reply(key.round, log_total, torch.logsumexp(masked, 2), factor)
-
-
-def finish(reply: Reply, log_lambda: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eq. 24: y* = exp(-delta) softmax(y), and y~* = y* (1 - exp(delta)) / xi; float64 [B, n_L] each.
-
-    Raises:
-        ExchangeError: the reply does not fit the request, or rounding left no positive number.
-    """
-    if reply.log_total.shape != log_lambda.shape:
-        raise ExchangeError(f"the reply is for {list(reply.log_total.shape)}, asked was {list(log_lambda.shape)}")
-    removed = log_lambda + reply.log_mask - reply.log_total
-    if not bool((removed < 0).all()):
-        raise ExchangeError("the server's sums are smaller than the client's own masks; the noise is too large")
-    noisy = torch.exp(-(reply.log_total + torch.log(-torch.expm1(removed))))
-    return noisy, noisy * reply.factor
-
-
 # The two losses, as the plain training loop would compute them, and the check of a batch's targets.
 
 
@@ -237,198 +150,7 @@ def dense_targets(loss: str, targets: torch.Tensor, outputs: int, samples: int, 
     return targets.to(dtype)
 
 
-# The client's side of Lemmas 3 and 5: every term as a vector-Jacobian product of one forward pass.
-#
-# A term is a cotangent q [B, n_L] of the noisy outputs and one a [B] of alpha, so its gradient is that of
-# sum q o y^ + sum a alpha. The head (y^ = h W^T + b, alpha = sum h + 1) is done in closed form for all terms at once;
-# `pullback` walks the body.
-
-
-def squared_terms(
-    logits: torch.Tensor, alpha: torch.Tensor, target: torch.Tensor, additive: torch.Tensor, members: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lemma 3 and the contraction after Eq. 27: noisy gradient, sigma_s = r_a^T (alpha J + (y^ - y) d alpha), beta.
-
-    Args:
-        logits, target: [B, n_L]; alpha: [B]; additive: r_a [n_L]; members: [m, n_L], 1 where output i is in I_s.
-
-    Returns:
-        q [m + 2, B, n_L] and a [m + 2, B].
-    """
-    residual = logits - target
-    by_part = members * additive
-    zero = torch.zeros_like(alpha)[None]
-    q = torch.cat([residual[None], alpha[None, :, None] * by_part[:, None, :], torch.zeros_like(residual)[None]])
-    return q, torch.cat([zero, by_part @ residual.T, alpha[None]])
-
-
-def exchanged_terms(
-    noisy: torch.Tensor, helper: torch.Tensor, target: torch.Tensor, additive: torch.Tensor, members: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lemma 5: noisy gradient, sigma_s, beta_s, psi_s from y* and y~* of the exchange; q [3m + 1, B, n_L], a."""
-    residual = noisy - target
-    by_part = members * additive
-    zero = torch.zeros_like(residual[:, 0])
-    none = torch.zeros_like(residual)
-    parts = len(members)
-    q = torch.cat([residual[None], none.expand(2 * parts, *none.shape), members[:, None, :] * helper])
-    a = torch.cat([zero[None], by_part @ residual.T, by_part @ helper.T, zero.expand(parts, *zero.shape)])
-    return q, a
-
-
-def head_terms(
-    name: str, features: torch.Tensor, weight: torch.Tensor, q: torch.Tensor, a: torch.Tensor | None, terms: UpdateTerms
-) -> torch.Tensor:
-    """The last layer's gradients into `terms`, and the cotangents [T, B, n_{L-1}] of the features.
-
-    Args:
-        features: h [B, n_{L-1}]; weight: [n_L, n_{L-1}]; q, a: [T, B, n_L] and [T, B], already over the batch size; a
-            is None where no term has a part of alpha's gradient.
-    """
-    terms.product(f"{name}.weight", q, features)
-    terms.put(f"{name}.bias", q.sum(1))
-    back = q @ weight
-    return back if a is None else back.add_(a[:, :, None])
-
-
-# A client's forward and backward passes on a noisy model.
-
-
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """A forward pass, and what its backward passes need of it."""
-
-    state: dict[str, torch.Tensor]
-    features: torch.Tensor
-    pull: Callable
-    logits: torch.Tensor
-    alpha: torch.Tensor
-    target: torch.Tensor
-
-
-class ClientWork:
-    """Turns a noisy model and batches into the rows of an update. Holds no weights.
-
-    Attributes:
-        norms: batch norms that use the batch's statistics, with their width and momentum.
-        statistic_count: how many numbers their means and variances are.
-    """
-
-    def __init__(self, plan: Plan, names: list[str], loss: str, exchange: str | None, noise_on: str, model: nn.Module):
-        self.plan, self.names, self.loss, self.exchange, self.noise_on = plan, names, loss, exchange, noise_on
-        norms = plan.channels.batch_norms.items()
-        named = ((name, model.get_submodule(name)) for name, own in norms if own)
-        self.norms: dict[str, tuple[int, float | None]] = {
-            name: (norm.num_features, norm.momentum) for name, norm in named if isinstance(norm, _BatchNorm)
-        }
-        self.statistic_count = sum(2 * width for width, _ in self.norms.values())
-        self._body = Pullback(plan.body, names)
-        self._spare = Spare()
-
-    def terms(
-        self, noisy: NoisyModel, batches: Sequence[tuple], server: Callable[[Request], Reply] | None
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Means over all samples: the terms [T, P], the batch statistics, and the number of samples.
-
-        Raises:
-            BatchMismatchError, StateMismatchError, ExchangeError, NonFiniteGradientError: what each says.
-        """
-        step = ClientRound(self, noisy, batches)
-        for _ in batches:
-            request = step.ask()
-            if request is None:
-                step.take(None)
-            elif server is None:
-                raise ExchangeError(
-                    "cross-entropy with exchange='paper' asks the server once a batch; pass server=, a callable from "
-                    "Request to Reply"
-                )
-            else:
-                step.take(server(request))
-        return step.done()
-
-    def size(self, batch: tuple) -> int:
-        if len(batch) != 2 or not all(isinstance(part, torch.Tensor) for part in batch):
-            raise BatchMismatchError("a batch is a pair (inputs, targets) of tensors")
-        if batch[0].dim() == 0 or not len(batch[0]) or len(batch[0]) != len(batch[1]):
-            raise BatchMismatchError(f"inputs of shape {list(batch[0].shape)}, targets of {list(batch[1].shape)}")
-        return len(batch[0])
-
-    def split(self, flat: torch.Tensor, noisy: NoisyModel) -> list[torch.Tensor]:
-        return list(flat.split([noisy.state[name].numel() for name in self.names]))
-
-    def forward(self, noisy: NoisyModel, inputs: torch.Tensor, targets: torch.Tensor) -> Forward:
-        """A forward pass on the noisy model."""
-        plan = self.plan
-        head = f"{plan.head}."
-        if missing := [n for n in (*self.names, f"{head}weight") if n not in noisy.state]:
-            raise StateMismatchError(f"the noisy model lacks {', '.join(missing[:5])}; it is of another architecture")
-        state = {name: tensor.detach() for name, tensor in noisy.state.items()}
-        state |= self._fresh_statistics(inputs.device, state)
-        try:
-            features, pull = self._body.forward(state, inputs.detach())
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise BatchMismatchError(f"inputs {list(inputs.shape)} {inputs.dtype}: {error}") from error
-        if features.shape != (len(inputs), plan.features):
-            raise BatchMismatchError(
-                f"the body gives {list(features.shape)} for inputs of shape {list(inputs.shape)}; the last layer takes "
-                f"[{len(inputs)}, {plan.features}]"
-            )
-        logits = F.linear(features, state[f"{head}weight"], state.get(f"{head}bias"))
-        alpha = features.new_ones(len(features))  # the bias is the weight of a feature that is 1
-        if self.noise_on == "weights":
-            alpha = features.sum(1) + plan.head_bias
-        target = dense_targets(self.loss, targets, plan.outputs, len(inputs), logits.dtype)
-        return Forward(state, features, pull, logits, alpha, target)
-
-    def backward(
-        self, noisy: NoisyModel, done: Forward, reply: Reply | None, secret: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The terms and the statistics of a batch. `secret` is the client's of the exchange that `reply` ends."""
-        logits, size = done.logits, len(done.logits)
-        q, a = self._cotangents(noisy, done, reply, secret)
-        q, a = q.to(logits.dtype) / size, None if a is None else a.to(logits.dtype) / size
-        terms = UpdateTerms(len(q), {name: done.state[name] for name in self.names}, self._spare)
-        weight = done.state[f"{self.plan.head}.weight"]
-        done.pull(head_terms(self.plan.head, done.features, weight, q, a, terms), terms)
-        return terms.finish(), self._statistics(done.state, done.features)
-
-    def _cotangents(
-        self, noisy: NoisyModel, done: Forward, reply: Reply | None, secret: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logits, alpha, target = done.logits, done.alpha, done.target
-        if self.exchange == "shift":
-            return (torch.softmax(logits.double(), 1) - target)[None], None
-        members = F.one_hot(noisy.partition).T.to(logits)
-        additive = noisy.additive.to(logits)
-        if self.loss == "mse" and self.noise_on == "bias":
-            return torch.cat([(logits - target)[None], (members * additive)[:, None].expand(-1, *logits.shape)]), None
-        if self.loss == "mse":
-            return squared_terms(logits, alpha, target, additive, members)
-        if reply is None or secret is None:
-            raise ExchangeError("the server's reply is missing; ask it with the batch's request, and take its reply")
-        y, helper = finish(reply, secret)
-        if self.noise_on == "bias":
-            return torch.cat([(y - target.double())[None], members.double()[:, None] * helper]), None
-        return exchanged_terms(y, helper, target.double(), additive.double(), members.double())
-
-    def _fresh_statistics(self, device: torch.device, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Zeros to run from: after one pass, a buffer is the batch's statistic times the momentum."""
-        fresh: dict[str, torch.Tensor] = {}
-        for name, (width, _) in self.norms.items():
-            dtype = next(iter(state.values())).dtype
-            for kind in ("running_mean", "running_var"):
-                fresh[f"{name}.{kind}"] = torch.zeros(width, dtype=dtype, device=device)
-            fresh[f"{name}.num_batches_tracked"] = torch.zeros((), dtype=torch.int64, device=device)
-        return fresh
-
-    def _statistics(self, state: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        parts = [
-            state[f"{name}.{kind}"] / (1.0 if momentum is None else momentum)
-            for name, (_, momentum) in self.norms.items()
-            for kind in ("running_mean", "running_var")
-        ]
-        return torch.cat(parts).to(like.dtype) if parts else like.new_empty(0)
+# A client's round: for each batch a forward pass, and one backward pass for all terms together.
 
 
 class ClientRound:
@@ -438,13 +160,13 @@ class ClientRound:
         BatchMismatchError: no batch, or something else.
     """
 
-    def __init__(self, work: ClientWork, noisy: NoisyModel, batches: Sequence[tuple]):
+    def __init__(self, scheme: Scheme, noisy: NoisyModel, batches: Sequence[Batch]):
         if not batches:
             raise BatchMismatchError("no batch was given")
-        self.noisy, self._work = noisy, work
-        self._sizes = [work.size(batch) for batch in batches]
-        self._waiting = list(zip(self._sizes, batches, strict=True))
-        self._running: tuple[Forward, torch.Tensor | None] | None = None
+        self.noisy, self._scheme = noisy, scheme
+        self._sizes = [batch_size(batch) for batch in batches]
+        self._waiting = list(batches)
+        self._running: tuple[Callable[[Reply | None], tuple], Request | None] | None = None
         self._total: torch.Tensor | None = None
         self._statistics: torch.Tensor | None = None
 
@@ -454,14 +176,41 @@ class ClientRound:
         Raises:
             BatchMismatchError, StateMismatchError, NonFiniteGradientError: what each says.
         """
-        done = self._work.forward(self.noisy, *self._waiting[0][1])
-        if self._work.exchange != "paper":
-            self._running = done, None
-            return None
-        if not bool(done.logits.isfinite().all() & done.alpha.isfinite().all()):
-            raise NonFiniteGradientError("the noisy outputs are not finite; nothing was sent to the server")
-        request, secret = ask(self.noisy.round, done.logits, done.alpha)
-        self._running = done, secret
+        scheme, plan, noisy, (inputs, targets) = self._scheme, self._scheme.plan, self.noisy, self._waiting[0]
+        names = (f"{plan.head}.weight", f"{plan.head}.bias")
+        if missing := [n for n in (*scheme.trained, names[0]) if n not in noisy.state]:
+            raise StateMismatchError(f"the noisy model lacks {', '.join(missing[:5])}; it is of another architecture")
+        state = {name: tensor.detach() for name, tensor in noisy.state.items()}
+        state |= self._fresh_statistics(inputs.device, next(iter(state.values())).dtype)
+        try:
+            features, pull = scheme.body.forward(state, inputs.detach())
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise BatchMismatchError(f"inputs {list(inputs.shape)} {inputs.dtype}: {error}") from error
+        if features.shape != (len(inputs), plan.features):
+            raise BatchMismatchError(
+                f"the body gives {list(features.shape)} for inputs of shape {list(inputs.shape)}; the last layer takes "
+                f"[{len(inputs)}, {plan.features}]"
+            )
+        y, alpha = algorithm.outputs(features, state[names[0]], state.get(names[1]), scheme.noise_on)
+        target = dense_targets(scheme.loss, targets, plan.outputs, len(inputs), y.dtype)
+        request = secret = None
+        if scheme.exchange == "paper":
+            if not bool(y.isfinite().all() & alpha.isfinite().all()):
+                raise NonFiniteGradientError("the noisy outputs are not finite; nothing was sent to the server")
+            *asked, secret = algorithm.ask(y, alpha)
+            request = Request(noisy.round, *asked)
+
+        def backward(reply: Reply | None) -> tuple[torch.Tensor, torch.Tensor]:
+            q, a = self._cotangents(y, alpha, target, reply, secret)
+            q, a = q.to(y.dtype) / len(y), None if a is None else a.to(y.dtype) / len(y)
+            terms = UpdateTerms(len(q), {name: state[name] for name in scheme.trained}, scheme.spare)
+            terms.product(names[0], q, features)  # the head in closed form: y^ = h W^T + b, alpha = sum h + 1
+            terms.put(names[1], q.sum(1))
+            back = q @ state[names[0]]
+            pull(back if a is None else back.add_(a[:, :, None]), terms)
+            return terms.finish(), self._batch_statistics(state, features)
+
+        self._running = backward, request
         return request
 
     def take(self, reply: Reply | None) -> None:
@@ -472,10 +221,9 @@ class ClientRound:
         """
         if self._running is None:
             raise ExchangeError("no batch is running: ask() comes before take()")
-        (done, secret), self._running = self._running, None
-        rows, seen = self._work.backward(self.noisy, done, reply, secret)
-        size, _ = self._waiting.pop(0)
-        weight = size / sum(self._sizes)
+        (backward, _), self._running = self._running, None
+        rows, seen = backward(reply)
+        weight = len(self._waiting.pop(0)[0]) / sum(self._sizes)
         if self._total is None or self._statistics is None:
             alone = len(self._sizes) == 1
             self._total, self._statistics = (rows, seen) if alone else (rows.mul_(weight), seen * weight)
@@ -484,7 +232,7 @@ class ClientRound:
             self._statistics = self._statistics + seen * weight
 
     def done(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """See `ClientWork.terms`.
+        """Means over all samples: the terms [T, P], the batch statistics, and the number of samples.
 
         Raises:
             NonFiniteGradientError: names the gradients.
@@ -493,16 +241,67 @@ class ClientRound:
         if total is None or statistics is None:
             raise BatchMismatchError("no batch was taken yet")
         if not bool(total.sum().isfinite() & statistics.sum().isfinite()):
-            parts = zip(self._work.names, self._work.split(total[0], self.noisy), strict=True)
-            bad = [name for name, part in parts if not part.isfinite().all()]
+            bad = [name for name, part in cut(total[0], self._scheme.trained).items() if not part.isfinite().all()]
             raise NonFiniteGradientError(
                 f"the noisy gradient is not finite at {', '.join(bad[:5]) or 'its noise terms'}; check the batch for "
                 f"NaN and the model for divergence"
             )
         return total, statistics, sum(self._sizes)
 
+    def _cotangents(
+        self, y: torch.Tensor, alpha: torch.Tensor, target: torch.Tensor, reply: Reply | None,
+        secret: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """q and a of every term (Lemmas 3 and 5); a is None where no term has a part of alpha's gradient."""
+        loss, bias = self._scheme.loss, self._scheme.noise_on == "bias"
+        if self._scheme.exchange == "shift":  # sum_i (p_i - t_i) = 0: the noise terms vanish
+            return (torch.softmax(y.double(), 1) - target)[None], None
+        members, additive = F.one_hot(self.noisy.partition).T.to(y), self.noisy.additive.to(y)
+        if loss == "mse" and bias:
+            return torch.cat([(y - target)[None], (members * additive)[:, None].expand(-1, *y.shape)]), None
+        if loss == "mse":
+            return algorithm.squared_terms(y, alpha, target, additive, members)
+        if reply is None or secret is None:
+            raise ExchangeError("the server's reply is missing; ask it with the batch's request, and take its reply")
+        star, tilde = algorithm.finish(reply.log_total, reply.log_mask, reply.factor, secret)
+        target, members = target.double(), members.double()
+        if bias:
+            return torch.cat([(star - target)[None], members[:, None] * tilde]), None
+        return algorithm.exchanged_terms(star, tilde, target, additive.double(), members)
 
-# The server's pass over the weights: Eqs. 6 and 13 in training, III-D for inference.
+    def _fresh_statistics(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Zeros to run from: after one pass, a buffer is the batch's statistic times the momentum."""
+        fresh: dict[str, torch.Tensor] = {}
+        for name, (width, _) in self._scheme.norms.items():
+            for kind in ("running_mean", "running_var"):
+                fresh[f"{name}.{kind}"] = torch.zeros(width, dtype=dtype, device=device)
+            fresh[f"{name}.num_batches_tracked"] = torch.zeros((), dtype=torch.int64, device=device)
+        return fresh
+
+    def _batch_statistics(self, state: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        parts = [
+            state[f"{name}.{kind}"] / (1.0 if momentum is None else momentum)
+            for name, (_, momentum) in self._scheme.norms.items()
+            for kind in ("running_mean", "running_var")
+        ]
+        return torch.cat(parts).to(like.dtype) if parts else like.new_empty(0)
+
+
+def batches_of(batch: Batch | list[Batch]) -> list[Batch]:
+    """One batch, or several, as a list."""
+    return [batch] if isinstance(batch, tuple) else list(batch)
+
+
+def batch_size(batch: Batch) -> int:
+    """The number of samples of a batch. Raises BatchMismatchError for something else."""
+    if len(batch) != 2 or not all(isinstance(part, torch.Tensor) for part in batch):
+        raise BatchMismatchError("a batch is a pair (inputs, targets) of tensors")
+    if batch[0].dim() == 0 or not len(batch[0]) or len(batch[0]) != len(batch[1]):
+        raise BatchMismatchError(f"inputs of shape {list(batch[0].shape)}, targets of {list(batch[1].shape)}")
+    return len(batch[0])
+
+
+# The server's checks of what it is given, and the sums of Eq. 28.
 
 
 def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> torch.dtype:
@@ -537,48 +336,21 @@ def cut(flat: torch.Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, torch
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def head_size(plan: Plan, state: Mapping[str, torch.Tensor], scales: torch.Tensor) -> float:
-    """Root mean square of the last layer's scaled weights; 1 / n_{L-1} where they are all zero."""
-    name = f"{plan.head}.weight"
-    weight, scales = state[name].detach().clone(), scales.to(state[name])
-    return (
-        float(plan.channels.parameters[name].scale_(weight, scales, 1 / scales).square().mean().sqrt())
-        or 1 / plan.features
-    )
+def check_noise(scales: torch.Tensor, gamma: torch.Tensor, xi: torch.Tensor, additive: torch.Tensor) -> None:
+    """Raise unless the scales are positive and the rest is finite and nonzero.
 
-
-def perturbed_state(
-    plan: Plan, state: Mapping[str, torch.Tensor], scales: torch.Tensor, shift: torch.Tensor, noise_on: str = "weights"
-) -> dict[str, torch.Tensor]:
-    """W^ = R o W, plus R^a in the last layer (Eqs. 6 and 13) of the shift r [n_L].
-
-    R^a is added to the bias as well: the bias is the weight of a feature that is 1, so alpha = sum_j y^_j + 1. With the
-    noise on the bias alone, alpha = 1.
+    Raises:
+        NoiseError: says which noise, and how many of its entries.
     """
-    out = plan.channels.scale(state, scales)
-    for kind in ("weight", "bias"):
-        name = f"{plan.head}.{kind}"
-        if name in out and (kind == "bias" or noise_on == "weights"):
-            out[name] += (shift[:, None] if out[name].dim() == 2 else shift).to(out[name])
-    return out
-
-
-def inference_copy(
-    model: nn.Module, state: Mapping[str, torch.Tensor], noise: Noise, channels: int | None = None
-) -> nn.Module:
-    """A perturbed copy of `model` in eval mode: fresh scales, no additive noise (III-D)."""
-    copied = copy.deepcopy(model).eval()
-    plan = make_plan(copied, channels)
-    dtype = state[f"{plan.head}.weight"].dtype
-    scales = draw_scales(plan.channels.roots, plan.channels.count, noise, dtype)
-    noisy = {name: tensor.detach().clone() for name, tensor in state.items()}
-    noisy |= plan.channels.scale(state, scales)
-    copied.to(dtype)
-    copied.load_state_dict(noisy)
-    return copied.requires_grad_(False)
-
-
-# The server's side of a round's end: aggregate, remove the noise terms, undo R (III-C, Eqs. 28 and 29).
+    bad = int((~(scales > 0) | scales.isinf()).sum())
+    if bad:
+        raise NoiseError(
+            f"{bad} of {scales.numel()} channel scales are not positive and finite; ReLU(r x) = r ReLU(x) needs r > 0"
+        )
+    for name, values in (("gamma", gamma), ("xi", xi), ("r_a", additive)):
+        bad = int((~values.isfinite() | (values == 0)).sum())
+        if bad:
+            raise NoiseError(f"{bad} of {values.numel()} entries of {name} are zero or not finite")
 
 
 class Recovered(dict):
@@ -733,39 +505,6 @@ def _check_cohort(updates: Sequence[Update], openings: Sequence[MaskOpening]) ->
         )
 
 
-def coefficients(key: Key, loss: str, exchange: str | None, noise_on: str = "weights") -> torch.Tensor:
-    """What each term is multiplied by, float64 [T]: 1, then -gamma_s and v (Eq. 29), or -gamma_s, gamma_s xi_s and
-    -xi_s (the cross-entropy form, whose printed bracket has the wrong sign at xi_s gamma_s; its second line is right).
-    With the noise on the bias alone, what goes with the gradient of alpha is zero: 1, then -gamma_s or -xi_s.
-    """
-    one = torch.ones(1, dtype=torch.float64)
-    if noise_on == "bias":
-        return torch.cat([one, -key.gamma if loss == "mse" else -key.xi])
-    if loss == "mse":
-        return torch.cat([one, -key.gamma, torch.tensor([key.energy], dtype=torch.float64)])
-    if exchange == "shift":
-        return one
-    return torch.cat([one, -key.gamma, key.gamma * key.xi, -key.xi])
-
-
-def statistics_state(
-    norms: Mapping[str, tuple[int, float | None]], state: Mapping[str, torch.Tensor], recovered: Recovered
-) -> dict[str, torch.Tensor]:
-    """The running statistics after this round: (1 - momentum) old + momentum new, as nn.BatchNorm has it."""
-    out: dict[str, torch.Tensor] = {}
-    for name, (_, momentum) in norms.items():
-        count = state[f"{name}.num_batches_tracked"] + 1
-        factor = 1.0 / float(count) if momentum is None else momentum
-        for kind, new in zip(("running_mean", "running_var"), recovered.statistics[name], strict=True):
-            old = state[f"{name}.{kind}"]
-            out[f"{name}.{kind}"] = (1 - factor) * old + factor * new.to(old)
-        out[f"{name}.num_batches_tracked"] = count
-    return out
-
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
 class Scheme:
     """Perturbed-model federated learning of one architecture. Server and clients make one each from the same model.
 
@@ -782,6 +521,10 @@ class Scheme:
             alone. That hides less (docs/perturbation.md) and takes m + 1 terms in place of m + 2 or 3m + 1.
         noise: how large the noise is. frac_bits: fraction bits under client masks. channels: width of the input's
             dimension 1, for a model that concatenates its input before a layer tells that.
+
+    Attributes:
+        trained: the shapes of the parameters that train, in the model's order.
+        norms: batch norms that use the batch's statistics, with their width and momentum.
 
     Raises:
         NotPerturbableError: a layer cannot carry a scale; names it. ValueError: an unknown loss, exchange or m.
@@ -826,12 +569,13 @@ class Scheme:
         self.exchange, self.partitions, self.noise_on = exchange, partitions, noise_on
         self.noise = noise or Noise()
         self.frac_bits = frac_bits
-        self._model, self._channels = model, channels
+        self._model, self._width = model, channels
         self._round = os.urandom(ROUND_BYTES)
-        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._shapes = {name: p.shape for name, p in model.state_dict(keep_vars=True).items()}
-        self._trained = {name: self._shapes[name] for name in self._names}
-        self._client = ClientWork(plan, self._names, self.loss, self.exchange, noise_on, model)
+        self.trained = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        self.body, self.spare = Pullback(plan.body, list(self.trained)), Spare()
+        own = ((name, model.get_submodule(name)) for name, own in plan.channels.batch_norms.items() if own)
+        self.norms = {name: (norm.num_features, norm.momentum) for name, norm in own if isinstance(norm, _BatchNorm)}
 
     @property
     def term_count(self) -> int:
@@ -859,21 +603,21 @@ class Scheme:
             StateMismatchError: names or shapes that are not the model's. NonFiniteGradientError: NaN in the weights.
             NoiseError: the noise is not positive.
         """
-        dtype = check_state(state_dict, self._shapes)
-        plan = self.plan
-        common = self.exchange == "shift"
-        scales = draw_scales(plan.channels.roots, plan.channels.count, self.noise, dtype)
-        size = head_size(plan, state_dict, scales)
+        dtype, plan, common = check_state(state_dict, self._shapes), self.plan, self.exchange == "shift"
+        scales = algorithm.draw_scales(plan.channels, self.noise, dtype)
+        head = f"{plan.head}.weight"
+        weight = state_dict[head].detach().clone()
+        algorithm.times_ratios(plan.channels, scales, {head: weight})
+        size = float(weight.square().mean().sqrt()) or 1 / plan.features
         if self.noise_on == "bias":  # It stands beside logits then, which are as large as a row's length.
             size *= plan.features**0.5
-        gamma, xi, additive = draw_additive(plan.outputs, self.partitions, size, self.noise.size(dtype), common)
-        check_noise(scales, gamma, xi, additive)
-        partition = random_partition(plan.outputs, self.partitions)
+        drawn = algorithm.draw_additive(plan.outputs, self.partitions, size, self.noise.size(dtype), common)
+        check_noise(scales, *drawn[:3])
         self._round = following(self._round)
-        key = Key(self._round, dtype, scales, gamma, xi, additive, partition)
-        state = perturbed_state(plan, state_dict, scales, key.shift, self.noise_on)
-        public = torch.ones_like(additive) if common else additive  # the shift exchange has no use for r_a
-        return NoisyModel(state, public, partition, key.round, self.frac_bits), key
+        key = Key(self._round, dtype, scales, *drawn)
+        state = algorithm.perturb(plan.channels, plan.head, state_dict, key, self.noise_on)
+        public = torch.ones_like(key.additive) if common else key.additive  # the shift exchange has no use for r_a
+        return NoisyModel(state, public, key.partition, key.round, self.frac_bits), key
 
     def blank(self) -> NoisyModel:
         """The shapes of every round's noisy model, which everybody knows."""
@@ -888,11 +632,20 @@ class Scheme:
         prediction and alpha from the request, and the client the prediction from the reply: see `exchange`.
 
         Raises:
-            StaleKeyError: the request belongs to another round. ExchangeError: see `exchange.answer`.
+            StaleKeyError: the request belongs to another round. ExchangeError: shapes that do
+                not fit, or numbers that are not finite.
         """
         if request.round != key.round:
             raise StaleKeyError("the request was made for another round's noisy model; fetch the current one")
-        return answer(key, request)
+        log_mu, alpha, count = request.log_mu, request.alpha, self.plan.outputs
+        if log_mu.shape != (len(alpha), count, count) or alpha.dim() != 1:
+            raise ExchangeError(
+                f"a request of {len(alpha)} samples holds [{len(alpha)}, {count}, {count}] ratios, got "
+                f"{list(log_mu.shape)}"
+            )
+        if not (alpha.isfinite().all() and log_mu.isfinite().all()):
+            raise ExchangeError("the request holds numbers that are not finite")
+        return Reply(key.round, *algorithm.answer(key, log_mu, alpha))
 
     def recover(
         self,
@@ -917,20 +670,15 @@ class Scheme:
             StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError:
                 what each says; nothing is changed by a failed call.
         """
-        factors = coefficients(key, self.loss, self.exchange, self.noise_on)
+        factors = algorithm.coefficients(key, self.loss, self.exchange, self.noise_on)
         total, statistics = aggregate(key, updates, weights, openings, factors, self.counts[1:], self.frac_bits)
-        self._times_ratios(key, total)
-        return Recovered.split(total.to(key.dtype), statistics, self._trained, self._client.norms)
+        algorithm.times_ratios(self.plan.channels, key.scales, cut(total, self.trained))
+        return Recovered.split(total.to(key.dtype), statistics, self.trained, self.norms)
 
     def ratios(self, key: Key) -> torch.Tensor:
         """R of all trainable parameters in the model's order, flat, float64 [P]: what the server knows beside R^a."""
-        return self._times_ratios(key, torch.ones(sum(s.numel() for s in self._trained.values()), dtype=torch.float64))
-
-    def _times_ratios(self, key: Key, flat: torch.Tensor) -> torch.Tensor:
-        scales = key.scales.to(flat)
-        inverses = 1 / scales
-        for name, part in cut(flat, self._trained).items():
-            self.plan.channels.parameters[name].scale_(part, scales, inverses)
+        flat = torch.ones(self.counts[1], dtype=torch.float64)
+        algorithm.times_ratios(self.plan.channels, key.scales, cut(flat, self.trained))
         return flat
 
     def update_statistics(
@@ -938,7 +686,15 @@ class Scheme:
     ) -> dict[str, torch.Tensor]:
         """The batch norms' next running means, variances and counts: what plain training on the joint weights gives
         when the clients' running statistics are averaged by N_k / N. Only names that change."""
-        return statistics_state(self._client.norms, state_dict, recovered)
+        out: dict[str, torch.Tensor] = {}
+        for name, (_, momentum) in self.norms.items():
+            count = state_dict[f"{name}.num_batches_tracked"] + 1
+            factor = 1.0 / float(count) if momentum is None else momentum
+            for kind, new in zip(("running_mean", "running_var"), recovered.statistics[name], strict=True):
+                old = state_dict[f"{name}.{kind}"]
+                out[f"{name}.{kind}"] = (1 - factor) * old + factor * new.to(old)
+            out[f"{name}.num_batches_tracked"] = count
+        return out
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, recovered: Recovered) -> None:
         """Give the recovered gradient to a torch optimiser (momentum and weight decay act at the server, on the true
@@ -963,7 +719,12 @@ class Scheme:
             StateMismatchError, NonFiniteGradientError: as `perturb`.
         """
         check_state(state_dict, self._shapes)
-        return inference_copy(self._model, state_dict, self.noise, self._channels)
+        copied = copy.deepcopy(self._model).eval()
+        plan, dtype = make_plan(copied, self._width), state_dict[f"{self.plan.head}.weight"].dtype
+        noisy = {name: tensor.detach().clone() for name, tensor in state_dict.items()}
+        noisy |= plan.channels.scale(state_dict, algorithm.draw_scales(plan.channels, self.noise, dtype))
+        copied.to(dtype).load_state_dict(noisy)
+        return copied.requires_grad_(False)
 
     # --- client ---------------------------------------------------------------------------------------------------
 
@@ -993,12 +754,20 @@ class Scheme:
             WeightError, FixedPointRangeError: a share or a term that masks cannot carry.
                 In all cases nothing was sent, and no mask was used.
         """
-        found = self._client.terms(noisy, batches_of(batch), server)
-        return self.update(noisy, *found, masks=masks, share=share)
+        step = self.begin(noisy, batch)
+        for _ in batches_of(batch):
+            request = step.ask()
+            if request is not None and server is None:
+                raise ExchangeError(
+                    "cross-entropy with exchange='paper' asks the server once a batch; pass server=, a callable from "
+                    "Request to Reply"
+                )
+            step.take(None if request is None or server is None else server(request))
+        return self.update(noisy, *step.done(), masks=masks, share=share)
 
     def begin(self, noisy: NoisyModel, batch: Batch | list[Batch]) -> ClientRound:
         """`client_step` before its messages: ask, take the reply, and so on; `update` ends it."""
-        return ClientRound(self._client, noisy, batches_of(batch))
+        return ClientRound(self, noisy, batches_of(batch))
 
     def sizes(self, batch: Batch | list[Batch]) -> list[int]:
         """The number of samples of each of a client's batches, which are public.
@@ -1006,7 +775,7 @@ class Scheme:
         Raises:
             BatchMismatchError: something else than batches.
         """
-        return [self._client.size(one) for one in batches_of(batch)]
+        return [batch_size(one) for one in batches_of(batch)]
 
     @property
     def device(self) -> torch.device:
@@ -1016,8 +785,8 @@ class Scheme:
     @property
     def counts(self) -> tuple[int, int, int]:
         """T, P and the number of statistics: an update is of T P + statistics numbers."""
-        trained = sum(shape.numel() for shape in self._trained.values())
-        return self.term_count, trained, self._client.statistic_count
+        trained = sum(shape.numel() for shape in self.trained.values())
+        return self.term_count, trained, sum(2 * width for width, _ in self.norms.values())
 
     def update(
         self,
@@ -1053,8 +822,3 @@ class Scheme:
         """
         terms, trained, statistics = self.counts
         masks.prepare(following(noisy.round), terms * trained + statistics)
-
-
-def batches_of(batch: Batch | list[Batch]) -> list[Batch]:
-    """One batch, or several, as a list."""
-    return [batch] if isinstance(batch, tuple) else list(batch)

@@ -12,7 +12,7 @@ from ...data import datasets
 from ...data.errors import DatasetMissingError
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
-from .errors import BatchMismatchError, WeightError
+from .errors import BatchMismatchError, NoiseError, WeightError
 
 PAPERS_DATA = ("ubmd", "aptos", "ldc", "cifar100")
 """Section V-A: of the registry of `sectorch.data`."""
@@ -144,6 +144,44 @@ def exchange_of(loss: str, partitions: int, exchange: str | None) -> str | None:
     """The exchange of a scheme with these settings: "shift" for m = 1 unless named, where the paper's shows the client
     no less and the server far more."""
     return None if loss == "mse" else exchange or ("shift" if partitions == 1 else "paper")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How large the noise is. Sizes are a trade of hiding against rounding: the server recovers a gradient as a
+    difference of terms that grow with the square of `additive`.
+
+    Attributes:
+        spread: channel scales are log-uniform in [1/spread, spread]; above 1, and 2 or more for powers of two.
+        additive: gamma_s is +-uniform in [additive/2, 2 additive]; the public r_a is uniform in [1/2, 3/2] times the
+            root mean square of the last layer's scaled weights. At 1 what is added to a weight is of the weight's own
+            size, and what is added to a logit about sqrt(n_{L-1}) times the logit. Positive. None: 1 for float64 and
+            1/4 for float32, where a deep net's terms would else be a thousand times the gradient.
+        powers_of_two: whether channel scales are powers of two. Floating point then rounds the noised pass exactly as
+            the plain one, so no ReLU near zero turns over, but the digits of every weight stand open and a scale is
+            one of 2 log2(spread) + 1. None: for float32, where one turned ReLU can cost a hundredth of a deep net's
+            gradient; float64 has digits enough for any real scale.
+    """
+
+    spread: float = 4.0
+    additive: float | None = None
+    powers_of_two: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.spread) and self.spread > 1):
+            raise NoiseError(f"the spread of the channel scales has to be finite and above 1, got {self.spread}")
+        if self.additive is not None and not (math.isfinite(self.additive) and self.additive > 0):
+            raise NoiseError(f"the size of the additive noise has to be finite and positive, got {self.additive}")
+        if self.powers_of_two and self.spread < 2:
+            raise NoiseError(f"powers of two need a spread of 2 or more, got {self.spread}; or powers_of_two=False")
+
+    def size(self, dtype: torch.dtype) -> float:
+        """`additive` for weights of `dtype`."""
+        return self.additive or (0.25 if dtype == torch.float32 else 1.0)
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        """Whether weights of `dtype` get powers of two."""
+        return self.spread >= 2 and dtype == torch.float32 if self.powers_of_two is None else self.powers_of_two
 
 
 def shards(count: int, clients: int, seed: int) -> list[torch.Tensor]:

@@ -1,40 +1,78 @@
-"""The rounds of a server and its clients: who computes what, and which message of `perturbation/messages.py` follows.
+"""The messages of a round, declared, and who sends which when: `Federation`.
 
-Once:        public keys of the clients up, all of them down (for masks)
+Once:        public keys of the clients up, all of them down (`sectorch/secure_sum.py`)
 Each round:  the noisy model down; in the paper's cross-entropy exchange a request and a reply a batch; the update up
 Double masks: who sent an update down, an opening up
 
-The same program runs with all parties in this process or with one in each (`sectorch.choreography.run.party`). What a
-message shows is in docs/perturbation.md. Source: section III; Bonawitz et al. 2017.
+The same program runs with all parties in this process or with one in each. What a message shows is in
+docs/perturbation.md. Source: section III.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...choreography import Located, Net
+from ...choreography import Located, Message, Net, Party, Roles, protocol
 from ...choreography.located import compute
 from ...errors import ArgumentError
-from ...secure_sum import NAME_BYTES, PairwiseMasks, ServerAndClients, meta_bytes, of_shape, send_masked
+from ...secure_sum import (
+    NAME_BYTES,
+    PAIR,
+    PairwiseMasks,
+    ServerAndClients,
+    meta_bytes,
+    of_shape,
+    send_masked,
+    star_roles,
+)  # fmt: skip
 from ...session import Session
+from .algorithm import Key
 from .errors import WeightError
-from .messages import (
-    SERVER,
-    Key,
-    Reply,
-    Request,
-    Update,
-    clients_of,
-    exchange,
-    roles_of,
-    send_model,
-    send_plain,
-)
+from .messages import Reply, Request, Update
 from .scheme import Batch, ClientRound, Recovered, Scheme
+
+SERVER = Party("Server", "Server")
+
+
+def clients_of(count: int) -> list[str]:
+    """The names of so many clients: C0, C1, ..."""
+    return [f"C{client}" for client in range(count)]
+
+
+def roles_of(clients: int) -> Roles:
+    """The star of a server and so many clients."""
+    return star_roles(clients_of(clients))
+
+
+@protocol("perturbation_model", "III-A", [
+    Message("model", "Server", "Client", "scales and additive noise of the server",
+            "a model of the same function, and more (docs/perturbation.md)"),
+], roles=PAIR)  # fmt: skip
+def send_model(net: Net, model: Located) -> Located:
+    """A round's noisy model, the same to each client: the model's bytes, 16 for each of its outputs, and 16."""
+    return model.send(net.Server, net.Client, "model")
+
+
+@protocol("perturbation_exchange", "III-B1 b, Eqs. 22 to 25", [
+    Message("request", "Client", "Server", "lambda, which does not hide it", "the prediction of every sample"),
+    Message("reply", "Server", "Client", "delta and xi, which do not hide it", "the prediction of every sample"),
+], roles=PAIR)  # fmt: skip
+def exchange(net: Net, request: Located, answer: Callable, key: Located) -> Located:
+    """The paper's exchange for cross-entropy, of one batch. Rounds 2, bytes 8 B (n (n - 1) + 1) and 24 B n."""
+    at_server = request.send(net.Client, net.Server, "request").at("Server")
+    return net.fresh(net.Server, answer, key, at_server).send(net.Server, net.Client, "reply")
+
+
+@protocol("perturbation_plain_update", "III-B", [
+    Message("update", "Client", "Server", "", "the client's gradient"),
+], roles=PAIR)  # fmt: skip
+def send_plain(net: Net, update: Located) -> Located:
+    """A client's terms and statistics without masks: the bytes of the model's floats."""
+    return update.send(net.Client, net.Server, "update")
 
 
 class Federation:
