@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from hesv_variants import FastestTester, LetterTester
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -105,21 +106,19 @@ def evaluated(given, **settings) -> dict:
                 rotations=result.counted("rotations"), routing=result.level, **kinds)  # fmt: skip
 
 
-BASELINES = {"hesv, letter": hesv.LETTER, "hesv, fastest": hesv.FASTEST}
-"""By the paper's letter every product of two ciphertexts is relinearised and rescaled, for every coalition; the fastest
-does so once for a sum, and computes the first layer once for each client. Neither pays for our fresh encryptions of
-zero or for labels in unary, and both encrypt as SecSV does."""
+BASELINES = {"hesv, letter": LetterTester, "hesv, fastest": FastestTester}
+"""Both encrypt as SecSV does."""
 
 
-def baseline(run: ShapleyEvaluation, variant: hesv.Variant) -> ShapleyEvaluation:
-    """A valuation by HESV that takes this variant."""
-    run._tester = hesv.HESVTester(run.program, run.tests, hesv.joint_keys(run.program), run.level, variant=variant)
+def baseline(run: ShapleyEvaluation, kind: type[hesv.HESVTester]) -> ShapleyEvaluation:
+    """A valuation by HESV that takes this baseline."""
+    run._tester = kind(run.program, run.tests, hesv.joint_keys(run.program), run.level)
     return run
 
 
 def by_letter(given, limit: float) -> dict:
     """HESV on the first round of a case; a few coalitions of each size if all would pass the limit."""
-    run = baseline(ShapleyEvaluation(*given, Settings(protocol="hesv", compare=False)), hesv.LETTER)
+    run = baseline(ShapleyEvaluation(*given, Settings(protocol="hesv", compare=False)), LetterTester)
     utilities = run.utilities(0)
     start = time.process_time()
     with Spent() as beginning:

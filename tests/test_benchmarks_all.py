@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 WITHOUT = {
     "all.py",
     "capride_attacks.py",
+    "hesv_variants.py",
     "huggingface_models.py",
     "privhfl_paper.py",
     "privhfl_pictures.py",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,8 @@ from sectorch.protocols.secsv import build
 from sectorch.protocols.secsv.secsv import Field, Format, joint_keys
 from sectorch.protocols.secsv.testers import TestSet, averaged
 from sectorch.protocols.secsv.values import coalitions, members
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # `hesv_variants.py`
 
 TestSet.__test__ = False
 

@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+from hesv_variants import FastestTester, LetterTester
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import UnsupportedOpError
 from sectorch.protocols.secsv import GRUClassifier, build, secsv
-from sectorch.protocols.secsv.hesv import FASTEST, LETTER, HESVTester
+from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
 from sectorch.protocols.secsv.program import Program
 from sectorch.protocols.secsv.secsv import SecSVTester
@@ -175,12 +176,12 @@ def test_aggregation_weights_are_exact_where_they_are_small_integers():
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("variant", [LETTER, FASTEST])
-def test_the_baselines_count_the_right_samples(name, variant):
+@pytest.mark.parametrize("kind", [LetterTester, FastestTester])
+def test_the_baselines_count_the_right_samples(name, kind):
     """HESV by the paper's letter, and the fastest; with unequal numbers of samples."""
     program, tests, models = case(name, each=3)
     tests = TestSet((*tests.x[:3], tests.x[3][:1]), (*tests.labels[:3], tests.labels[3][:1]))
-    tester = HESVTester(program, tests, hesv_keys(program), "single-layer", variant=variant)
+    tester = kind(program, tests, hesv_keys(program), "single-layer")
     tester.begin(models, WEIGHTS)
     reference = plain(program, tests, models)
     with Transcript() as sent:

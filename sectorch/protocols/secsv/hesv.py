@@ -255,12 +255,6 @@ def counted(matches: ckks.CKKSTensor, keys: ckks.Keys) -> torch.Tensor:
     return (matches.decrypt(keys.secret) > 0.5).sum().view(1)
 
 
-@work("decryption", lambda differences, keys: torch.empty(1, dtype=torch.int64, device="meta"))
-def zeroes(differences: ckks.CKKSTensor, keys: ckks.Keys) -> torch.Tensor:
-    """How many places of a batch hold less than a half, [1]."""
-    return (differences.decrypt(keys.secret).abs() < 0.5).sum().view(1)
-
-
 @work("arithmetic")
 def weighted(model: tuple[PackedOperand, Cipher], weight: int) -> tuple[PackedOperand, Cipher]:
     """A client's layer times its aggregation weight."""
@@ -289,7 +283,9 @@ def _total(parts: list[Cipher]) -> Cipher:
 
 
 @work("arithmetic")
-def linear(layer: Layer, model: tuple[PackedOperand, Cipher], operand: PackedOperand, each: bool) -> EncryptedMatrix:
+def linear(
+    layer: Layer, model: tuple[PackedOperand, Cipher], operand: PackedOperand, each: bool = False
+) -> EncryptedMatrix:
     """A layer's outputs, encrypted (Algorithm 2, step 2). each: see `MatrixProduct.multiply`."""
     left, bias = model
     out = product(layer, operand.shape[1]).multiply(left, operand, each)
@@ -366,37 +362,11 @@ def unmasked(dealt: tuple, rho: torch.Tensor) -> ckks.CKKSTensor:
 
 
 @work("arithmetic")
-def differences(prediction: ckks.CKKSTensor, labels: ckks.CKKSTensor) -> ckks.CKKSTensor:
-    """Prediction less label, encrypted, a slot for each sample (Algorithm 2, step 8)."""
-    return (prediction - labels).smallest_form()
-
-
-@work("arithmetic")
 def matches(prediction: ckks.CKKSTensor, labels: ckks.CKKSTensor) -> ckks.CKKSTensor:
     """Whether prediction and label agree, encrypted, a slot for each sample (in place of step 8's difference)."""
     if not prediction.cipher.data.is_meta:
         tally(prediction.shape[1])
     return (prediction * labels).sum(1).smallest_form()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a run of HESV does beyond the paper, or better than its letter.
-
-    Attributes:
-        guarded: fresh encryptions of zero in what clients decrypt, and labels in unary, so that the client that counts
-            does not see by how much predictions and labels differ.
-        lazy: a block's sum of products is relinearised and rescaled once, and not each product.
-        shared: the first layer once for each client's model, and not for each coalition's.
-    """
-
-    guarded: bool = True
-    lazy: bool = True
-    shared: bool = True
-
-
-LETTER, FASTEST = Variant(False, False, False), Variant(guarded=False)
-"""The paper's algorithms as they stand, and the fastest that keeps to its messages: what SecSV is compared with."""
 
 
 @protocol("hesv_samples", "SecSV, Algorithm 1, step 3", [
@@ -430,10 +400,8 @@ def encrypt_model(
 @protocol("hesv_layer", "SecSV, Algorithm 2, steps 2 and 3", [
     Message("layer_output", "P", "C", "encryption, which C takes off", "a layer's outputs"),
 ], roles=ONE_SERVER)  # fmt: skip
-def evaluate(net: Net, layer: Layer, output: Sealed, weight: int, guarded: bool, keys: Sealed) -> Located:
+def evaluate(net: Net, layer: Layer, output: Sealed, weight: int, keys: Sealed) -> Located:
     """A layer's outputs [samples, *shape] at C, from P's ciphertexts of them. Rounds 1."""
-    if guarded:
-        output = compute(net, net.P, hidden, output)
     output = output.send(net.P, net.C, "layer_output")
     return compute(net, net.C, decrypted, layer, output, weight, str(net.C), keys)  # 3
 
@@ -489,28 +457,21 @@ def count(net: Net, prediction: Sealed, labels: Sealed, keys: Sealed) -> Located
     return compute(net, net.C, counted, agree, keys).send(net.C, net.P, "count").at(net.P)
 
 
-@protocol("hesv_compare", "SecSV, Algorithm 2, steps 8 and 9", [
-    Message("differences", "P", "C", "encryption, which C takes off", "by how much predictions and labels differ"),
-    Message("count", "C", "P", "", "how many samples are classified correctly"),
-], roles=ONE_SERVER)  # fmt: skip
-def compare(net: Net, prediction: Sealed, labels: Sealed, keys: Sealed) -> Located:
-    """`count` by the paper's letter, from the labels' numbers: only of a run that is not guarded."""
-    off = compute(net, net.P, differences, prediction, labels).send(net.P, net.C, "differences")
-    return compute(net, net.C, zeroes, off, keys).send(net.C, net.P, "count").at(net.P)
-
-
 class HESVTester(SecureTester):
     """One server P and the clients. Batches hold one owner's samples; none can be left out."""
 
     skips, roles = False, ONE_SERVER
+    unary = True
+    """Labels and predictions are encrypted in unary, so that who counts does not see by how much they differ."""
+    first_once = True
+    """The first layer is multiplied once for each client's model, and not for each coalition's."""
 
     def __init__(
         self, program: Program, tests: TestSet, keys: ckks.Keys | ckks.PublicKeys, level: str,
-        runtime: Runtime | None = None, variant: Variant | None = None,
+        runtime: Runtime | None = None,
     ):  # fmt: skip
         super().__init__(program, tests, keys, level, runtime)
-        self.variant = variant or Variant()
-        self._classes = program.classes if self.variant.guarded else 0
+        self._classes = program.classes if self.unary else 0
         self._outputs: dict[tuple[int, int], Sealed] = {}
         self._sealed_keys = [Sealed(self.public_keys, own) for own in self._keys]
 
@@ -547,7 +508,7 @@ class HESVTester(SecureTester):
         if not coalition:
             return None
         net, owners = self.nets[0], members(coalition)
-        shared = {self.program.layers[0].weight} if self.variant.shared and len(self.program.layers) == 1 else set()
+        shared = {self.program.layers[0].weight} if self.first_once and len(self.program.layers) == 1 else set()
         model = {
             name: compute(net, net.P, aggregated, *(self._models[i][name] for i in owners))
             for name in self.program.weights.keys() - shared
@@ -557,7 +518,7 @@ class HESVTester(SecureTester):
             return located.compute(torch.cat, counts).sum()
 
     def prepare(self):
-        if self.variant.shared:
+        if self.first_once:
             for i in self._models:
                 for owner in range(len(self.nets)):
                     self._first(i, owner)
@@ -572,7 +533,7 @@ class HESVTester(SecureTester):
 
     def _product(self, layer: Layer, model: Sealed, operand: Sealed) -> Sealed:
         net = self.nets[0]
-        return compute(net, net.P, linear, layer, model, operand, not self.variant.lazy)
+        return compute(net, net.P, linear, layer, model, operand)
 
     # The steps of Algorithm 2.
 
@@ -589,13 +550,16 @@ class HESVTester(SecureTester):
     ) -> Located:
         """Steps 2 and 3: a layer's outputs at a client, who decrypts them."""
         net, some = self.nets[client], members(coalition)
-        if layer is self.program.layers[0] and self.variant.shared:
+        if layer is self.program.layers[0] and self.first_once:
             parts = [self._first(i, route.owners[0]) for i in some]
             output = compute(self.nets[0], self.nets[0].P, together, *parts)
         else:
             output = self._product(layer, model[layer.weight], features)
         weight = sum(self._weights[i] for i in some)
-        return evaluate(net, layer, output, weight, self.variant.guarded, self._sealed_keys[client])
+        return evaluate(net, layer, self._hidden(net, output), weight, self._sealed_keys[client])
+
+    def _hidden(self, net: Net, output: Sealed) -> Sealed:
+        return compute(net, net.P, hidden, output)
 
     def next_features(
         self, client: int, k: int, values: Located, state: Sealed | None, route: Route
@@ -616,5 +580,7 @@ class HESVTester(SecureTester):
         """Steps 8 and 9: another client than the one who predicted counts; no owner, where there is one."""
         others = [i for i in range(len(self.nets)) if i != client]
         counter = min(others, key=lambda i: i in route.owners)
-        agree = count if self.variant.guarded else compare
-        return agree(self.nets[counter], prediction, labels, self._sealed_keys[counter])
+        return self._agreeing(self.nets[counter], prediction, labels, self._sealed_keys[counter])
+
+    def _agreeing(self, net: Net, prediction: Sealed, labels: Sealed, keys: Sealed) -> Located:
+        return count(net, prediction, labels, keys)
