@@ -1,4 +1,4 @@
-"""Reading receipts: whether a file is what one key has signed, line after line, and what it says beside another one."""
+"""`sectorch audit`: checks a file of receipts, shows its queries, and compares it with another party's file."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .identity.identity import PRINT, fingerprint, fingerprint_of
 from .names import readable
 
 NOT_RECORDED = "not recorded"
-"""The outcome of a query whose end the file does not have: its process was killed, or runs still."""
+"""The outcome of a query without an end in the file: its process was killed, or it still runs."""
 
 
 @dataclass
 class RevealRecord:
-    """What a party has revealed in a query by its own messages: before each left, its file had this."""
+    """Reveals by a party's own messages in a query; the file had this line before a message left."""
 
     line: int
     what: str
@@ -51,8 +51,9 @@ class RevealRecord:
 class Entry:
     """One query in one party's receipts.
 
-    `opened` is what the party itself has sent, in a program of its own, that somebody learned something by.
-    `certificate` and `key` are the fingerprints by which that party knows the client, empty where it does not.
+    Attributes:
+        opened: the reveals that the party has sent, in a program of its own.
+        certificate, key: the fingerprints by which the party knows the client; empty if it does not.
     """
 
     line: int
@@ -83,13 +84,14 @@ class Entry:
 
 @dataclass
 class Audit:
-    """A file of receipts that was found whole.
+    """The content of a file of receipts all of whose lines are right.
 
     Attributes:
-        key: the fingerprint of the key that has signed every line; whose it is, only its owner can say.
-        certificate: the fingerprint of the party's own certificate, the last time that it opened the file.
+        key: the fingerprint of the key that has signed every line; only its owner can confirm it.
+        certificate: the fingerprint of the party's own certificate, when it opened the file last.
         heads: the hash of each line; the last one is the file's head.
-        begun: when a process opened the file. cut: lines that say that a half-written one was cut off before them.
+        begun: times at which a process opened the file.
+        cut: numbers of lines before which a half-written line was cut off.
     """
 
     path: Path
@@ -107,7 +109,7 @@ class Audit:
         return self.heads[-1]
 
     def totals(self) -> list[dict]:
-        """For each client and model: queries, rows, and how many of them were done."""
+        """Queries and rows for each client and model, and those of queries that were done."""
         sums: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for entry in self.queries:
             counts = {"queries": 1, "rows": entry.rows or 0}
@@ -130,17 +132,17 @@ class Audit:
 
 
 def audit(path: str | Path, key: str | None = None, head: str | None = None) -> Audit:
-    """Check every line of a file of receipts: form, number, chain and signature. A fraction of a millisecond a line.
+    """Check the form, number, chain and signature of every line of a file of receipts.
 
     Args:
-        key: the fingerprint of the key that has to have signed. Without one the file is checked against the key that
-            stands in it, and whoever can make a key can make a file.
-        head: the hash of a line, noted elsewhere (`Receipts.head`): the file has to have it still. Without one nobody
-            can see that lines were cut off at the end.
+        key: the fingerprint of the key that must have signed. Without it the file is checked against the key that it
+            names itself, and anybody can make such a file.
+        head: the hash of a line that was noted elsewhere (`Receipts.head`), which the file must have. Without it, lines
+            that were cut off at the end are not noticed.
 
     Raises:
-        ReceiptError: the file is not whole; says which line is the first that is wrong.
-        ArgumentError: it cannot be read, or the head is no hash.
+        ReceiptError: a line is wrong; the text has the number of the first one.
+        ArgumentError: the file cannot be read, or the head is no hash.
     """
     if head is not None and not receipts.HASH.fullmatch(head):
         raise ArgumentError("a head is the SHA-256 of a line, 64 digits in lower case, as an audit prints it")
@@ -160,7 +162,7 @@ def audit(path: str | Path, key: str | None = None, head: str | None = None) -> 
             if record.number != number or record.previous != last:
                 raise ReceiptError("it does not follow on the line before: lines were removed, moved or changed")
             receipts.check_signature(record, public)
-            _take(found, record, opened)
+            _add_line(found, record, opened)
         except ReceiptError as error:
             way = "" if found.key else "; where the line is no receipt at all, name the file that --receipts wrote"
             raise ReceiptError(f"{path}, line {number + 1}: {error}{way}") from None
@@ -197,8 +199,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise ArgumentError(f"cannot read the receipts {path}: {error.strerror}") from None
 
 
-def _take(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) -> None:
-    """Add what a line says. `opened` are the queries without an end, by the number of their lines."""
+def _add_line(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) -> None:
+    """Add a line's content. `opened` has the queries without an end, by the number of their lines."""
     if isinstance(record, receipts.BeganLine):
         same = found.party, found.role, found.key
         own = record.party, record.role, fingerprint(bytes.fromhex(record.public))
@@ -210,8 +212,8 @@ def _take(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) 
         found.certificate = record.certificate
         opened.clear()
     elif isinstance(record, receipts.AskedLine):
-        said = msgspec.to_builtins(record)
-        entry = Entry(line=record.number, **{k: v for k, v in said.items() if k in Entry.__dataclass_fields__})
+        facts = msgspec.to_builtins(record)
+        entry = Entry(line=record.number, **{k: v for k, v in facts.items() if k in Entry.__dataclass_fields__})
         if record.role != found.role:
             raise ReceiptError("it is of another role than the file began with")
         if found.role == "Q":
@@ -222,8 +224,8 @@ def _take(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) 
         entry = opened.get(record.of)
         if entry is None:
             raise ReceiptError("it opens something in a query that has not begun, or has ended")
-        said = RevealRecord(record.number, record.what, record.to, record.most)
-        entry.opened = [o for o in entry.opened if (o.what, o.to) != (said.what, said.to)] + [said]
+        reveal = RevealRecord(record.number, record.what, record.to, record.most)
+        entry.opened = [o for o in entry.opened if (o.what, o.to) != (reveal.what, reveal.to)] + [reveal]
     elif isinstance(record, receipts.EndedLine):
         entry = opened.pop(record.of, None)
         if entry is None:
@@ -233,12 +235,12 @@ def _take(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entry]) 
 
 @dataclass
 class Comparison:
-    """What two parties' receipts say of the queries that both took part in.
+    """The comparison of two parties' receipts, for queries in which both took part.
 
     Attributes:
         missing, beyond: queries that only the first file has, or only the other one.
-        differing: pairs that both have, with the names of what they disagree on.
-        same: how many they agree on.
+        differing: pairs of entries that disagree, with the names of the entries' facts that differ.
+        same: the number of queries that agree.
     """
 
     missing: list[Entry] = field(default_factory=list)
@@ -260,10 +262,10 @@ class Comparison:
 
 
 def compare(one: Audit, other: Audit) -> Comparison:
-    """Hold two parties' receipts against each other, query by query.
+    """Compare two parties' receipts, query by query.
 
-    Only queries in which the other party had a part count: a client's own, and those of an answering party's own model.
-    Outcomes may differ (a result that Q withholds is done for the others) and are not compared; nor are times.
+    Only queries in which the other party took part count: a client's own, and those of an answering party's model.
+    Outcomes are not compared, since they may differ: a result that Q withholds is done for the others. Nor are times.
     """
     found, there = Comparison(), defaultdict(list)
     for entry in other.queries:
@@ -282,7 +284,7 @@ def compare(one: Audit, other: Audit) -> Comparison:
             found.differing.append((entry, theirs, differ))
         else:
             found.same += 1
-    found.beyond = sorted((e for left in there.values() for e in left), key=lambda e: e.line)
+    found.beyond = sorted((e for rest in there.values() for e in rest), key=lambda e: e.line)
     return found
 
 
@@ -299,7 +301,7 @@ def _differ(one: Entry, other: Entry) -> list[str]:
     return names + (["version"] if any(many.get(k, v) != v for k, v in few.items()) else [])
 
 
-# Receipts as one page that can be printed, for whoever has to answer for the data.
+# An audit as a page that can be printed.
 
 
 ROLES = {"Q": "the querying party (Q)", "A": "the answering party (A)", "S": "the server (S)"}
@@ -316,15 +318,15 @@ _ASSUMED = (
     "of the data that it was trained on is not hidden by any of this.",
 )
 LISTED = 1000
-"""Questions that are listed one by one, the last ones."""
+"""Largest number of queries that the page lists; these are the last ones."""
 
 
 def page(found: Audit, known: bool, other: Audit | None = None, compared: Comparison | None = None) -> str:
-    """The page of an audit, as HTML that needs nothing from outside.
+    """The page of an audit, as HTML that loads no other files.
 
     Args:
-        known: whether the file was held to a key that was named.
-        other, compared: another party's receipts, and what `compare` said of both.
+        known: whether the file was checked against a given key.
+        other, compared: another party's receipts, and the comparison of both.
     """
     folder = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
@@ -427,17 +429,17 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
     if options.page is not None:
         write_page(options.page, page(found, options.key is not None, other, compared))
     if options.json:
-        said = found.as_dict()
+        content = found.as_dict()
         if other is not None and compared is not None:
             about = {k: v for k, v in other.as_dict().items() if k not in ("queries", "totals")}
-            said["against"] = {**about, **compared.as_dict()}
-        print_json(said)
+            content["against"] = {**about, **compared.as_dict()}
+        print_json(content)
     else:
         _show(console, found, options.key is not None)
         if other is not None and compared is not None:
             _show_comparison(console, found, other, compared)
         if options.page is not None:
-            _said_on(console)(f"the page is in {options.page}")
+            _printer(console)(f"the page is in {options.page}")
     if compared is not None and not compared.agree:
         raise ReceiptError(
             f"the two files do not agree: {len(compared.missing)} queries are in {options.file} alone, "
@@ -446,7 +448,7 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
 
 
 def _key(named: str | None) -> str | None:
-    """The fingerprint of the key that was named."""
+    """The fingerprint of a key that is given by its fingerprint or by a file."""
     if named is None or PRINT.fullmatch(named):
         return named
     try:
@@ -473,7 +475,7 @@ def _key(named: str | None) -> str | None:
 
 
 def _show(console: Console, found: Audit, known: bool) -> None:
-    say = _said_on(console)
+    say = _printer(console)
     console.print(_table("", found.queries))
     totals = Table("client", "model", "queries", "done", "rows", "rows done", title="totals")
     for total in found.totals():
@@ -504,7 +506,7 @@ def _show(console: Console, found: Audit, known: bool) -> None:
 
 
 def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
-    say = _said_on(console)
+    say = _printer(console)
     say(
         f"against {other.path}, of '{other.party}', {ROLES.get(other.role, other.role)}, signed by {other.key}: "
         f"{compared.same} agree"
@@ -516,8 +518,8 @@ def _show_comparison(console: Console, found: Audit, other: Audit, compared: Com
         say(f"line {one.line + 1} and line {theirs.line + 1} there are of one query and differ in {', '.join(names)}")
 
 
-def _said_on(console: Console) -> Callable[[str], None]:
-    """Words of a file that others may have written, as a line."""
+def _printer(console: Console) -> Callable[[str], None]:
+    """Prints lines that may have text of another party's file."""
     return lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`sectorch convert`: a .pt2 or a function of one's own becomes a model file, which can be read without trusting it."""
+"""`sectorch convert`: makes a model file, which runs no code when it is read, of a .pt2 file or a function."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     if is_function(options.source):
         if not options.trust:
             raise ArgumentError(f"{options.source} was not called: if you trust that code, add --trust")
-        model, example = _called(options.source)
+        model, example = _call(options.source)
         description, weights = describe(model, example)
     else:
         description, weights = _read(Path(options.source), target, options.trust)
@@ -69,20 +69,20 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
 
 
 def _tensors(example: Any) -> Any:
-    """A function's example inputs as arrays by name, or a single one."""
+    """A function's example inputs: arrays by name, or a single array."""
     one = example[0] if isinstance(example, list) else example
     inputs = one if isinstance(one, Inputs) else Inputs(one)
     return inputs.tensors[0] if inputs.single else dict(zip(inputs.names, inputs.tensors, strict=True))
 
 
-def _called(source: str) -> tuple:
-    """What a function gives: the model, and what it is called with."""
+def _call(source: str) -> tuple:
+    """The model and the example inputs that a function gives."""
     function = function_of(source)
     try:
         found = function()
     except SectorchError:
         raise
-    except Exception as error:  # of code that is its user's, and to be mended there
+    except Exception as error:  # an error in the user's code
         raise ArgumentError(f"{source} ended with {type(error).__name__}: {error}; --debug shows where") from error
     if not isinstance(found, tuple) or len(found) != 2:
         raise ArgumentError(f"{source} gives {type(found).__name__}, expected (model, example inputs)")
@@ -100,16 +100,16 @@ def _read(source: Path, target: Path, trust: bool) -> tuple[dict, dict[str, torc
         )
     if target.suffix == source.suffix or target.absolute() == source.absolute():
         raise ArgumentError(f"cannot convert {source} to {target}: name the model file NAME.safetensors")
-    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it tells what went wrong in lines of its own
+    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it prints errors itself
     try:
         exported = torch.export.load(source)
     except Exception as error:
-        said = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
+        why = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
         if source.suffix == ".py":
-            said = f"it is code: name its function that gives a model and example inputs, {source}:FUNCTION"
+            why = f"it is code: name its function that gives a model and example inputs, {source}:FUNCTION"
         elif source.suffix == ".safetensors":
-            said += "; what is a model file already needs no conversion, `sectorch answer` takes it as it is"
-        raise ArgumentError(f"cannot load {source}: {said}") from None
+            why += "; what is a model file already needs no conversion, `sectorch answer` takes it as it is"
+        raise ArgumentError(f"cannot load {source}: {why}") from None
     if exported.example_inputs is None:
         raise ArgumentError(f"{source} has no example inputs, whose shapes are needed: export the model anew")
     args, named = exported.example_inputs

@@ -1,8 +1,7 @@
-"""What the parties' processes say to each other beside the messages of protocols, as declared types.
+"""Messages between the parties' processes beside those of protocols, and tables of TOML files, as declared types.
 
-A message goes as a JSON object whose entry `do` names its type. What came is read by `read`, which refuses other types,
-unknown entries and values out of bounds, so that the code behind it works with values that are right by themselves. Of
-what only the receiver can judge (who may say it, whether it belongs here) the receiver's code decides.
+A message is sent as a JSON object whose entry `do` names its type. `parse_message` refuses other types, unknown entries
+and values out of bounds. The receiver's code decides what only it can judge: who may send a message, and when.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from msgspec import Meta
 from ..errors import ArgumentError, BusyError, FrameError
 from .names import NAME, readable, worker_of
 
-JOINED = 16
-"""Calls that are taken together at most."""
+MAX_BATCH = 16
+"""Largest number of calls in a batch."""
 PARTIES = 128
-"""Parties of one session of a federation at most."""
+"""Largest number of parties in a session of a federation."""
 Run = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 """The name of a session, in hexadecimal digits."""
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -39,11 +38,11 @@ Sessions = Annotated[list[str], Meta(max_length=1 << 20)]
 class ControlMessage(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, tag_field="do"
 ):
-    """What one process says to another."""
+    """A message of one process to another."""
 
     @property
     def do(self) -> str:
-        """The name of its type, as it goes."""
+        """The name of its type, as it is sent."""
         return str(self.__struct_config__.tag)
 
 
@@ -70,29 +69,29 @@ class SignedNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
 
 
-# What a client says to the server outside sessions; the server replies to each with the same number.
+# Requests of a client to the server, outside sessions. The server's reply has the request's number.
 
 
 class ServerRequest(ControlMessage, frozen=True, kw_only=True):
-    """What the server replies to."""
+    """A request, to which the server replies."""
 
     number: Count | None = None
 
 
 class Hello(ServerRequest, frozen=True, tag="hello"):
-    """Which of the server's processes is this? Its reply is a `Place`."""
+    """Asks which of the server's processes this is; the reply is a `ServerProcess`."""
 
 
 class ListModels(ServerRequest, frozen=True, tag="models"):
-    """Which models can be asked?"""
+    """Asks which models are connected."""
 
 
 class Register(ServerRequest, frozen=True, kw_only=True, tag="register"):
-    """An answering party has a model.
+    """An answering party offers a model.
 
     Attributes:
-        edition: its name for the weights. keeper: of a replica, the name of its store.
-        made: when the model was made, by the party's clock.
+        edition: its name for the weights. keeper: for a replica, the name of its store.
+        made: when this version was added, by the party's clock.
     """
 
     name: str
@@ -106,9 +105,9 @@ class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
     """A client opens a session.
 
     Attributes:
-        version: only with this one of the model; with any where it is None.
-        lasting: whether the client keeps prepared material beyond its connection.
-        resume: the session whose material is taken up. calls: those of it that the client still has.
+        version: the version of the model that it accepts; None accepts any.
+        lasting: whether the client's prepared material outlives its connection.
+        resume: the session whose prepared material is used. calls: those of which the client has material.
     """
 
     session: Run
@@ -121,20 +120,20 @@ class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
 
 
 class Void(ServerRequest, frozen=True, kw_only=True, tag="void"):
-    """The sender has no material of these sessions any more; between an answering party and the server, both ways."""
+    """The sender, an answering party or the server, has no material of these sessions any more."""
 
     sessions: Sessions
 
 
 class IsUp(ServerRequest, frozen=True, kw_only=True, tag="up"):
-    """From now on this connection takes notes: for the party's process that is up, or for whoever waits under a tag."""
+    """This connection takes notes from now on: for the party that is up, or for a process that waits under a tag."""
 
     time: Time
     tag: str = ""
 
 
 class WhoIsUp(ServerRequest, frozen=True, kw_only=True, tag="who"):
-    """Which of these parties are up?"""
+    """Asks which of these parties are up."""
 
     parties: Parties
 
@@ -151,7 +150,7 @@ class Meet(ServerRequest, frozen=True, kw_only=True, tag="meet"):
     """A party waits for the others of a session.
 
     Attributes:
-        digest: of what it is about to do. alone: whether it does nothing else meanwhile.
+        digest: of what it is about to run. alone: whether its process opens no other session meanwhile.
     """
 
     label: Annotated[str, Meta(max_length=200)]
@@ -162,7 +161,7 @@ class Meet(ServerRequest, frozen=True, kw_only=True, tag="meet"):
 
 
 class Unmeet(ServerRequest, frozen=True, kw_only=True, tag="unmeet"):
-    """A party does not wait any more."""
+    """A party has stopped waiting for a session."""
 
     label: Annotated[str, Meta(max_length=200)]
     parties: Annotated[list[str], Meta(min_length=2, max_length=PARTIES)]
@@ -177,7 +176,7 @@ class PartFinished(ServerRequest, frozen=True, kw_only=True, tag="done"):
 ToServer = Hello | ListModels | Register | Open | Void | IsUp | WhoIsUp | Note | Meet | Unmeet | PartFinished
 
 
-# What the server replies, beside `do` and `number`.
+# Replies of the server; each has `do` ("reply") and `number` besides.
 
 
 class ServerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -185,20 +184,20 @@ class ServerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Failure(ServerReply, frozen=True):
-    """What ended a request: the name of its type in `sectorch.errors`, and its text."""
+    """The error of a request: the name of its type in `sectorch.errors`, and its text."""
 
     error: str
     text: str
 
 
 class Models(ServerReply, frozen=True):
-    """The names of the models that can be asked."""
+    """The names of the models that are connected."""
 
     models: list[str]
 
 
 class KeptSessions(ServerReply, frozen=True):
-    """The sessions of which the server has material of a model that was registered."""
+    """The sessions of which the server has material for a model that was registered."""
 
     sessions: Sessions
 
@@ -217,25 +216,25 @@ class SessionParts(ServerReply, frozen=True):
 
 
 class PartiesMissing(ServerReply, frozen=True):
-    """The parties for which a session waits still."""
+    """The parties that have not come to a session yet."""
 
     missing: Parties
 
 
 class PartiesUp(ServerReply, frozen=True):
-    """The parties that are up, each with a word that changes when it comes again."""
+    """The parties that are up, each with a token that changes when it is started again."""
 
     up: dict[str, str]
 
 
-# What the server says to a client outside sessions, unasked.
+# Messages of the server to a client, outside sessions.
 
 
 class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
-    """An answering party takes part in a session.
+    """An answering party is to take part in a session.
 
     Attributes:
-        client: who opened it. place, of: which of how many answering parties this is.
+        client: the client that opened it. place, of: the number of this answering party, and how many there are.
         lasting, resume, calls: as of `Open`.
     """
 
@@ -252,7 +251,7 @@ class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
 
 
 class SessionBegin(ControlMessage, frozen=True, kw_only=True, tag="begins"):
-    """All parties of a session that was waited for are there."""
+    """All parties of a session have come."""
 
     meeting: Run
     label: str
@@ -260,7 +259,7 @@ class SessionBegin(ControlMessage, frozen=True, kw_only=True, tag="begins"):
 
 
 class Refusal(ControlMessage, frozen=True, kw_only=True, tag="refused"):
-    """A session that was waited for does not come about: the kind of error, and why."""
+    """A session for which a party waits will not begin: the type of the error, and its text."""
 
     label: str
     parties: Parties
@@ -269,7 +268,7 @@ class Refusal(ControlMessage, frozen=True, kw_only=True, tag="refused"):
 
 
 class Delivery(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
-    """A note of another party's."""
+    """A note of another party."""
 
     note: SignedNote
     sender: str = msgspec.field(name="from")
@@ -278,20 +277,20 @@ class Delivery(ControlMessage, frozen=True, kw_only=True, tag="delivered"):
 ToClient = Serve | Void | SessionBegin | Refusal | Delivery
 
 
-# What is said in a session.
+# Messages within a session.
 
 
 class Go(ControlMessage, frozen=True, tag="go"):
-    """There is room for what the peer sends in a call."""
+    """The peer may send the rest of a call."""
 
 
 class ModelQuery(ControlMessage, frozen=True, kw_only=True):
-    """What Q asks for.
+    """A query of Q.
 
     Attributes:
-        program, rows: the kind of the call (`nn.served.Kind`).
-        trace: the W3C trace context that it belongs to, where there is one.
-        query: Q's own name for it, by which it may ask again; empty where it may not.
+        program, rows: the kind of the call (`nn.remote_program.Kind`).
+        trace: its W3C trace context, if it is traced.
+        query: Q's name for the query, under which it may be repeated; empty if it may not.
     """
 
     program: Size
@@ -301,27 +300,27 @@ class ModelQuery(ControlMessage, frozen=True, kw_only=True):
 
 
 class Predict(ModelQuery, frozen=True, kw_only=True, tag="predict"):
-    """A result of the model.
+    """Asks for a result of the model.
 
     Attributes:
-        use: prepared calls. then: those that the next batch will use.
-        after: how many calls left something in shares, where this one takes what the last of them left.
-        joint, calls: the name of a group of calls that are taken together, and how many they are; S says so to A.
+        use: the prepared calls that it uses. then: those that the next call will use.
+        after: if the call takes the shares that the last call left, the number of calls so far that left shares.
+        joint, calls: the name of a batch of calls, and their number; S tells A.
     """
 
     use: Calls = []
     then: Calls = []
     after: Count | None = None
     joint: Annotated[str, Meta(max_length=64)] | None = None
-    calls: Annotated[int, Meta(ge=1, le=JOINED)] = 1
+    calls: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
 
 
 class Aggregate(ModelQuery, frozen=True, kw_only=True, tag="aggregate"):
-    """The sum of several models' results."""
+    """Asks for the sum of several models' results."""
 
 
 class Prepare(ModelQuery, frozen=True, kw_only=True, tag="prepare"):
-    """Offline material of a later call."""
+    """Asks for the offline material of a later call."""
 
 
 class Close(ControlMessage, frozen=True, tag="close"):
@@ -332,20 +331,20 @@ ToFollow = Predict | Aggregate | Prepare | Close
 
 
 class MaterialReady(ControlMessage, frozen=True, kw_only=True, tag="ready"):
-    """The calls of a session that was taken up for which the sender has material."""
+    """In a resumed session, the calls for which the sender has material."""
 
     calls: Calls
 
 
 class StoredCall(ControlMessage, frozen=True, kw_only=True, tag="stored"):
-    """Material of one call was stored: its bytes, and bytes for which there is room."""
+    """The material of one call was stored: its bytes, and the bytes for which there is room."""
 
     bytes: Count
     room: Count
 
 
 class AllStored(ControlMessage, frozen=True, kw_only=True, tag="all-stored"):
-    """All have stored the material of a call, and have room for so many more."""
+    """All parties have stored the material of a call, and have room for `more` such calls."""
 
     more: Count
 
@@ -358,26 +357,26 @@ def parse_message(kind: type[T], came: object, kinds: str = ...) -> T: ...
 @overload
 def parse_message(kind: Any, came: object, kinds: str = ...) -> Any: ...
 def parse_message(kind: Any, came: object, kinds: str = "message") -> Any:
-    """What came, as a value of its declared type.
+    """A message that came, as a value of its declared type.
 
     Args:
-        kind: a declared type, or a union of several. kinds: what it is, in a word, for the error.
+        kind: a declared type, or a union of several. kinds: a word for it, for the error text.
 
     Raises:
-        FrameError: it is not of that type; the text names the entry, and not what stands in it.
+        FrameError: it is not of that type; the text names the entry that is wrong, and not its value.
     """
     try:
         return msgspec.convert(came, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        what = came.get("do") if isinstance(came, Mapping) else None
-        named = f" '{readable(what, 20)}'" if isinstance(what, str) else ""
+        name = came.get("do") if isinstance(came, Mapping) else None
+        named = f" '{readable(name, 20)}'" if isinstance(name, str) else ""
         raise FrameError(
-            f"a {kinds}{named} of no form that this version knows: {_said(error)}; both sides must run the same "
+            f"a {kinds}{named} of no form that this version knows: {_explain(error)}; both sides must run the same "
             f"version of sectorch"
         ) from None
 
 
-def _said(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     """Which entry is wrong, and what was expected there; never the value that came."""
     if not isinstance(error, msgspec.ValidationError):
         return "it is not Unicode, or nested too deeply"
@@ -389,26 +388,24 @@ def _said(error: Exception) -> str:
 
 
 def message_form(message: Mapping[str, Any] | msgspec.Struct) -> dict[str, Any]:
-    """A message as the JSON object that goes over the network."""
+    """A message as the JSON object that is sent."""
     return dict(message) if isinstance(message, Mapping) else msgspec.to_builtins(message)
 
 
-# Which of several servers a client is connected to: workers behind one port, and replicas behind one address.
-
-
-MOST = 64
+MAX_WORKERS = 64
+"""Workers of a server, and servers of an answering party."""
 
 
 class ServerProcess(ServerReply, frozen=True):
-    """A process that serves, as it says to whoever dials.
+    """A server's process: one of several workers behind a port, which may be one of several replicas of an address.
 
     Attributes:
-        worker, workers: which of how many behind its port.
-        replica: the name of all of these together, if they have one.
+        worker, workers: the number of this worker, and how many there are.
+        replica: the name of all workers behind this port, if they have one.
     """
 
-    worker: Annotated[int, Meta(ge=0, lt=MOST)] = 0
-    workers: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    worker: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)] = 0
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
     replica: Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z")] = ""
 
     def __post_init__(self) -> None:
@@ -417,42 +414,41 @@ class ServerProcess(ServerReply, frozen=True):
 
     @property
     def label(self) -> str:
-        """By which material is known that was prepared here; empty where there is one server only."""
+        """The name by which material that was prepared here is known; empty if there is one process only."""
         return f"{self.replica}.{self.worker}of{self.workers}" if self.replica or self.workers > 1 else ""
 
     def check(self, client: str) -> None:
-        """Raise BusyError where a client is another worker's."""
+        """Raise BusyError for a client of another worker."""
         if worker_of(client, self.workers) != self.worker:
             raise BusyError(f"this is not the worker of '{client}'; dial again, with this version of sectorch")
 
     def check_first(self) -> None:
-        """Raise BusyError where parties do not meet here: those of one session have to be at one worker."""
+        """Raise BusyError if this is not the first worker, at which the parties of federations meet."""
         if self.worker:
             raise BusyError("parties meet at the first worker of a server; dial again, with this version of sectorch")
 
 
-# Files of TOML that a party or a federation has: what a table may hold is a declared type, which `read_table` checks.
-#
-# An entry's `Meta(description=...)` says in words what is expected, for the error where something else came.
+# TOML files. `read_table` reads a table as its declared type; an entry's `Meta(description=...)` says what is expected,
+# for error texts.
 
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports] # the same, before Python 3.11
+    import tomli as tomllib  # pyright: ignore[reportMissingImports] # before Python 3.11
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 Entries = Annotated[dict[str, Any], Meta(description="a table")]
-"""Of tables under names, each of which is read by itself, so that an error has its name."""
+"""Tables by name, each of which is read by itself, so that an error has its name."""
 Flag = Annotated[bool, Meta(description="true or false")]
 Names = Annotated[list[str], Meta(min_length=1, description="a list of names of parties")]
 
 
 def read_toml(path: Path, what: str, of: str) -> dict[str, Any]:
-    """What a file of TOML says.
+    """Read a TOML file.
 
     Args:
-        what: the file, in words, and `of` what it is, for errors.
+        what, of: the file and its content, in words for error texts.
 
     Raises:
         ArgumentError: it cannot be read, or is no TOML.
@@ -468,42 +464,39 @@ def read_toml(path: Path, what: str, of: str) -> dict[str, Any]:
         raise ArgumentError(f"{path} is not TOML: {str(error).splitlines()[0][:200]}{twice}") from None
 
 
-def read_table(kind: type[Table], said: object, where: str) -> Table:
+def read_table(kind: type[Table], content: object, where: str) -> Table:
     """A table as a value of its declared type.
 
     Args:
-        where: the table, as the file's reader knows it.
+        where: the table's name for the user, for error texts.
 
     Raises:
-        ArgumentError: it is no table, or an entry is unknown, missing or of another kind; names it, what came, and what
-            is expected.
+        ArgumentError: it is no table, or an entry is unknown, missing or of another type; the text has its name, what
+            came, and what is expected.
     """
-    if not isinstance(said, Mapping):
-        raise ArgumentError(f"{where} is a table, got {short_repr(said)}")
+    if not isinstance(content, Mapping):
+        raise ArgumentError(f"{where} is a table, got {short_repr(content)}")
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    strange = sorted(set(said) - set(fields))
-    if strange:
-        raise ArgumentError(f"{where} has no {short_repr(strange[0])}; it has {', '.join(fields)}")
+    unknown = sorted(set(content) - set(fields))
+    if unknown:
+        raise ArgumentError(f"{where} has no {short_repr(unknown[0])}; it has {', '.join(fields)}")
     found = {}
     for name, field in fields.items():
-        if name in said or field.required:
+        if name in content or field.required:
             try:
-                found[field.name] = msgspec.convert(said[name], field.type)
+                found[field.name] = msgspec.convert(content[name], field.type)
             except (KeyError, msgspec.ValidationError, UnicodeError, RecursionError):
-                came = short_repr(said.get(name))
-                raise ArgumentError(f"{name} in {where} is {_expected(field.type)}, got {came}") from None
+                expected = next(meta.description for meta in field.type.__metadata__ if meta.description)
+                came = short_repr(content.get(name))
+                raise ArgumentError(f"{name} in {where} is {expected}, got {came}") from None
     return kind(**found)
 
 
-def _expected(kind: Any) -> str:
-    return next(meta.description for meta in kind.__metadata__ if meta.description)
-
-
 def in_file(error: ArgumentError, path: Path) -> ArgumentError:
-    """The error with the file's name, once."""
+    """The error with the file's name before its text, unless it has that name already."""
     return error if str(path) in str(error) else ArgumentError(f"{path}: {error}")
 
 
 def short_repr(value: object) -> str:
-    """What came, for a message."""
+    """A value for an error text: printable, and at most 60 characters."""
     return ascii(value)[:60] if value is not None else "nothing"

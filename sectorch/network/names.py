@@ -1,7 +1,7 @@
-"""The names that parties go by: one rule, at every place where a name comes in.
+"""Names of parties and models, and the rule that they are checked by wherever one comes in.
 
-A name stands in certificates, requests, logs, paths, commands and lines of the pins file. So it is one word of ASCII:
-two that look alike are the same, and none ends a line, names another folder or controls a terminal.
+Names stand in certificates, requests, logs, paths, commands and lines of the pins file. So a name is one word of ASCII:
+names that look alike are the same, and none ends a line, names another folder or controls a terminal.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import zlib
 from ..errors import ArgumentError, SectorchError
 
 LONGEST = 64
-"""Characters; the most that a certificate's common name holds."""
+"""Characters of a name; a certificate's common name holds as many."""
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,{LONGEST - 1}}}")
 
 
 def name_of(value: object, whose: str, kind: type[SectorchError] = ArgumentError) -> str:
-    """`value`, if it is a name.
+    """The value, if it is a name.
 
     Args:
-        value: from a user, a file or another party; of any type.
-        whose: what the name is, for the error's text.
-        kind: of error where it is none.
+        value: of any type, from a user, a file or another party.
+        whose: what the name is, for the error text.
+        kind: the type of the error.
 
     Raises:
-        SectorchError: it is none; of the kind that was named.
+        SectorchError: it is no name; of type `kind`.
     """
     if isinstance(value, str) and NAME.fullmatch(value):
         return value
@@ -36,9 +36,9 @@ def name_of(value: object, whose: str, kind: type[SectorchError] = ArgumentError
 
 
 def model_name(value: object, whose: str, kind: type[SectorchError] = ArgumentError) -> str:
-    """`value`, if it is a model's name: the name of the party that answers, or PARTY/MODEL where that has several.
+    """The value, if it is a model's name: PARTY, or PARTY/MODEL for a party with several models.
 
-    What is before the slash is what the party's certificate proves (`party_of`).
+    The part before the slash is the name that the party's certificate proves (`party_of`).
 
     Raises:
         SectorchError: as of `name_of`.
@@ -49,15 +49,15 @@ def model_name(value: object, whose: str, kind: type[SectorchError] = ArgumentEr
 
 
 def party_of(model: str) -> str:
-    """Who answers with a model of that name."""
+    """The party that answers with a model of that name."""
     return model.partition("/")[0]
 
 
 def readable(text: str, longest: int = 600) -> str:
-    """Words of another party's, fit for a terminal and a line of a log: what is not printed becomes a space."""
+    """Text of another party for a terminal or a line of a log: characters that are not printable become spaces."""
     return "".join(character if character.isprintable() else " " for character in text[:longest])
 
 
 def worker_of(name: str, workers: int) -> int:
-    """Which of a server's worker processes a client's is; everybody works it out from the name."""
+    """The number of the server's worker process that serves a client; all parties compute it from the name."""
     return zlib.crc32(name.encode()) % max(1, workers)

@@ -1,8 +1,8 @@
-"""Writing receipts: one file, one party, one process at a time; what cannot be written is not served.
+"""Receipts: a signed line for each query before it is served, and another when it ends, in a file of one party.
 
-A query has a line before anything of it is done and one when it has ended, each on the disk (fsync) before the party
-goes on. A process that is killed in between leaves a query without an end, which an audit says, and at most a half
-written last line, which the next opening cuts off and says so in the line that it writes in its place.
+A line is on the disk (fsync) before the party goes on, and a query whose receipt cannot be written is not served. A
+process that is killed leaves a query without an end, which an audit shows, and at most a half-written last line. The
+next opening cuts that line off, and says so in the line that it writes in its place.
 """
 
 from __future__ import annotations
@@ -30,31 +30,27 @@ from .. import files
 from ..errors import ArgumentError, IdentityError, ReceiptError, ReceiptsInUseError
 from .identity.identity import Credentials, certificate_print, read_identity
 
-# The lines of a file of receipts: their form, the hash that chains them and the signature of the party.
-#
-# A line is one JSON object in canonical form: keys in order, no blanks, ASCII. What every line has:
-#
-#     number      0, 1, 2, ...
-#     event       "began": a process opened the file; "asked": a query, before it was served; "opened": what a program
-#                 is about to reveal; "ended": how a query ended
-#     time        UTC by the party's own clock, as 2026-01-31T23:59:59.123456Z
-#     previous    SHA-256 of the line before it, in hexadecimal digits; 64 zeros in the first one
-#     signature   Ed25519 over a context and the line's canonical bytes without this entry
-#
-# What else a line has is in the declared types below, one for each event.
+# The lines of a file. A line is one JSON object in canonical form: keys in order, no blanks, ASCII.
 
 
 FORMAT = 1
 NOTHING = "0" * 64
-"""What stands in the place of the hash of a line before the first one."""
+"""The hash of the line before the first one."""
 LONGEST = 64 << 10
-"""Bytes of one line."""
+"""Largest number of bytes of a line."""
 _CONTEXT = b"sectorch receipt v1\x00"
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class ReceiptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="event"):
-    """What every line has."""
+    """The entries that all lines have; `event` names a line's type.
+
+    Attributes:
+        number: 0, 1, 2, ...
+        time: UTC by the party's own clock.
+        previous: SHA-256 of the line before, in hexadecimal digits; 64 zeros in the first line.
+        signature: Ed25519 over a context and the line's canonical bytes without this entry.
+    """
 
     number: int
     time: Annotated[str, Meta(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")]
@@ -83,7 +79,7 @@ class AskedLine(ReceiptLine, frozen=True, kw_only=True, tag="asked"):
     """A query, before it was served.
 
     Attributes:
-        learned: what the client learns at most. rows: there where the model's inputs have rows.
+        learned: what the client learns at most. rows: of the inputs, if the model's inputs have rows.
         key, certificate: the fingerprints by which the party knows the client.
     """
 
@@ -101,12 +97,11 @@ class AskedLine(ReceiptLine, frozen=True, kw_only=True, tag="asked"):
 
 
 class OpenedLine(ReceiptLine, frozen=True, kw_only=True, tag="opened"):
-    """What this party is about to send that somebody learns something by.
+    """A reveal that this party is about to send.
 
     Attributes:
-        of: the number of the query's line. to: who learns it.
-        most: how often it does so at most from the query's beginning on; a loop that reveals the same again has a line
-            when that number is reached.
+        of: the number of the query's line. to: the party that learns the value.
+        most: largest number of such reveals since the query began; when it is reached, there is another line.
     """
 
     of: int
@@ -116,7 +111,7 @@ class OpenedLine(ReceiptLine, frozen=True, kw_only=True, tag="opened"):
 
 
 class EndedLine(ReceiptLine, frozen=True, kw_only=True, tag="ended"):
-    """How the query of the line `of` ended."""
+    """The outcome of the query of the line `of`."""
 
     of: int
     outcome: str
@@ -126,7 +121,7 @@ _KINDS = {str(kind.__struct_config__.tag): kind for kind in (BeganLine, AskedLin
 
 
 def hash_of(line: bytes) -> str:
-    """The hash by which the next line refers to a line, which is without its end-of-line."""
+    """The hash of a line, without its end-of-line, that the next line has."""
     return hashlib.sha256(line).hexdigest()
 
 
@@ -134,7 +129,7 @@ def sign_line(record: Mapping[str, object], key: Ed25519PrivateKey) -> bytes:
     """The line of a record, without its end-of-line.
 
     Raises:
-        ReceiptError: the record is not of the form of its event, or too long.
+        ReceiptError: the record does not have its event's entries, or is too long.
     """
     line = _canonical({**record, "signature": key.sign(_CONTEXT + _canonical(record)).hex()})
     parse_line(line)
@@ -142,10 +137,10 @@ def sign_line(record: Mapping[str, object], key: Ed25519PrivateKey) -> bytes:
 
 
 def parse_line(line: bytes) -> ReceiptLine:
-    """What a line says, signature and all, which is not checked here.
+    """A line's content; its signature is not checked.
 
     Raises:
-        ReceiptError: the line is not of the form in which a party writes it.
+        ReceiptError: a party does not write such a line.
     """
     if len(line) > LONGEST:
         raise ReceiptError(f"it is longer than {LONGEST} bytes")
@@ -195,26 +190,26 @@ _MODE = 0o600
 
 
 class Receipts:
-    """The receipts of one party, open for writing. `close` lets go of the file.
+    """The receipts of one party, open for writing until `close`.
 
     Args:
-        path: the file; made (mode 600) if it is not there, and added to if it is this party's own.
+        path: the file; made (mode 600) if it does not exist, and continued if it is this party's.
         credentials: of the party; its identity key signs.
         role: S, A or Q.
 
     Raises:
         IdentityError: the party has no identity key.
-        ReceiptsInUseError: another process, or another party of this one, has the file.
-        ReceiptError: it is not a file of this party's receipts, its last line is not whole, or it cannot be written.
+        ReceiptsInUseError: another process, or another party of this process, has the file open.
+        ReceiptError: it is no file of this party's receipts, its last line is invalid, or it cannot be written.
     """
 
     def __init__(self, path: str | Path, credentials: Credentials, role: str):
         self.path, self._role = Path(path), role
-        self._key = _identity(credentials)
+        self._key = _signing_key(credentials)
         self._lock = threading.Lock()
         self._broken = ""
         self._number, self._previous, self._size = 0, NOTHING, 0
-        self._handle = self._opened()
+        self._handle = self._open()
         self._unlock = weakref.finalize(self, os.close, self._handle)
         public = self._key.public_key().public_bytes_raw().hex()
         own = {
@@ -239,40 +234,40 @@ class Receipts:
 
     @property
     def head(self) -> str:
-        """The hash of the last line: whoever notes it elsewhere finds out when the file is cut before it."""
+        """The hash of the last line. An audit with it notices when lines are cut off."""
         return self._previous
 
     def begin_query(self, **facts: Any) -> int:
-        """A query is about to begin; the number of its line. Facts that are None are left out.
+        """Write the line of a query that is about to begin; returns its number. Facts that are None are left out.
 
         Raises:
-            ReceiptError: there is no receipt, so the query must not be served.
+            ReceiptError: it cannot be written, so the query must not be served.
         """
         return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})[0]
 
     def record_reveal(self, number: int, what: str, to: str, most: int) -> None:
-        """In the query of that line something is about to be revealed, for the `most`-th time at most.
+        """Write the line of a reveal that is about to be sent; see `OpenedLine`.
 
         Raises:
-            ReceiptError: there is no receipt, so it must not be revealed.
+            ReceiptError: it cannot be written, so the reveal must not be sent.
         """
         self._add({"event": "opened", "of": number, "what": what, "to": to, "most": most})
 
     def ended(self, number: int, outcome: str) -> str:
-        """The query of that line has ended; the file's head after it.
+        """Write the line of a query's end; returns the file's head after it.
 
         Raises:
-            ReceiptError: the file does not say so.
+            ReceiptError: it cannot be written.
         """
         return self._add({"event": "ended", "of": number, "outcome": outcome})[1]
 
     def close(self) -> None:
-        """Let go of the file; nothing can be served with it any more."""
+        """Close the file; nothing can be served with it any more."""
         with self._lock:
             self._broken = self._broken or "the party was closed"
             self._unlock()
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE)
         except OSError as error:
@@ -291,9 +286,9 @@ class Receipts:
             ) from None
 
     def _last(self, own: dict[str, str]) -> tuple[dict[str, object], bytes]:
-        """Go to the end of what is there: the entries on a half-written last line, and that line.
+        """Go to the end of the file; returns entries about a half-written last line, and that line.
 
-        The first and the last line are checked, which is what this party goes on from; `sectorch audit` checks all.
+        The first and the last line are checked; `sectorch audit` checks all of them.
         """
         self._size = os.fstat(self._handle).st_size
         if not self._size:
@@ -331,7 +326,7 @@ class Receipts:
         return begins, half
 
     def _add(self, record: dict[str, object]) -> tuple[int, str]:
-        """Add a line; its number and its hash."""
+        """Add a line; returns its number and its hash."""
         with self._lock:
             try:
                 return self._write(record)
@@ -343,7 +338,7 @@ class Receipts:
         raise ReceiptError(f"no receipt can be written ({why}), and what has none is not served")
 
     def _write(self, record: dict[str, object], over: bytes = b"") -> tuple[int, str]:
-        """Add a line, in the place of `over`, which is what is half written at the end."""
+        """Add a line, in the place of the half-written line `over` at the end."""
         if self._broken:
             raise ReceiptError(self._broken)
         state = os.fstat(self._handle)
@@ -356,7 +351,7 @@ class Receipts:
         try:
             self._put(line + b"\n")
         except OSError:
-            if not over:  # nothing of a line stays on a full disk, which may have room again later
+            if not over:  # a full disk, which may have room again later, keeps nothing of the line
                 os.ftruncate(self._handle, self._size)
                 self._broken = ""
             raise
@@ -375,12 +370,12 @@ class Receipts:
 
 
 def _begins_one(half: bytes) -> bool:
-    """Whether this can be the beginning of a file's first line, as far as it was written."""
+    """Whether a half-written line can be the first one of a file."""
     begin = b'{"certificate":"'
     return half[: len(begin)] == begin[: len(half)]
 
 
-def _identity(credentials: Credentials) -> Ed25519PrivateKey:
+def _signing_key(credentials: Credentials) -> Ed25519PrivateKey:
     if not isinstance(credentials, Credentials):
         raise ArgumentError(f"receipts are signed by a party's Credentials, got {type(credentials).__name__}")
     if credentials.identity is None:

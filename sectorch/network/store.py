@@ -1,10 +1,10 @@
-"""Prepared offline material on disk: encrypted, each piece used once.
+"""Prepared offline material on disk, encrypted; each piece is used once.
 
     FOLDER/store.key                         32 bytes, unless a key file is named
-    FOLDER/SESSION/binding.sealed            what it is for: client, model, description, edition, number format
+    FOLDER/SESSION/binding.sealed            the client, model and number format that it is for (`MaterialBinding`)
     FOLDER/SESSION/CALL-KIND.piece           the material of one call; its kind is the program and the number of rows
 
-A `Store` is the material of one party, a `Shelf` that of one session. A piece is encrypted by AES-256-GCM in segments,
+A `Store` has the material of one party, a `Shelf` that of one session. A piece is encrypted by AES-256-GCM in segments,
 under a key of its own derived from the store's key and a fresh nonce. Its associated data name the session, the call,
 its kind and the binding, so that a piece that was renamed, moved or cut does not decrypt. `Shelf.take` renames a piece,
 which succeeds for one caller only, and deletes it before it returns the content: a crash can lose a piece, and never
@@ -407,7 +407,7 @@ class Store:
 
     @property
     def name(self) -> str:
-        """A random name of this folder, which lasts. It differs from that of a folder with the same key."""
+        """A random name of this folder, which is kept in it. A copy of the key in another folder has another name."""
         path = self.folder / "store.name"
         try:
             if not path.exists():

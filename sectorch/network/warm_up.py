@@ -1,8 +1,8 @@
-"""The compiled loops of secure inference, made before the first query: once on a machine, and kept on its disk.
+"""`sectorch warm`: compiles the loops of secure inference before the first query, once on a machine.
 
-`ring/jit.py` compiles a loop when it is first called. Here a small net goes through all its parties in this process,
-so that each loop is called with arguments such as a query has; what is compiled already is loaded. Of several processes
-that start at once one compiles, and the others wait for what it keeps.
+`ring/jit.py` compiles a loop when it is first called, and keeps it on disk. Here a small net runs with all parties in
+this process, so that each loop is called with arguments like a query's; loops on disk are loaded. Of several processes
+that start at the same time one compiles, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ NOWHERE = (
 
 
 def warm(say: Callable[[str], None] = lambda _: None) -> float:
-    """Compile what is not compiled yet; the seconds that it took, 0 where there was nothing to do.
+    """Compile the loops that are not on disk; returns the seconds that this took, 0 if all were there.
 
     Args:
-        say: is told, in a line, that it takes a while.
+        say: called with a line for the user if this takes a while.
     """
-    folder = kept_in()
+    folder = loop_folder()
     began = time.perf_counter()
     if folder is None:
         say(NOWHERE)
-        _through(Scheme())
+        _run_net(Scheme())
         return time.perf_counter() - began
     stamp = folder / f"sectorch-{_kind()}.compiled"
     if stamp.exists():
-        _through(Scheme())
+        _run_net(Scheme())
         return 0.0
     say(f"compiling loops for this processor, once on this machine, into {folder}")
-    with _alone(folder):
+    with _lock(folder):
         for scheme in (Scheme(), Scheme(network="wan"), Scheme(verified=True)):
-            _through(scheme)
+            _run_net(scheme)
         try:
             stamp.touch()
         except OSError:
@@ -73,15 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace, _: Console) -> None:
     screen = Console(stderr=True, soft_wrap=True)
     seconds = warm(lambda words: screen.print(words, highlight=False, markup=False))
-    folder = kept_in()
+    folder = loop_folder()
     if options.json:
         print_json({"folder": None if folder is None else str(folder), "seconds": round(seconds, 3)})
     elif folder is not None:
         print(f"compiled in {seconds:.1f} s" if seconds else f"compiled before, in {folder}")
 
 
-def kept_in() -> Path | None:
-    """The folder in which compiled loops are kept; None where none can be written."""
+def loop_folder() -> Path | None:
+    """The folder of compiled loops; None if it cannot be written."""
     from ..ring import bitloops  # numba takes half a second to load
 
     kept = bitloops.planes.stats.cache_path  # pyright: ignore[reportFunctionMemberAccess] # of numba's dispatchers
@@ -89,7 +89,7 @@ def kept_in() -> Path | None:
 
 
 def _kind() -> str:
-    """What compiled loops are good for: this processor, this compiler and these sources."""
+    """A digest of what compiled loops depend on: the processor, the compiler and the loops' sources."""
     import llvmlite
     import numba
     from llvmlite import binding
@@ -109,8 +109,8 @@ def _kind() -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one process of this machine is in such a block at a time."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder: one process of this machine at a time runs such a block."""
     try:
         lock = (folder / "sectorch.lock").open("w")
     except OSError:
@@ -122,12 +122,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _through(scheme: Scheme) -> None:
-    """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit, and
-    the convolution of larger images."""
+def _run_net(scheme: Scheme) -> None:
+    """Run a net with the products, comparisons and series of most nets, large enough for the processor's matrix unit.
+
+    It has no large images: their convolution is called by itself.
+    """
     zeros = torch.zeros(1, 1, 3, 3, dtype=torch.int64)
     products.convolve_karatsuba(zeros, products.prepare_taps(zeros), (0, 0))
-    few = nn.Conv2d(8, 8, 1)  # channels, that a loop of their own convolves
+    few = nn.Conv2d(8, 8, 1)  # few channels have a loop of their own
     layers = [few, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
     net = nn.Sequential(*layers, *([] if scheme.verified else [nn.GELU()])).eval()
     secure(net, scheme, session=Session())(torch.rand(2, 8, 16, 16))

@@ -17,14 +17,14 @@ from sectorch.network.identity.authority import enrol, make_authority
 
 def test_it_is_said_once_and_kept_beside_the_loops(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(warming, "kept_in", lambda: tmp_path)
+    monkeypatch.setattr(warming, "loop_folder", lambda: tmp_path)
     assert warming.warm(said.append) > 0
     assert len(said) == 1 and str(tmp_path) in said[0] and list(tmp_path.glob("sectorch-*.compiled"))
     assert warming.warm(said.append) == 0 and len(said) == 1
 
 
 def test_where_nothing_can_be_kept_it_says_so_each_time(monkeypatch, capsys):
-    monkeypatch.setattr(warming, "kept_in", lambda: None)
+    monkeypatch.setattr(warming, "loop_folder", lambda: None)
     assert run(["warm", "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"folder": null' in out and "NUMBA_CACHE_DIR" in err and err.count("\n") == 1

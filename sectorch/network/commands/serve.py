@@ -41,7 +41,7 @@ from ..federation.policy import AcceptanceRule, Policy
 from ..federation.service import PartyService
 from ..identity.certificate_files import check_own_files
 from ..identity.identity import Credentials
-from ..messages import MOST, ServerProcess
+from ..messages import MAX_WORKERS, ServerProcess
 from ..names import NAME, name_of
 from ..observe import add_watch, monitoring
 from ..parties.answer import Answering
@@ -83,8 +83,10 @@ def addresses(server: str) -> list[str]:
         ArgumentError: an address is repeated, or there are none or too many.
     """
     named = [address.strip() for address in server.split(",") if address.strip()]
-    if not named or len(set(named)) < len(named) or len(named) > MOST:
-        raise ArgumentError(f"--server names 1 to {MOST} different servers, with commas between them; got {server}")
+    if not named or len(set(named)) < len(named) or len(named) > MAX_WORKERS:
+        raise ArgumentError(
+            f"--server names 1 to {MAX_WORKERS} different servers, with commas between them; got {server}"
+        )
     return named
 
 
@@ -218,7 +220,6 @@ def reload_models(party: Answering, models: dict[str, Path]) -> None:
 
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
-MOST_WORKERS = 64
 SHORT, LIVES = 10.0, 3
 """A worker that ends within so many seconds has failed. After so many failures in a row, all workers are stopped."""
 PAUSE = 0.5
@@ -229,7 +230,7 @@ ENDING = 15.0
 
 def add_workers(p: Parser) -> None:
     p.add_argument(
-        "--workers", type=number(int, lambda n: 1 <= n <= MOST_WORKERS, f"1 to {MOST_WORKERS}"), default=1,
+        "--workers", type=number(int, lambda n: 1 <= n <= MAX_WORKERS, f"1 to {MAX_WORKERS}"), default=1,
         help="processes behind the port, each with clients of its own",
     )  # fmt: skip
     p.add_argument("--replica", default="", help="this server's name, where several share an address; kept over starts")

@@ -1,9 +1,8 @@
 """A small certificate authority for trying it out, and `sectorch keys`; a deployment has a CA of its own.
 
-A private key is made by the party that it belongs to, and stays there: the CA sees a request, which holds the public
-key and the name and is signed with the private one. A server's certificate is good for serving only and a client's for
-calling only (extended key usage), so a client cannot pose as the server. The CA's operator says which of the two it is,
-and for which hosts; what else a request asks for is ignored.
+A party makes its private key itself. The CA gets a request, which has the public key and the name and is signed with
+the private key. A certificate is for servers or for clients (extended key usage), so that a client cannot pose as the
+server. The CA's operator decides which of the two it is, and for which hosts; other entries of a request are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.)?({_LABEL}\.)*{_LABEL}")
 
 
 def make_authority(folder: str | Path, days: int = 365) -> Path:
-    """A new CA in `folder`: ca.pem and ca-key.pem. For trying it out; a deployment uses its own.
+    """Make a CA in a folder: ca.pem and ca-key.pem.
 
     Raises:
         ArgumentError: there is a CA already.
@@ -75,13 +74,13 @@ def make_authority(folder: str | Path, days: int = 365) -> Path:
 
 
 def make_request(folder: str | Path, name: str, *, server: bool = False) -> Path:
-    """A request for a certificate in `name`, made at the party that it is for.
+    """Make a request for a certificate, at the party that it is for; returns its path.
 
     Writes NAME.csr for the CA, and NAME-key.pem and, for a client, NAME-identity.pem, which stay here. A key and an
-    identity that are there already are kept: a certificate is renewed for the same ones.
+    identity that exist are used again, so that a certificate is renewed for the same ones.
 
     Raises:
-        ArgumentError: a name that is not plain, or a key file that holds no key for certificates.
+        ArgumentError: the name is invalid, or the key file has no key for certificates.
     """
     folder = Path(folder)
     _file_name(name)
@@ -101,13 +100,16 @@ def make_request(folder: str | Path, name: str, *, server: bool = False) -> Path
 
 
 def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), days: float = 90) -> Path:
-    """Sign a request with the CA in `folder`: for a client, or for a server where host names are given.
+    """Sign a request with the CA in a folder; returns the certificate's path.
 
-    Writes NAME.pem beside the CA, with the name and the public key of the request and nothing else of it.
+    Writes NAME.pem beside the CA. Of the request it has the name and the public key only.
+
+    Args:
+        hosts: host names and addresses of a server; without any, the certificate is a client's.
 
     Raises:
-        ArgumentError: no CA in `folder`; no request, or one that its own key has not signed; a name that is not plain,
-            or was issued for another key; a key that is too weak; a host that is none.
+        ArgumentError: there is no CA; the request is invalid, or not signed by its key; the name is invalid, or was
+            issued for another key; the key is too weak; a host is invalid.
     """
     folder, asked = Path(folder), _read_request(request)
     name = _file_name(common_name(asked))
@@ -148,14 +150,14 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
 def enrol(
     folder: str | Path, name: str, *, hosts: tuple[str, ...] = (), days: float = 90, pki: str | Path | None = None
 ) -> Credentials:
-    """What a party and the CA do in turn, on one machine: keys and a request in the party's folder, and there the
-    certificate and the CA's. For trying it out.
+    """Make a party's keys and have its certificate issued, on one machine; returns its credentials.
 
     Args:
-        pki: the CA's folder; the party's own unless named.
+        folder: of the party; gets its keys, its certificate and the CA's certificate.
+        pki: the CA's folder; by default the party's.
 
     Raises:
-        ArgumentError: as of `make_request` and `issue`.
+        ArgumentError: see `make_request` and `issue`.
     """
     folder, authority = Path(folder), Path(folder if pki is None else pki)
     request = make_request(folder, name, server=bool(hosts))
@@ -167,7 +169,7 @@ def enrol(
 
 
 def _read_request(pem: object) -> x509.CertificateSigningRequest:
-    """A request that its own key has signed; else somebody could have another's key certified for a name of theirs."""
+    """A request that its own key has signed: nobody can have another party's key certified."""
     if not isinstance(pem, bytes):
         raise ArgumentError(f"issue makes no keys, it signs a request (bytes), got {type(pem).__name__}; {_MAKE_ONE}")
     try:
@@ -216,7 +218,7 @@ def _same_key(path: Path, key: object) -> bool:
 
 
 def _file_name(name: str) -> str:
-    """A party's name, which names its files too."""
+    """A party's name, if it can name its files, too."""
     name_of(name, "a party's name")
     if name.lower() == "ca" or name.lower().endswith(("-key", "-identity")):
         raise ArgumentError(f"a party cannot be called {name!r}: its files would be the CA's or another party's")

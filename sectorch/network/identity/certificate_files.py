@@ -1,9 +1,9 @@
-"""A party's certificate, key and CA are renewed in place: their files are looked at now and then, and new ones used.
+"""The files of a party's certificate, key and CA: checks before the start, and renewal while the party runs.
 
-Files are looked at every `EVERY` seconds, and at once on SIGHUP. Looking is what works everywhere: whatever renews a
-certificate (an ACME client, a secret that an orchestrator mounts) replaces files, and often cannot signal a process in
-a container. New handshakes use what was read; sessions that run go on. What cannot be used changes nothing: a pair that
-does not belong together or is half written, one that is not valid today, one for another name.
+`Renewal` reads the files every `EVERY` seconds, and at once on SIGHUP. An ACME client, or an orchestrator that mounts a
+secret, replaces files and often cannot signal a process in a container. New handshakes use the new files, and running
+sessions go on. Files that are half written, do not belong together, are not valid now, or are for another name change
+nothing.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ...errors import ArgumentError, IdentityError, SectorchError
 from ..log import write
-from .identity import Credentials, read_identity
+from .identity import Credentials, identity_file, read_identity
 
 log = logging.getLogger("sectorch.certificate")
 EVERY = 30.0
-"""Seconds between looks."""
+"""Seconds between two readings of the files."""
 SETTLES = 0.2
-"""Seconds between two readings that have to give the same: a file may be half written."""
+"""Seconds between two readings that must agree, since a file may be half written."""
 SOON = 14
-"""Days before its end from which on a certificate is a warning in the log, once a day."""
+"""Days before the end of a certificate from which on the log has a warning, once a day."""
 DAY = 86400.0
 
 
 class Renewal:
-    """Looks at the files of a party's credentials until `close`.
+    """Renews a party's credentials when their files change, until `close`.
 
     Args:
-        credentials: what the party began with. The identity key stays what it was then: others know the party by it.
-        read: reads them anew.
-        use: from now on, new handshakes are made with these; may refuse them with a SectorchError.
+        credentials: the first ones. The identity key stays the same, since other parties know this one by it.
+        read: reads the files.
+        use: makes new handshakes use new credentials; may refuse them with a SectorchError.
     """
 
     def __init__(self, credentials: Credentials, read: Callable[[], Credentials], use: Callable[[Credentials], None]):
@@ -52,7 +52,7 @@ class Renewal:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="certificates")
 
     def start(self) -> None:
-        """Look from now on."""
+        """Read the files from now on."""
         self._thread.start()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Renewal:
             self._thread.join()
 
     def soon(self) -> None:
-        """Look at once, as after SIGHUP."""
+        """Read the files at once, as on SIGHUP."""
         self._wake.set()
 
     def _watch(self) -> None:
@@ -72,9 +72,9 @@ class Renewal:
             self._wake.clear()
 
     def look(self) -> bool:
-        """Look once; whether other credentials are used now. A line says so, or why not."""
+        """Read the files once; returns whether other credentials are used now. The log has a line of it, or why not."""
         try:
-            found = self._settled()
+            found = self._read_twice()
             changed = found != self.credentials
             if changed:
                 self._check(found)
@@ -93,11 +93,11 @@ class Renewal:
         self._warn()
         return changed
 
-    def _settled(self) -> Credentials:
-        """The files as they are, if they are the same twice; with the identity key of before.
+    def _read_twice(self) -> Credentials:
+        """The files' content, if two readings agree; with the former identity key.
 
         Raises:
-            IdentityError: they change just now, or are not a pair. ArgumentError: one cannot be read.
+            IdentityError: they change meanwhile, or are not a pair. ArgumentError: one cannot be read.
         """
         found = replace(self._read(), identity=self.credentials.identity)
         if found != self.credentials:
@@ -107,7 +107,7 @@ class Renewal:
         return found
 
     def _check(self, found: Credentials) -> None:
-        """Raise IdentityError for what new handshakes could not be made with."""
+        """Raise IdentityError for credentials that new handshakes could not use."""
         found.check_dates()
         certificate_end(found.authority)
         if found.called != self.credentials.called:
@@ -116,7 +116,7 @@ class Renewal:
             )
 
     def figures(self) -> dict[str, float]:
-        """When what is used now ends, in seconds since 1970."""
+        """The ends of the certificate and the CA that are in use, in seconds since 1970."""
         used = self.credentials
         return {
             "certificate_expiry_timestamp_seconds": certificate_end(used.certificate).timestamp(),
@@ -137,8 +137,10 @@ class Renewal:
 
 
 def certificate_end(pem: bytes, last: bool = False) -> datetime.datetime:
-    """When the first certificate in a file ends, which is a party's own, or with `last` the one that ends last: beside
-    a CA's certificate its successor may stand.
+    """The end of the first certificate in a file, which is a party's own.
+
+    Args:
+        last: take the latest end of all certificates: a CA's file may have its successor, too.
 
     Raises:
         IdentityError: there is none.
@@ -150,13 +152,8 @@ def certificate_end(pem: bytes, last: bool = False) -> datetime.datetime:
     return max(one.not_valid_after_utc for one in (found if last else found[:1]))
 
 
-# A party's own files, found right before a port opens or anything is sent: each fault is a line that names the file.
-#
-# TLS would find most of these at the first handshake, in words of its own, and at the other side.
-
-
-BACKWARDS = 300.0
-"""Seconds by which a file may be younger than the clock says that it is now."""
+CLOCK_TOLERANCE = 300.0
+"""Seconds by which a file's time may be after this machine's clock."""
 
 
 def check_own_files(
@@ -167,23 +164,23 @@ def check_own_files(
     *,
     serving: bool = False,
 ) -> Credentials:
-    """What a party starts with, checked as far as it can be without the other side.
+    """A party's credentials, checked before a port opens or anything is sent.
+
+    TLS would find most errors only at the first handshake, at the other side, and without the file's name.
 
     Args:
-        identity: as of `Credentials.read`. serving: whether the certificate is shown to those that dial.
+        identity: as in `Credentials.read`. serving: whether the certificate is a server's.
 
     Raises:
-        ArgumentError: a file is not there, or cannot be read.
-        IdentityError: a key that others can read; a certificate that is not of the key, is for the other purpose or
-            not valid now; a CA of which the same is true; a file that is younger than the clock says that it is now.
+        ArgumentError: a file cannot be read.
+        IdentityError: others can read a key; the certificate is not the key's, is for the other purpose or not valid
+            now; the CA is not valid now; or the certificate's file is from the future of this machine's clock.
     """
     certificate = Path(certificate)
-    beside = certificate.with_name(f"{certificate.stem}-identity.pem")
-    if identity is None and beside.exists():
-        identity = beside
+    identity = identity_file(certificate) if identity is None else identity
     for path in (key, identity):
         if path is not None:
-            _private(Path(path))
+            _check_private(Path(path))
     found = Credentials.read(certificate, key, authority, identity)
     if found.identity is not None:
         read_identity(found.identity, str(identity))
@@ -194,8 +191,8 @@ def check_own_files(
     return found
 
 
-def _private(path: Path) -> None:
-    """Whether nobody else can read a file; where it is root's, its group may, as a service's own group."""
+def _check_private(path: Path) -> None:
+    """Check that nobody else can read a file. The group of a file of root may: it is a service's own group."""
     try:
         found = path.stat()
     except OSError as error:
@@ -204,20 +201,20 @@ def _private(path: Path) -> None:
         ) from None
     if os.name != "posix":
         return
-    lent = found.st_uid == 0 and os.geteuid() != 0
-    if found.st_mode & (stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if lent else stat.S_IRWXG)):
+    of_service = found.st_uid == 0 and os.geteuid() != 0
+    if found.st_mode & (stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if of_service else stat.S_IRWXG)):
         raise IdentityError(f"others can read {path}: chmod 600 {path}, and think of making new keys")
 
 
 def _check_clock(path: Path) -> None:
-    """Whether a file is from the future, which means that this machine's clock was set back."""
+    """Check that a file is not from the future, which means that this machine's clock was set back."""
     ahead = path.stat().st_mtime - time.time()
-    if ahead > BACKWARDS:
+    if ahead > CLOCK_TOLERANCE:
         raise IdentityError(f"{path} was written {ahead:.0f} s after what this machine's clock says: set it (NTP)")
 
 
 def _check_authority(pem: bytes, path: Path) -> None:
-    """Whether one of a CA's certificates is valid now: beside it its successor may stand."""
+    """Check that one of a CA's certificates is valid now; its file may have its successor, too."""
     try:
         found = x509.load_pem_x509_certificates(pem)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Long-term Ed25519 identity keys of clients, and the file of those that a client knows.
+"""A party's credentials, and the identity keys by which clients know each other.
 
-A certificate says who may talk to the server; an identity key says to another client, past the server, who it talks to.
-The file of pins has a line for each name, `NAME SHA256:FINGERPRINT`, and can be written by hand; what begins with # is
-a comment.
+A certificate proves a party's name to the server. An identity key, a long-term Ed25519 key, proves it to another client
+through the server. The pins file has the identity keys that a client knows: a line `NAME SHA256:FINGERPRINT` for each
+name. It can be written by hand, and lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ def new_identity() -> bytes:
 
 
 def read_identity(pem: bytes, named: str = "the identity file") -> Ed25519PrivateKey:
-    """The key in a PEM file, which errors call so.
+    """The identity key in a PEM file.
+
+    Args:
+        named: the file, in words for error texts.
 
     Raises:
-        IdentityError: it holds none.
+        IdentityError: it holds no Ed25519 key.
     """
     try:
         key = load_pem_private_key(pem, None)
@@ -68,30 +71,29 @@ def read_identity(pem: bytes, named: str = "the identity file") -> Ed25519Privat
 
 
 def fingerprint(public: bytes) -> str:
-    """How people compare keys: SHA256: and 43 characters."""
+    """The fingerprint of a public key, by which people compare keys: SHA256: and 43 characters."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip("=")
 
 
 def fingerprint_of(pem: bytes, named: str = "the identity file") -> str:
-    """The fingerprint of the public half of an identity file, which errors call so."""
+    """The fingerprint of the public key of an identity file; `named` as in `read_identity`."""
     return fingerprint(read_identity(pem, named).public_key().public_bytes_raw())
 
 
 def config_folder() -> Path:
-    """Where this user's settings are kept."""
+    """The folder of this user's settings."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "sectorch"
 
 
 class Pins:
-    """The fingerprints that this client knows, by name. Whoever is not among them is refused.
+    """The fingerprints that this client knows, by name. Other parties are refused.
 
-    A line that is broken, or a name that stands there with two fingerprints, concerns that name alone: it is refused,
-    and the others are known as before.
+    An invalid line, or a name with two fingerprints, affects that name only: it is refused.
 
     Args:
-        path: a text file; `pins` in the user's settings unless named.
-        first_use: trust a name that is not in the file and write it down, instead of refusing it. Whoever stands in
-            between at that first contact is trusted then.
+        path: a text file; by default `pins` in the user's settings.
+        first_use: trust a name that is not in the file, and add it. An attacker who relays that first contact is
+            trusted, too.
     """
 
     def __init__(self, path: str | Path | None = None, *, first_use: bool = False):
@@ -104,16 +106,16 @@ class Pins:
         """Fingerprints by name.
 
         Raises:
-            IdentityError: the file cannot be read; nobody is trusted then.
+            IdentityError: the file cannot be read; then no party is trusted.
         """
         return self._read()[0]
 
     def check(self, name: str, public: bytes) -> None:
-        """Whether `public` is the key of `name`.
+        """Check that `public` is the key of `name`.
 
         Raises:
-            IdentityError: it is another one (gives both fingerprints), the name is not known, its line is broken, or
-                it is no name.
+            IdentityError: it is another key (the text has both fingerprints), the name is unknown or invalid, or its
+                line is invalid.
         """
         name_of(name, "the other party's name", IdentityError)
         came = fingerprint(public)
@@ -150,10 +152,10 @@ class Pins:
         log.warning("'%s' is new: trusting its key %s from now on; ask it whether that is right", name, came)
 
     def pin(self, name: str, print_: str) -> None:
-        """Know `name` by this fingerprint, whatever was known before. Other lines stay as they are.
+        """Set the fingerprint of a name, in place of a former one. Other lines stay as they are.
 
         Raises:
-            ArgumentError: not a name, or not a fingerprint.
+            ArgumentError: the name or the fingerprint is invalid.
         """
         name_of(name, "a party's name")
         if not isinstance(print_, str) or not PRINT.fullmatch(print_):
@@ -162,9 +164,9 @@ class Pins:
             self._write(name, print_)
 
     def _command(self, name: str, print_: str) -> str:
-        """What a user types to know `name` by this key."""
-        elsewhere = () if self.path == config_folder() / "pins" else ("--pins", str(self.path))
-        return shlex.join(("sectorch", "keys", "pin", name, print_, *elsewhere))
+        """The command by which a user pins this key."""
+        options = () if self.path == config_folder() / "pins" else ("--pins", str(self.path))
+        return shlex.join(("sectorch", "keys", "pin", name, print_, *options))
 
     def _lines(self) -> list[str]:
         try:
@@ -175,7 +177,7 @@ class Pins:
             raise IdentityError(f"cannot read the pins in {self.path}: {error.strerror}") from None
 
     def _read(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Fingerprints by name, and the numbers of broken lines by the word that each begins with."""
+        """Fingerprints by name, and the numbers of invalid lines by the first word of each."""
         pins: dict[str, str] = {}
         broken: dict[str, int] = {}
         for number, line in enumerate(self._lines(), 1):
@@ -187,7 +189,7 @@ class Pins:
         return {name: print_ for name, print_ in pins.items() if name not in broken}, broken
 
     def _write(self, name: str, print_: str) -> None:
-        """Put `name` in the place of its lines, or at the end."""
+        """Write the line of a name in the place of its former lines, or at the end."""
         lines, at = [], None
         for line in self._lines():
             if _parts(line)[0] != name:
@@ -228,12 +230,12 @@ def _unknown(name: str, print_: str) -> str:
 
 
 def context(description: dict, edition: object, scheme: Scheme, place: int, of: int) -> bytes:
-    """What Q and A have to agree on before their keys count: SHA-256 of the program, the name of its weights, the
-    number format, and which of how many answering parties A is.
+    """SHA-256 of the facts of a session on which Q and A must agree before they accept each other's keys.
 
     Args:
-        description: of the model, as this party runs it; to Q it came through S.
-        edition: A's name for its weights, which says nothing about them to whoever lacks A's store.
+        description: of the model, as this party runs it; Q has it from S.
+        edition: A's name for its weights, which tells nothing about them to a party without A's store.
+        place, of: the number of this answering party, and how many there are.
     """
     agreed = {"program": description, "edition": edition, "scheme": repr(scheme), "place": place, "of": of}
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).digest()
@@ -241,28 +243,20 @@ def context(description: dict, edition: object, scheme: Scheme, place: int, of: 
 
 @dataclass
 class PinnedIdentities(Identities):
-    """The names, this client's key and the context of one session; the other's key is checked against the pins."""
+    """Identities of one session, of which the other party's key is checked against the pins."""
 
     pins: Pins = field(default_factory=Pins)
     proved: str = ""
-    """The fingerprint of the other's key, once it is trusted."""
+    """The fingerprint of the other party's key, once it is trusted."""
 
     def trust(self, name: str, public: bytes) -> None:
         self.pins.check(party_of(name), public)
         self.proved = fingerprint(public)
 
 
-# The files that a party starts with: its certificate and key, the CA, and a client's identity key.
-#
-# A client's common name is the name it goes by.
-
-
 @dataclass(frozen=True)
 class Credentials:
-    """PEM bytes: this party's certificate and key, and the CA that the other side's certificate must come from.
-
-    A client also has a long-term identity key, by which other clients know it; see `sectorch.network.identity`.
-    """
+    """A party's certificate and key, the CA of its peers' certificates, and a client's identity key; all PEM."""
 
     certificate: bytes
     key: bytes
@@ -274,16 +268,16 @@ class Credentials:
 
     @property
     def name(self) -> str:
-        """The common name of the certificate, by which a client goes.
+        """The common name of the certificate, which is a client's name.
 
         Raises:
-            IdentityError: it is not a name, see `sectorch.network.names`, or there is not exactly one.
+            IdentityError: it is no name (`sectorch.network.names`), or there is not exactly one.
         """
         return name_of(common_name(self._certificate), "the common name of a client's certificate", IdentityError)
 
     @property
     def called(self) -> str:
-        """The common name for people; a server's may be any, or none."""
+        """The common name for people; a server's may be any text, or empty."""
         return readable(common_name(self._certificate), 64)
 
     @property
@@ -294,7 +288,7 @@ class Credentials:
             raise IdentityError("the certificate file does not hold a PEM certificate") from None
 
     def check_dates(self) -> None:
-        """Whether the certificate is valid today.
+        """Check that the certificate is valid now.
 
         Raises:
             IdentityError: it has expired, or is not valid yet.
@@ -311,19 +305,16 @@ class Credentials:
     def read(
         cls, certificate: str | Path, key: str | Path, authority: str | Path, identity: str | Path | None = None
     ) -> Credentials:
-        """From files.
+        """Read credentials from files.
 
         Args:
-            identity: a client's identity key; NAME-identity.pem beside NAME.pem, if it is there, unless named.
+            identity: a client's identity key; by default NAME-identity.pem beside NAME.pem, if that exists.
 
         Raises:
-            ArgumentError: a file is not there (says which).
-            IdentityError: the certificate is not that of the key, or one of the two is not PEM.
+            ArgumentError: a file cannot be read; the text names it.
+            IdentityError: certificate and key do not belong together, or one of the two is no PEM.
         """
-        certificate = Path(certificate)
-        beside = certificate.with_name(f"{certificate.stem}-identity.pem")
-        if identity is None and beside.exists():
-            identity = beside
+        identity = identity_file(certificate) if identity is None else identity
         named = {"certificate": certificate, "key": key, "CA certificate": authority, "identity key": identity}
         contents = []
         for what, path in named.items():
@@ -336,7 +327,7 @@ class Credentials:
         return found
 
     def _check_key(self, certificate: str | Path, key: str | Path) -> None:
-        """Whether certificate and key are a pair; TLS would say it in many words, and not which files."""
+        """Check that certificate and key are a pair. TLS would refuse them too, without the files' names."""
         try:
             secret = load_pem_private_key(self.key, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -349,11 +340,18 @@ class Credentials:
             raise IdentityError(f"the certificate {certificate} and the key {key} do not belong together; name a pair")
 
 
+def identity_file(certificate: str | Path) -> Path | None:
+    """NAME-identity.pem beside a certificate NAME.pem; None if there is no such file."""
+    path = Path(certificate)
+    path = path.with_name(f"{path.stem}-identity.pem")
+    return path if path.exists() else None
+
+
 def common_name(subject: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """The one common name in a certificate or a request; empty if there is none that can be read, or more than one."""
+    """The common name of a certificate or a request; empty if it is invalid, missing, or not the only one."""
     try:
         names = subject.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except (ValueError, UserWarning):  # too long: a warning, which may be an error
+    except (ValueError, UserWarning):  # a name that is too long gives a warning, which may be an error
         names = []
     return str(names[0].value) if len(names) == 1 else ""
 
@@ -362,13 +360,13 @@ def peer_name(pem: bytes) -> str:
     """The name of the client whose certificate TLS has verified.
 
     Raises:
-        IdentityError: its common name is none.
+        IdentityError: its common name is no name.
     """
     return Credentials(pem, b"", b"").name
 
 
 def certificate_print(pem: bytes) -> str:
-    """A certificate's fingerprint, in hexadecimal digits as `openssl x509 -fingerprint -sha256` shows it."""
+    """A certificate's fingerprint in hexadecimal digits, as `openssl x509 -fingerprint -sha256` computes it."""
     return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()
 
 

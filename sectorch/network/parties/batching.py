@@ -24,7 +24,7 @@ from ...choreography.program.projection import Projection, part_of
 from ...choreography.program.trace import Program
 from ...errors import SectorchError
 from ...session import Session
-from ..messages import JOINED
+from ..messages import MAX_BATCH
 from ..wire.fair_queue import TICK, FairQueue
 
 MAX_SENT = 4 << 20
@@ -164,8 +164,8 @@ class ServerBatcher:
             if candidate not in waiting:
                 return []
             waiting.remove(candidate)
-            group = [candidate, *waiting[: JOINED - 1]]
-            del waiting[: JOINED - 1]
+            group = [candidate, *waiting[: MAX_BATCH - 1]]
+            del waiting[: MAX_BATCH - 1]
             if not waiting:
                 del self._waiting[candidate.part]
         self._turns.wake()
