@@ -308,7 +308,8 @@ class Run:
         """Compute function(*args) at a party, once: what is on disk is taken up again.
 
         Args:
-            function: of a module, without a closure: a stage is known by its name. It may call `progress`.
+            function: a stage is known by its name, its defaults and what it encloses, and not by its code. It may call
+                `progress`, `note` and `parts`.
             args: values, or `Held` ones of this party, also in lists, tuples and dicts.
             stage: a name of its own in this run; slashes make folders.
             public: what stands for the result where the party is elsewhere.
@@ -647,7 +648,7 @@ def digest_of(value: Any) -> str:
     """What an argument of a stage is known by: its content, as a SHA-256 digest in hexadecimal.
 
     Raises:
-        ArgumentError: a type that has no content that could be told, or a function with a closure.
+        ArgumentError: a type that has no content that could be told.
     """
     if isinstance(value, Held):
         return value.key
@@ -663,33 +664,51 @@ def digest_of(value: Any) -> str:
         return hashlib.sha256(head.encode() + body).hexdigest()
     if isinstance(value, np.ndarray):
         return _sha("numpy", digest_of(torch.from_numpy(np.ascontiguousarray(value))))
+    if isinstance(value, np.generic):
+        return _sha(str(value.dtype), repr(value.item()))
     if isinstance(value, nn.Module):
-        return _sha(str(value), digest_of(dict(value.state_dict())))
+        return _sha("module", *(digest_of([name, type(one), _attributes(one)]) for name, one in value.named_modules()))
     if isinstance(value, functools.partial):
         return _sha("partial", digest_of(value.func), digest_of(value.args), digest_of(value.keywords))
     if isinstance(value, type):
         return _sha(value.__module__, value.__qualname__)
     if dataclasses.is_dataclass(value):
-        return _sha(type(value).__qualname__, *(digest_of(getattr(value, f.name)) for f in dataclasses.fields(value)))
+        return _sha(digest_of(type(value)), *(digest_of(getattr(value, f.name)) for f in dataclasses.fields(value)))
     if isinstance(value, Mapping):
         return _sha("mapping", *(x for k, v in value.items() for x in (digest_of(k), digest_of(v))))
     if isinstance(value, list | tuple):
         return _sha("sequence", *map(digest_of, value))
     if isinstance(value, set | frozenset):
         return _sha("set", *sorted(map(digest_of, value)))
-    if isinstance(value, types.MethodType):
-        return _sha(digest_of(value.__func__), digest_of(value.__self__))
     if inspect.isroutine(value):
-        if getattr(value, "__closure__", None) or "<lambda>" in value.__qualname__:
-            raise ArgumentError(
-                f"{value.__qualname__} holds values that its name does not tell; a stage's function is defined in a "
-                f"module, and takes what it needs as arguments"
-            )
-        return _sha(value.__module__ or "", value.__qualname__)
+        owner = getattr(value, "__self__", None)
+        held = None if isinstance(owner, types.ModuleType) else owner
+        return _sha(value.__module__ or "", value.__qualname__, digest_of(held), *_closure(value))
     raise ArgumentError(
         f"a stage is known by its arguments, and a {type(value).__name__} has no content to know it by; give a "
         f"dataclass, tensors, or plain values"
     )
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module holds beside its modules and hooks: parameters, all buffers, and attributes of its class's own."""
+    known = vars(nn.Module())
+    own = {name: value for name, value in vars(module).items() if name not in known or name == "training"}
+    return {**own, **dict(module._parameters), **dict(module._buffers)}
+
+
+def _closure(function: Any) -> Iterator[str]:
+    """What of a function its name does not tell: defaults and enclosed values, and the code of one without a name."""
+    function = getattr(function, "__func__", function)
+    yield digest_of([getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)])
+    for cell in getattr(function, "__closure__", None) or ():
+        yield digest_of(cell.cell_contents)
+    if "<lambda>" in function.__qualname__:
+        yield digest_of([function.__code__.co_code, function.__code__.co_names, _constants(function.__code__)])
+
+
+def _constants(code: types.CodeType) -> list:
+    return [_constants(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
 
 
 def _sha(*parts: str) -> str:

@@ -147,12 +147,12 @@ def test_an_error_names_stage_and_party():
 
 
 def test_what_cannot_be_known_is_refused():
-    run, hidden = Run(), 3
-    for function in (lambda x: x, lambda x: x + hidden):
-        with pytest.raises(ArgumentError, match="holds values that its name does not tell"):
-            run.at("north", function, X, stage=f"s{len(run._seen)}{hidden}{id(function)}")
-    with pytest.raises(ArgumentError, match="a generator has no content to know it by"):
-        run.at("north", double, (i for i in X), stage="lazy")
+    run = Run()
+    for value, name in (((i for i in X), "generator"), (object(), "object"), (torch.Generator(), "Generator")):
+        with pytest.raises(ArgumentError, match=f"a {name} has no content to know it by"):
+            run.at("north", double, value, stage=f"lazy {name}")
+        with pytest.raises(ArgumentError, match=f"a {name} has no content to know it by"):
+            run.at("north", lambda x, held=value: held, X, stage=f"enclosed {name}")
 
 
 def test_a_result_that_is_not_kept_is_made_when_it_is_needed(tmp_path: Path):
@@ -208,6 +208,20 @@ def test_a_digest_tells_values_apart(one, other):
     assert (digest_of(one) == digest_of(other)) == same
 
 
+class Scaled(nn.Linear):
+    """Of one text and one state, whatever the factor is."""
+
+    def __init__(self, factor: float, table: float = 0.0):
+        super().__init__(2, 2)
+        nn.init.constant_(self.weight, 1.0), nn.init.constant_(self.bias, 0.0)
+        self.factor = factor
+        self.register_buffer("table", torch.tensor([table]), persistent=False)
+
+
+def enclosing(value: object):
+    return lambda x: (x, value)
+
+
 @dataclasses.dataclass
 class Settings:
     a: int = 1
@@ -226,7 +240,11 @@ class Settings:
             np.zeros(2),
         ],
         [Settings(), Settings(a=2), Settings(b=1), {"a": 1, "b": 2}],
-        [double, total, torch.float32, Settings, "Settings"],
+        [double, total, torch.float32, Settings, "Settings", torch.zeros, torch.ones, X.add, (X + 1).add],
+        [lambda x: x, lambda x: x + 1, lambda x: x + 2, lambda x, y=1: x, enclosing(1), enclosing(2), enclosing("1")],
+        [Scaled(1.0), Scaled(2.0), Scaled(1.0, 3.0), Scaled(1.0).eval(), nn.Linear(2, 2), nn.Sequential(Scaled(1.0))],
+        [np.float32(1), np.float64(1), np.int64(1), 1.0, 1, True],
+        [torch.ones(2, dtype=t) for t in (torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.uint8)],
         [["ab", "c"], ["a", "bc"], ["abc"], [["ab"], "c"], ["ab", ["c"]]],
         [torch.tensor(1.0), torch.tensor([1.0]), torch.tensor(1), 1.0],
     ],
