@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -119,13 +120,16 @@ BESIDE = re.compile(r"<!-- the lines of (\S+) -->\n\n\|[^\n]*\n\|[^\n]*\n((?:\|.
 
 def test_the_papers_lines_stand_beside_the_whole_code():
     """The code cells of a table, one after the other, are the body of the function that it names."""
-    found = BESIDE.findall((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8"))
-    assert len(found) == 7
+    pages = {"how-it-works.md": 7, "secsv.md": 4}
+    of_pages = [BESIDE.findall((ROOT / "docs" / page).read_text(encoding="utf-8")) for page in pages]
+    assert [len(found) for found in of_pages] == list(pages.values())
+    found = [table for tables in of_pages for table in tables]
     for path, rows in found:
         module, function = path.rsplit(".", 1)
-        source = ast.parse(inspect.getsource(sys.modules[module]))
+        source = ast.parse(inspect.getsource(importlib.import_module(module)))
         (body,) = (f.body for f in source.body if isinstance(f, ast.FunctionDef) and f.name == function)
         cells = [row.split(" | ", 1)[1].rstrip().removesuffix("|").strip().strip("`") for row in rows.splitlines()]
+        cells = [cell.replace("\\|", "|") for cell in cells]
         lines = inspect.getsource(sys.modules[module]).splitlines()[body[1].lineno - 1 : body[-1].end_lineno]
         assert "".join("".join(cells).split()) == "".join("".join(lines).split()), path
 

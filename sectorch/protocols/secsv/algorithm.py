@@ -1,4 +1,4 @@
-"""SecSV (Zheng, Cao and Yoshikawa, 2023), to be read beside the paper. Numbers in comments are the algorithms' steps.
+"""SecSV (Zheng, Cao and Yoshikawa, 2023), to be read beside the paper; numbers are steps, as its text cites them.
 
 | paper | here |
 | --- | --- |
@@ -7,7 +7,7 @@
 | Algorithm 2, secure testing under HESV | `test_encrypted` |
 | Algorithm 4, secure testing under SecSV | `test_shared` |
 | Algorithm 5, Matrix Reducing | `sectorch.ckks.linalg` |
-| Algorithm 6, SampleSkip | `Utilities` |
+| Algorithm 6, SampleSkip | `Utilities`, in ascending sizes; `sample_skip` |
 | Algorithm 7, skippable samples | `skippable` |
 
 What the servers and a client send to each other in a step is a protocol of `secsv.py` or of `hesv.py`. All parties run
@@ -36,7 +36,7 @@ def value_rounds(rounds: Sequence[Utilities], how: Settings) -> Iterator[dict[in
 
     The federated values are their sums (`values.total`).
     """
-    for t, v in enumerate(rounds):  # 4: each round
+    for t, v in enumerate(rounds):  # 4 of Algorithm 1: each round
         yield estimate(how.estimator, v.players, v.ask, budget=how.budget, seed=how.seed + t)  # 5-9: all coalitions
 
 
@@ -75,26 +75,16 @@ class Utilities:
                 tester.prepare()
             if spent.products:
                 self.began(spent)
-        for _, wave in groupby(missing, key=int.bit_count):  # 2, 5: single models, then ascending sizes
+        for _, wave in groupby(missing, key=int.bit_count):  # single models first, then ascending sizes
             tester = self._tester()
             forked(list(wave), lambda c: self._test(tester, c), processes, self._finished)
         return {c: self.value(c) for c in coalitions}
 
     def _test(self, tester: Tester, coalition: int) -> Iterator[dict]:
-        everything, skipping = (1 << self._samples) - 1, self._how.skipping if tester.skips else "never"
         with Spent() as spent:
-            known = skippable(coalition, self._correct) if skipping != "never" else 0  # 8: none of a single model
-            skipped, rest = known, everything & ~known  # 9: the discriminative samples
-            if skipping == "saving" and known and rest and not tester.saves(coalition, everything, rest):
-                skipped, rest = 0, everything  # ours: the rest would take as many ciphertexts
-            samples, right = tester.test(coalition, rest)  # 3, 10: Algorithm 4, or Algorithm 2
-            if samples is not None:
-                samples |= skipped  # 11
-                right = samples.bit_count()
-        yield {
-            "coalition": coalition, "right": right, "samples": None if samples is None else hex(samples),
-            "tested": rest.bit_count(), "skippable": known.bit_count(), "skipped": hex(skipped), **spent.record(),
-        }  # fmt: skip
+            skipping = self._how.skipping if tester.skips else "never"
+            found = sample_skip(tester, coalition, (1 << self._samples) - 1, self._correct, skipping)
+        yield {"coalition": coalition, **found, **spent.record()}
 
     def value(self, coalition: int) -> float:
         """v of a coalition that was tested, or of nobody."""
@@ -127,6 +117,28 @@ class Utilities:
             self._correct[record["coalition"]] = int(record["samples"], 16)
 
 
+def sample_skip(
+    tester: Tester, coalition: int, everything: int, correct: Mapping[int, int], skipping: str
+) -> dict[str, Any]:  # fmt: skip
+    """Algorithm 6, for one coalition: the samples that its model classifies correctly, most of them untested.
+
+    Args:
+        everything: all samples.
+        correct: as of `skippable`.
+        skipping: one of `settings.SKIPPING`; "saving" tests everything where the rest takes as many ciphertexts.
+    """
+    known = skippable(coalition, correct) if skipping != "never" else 0  # 8: none of a single model
+    rest = everything & ~known  # 9: the discriminative samples
+    skips = not known or skipping == "always" or not rest or tester.saves(coalition, everything, rest)
+    skipped, rest = (known, rest) if skips else (0, everything)
+    samples, right = tester.test(coalition, rest)  # 3, 10: Algorithm 4, or 2
+    samples = None if samples is None else samples | skipped  # 11
+    return {
+        "right": right + skipped.bit_count(), "samples": None if samples is None else hex(samples),
+        "tested": rest.bit_count(), "skippable": known.bit_count(), "skipped": hex(skipped),
+    }  # fmt: skip
+
+
 def skippable(mask: int, correct: Mapping[int, int]) -> int:
     """Algorithm 7: the union over pairs (A, B), A + B = S, of the samples that both classify correctly.
 
@@ -138,13 +150,9 @@ def skippable(mask: int, correct: Mapping[int, int]) -> int:
         mask: the coalition S.
         correct: the samples that the model of each tested coalition classifies correctly.
     """
-    found, part = 0, (mask - 1) & mask  # 1, 2: each nonempty proper part of S
-    while part:
-        other = mask ^ part
-        if part < other:  # each pair once
-            break
-        if part in correct and other in correct:
-            found |= correct[part] & correct[other]  # 3, 4
+    found, part = 0, (mask - 1) & mask
+    while part > mask ^ part:  # each pair of nonempty parts, once
+        found |= correct.get(part, 0) & correct.get(mask ^ part, 0)
         part = (part - 1) & mask
     return found
 
