@@ -1,19 +1,18 @@
-"""What all commands have in common: help with examples, one-line errors, exit codes, `--json`, `--debug`, progress.
+"""The common parts of all commands: help with examples, one-line errors, exit codes, `--json`, `--debug`, progress.
 
 | exit code | when |
 | --- | --- |
 | 0 | done |
 | 1 | the run failed, or its data or settings do not fit; one line on standard error says what to do |
-| 2 | the command line cannot be understood, or a number in it is none that its option takes |
+| 2 | the command line is invalid |
 | 130 | stopped by Ctrl-C |
-| 141 | whoever read its output reads no more, as `head` does |
+| 141 | the reader of its output has closed it, as `head` does |
 | 143 | stopped by SIGTERM, in the same way as by Ctrl-C; `server`, `answer` and `up` drain, and end with 0 |
 
-Ctrl-C is ignored where whoever started the command has said so, as a shell script does for what it starts behind `&`.
-SIGTERM stops it there.
+Ctrl-C is ignored if the process that started the command ignores it, as a shell script does for commands behind `&`.
+SIGTERM stops it also then.
 
-Results go to standard output: tables for people, or JSON and nothing else with `--json`. All other words go to standard
-error then.
+Results go to standard output: tables, or with `--json` JSON only. Then all other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ from ..errors import ArgumentError, PlotError, SectorchError
 DONE, FAILED, USAGE, STOPPED, UNREAD, TERMINATED = 0, 1, 2, 130, 141, 143
 
 GOES_ON = "stopped; what is finished is in {out}, and the same command goes on from there"
-"""For commands whose runs can be taken up."""
+"""What a command prints after Ctrl-C if its run can be continued."""
 
 _ROOM = 1 << 20
-"""Bytes that a folder has room for at least."""
+"""Bytes for which a folder must have room."""
 Run = Callable[[argparse.Namespace, Console], Any]
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Examples as they are written, and the default of every option that has one and does not say it itself."""
+    """Shows examples unchanged, and each option's default unless its help text has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if (
@@ -69,9 +68,9 @@ class Parser(argparse.ArgumentParser):
     """Options of one command. Help ends with examples; an error is one line, without the usage above it.
 
     Args:
-        name: as it stands after `sectorch`.
+        name: the word after `sectorch`.
         description: what the command does, for its help.
-        examples: command lines, each with the command's name, and perhaps words after two spaces.
+        examples: command lines, some with a comment after two or more spaces.
     """
 
     def __init__(self, name: str, description: str, examples: Sequence[str]):
@@ -83,13 +82,13 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.set_defaults(json=False)
-        # Without a default, so that the parser of an action leaves what stood before the action.
+        # It has no default, so that the parser of an action does not overwrite a --debug before the action.
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
 
     rest: str | None = None
-    """Under which name `command_status` gives what stands after --; nothing may stand there where it is None."""
+    """The name of the option that gets the arguments after `--`; None allows no such arguments."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (-[^ :]+): (?=must be )", lambda m: m[1].split("/")[0] + " ", message)
@@ -100,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         self.refuse(f"{message}; {self.prog} --help lists the options")
 
     def refuse(self, message: str) -> NoReturn:
-        """End the process with a line."""
+        """End the process with an error of one line."""
         self.exit(USAGE, f"error: {message}\n")
 
     def takes_json(self, what: str) -> None:
@@ -108,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help=f"print {what} as JSON, and nothing else")
 
     def writes_results(self, folder: str) -> None:
-        """Add the options of a command that leaves a folder of results: `--out`, `--no-plots`, `--json`."""
+        """Add the options of a command that writes a folder of results: `--out`, `--no-plots`, `--json`."""
         self.add_argument("--out", type=Path, default=Path(folder), help="folder of results (default %(default)s)")
         self.add_argument("--no-plots", action="store_true", help="draw nothing; plots need matplotlib")
         self.takes_json("results.json")
@@ -144,7 +143,7 @@ def run_action(options: argparse.Namespace, _: Console) -> None:
 
 
 class OldOption(argparse.Action):
-    """An option by its old name, for one release: says on standard error what its name, `const`, is now."""
+    """An option's old name, for one release; prints its new name, `const`, on standard error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -154,7 +153,7 @@ class OldOption(argparse.Action):
 
 
 def number(kind: type, allows: Callable[[Any], bool], limits: str) -> Callable[[str], Any]:
-    """A `type` of an option: numbers of a kind that `allows` is true of. An error names the option and `limits`."""
+    """The `type` of an option that takes numbers for which `allows` is true. An error has the option and `limits`."""
 
     def read(word: str) -> Any:
         value = kind(word)
@@ -162,12 +161,12 @@ def number(kind: type, allows: Callable[[Any], bool], limits: str) -> Callable[[
             raise argparse.ArgumentTypeError(f"must be {limits}, got {word}")
         return value
 
-    read.__name__ = kind.__name__  # argparse says it of what is no number
+    read.__name__ = kind.__name__  # argparse has this name in its error
     return read
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Of a count."""
+    """The `type` of an option that takes integers of at least `least`."""
     return number(int, lambda value: value >= least, f"at least {least}")
 
 
@@ -176,12 +175,12 @@ not_negative = number(float, lambda value: value >= 0, "at least 0")
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came: what is open is closed as after Ctrl-C."""
+    """SIGTERM came: open files and connections are closed as after Ctrl-C."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM is `TerminatedError`, unless somebody has a handler for it already."""
+    """Raise `TerminatedError` on SIGTERM in the block, unless SIGTERM has a handler already."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -197,15 +196,16 @@ def _terminate(*_: Any) -> NoReturn:
 
 
 def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
-    """`run(options, console)`'s exit status, see the top of this file; what it returns is its status, None is 0.
+    """Run a command; returns its exit status (see the top of this file).
 
     Args:
-        arguments: those of the process unless given.
-        stopped: what Ctrl-C and SIGTERM print; `{out}` stands for the option of that name.
+        arguments: by default those of the process.
+        run: called with the options and a console; returns the exit status, or None for 0.
+        stopped: printed after Ctrl-C and SIGTERM; `{out}` stands for the option of that name.
 
     Raises:
-        SystemExit: for a command line that cannot be understood, and after help.
-        Exception: what went wrong, with `--debug`.
+        SystemExit: after an invalid command line, and after help.
+        Exception: any error of `run`, with `--debug`.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     cut = words.index("--") if parser.rest is not None and "--" in words else len(words)
@@ -219,17 +219,17 @@ def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, st
     except KeyboardInterrupt as interrupt:
         errors.print(stopped.format(**vars(options)))
         return TERMINATED if isinstance(interrupt, TerminatedError) else STOPPED
-    except BrokenPipeError:  # of standard output; a party's lost connection is a SectorchError
+    except BrokenPipeError:  # standard output was closed; a lost connection is a SectorchError
         raise
     except Exception as error:
         if "debug" in options:
             raise
-        errors.print(f"error: {in_words(error)}")
+        errors.print(f"error: {error_line(error)}")
         return FAILED
 
 
-def in_words(error: Exception) -> str:
-    """One line for people."""
+def error_line(error: Exception) -> str:
+    """An error as one line for the user."""
     text = " ".join(str(error).split())
     if isinstance(error, SectorchError):
         return text
@@ -241,7 +241,7 @@ def in_words(error: Exception) -> str:
 
 
 def _in_users_code(error: Exception) -> str:
-    """The file and line through which an error came that are neither ours nor an installed package's, if any."""
+    """The last file and line of an error's traceback outside this package and installed packages; empty if none."""
     ours = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
     users = [f for f in frames if not f.filename.startswith(ours) and "-packages" not in f.filename]
@@ -249,18 +249,18 @@ def _in_users_code(error: Exception) -> str:
 
 
 def print_json(value: Any) -> None:
-    """The result, to standard output."""
+    """Print a result as JSON on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def writable(folder: Path, named: str = "--out") -> None:
-    """Try whether there is room for files in a folder that may not be there yet. Leaves no trace.
+    """Check, before a long run, that files can be written to a folder, which need not exist; leaves no file.
 
     Args:
-        named: what names another folder.
+        named: the option that names the folder.
 
     Raises:
-        ArgumentError: they cannot be written; to be told before hours of work and not after.
+        ArgumentError: they cannot be written.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
@@ -273,7 +273,7 @@ def writable(folder: Path, named: str = "--out") -> None:
 
 
 def bars(console: Console | None = None) -> Progress:
-    """Progress bars as all commands show them."""
+    """The progress bars of all commands."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
@@ -282,7 +282,7 @@ def bars(console: Console | None = None) -> Progress:
 
 
 def run_with_screen(work: Callable[[], Any], screen: RenderableType, console: Console) -> Any:
-    """`work()`, with a screen that lives beside it where there is a terminal."""
+    """The result of `work()`; on a terminal, `screen` is shown and updated meanwhile."""
     if not console.is_terminal:
         return work()
     with Live(screen, console=console, transient=True, refresh_per_second=4):
@@ -290,7 +290,7 @@ def run_with_screen(work: Callable[[], Any], screen: RenderableType, console: Co
 
 
 def plots_wanted(options: argparse.Namespace, console: Console) -> bool:
-    """Whether plots are wanted and matplotlib is there; says so where it is not."""
+    """Whether plots are wanted and matplotlib is installed; prints a line if it is not."""
     if options.no_plots:
         return False
     try:

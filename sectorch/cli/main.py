@@ -1,8 +1,4 @@
-"""The command line: `sectorch --help` shows the whole product in a screen.
-
-Each command is a function in a module of its own, which is imported when the command is asked for: help and small
-commands do not wait for the others.
-"""
+"""The command `sectorch`: its list of commands, each of which is imported when it is called."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "keys": ("network.identity.authority:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
-        "run": (
-            "network.commands.run:run",
-            "run a program: simulated, or among parties",
-        ),
+        "run": ("network.commands.run:run", "run a program: simulated, or among parties"),
         "up": ("network.commands.serve:up", "be a party of a federation: serve, answer, take part"),
         "federation": (
             "network.federation.command:federation",
@@ -62,13 +55,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("testing.local_network:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
 }
-"""Commands by group: where each is, and its line of help."""
+"""Commands by group: the function of each, and its line of help."""
 
 COMMANDS = {name: where for group in GROUPS.values() for name, (where, _) in group.items()}
 
 
 def overview() -> str:
-    """The screen of `sectorch --help`."""
+    """The text of `sectorch --help`."""
     lines = [
         "usage: sectorch COMMAND [options]",
         "",
@@ -108,7 +101,7 @@ def _ops(options: argparse.Namespace, console: Console) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """A command line's exit status. `--debug` may stand before the command as well."""
+    """Run a command line; returns its exit status. `--debug` may stand before the command."""
     first, *rest = arguments or ["--help"]
     if first == "--debug" and rest:
         first, *rest = *rest, "--debug"
@@ -130,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The program.
+    """Run the process's command line.
 
     Raises:
         SystemExit: always, with the exit status; see `command.py`.
@@ -142,7 +135,7 @@ def main() -> None:
         print("stopped", file=sys.stderr)
         status = STOPPED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the output that is still buffered
         status = UNREAD
     raise SystemExit(status)
 

@@ -124,6 +124,17 @@ class UsageClock:
             self.now += max(0.0, reading.wall - before.wall)
         self.last = reading
 
+    def facts(self) -> dict[str, str]:
+        """The clock as it is kept in the file."""
+        last = self.last
+        return {"now": repr(self.now), "boot": last.boot, "since": repr(last.since), "wall": repr(last.wall)}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, str]) -> UsageClock:
+        """The clock that `facts` gave."""
+        last = ClockReading(facts["boot"], float(facts["since"]), float(facts["wall"]))
+        return cls(float(facts["now"]), last)
+
 
 DAILY = {"queries": "queries_a_day", "rows": "rows_a_day", "sessions": "sessions_a_day", "bytes": "megabytes_a_day"}
 """What is counted over a day, and its entry in the file of limits."""
@@ -162,19 +173,6 @@ class Limits:
         return self.clients.get(client, self.default)
 
 
-def read_limits(path: str | Path) -> Limits:
-    """Read a file of limits.
-
-    Raises:
-        ArgumentError: the file is missing or invalid; the text is one line that says what is wrong.
-    """
-    path = Path(path)
-    try:
-        return _parsed(read_toml(path, "the limits", "limits"), path)
-    except ArgumentError as error:
-        raise in_file(error, path) from None
-
-
 _Most = Annotated[
     Annotated[int, Meta(ge=0, le=LARGEST // MEGABYTE)] | None, Meta(description="a whole number of at least 0")
 ]
@@ -201,37 +199,44 @@ class _File(msgspec.Struct, frozen=True):
     models: Entries = {}
 
 
-def _parsed(said: object, path: Path) -> Limits:
-    file = read_table(_File, said, "the file")
-    usage = path.parent / (file.usage or f"{path.stem}.usage")
-    if usage.resolve() == path.resolve():
-        raise ArgumentError("usage names this file itself; name another")
-    default = read_table(_Client, file.default, "[default]")
-    clients = {}
-    for name, table in file.clients.items():
-        own = read_table(_Client, table, f"[clients.{name_of(name, 'the name of a table in [clients]')}]")
-        clients[name] = _limit(own, default)
-    models = {
-        name: _numbers(
-            read_table(_Model, table, f"[models.{model_name(name, 'the name of a table in [models]')}]"), IN_ALL
-        )
-        for name, table in file.models.items()
-    }
+def read_limits(path: str | Path) -> Limits:
+    """Read a file of limits.
+
+    Raises:
+        ArgumentError: the file is missing or invalid; the text is one line that says what is wrong.
+    """
+    path = Path(path)
+    try:
+        file = read_table(_File, read_toml(path, "the limits", "limits"), "the file")
+        usage = path.parent / (file.usage or f"{path.stem}.usage")
+        if usage.resolve() == path.resolve():
+            raise ArgumentError("usage names this file itself; name another")
+        default = read_table(_Client, file.default, "[default]")
+        clients = {}
+        for name, table in file.clients.items():
+            where = f"[clients.{name_of(name, 'the name of a table in [clients]')}]"
+            clients[name] = _limit(default, read_table(_Client, table, where))
+        models = {}
+        for name, table in file.models.items():
+            where = f"[models.{model_name(name, 'the name of a table in [models]')}]"
+            models[name] = _entries(IN_ALL, read_table(_Model, table, where))
+    except ArgumentError as error:
+        raise in_file(error, path) from None
     return Limits(usage, _limit(default), clients, models)
 
 
-def _limit(own: _Client, default: _Client | None = None) -> Limit:
-    """A client's limits, with those of `default` where it has none."""
-    daily, in_all = ({**_numbers(default, known), **_numbers(own, known)} for known in (DAILY, IN_ALL))
+def _limit(*tables: _Client) -> Limit:
+    """The limits of a client; entries of later tables go before those of earlier ones."""
+    daily = _entries(DAILY, *tables)
     if "bytes" in daily:
         daily["bytes"] *= MEGABYTE
-    return Limit(daily, in_all)
+    return Limit(daily, _entries(IN_ALL, *tables))
 
 
-def _numbers(entries: _Client | _Model | None, known: Mapping[str, str]) -> dict[str, int]:
+def _entries(names: Mapping[str, str], *tables: _Client | _Model) -> dict[str, int]:
     """The limits that are set, by what is counted."""
-    found = {what: getattr(entries, name, None) for what, name in known.items()}
-    return {what: most for what, most in found.items() if most is not None}
+    pairs = ((what, getattr(table, name)) for table in tables for what, name in names.items())
+    return {what: most for what, most in pairs if most is not None}
 
 
 FORMAT = "1"
@@ -325,9 +330,7 @@ class Usage:
         own = {"format": FORMAT, "party": party, "role": role}
         held = dict(self._db.execute("SELECT name, value FROM about"))
         if not held:
-            reading = self._reading()
-            self._write_facts(own)
-            self._write_clock(UsageClock(0.0, reading))
+            self._write_facts({**own, **UsageClock(0.0, self._reading()).facts()})
         elif {k: held.get(k) for k in own} != own:
             raise QuotaFileError(
                 f"{self.path} has what is used of '{held.get('party')}' as {held.get('role')} (format "
@@ -375,14 +378,11 @@ class Usage:
         with self._lock:
             with suppress(sqlite3.Error):
                 self._db.close()
-            self._unmark()
-
-    def _unmark(self) -> None:
-        if self._alive is not None:
-            with suppress(OSError):
-                (self._processes / self._process).unlink()
-            os.close(self._alive)
-            self._alive = None
+            if self._alive is not None:
+                with suppress(OSError):
+                    (self._processes / self._process).unlink()
+                os.close(self._alive)
+                self._alive = None
 
     def _is_repetition(self, charge: Charge) -> bool:
         """Whether a query was charged before and may be repeated: it was marked so, or its process has ended."""
@@ -481,17 +481,10 @@ class Usage:
 
     def _now(self) -> float:
         """Advance the file's clock, and return its time."""
-        held = dict(self._db.execute("SELECT name, value FROM about"))
-        clock = UsageClock(float(held["now"]), ClockReading(held["boot"], float(held["since"]), float(held["wall"])))
+        clock = UsageClock.from_facts(dict(self._db.execute("SELECT name, value FROM about")))
         clock.advance(self._reading())
-        self._write_clock(clock)
+        self._write_facts(clock.facts())
         return clock.now
-
-    def _write_clock(self, clock: UsageClock) -> None:
-        last = clock.last
-        self._write_facts(
-            {"now": repr(clock.now), "boot": last.boot, "since": repr(last.since), "wall": repr(last.wall)}
-        )
 
     def _write_facts(self, about: Mapping[str, str]) -> None:
         self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(about.items()))
@@ -538,10 +531,7 @@ def read_usage(path: Path) -> list[UsageRow]:
     try:
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=WAIT)
         try:
-            held = dict(db.execute("SELECT name, value FROM about"))
-            clock = UsageClock(
-                float(held["now"]), ClockReading(held["boot"], float(held["since"]), float(held["wall"]))
-            )
+            clock = UsageClock.from_facts(dict(db.execute("SELECT name, value FROM about")))
             clock.advance(read_clocks())
             since = int((clock.now - DAY) // SLOT)
             daily = "SELECT account, '', what, SUM(count) FROM used WHERE slot >= ? GROUP BY account, what"
@@ -588,7 +578,8 @@ def _limits(options: argparse.Namespace, console: Console) -> None:
     table = Table("account", "model", "counted", "over", "used", "limit", box=None)
     for row, most in lines:
         over = "all time" if row.model else "a day"
-        cells = (_account(row.account), row.model, row.what, over, _amount(row.what, row.used))
+        account = "all clients" if row.account == EVERYBODY else row.account
+        cells = (account, row.model, row.what, over, _amount(row.what, row.used))
         table.add_row(*(Text(readable(cell)) for cell in (*cells, "" if most is None else _amount(row.what, most))))
     console.print(table)
     console.print(f"{found.usage}: {'nothing is used yet' if not rows else f'{len(rows)} counts'}", highlight=False)
@@ -602,10 +593,6 @@ def _most(found: Limits, row: UsageRow) -> int | None:
         return None
     limit = found.of(row.account)
     return limit.in_all.get(row.what) if row.model else limit.daily.get(row.what)
-
-
-def _account(account: str) -> str:
-    return "all clients" if account == EVERYBODY else account
 
 
 def _amount(what: str, count: int) -> str:

@@ -282,7 +282,9 @@ class Metrics(Watcher):
     ) -> None:  # fmt: skip
         by = ["several" if "," in model else self._models.of(model), asked if asked in ASKED else "other"]
         who = [self._names.of(client)] if self._clients else []
-        self._queries.labels(*by, outcome if _is_known(outcome) else "error", *who).inc()
+        kind = getattr(errors, outcome, None)  # the outcome is "done", or the type of the error
+        known = outcome == "done" or (isinstance(kind, type) and issubclass(kind, SectorchError))
+        self._queries.labels(*by, outcome if known else "error", *who).inc()
         self._seconds.labels(*by).observe(seconds)
         self._bytes.labels(*by).observe(bytes)
         if outcome == "done":
@@ -320,12 +322,6 @@ class _Gauges:
         for name, value in self._figures().items():
             yield GaugeMetricFamily(f"sectorch_{name}", GAUGES[name], value=value)
         yield InfoMetricFamily("sectorch", "What runs.", value={"version": metadata.version("sectorch")})
-
-
-def _is_known(outcome: str) -> bool:
-    """Whether an outcome is `done` or the name of one of sectorch's errors."""
-    kind = getattr(errors, outcome, None)
-    return outcome == "done" or (isinstance(kind, type) and issubclass(kind, SectorchError))
 
 
 _PARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

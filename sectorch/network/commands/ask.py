@@ -222,7 +222,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         if options.inputs is not None and options.out.exists() and options.out.samefile(options.inputs):
             raise ArgumentError(f"{options.out} holds the inputs, which would be lost; name another file with --out")
     at, credentials, known = asking_party(options, options.name)
-    folder = options.store or _own_folder(credentials.name)
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    folder = options.store or data / "sectorch" / credentials.name
     kept = _own_store(folder, needed=options.prepare > 0)
     kept_in = options.receipts
     with (
@@ -363,11 +364,6 @@ def _prepared_of(folder: Path, client: str, names: list[str]) -> dict[str, int]:
         return {name: sum(map(len, store.shelves(client=client, model=name))) for name in names}
     finally:
         store.close()
-
-
-def _own_folder(name: str) -> Path:
-    """The folder of this user's data."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sectorch" / name
 
 
 def _own_store(folder: Path, needed: bool) -> Store:

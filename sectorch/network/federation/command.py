@@ -40,11 +40,9 @@ from .programs import (
 )
 from .reveals import bounds_of
 
-# `sectorch federation accept`: what would be accepted, and the table that accepts it.
-
 
 def add_accept(action: argparse.ArgumentParser) -> None:
-    """The options of `sectorch federation accept`."""
+    """Add the options of `sectorch federation accept`."""
     action.add_argument("file", type=Path, help="the federation file")
     action.add_argument(
         "what",
@@ -75,10 +73,10 @@ def add_accept(action: argparse.ArgumentParser) -> None:
 
 
 def accept(options: argparse.Namespace) -> Report:
-    """Show what would be accepted, and write it unless `--show` is given.
+    """Show a program, paper or model, and write the rule that accepts it unless `--show` is given.
 
     Raises:
-        ArgumentError: it is not right, or accepted already; nothing was written.
+        ArgumentError: it is invalid, or accepted already; nothing was written.
     """
     federated = read_federation(options.file)
     name = federated.member(options.name).name
@@ -90,11 +88,11 @@ def accept(options: argparse.Namespace) -> Report:
         table, facts, words = _model(options, own, [n for n in starters if n != name])
     else:
         table, facts, words = _program(options, federated, own, starters)
-    said = {"party": name, **facts, "file": str(own.path)}
+    facts = {"party": name, **facts, "file": str(own.path)}
     if options.show:
-        return said, f"{words}\nwould be written to {own.path}:\n\n{table}"
+        return facts, f"{words}\nwould be written to {own.path}:\n\n{table}"
     _add(own, table, federated, name)
-    return said, f"{words}\n{own.path}: '{name}' accepts it"
+    return facts, f"{words}\n{own.path}: '{name}' accepts it"
 
 
 def _program(options: argparse.Namespace, federated: FederationFile, own: PartyConfig, starters: list[str]):
@@ -159,13 +157,9 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
         ("runs", options.runs),
     ])  # fmt: skip
     facts = {
-        "paper": options.what,
-        "settings": digest,
-        "parties": parties,
-        "from": starters,
-        "values": settings,
+        "paper": options.what, "settings": digest, "parties": parties, "from": starters, "values": settings,
         "own": mine,
-    }
+    }  # fmt: skip
     shown = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
     words = (
         f"{options.what}, settings {digest}\n  {shown}\n  among  {', '.join(parties)}; started by "
@@ -177,7 +171,7 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
 
 
 def _own(options: argparse.Namespace, own: PartyConfig) -> dict[str, Any]:
-    """What a party says of a paper for itself, as its own file has it."""
+    """The settings of a paper that a party decides for itself, as its own file has them."""
     known, found = own_of(command_of(options.what)), {}
     for entry in options.own:
         name, equals, value = entry.partition("=")
@@ -199,13 +193,13 @@ def _model(options: argparse.Namespace, own: PartyConfig, clients: list[str]):
 
 
 def _from(own: PartyConfig, path: Path) -> str:
-    """A path as the party's own file names it: from its folder, where it is not far away."""
+    """A path as the party's own file has it: relative to the file's folder, or absolute if it is far away."""
     near = os.path.relpath(path, own.path.parent)
     return str(path.absolute()) if near.startswith(os.path.join("..", "..")) else near
 
 
 def _add(own: PartyConfig, table: str, federated: FederationFile, name: str) -> None:
-    """Add a table to the party's own file, if the whole is right then."""
+    """Add a table to the party's own file, if the file is valid with it."""
     before = own.path.read_text(encoding="utf-8") if own.path.exists() else ""
     if table in before:
         raise ArgumentError(f"{own.path} has that table already")
@@ -278,8 +272,7 @@ def _init(options: argparse.Namespace) -> Report:
         if name in parties:
             raise ArgumentError(f"--party names '{name}' twice")
         parties[name] = {"role": role, "identity": identity}
-    said = {"federation": {"name": options.file.stem, "server": options.server}, "parties": parties}
-    federated = parse(said)
+    federated = parse({"federation": {"name": options.file.stem, "server": options.server}, "parties": parties})
     _write(options.file, federated)
     words = (
         f"{options.file}: {len(parties)} parties, digest {federated.digest[:16]}\n"
@@ -330,7 +323,7 @@ def _try(options: argparse.Namespace) -> Report:
     made = {name: new_identity() for name in roles}
     parties = {name: {"role": role, "identity": fingerprint_of(made[name])} for name, role in roles.items()}
     head = {"name": folder.resolve().name, "server": options.server}
-    federated = parse({"federation": head, "parties": parties})  # before anything is made
+    federated = parse({"federation": head, "parties": parties})  # before any file is made
     make_authority(folder)
     enrol(folder, "server", hosts=(host,))
     for name, identity in made.items():

@@ -207,7 +207,13 @@ class Policy:
             )
         if me not in proposal.parties:
             raise RefusedError(f"'{me}' is not among the parties of the proposal: {', '.join(proposal.parties)}")
-        near = [e for e in self.accepted if e.kind == proposal.kind and _name(e) == _proposed(proposal)]
+        program = proposal.kind == "program"
+        name = proposal.function if program else proposal.name
+        near = [
+            rule
+            for rule in self.accepted
+            if rule.kind == proposal.kind and (rule.what.rpartition(":")[2] if program else rule.what) == name
+        ]
         if not near:
             raise RefusedError(f"'{me}' has accepted no {proposal.kind} '{short_repr(proposal.name)[1:-1]}'")
         refusals = []
@@ -263,14 +269,6 @@ def _check_settings(me: str, entry: AcceptanceRule, proposal: Proposal) -> None:
     digest = settings_digest(entry.what, settings, tuple(entry.most))
     if digest != entry.digest:
         raise RefusedError(f"'{me}' has accepted settings {entry.digest[:16]}, and the proposal's are {digest[:16]}")
-
-
-def _name(entry: AcceptanceRule) -> str:
-    return entry.what.rpartition(":")[2] if entry.kind == "program" else entry.what
-
-
-def _proposed(proposal: Proposal) -> str:
-    return proposal.function if proposal.kind == "program" else proposal.name
 
 
 def tensor_in(path: Path, name: str) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What parties that are up say to each other before and after a program: signed notes, which the server hands on.
+"""Proposals to run a program, and the other signed notes that parties which are up exchange through the server.
 
-Every note names its signer, the federation's digest and a nonce, and is signed with the identity key that the
-federation file names, under the word for its kind: the server cannot make one up, change it, or pass it off as another
-kind. A proposal is good for minutes, and once.
+A note has its author, the federation's digest, a nonce and its kind, and is signed with the identity key that the
+federation file names. So the server cannot forge a note, change it, or turn it into one of another kind. A proposal is
+valid once, for some minutes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .broker import CLOCKS, LONGEST
 from .config import FederationFile
 
 VALID = CLOCKS
-"""Seconds for which a proposal is good, by the clocks of both."""
+"""Seconds for which a proposal is valid, by the clocks of both parties."""
 _Name = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
 
 
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """What a note says of a run.
+    """The content of a note about a run.
 
     Attributes:
-        by: who says it. federation: the digest of its federation file.
+        by: the author. federation: the digest of the author's federation file.
         run: the proposal's nonce. proposal: the proposal's digest.
     """
 
@@ -47,22 +47,22 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class YesOrNo(Word, frozen=True, kw_only=True, tag="answer"):
-    """Yes or no to a proposal, and why not; without a proposal's digest where it is no."""
+    """The answer to a proposal; a no has a reason, and no digest of the proposal."""
 
     yes: bool
     why: str
 
 
 class Begin(Word, frozen=True, kw_only=True, tag="begin"):
-    """All have said yes."""
+    """All parties have said yes: the run begins."""
 
 
 class Cancel(Word, frozen=True, kw_only=True, tag="cancel"):
-    """Whoever proposed it stops it."""
+    """The proposer stops the run."""
 
 
 class Ended(Word, frozen=True, kw_only=True, tag="ended"):
-    """A party's part has ended: "done", or what ended it; and then what it cost and the shapes of what it learned."""
+    """A party's part has ended: its outcome, "done" or an error, and the cost and the shapes of the results."""
 
     outcome: str
     seconds: float | UnsetType = UNSET
@@ -73,7 +73,7 @@ class Ended(Word, frozen=True, kw_only=True, tag="ended"):
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """A note that proposes a run; what `proposal_of` finds wrong in its body, the proposer is told."""
+    """A note that proposes a run. `proposal_of` checks its body later, so that the proposer gets the error."""
 
     by: str
     run: str
@@ -90,10 +90,10 @@ def sign_note(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> Sig
 
 
 def open_note(note: SignedNote, federated: FederationFile) -> Proposed | Word:
-    """What a note says, whose signature is right and whose signer is in the federation; see `check_same` too.
+    """A note's content, whose signature is right and whose author is in the federation; see `check_same`, too.
 
     Raises:
-        FrameError: it is none. IdentityError: somebody else has signed it.
+        FrameError: it is no note. IdentityError: its author has not signed it.
     """
     try:
         key = bytes.fromhex(note.key)
@@ -114,7 +114,7 @@ def open_note(note: SignedNote, federated: FederationFile) -> Proposed | Word:
 
 
 def check_same(word: Proposed, federated: FederationFile) -> None:
-    """Raises RefusedError: the signer of a note has another federation file."""
+    """Raises RefusedError: the author of a proposal has another federation file."""
     if word.federation != federated.digest:
         raise RefusedError(
             f"'{word.by}' has another federation file (digest {readable(word.federation, 16)}, here "
@@ -127,14 +127,14 @@ def _message(text: str) -> bytes:
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a party proposes to run: names, digests and public settings, and no code.
+    """A proposal to run a program or a paper: names, digests and public settings, and no code.
 
     Args:
-        by: the party that proposes it. parties: that take part.
-        kind: "program" or "paper". name: for people; a paper's is its command's.
-        source, function, traced: of a program; see `programs.py`. arguments: of a paper.
-        job: which of several of the same program, or paper and settings; the same one goes on where it was.
-        nonce: names the run; fresh for each.
+        by: the proposer. parties: those that take part.
+        kind: "program" or "paper". name: for people; a paper's is its command.
+        source, function, traced: of a program; see `programs.py`. arguments: of a paper's command.
+        job: tells apart runs of the same program, or paper and settings; a later run of a job continues it.
+        nonce: a fresh name of the run.
     """
 
     federation: str
@@ -152,12 +152,12 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: Time = msgspec.field(default_factory=time.time)
 
     def body(self) -> dict[str, Any]:
-        """As a note says it."""
+        """The body of a note that proposes it."""
         return {**msgspec.to_builtins(self), "run": self.nonce}
 
     @property
     def digest(self) -> str:
-        """What the parties' sessions are bound to: all of it."""
+        """SHA-256 of all of it, to which the parties' sessions are bound."""
         return hashlib.sha256(json.dumps(self.body(), sort_keys=True).encode()).hexdigest()
 
     def check_time(self) -> None:
@@ -171,10 +171,10 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def proposal_of(word: Proposed) -> Proposal:
-    """The proposal that a note has. Raises FrameError: it has none."""
-    said = {name: value for name, value in word.body.items() if name not in ("kind", "run")}
-    missing = {field.encode_name for field in msgspec.structs.fields(Proposal)} - said.keys()
-    proposal = parse_message(Proposal, said, "proposal")
+    """The proposal of a note. Raises FrameError: it has none."""
+    body = {name: value for name, value in word.body.items() if name not in ("kind", "run")}
+    missing = {field.encode_name for field in msgspec.structs.fields(Proposal)} - body.keys()
+    proposal = parse_message(Proposal, body, "proposal")
     if missing or proposal.nonce != word.run:
         raise FrameError("a proposal that does not say all, or is of another run than its nonce")
     return proposal
