@@ -430,9 +430,9 @@ class BlankKeys:
 def blank_encryption(x: torch.Tensor, parameters: Any, bound: float | None, level: int | None = None) -> CKKSTensor:
     """`encrypt(x, keys, bound=bound)` without keys or values: only x's shape and dtype, and the parameters, enter."""
     keys: Any = BlankKeys(parameters)
-    level = parameters.depth if level is None else level
-    data = allocate_ciphertexts((math.prod(x.shape[1:]), 2, level + 1, parameters.degree), True, "encrypting")
-    error = fresh_error(parameters.degree, parameters.scales[level])
+    top: int = parameters.depth if level is None else level
+    data = allocate_ciphertexts((math.prod(x.shape[1:]), 2, top + 1, parameters.degree), True, "encrypting")
+    error = fresh_error(parameters.degree, parameters.scales[top])
     cipher = Cipher(data, keys, largest=math.nan if bound is None else float(bound), error=error, declared=True)
     return CKKSTensor(
         cipher, x.shape[0], tuple(x.shape[1:]), torch.float64 if x.dtype == torch.float64 else torch.float32
