@@ -14,6 +14,7 @@ with them, and the receiver checks it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import math
@@ -33,7 +34,6 @@ from ..choreography.shapes import FORMS, shape_of
 from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError
 from .errors import KeyMismatchError, LevelError, MissingKeyError
 from .linalg import EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand
-from .module import on_shapes
 from .releases import ReleaseLedger
 from .scheme.ciphertext import Cipher, residues
 from .scheme.encryption import coefficient_error
@@ -184,12 +184,13 @@ def map_ciphers(f: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _blank(c: Any) -> Any:
-    """Ciphers as parties see them that do not hold them: no residues, keys or bounds."""
+    """Ciphers as parties take them that do not hold them: no residues, keys or bounds."""
     keys: Any = BlankKeys(c.keys.parameters)
     data = c.data if c.data.is_meta else torch.empty(c.data.shape, dtype=c.data.dtype, device="meta")
     if isinstance(c, BatchSums):
         return replace(c, data=data, keys=keys)
-    return replace(c, data=data, keys=keys, largest=math.nan, error=0.0, declared=False, pending_factor=None)
+    # A pending factor stays: the next step of whoever has it multiplies it in, which takes a level.
+    return replace(c, data=data, keys=keys, largest=math.nan, error=0.0, declared=False)
 
 
 FORMS.update(
@@ -534,6 +535,17 @@ def _plain_form(value: Any, keys: Any) -> torch.Tensor:
 @with_shapes(_plain_form)
 def _decrypted(value: Any, keys: Keys) -> torch.Tensor:
     return value.decrypt(keys if isinstance(value, EncryptedColumns) else keys.secret)
+
+
+def on_shapes(model: nn.Module) -> nn.Module:
+    """A copy of a model with meta tensors as parameters and floating-point buffers, which is its public part."""
+    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    return copy.deepcopy(model, {id(t): _meta(t) for t in tensors})
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    blank = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ Source: CaPriDe (section 2.1), PrivHFL (Appendix B.2, where HE-Transformer does 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import threading
 import time
@@ -16,15 +15,15 @@ import torch
 from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
-from ..choreography.located import compute
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
 from ..tensor.compile_mode import InferenceModule
-from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
-from .scheme.ciphertext import limit, residues
+from .errors import LevelError, MemoryBudgetError, ScaleError
+from .exchange import LocatedCKKSTensor, LocatedKeys, on_shapes
+from .scheme.ciphertext import limit
 from .scheme.keys import Keys, PublicKeys, keys_for
 from .scheme.seal import VALUE_BOUND, Parameters, choose
-from .tensor.ckks_tensor import CKKSTensor, blank_encryption, encrypt, rerandomise
+from .tensor.ckks_tensor import CKKSTensor, blank_encryption, rerandomise
 from .tensor.explain import Report, explain
 
 
@@ -49,19 +48,18 @@ class Query:
         Message("answer_forwarded", "S", "Q", "rerandomised", shows="the result, with the size of its error"),
     ],
 )
-def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Callable) -> Located:
-    """The model's answer to x, at Q. Q encrypts, A evaluates, Q decrypts; the residues go by way of S.
+def ask(net: Net, query: LocatedCKKSTensor, model: nn.Module, clock: Callable[[], None] = lambda: None) -> Located:
+    """The model's answer to Q's encrypted query, at Q. A evaluates, Q decrypts; the residues go by way of S.
 
     Args:
-        encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. A ciphertext's level,
-            scale, factor and shape follow from the architecture, and every party computes them on shapes (`parts`).
+        model: A's model with its weights; at the other parties its architecture.
+        clock: called when A's answer is made.
 
     Rounds 4; bytes: the residues of the query and of the answer, twice. S learns nothing, A the shapes, Q the result.
     """
-    query = net.fresh(net.Q, encrypt, x)
-    at_A = query.send(net.Q, net.S, "query").send(net.S, net.A, "query_forwarded")
-    answer = net.fresh(net.A, evaluate, at_A)
-    return compute(decrypt, answer.send(net.A, net.S, "answer").send(net.S, net.Q, "answer_forwarded").at("Q"))
+    answer = query.to(net.A, "query").apply(model).rerandomise()
+    clock()
+    return answer.to(net.Q, "answer").decrypt_at(net.Q)
 
 
 @protocol(
@@ -97,17 +95,6 @@ def send_keys(net: Net, keys: Located) -> Located:
     return keys.send(net.Q, net.S, "keys").send(net.S, net.A, "keys_forwarded").at("A")
 
 
-def on_shapes(model: nn.Module) -> nn.Module:
-    """A copy of a model with meta tensors as parameters and floating-point buffers, which is its public part."""
-    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
-    return copy.deepcopy(model, {id(t): _meta(t) for t in tensors})
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    blank = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
-
-
 def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CKKSTensor:
     """The answer to a query of x's shape and dtype, on meta tensors, which every party derives from the architecture.
 
@@ -115,7 +102,8 @@ def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CK
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
     """
     try:
-        return _answer(on_shapes(model), blank_encryption(x, parameters, None))
+        with torch.no_grad():
+            return rerandomise(on_shapes(model)(blank_encryption(x, parameters, None)))
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, SectorchError):
             raise
@@ -123,49 +111,6 @@ def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CK
             f"what the model does depends on its weights' values ({error}); Q works out on shapes what it is sent. "
             f"Multiply by a weight's tensor, not by a Python number made of it"
         ) from None
-
-
-def parts(
-    model: nn.Module, parameters: Parameters, keys: Keys | None, public: PublicKeys | None, x: torch.Tensor,
-    bound: float = VALUE_BOUND,
-) -> tuple[Callable, Callable, Callable]:  # fmt: skip
-    """The functions that `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
-
-    Args:
-        model: A's model with its weights; at the other parties its architecture on `torch.device("meta")`.
-        parameters: the keys' public parameters.
-        keys: Q's keys; None at the other parties.
-        public: Q's public keys, as A received them; None at the other parties.
-
-    Raises:
-        UnsupportedOpError: which operations the model makes of its input depends on its weights.
-        SectorchError: as the model run on encrypted values.
-    """
-    query = blank_encryption(x, parameters, bound)
-    form = answer_form(model, parameters, x)
-
-    def encrypt_query(values: torch.Tensor) -> torch.Tensor:
-        if values.is_meta:
-            return query.cipher.data
-        if keys is None:
-            raise MissingKeyError("the querying party encrypts under keys of its own, and has none")
-        return residues(encrypt(values, keys, bound=bound).cipher)
-
-    def evaluate_query(data: torch.Tensor) -> torch.Tensor:
-        if data.is_meta:
-            return residues(form.cipher)
-        if public is None:
-            raise MissingKeyError("the answering party evaluates with the keys that Q sends, and none have arrived")
-        return residues(_answer(model, received_ciphertexts(query, data, public)).cipher)
-
-    def decrypt_answer(data: torch.Tensor) -> torch.Tensor:
-        if data.is_meta:
-            return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
-        if keys is None:
-            raise MissingKeyError("the querying party decrypts with keys of its own, and has none")
-        return received_ciphertexts(form, data, keys.public).decrypt(keys.secret)
-
-    return encrypt_query, evaluate_query, decrypt_answer
 
 
 class CKKSModule(InferenceModule):
@@ -297,28 +242,18 @@ class CKKSModule(InferenceModule):
         return report.parameters
 
     def _query(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
-        times, sizes = [time.perf_counter()], []
-
-        def timed(part: Callable) -> Callable:
-            def run(values: torch.Tensor) -> torch.Tensor:
-                result = part(values)
-                times.append(time.perf_counter())
-                sizes.append(result.nbytes)
-                return result
-
-            return run
-
+        times, own = [time.perf_counter()], self.keys if self._at_Q else parameters
+        clock = lambda: times.append(time.perf_counter())
         with self.session.operation(self.party) as net:
-            own = map(timed, parts(self.model, parameters, self.keys, self._public, x, self.bound))
-            y = net.read(ask(net, net.own(net.Q, x), *own), net.Q)
+            keys = LocatedKeys(net, net.Q, parameters, own, {net.A: self._public or parameters})
+            query = keys.encrypt(net.own(net.Q, x), bound=self.bound)
+            clock()
+            y = net.read(ask(net, query, self.model, clock), net.Q)
+            clock()
         encrypting, evaluating, decrypting = (b - a for a, b in itertools.pairwise(times))
-        self.queries.append(Query(encrypting, evaluating, decrypting, sizes[0], sizes[1]))
+        answer = answer_form(self.model, parameters, x).ciphertext_bytes
+        self.queries.append(Query(encrypting, evaluating, decrypting, query.content._value.ciphertext_bytes, answer))
         return y
-
-
-def _answer(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
-    with torch.no_grad():
-        return rerandomise(model(query))
 
 
 def received_ciphertexts(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:

@@ -12,7 +12,7 @@ import sectorch
 from sectorch import ckks
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile, Transcript
-from sectorch.ckks.module import ask, parts, send_keys
+from sectorch.ckks.module import ask, send_keys
 from sectorch.ckks.scheme.keys import PublicKeys
 from sectorch.errors import ArgumentError, MisplacedValueError, PeerLostError
 from sectorch.session import A, Party, Q, S
@@ -86,20 +86,20 @@ def test_the_keys_are_a_message_of_the_setup():
 
 
 def test_who_has_no_keys_does_nothing():
-    """A to whom nothing was sent refuses before it evaluates, and Q gets no answer."""
+    """Where A was sent no keys, every party says so before a message."""
     model, x = nn.Linear(2, 2).eval(), torch.rand(3, 2)
     keys, has = ckks.keygen(1), brought(lambda: nn.Linear(2, 2), x, model)
 
     def party(me: Party, ends: dict) -> torch.Tensor:
         session = sectorch.Session(runtime=runtime_of(me, ends))
         plain, values = has[me.name]
-        own = parts(plain, keys.parameters, keys if me == Q else None, None, values)
         with session.call(session.answering[0]) as net:
-            return net.read(ask(net, net.own(net.Q, values), *own), net.Q)
+            own = ckks.LocatedKeys(net, net.Q, keys.parameters, keys if me == Q else keys.parameters)
+            return net.read(ask(net, own.encrypt(net.own(net.Q, values)), plain), net.Q)
 
     found = in_threads(EDGES, party)
-    assert isinstance(found["A"], ckks.MissingKeyError) and "none have arrived" in str(found["A"])
-    assert isinstance(found["Q"], PeerLostError) and isinstance(found["S"], PeerLostError)
+    assert all(isinstance(found[name], ckks.MissingKeyError) for name in "QAS"), found
+    assert "A has no public keys of Q; send them first" in str(found["A"])
 
 
 def test_keys_that_were_not_sent_are_not_at_a():

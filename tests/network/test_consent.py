@@ -18,7 +18,7 @@ from federation_world import World, each
 from network_world import until
 
 import sectorch
-from sectorch import errors
+from sectorch import ckks, errors
 from sectorch.choreography import Message, protocol
 from sectorch.choreography.declaration import PROTOCOLS, ProtocolSpec
 from sectorch.choreography.ledger import Observer, Transcript, sole_observer
@@ -144,16 +144,19 @@ def by_telling(parties, session, s):
     session.agreement.broadcast(session.answering[0], "settings", session.S, said)
 
 
+class Planted(torch.nn.Module):
+    """A program's own module."""
+
+    def forward(self, x):
+        return x
+
+
 def by_encryption(parties, session, s):
-    """A CKKS query whose encryption is none, of a half that A sends to S and Q."""
+    """A CKKS query to a module of the program, which may give any half that A has."""
     with session.call() as net:
-        ask(
-            net,
-            net.own(net.Q, torch.zeros(3, dtype=torch.int64)),
-            torch.clone,
-            lambda _: s.shares.A._value,
-            torch.clone,
-        )
+        parameters = ckks.choose(1)
+        keys = ckks.LocatedKeys(net, net.Q, parameters, parameters, {net.A: parameters})
+        ask(net, keys.encrypt(net.own(net.Q, torch.zeros(3, 1))), Planted())
 
 
 def by_a_garbled_relay(parties, session, s):
