@@ -131,6 +131,22 @@ def merged(reports: Iterable[list[dict]]) -> list[dict]:
     return [total[key] for key in sorted(total)]
 
 
+def learned(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], nothing: str) -> list[str]:
+    """A sentence for each role: how much it received and what that showed it, from the ledger's rows.
+
+    Args:
+        names: of the roles, in words.
+        nothing: what stands for messages that show nothing.
+    """
+    found = []
+    for role, name in names.items():
+        mine = [row for row in rows if row["role"] == role]
+        shown = sorted({f"{row['shows']} ({row['protocol']})" for row in mine if row["shows"]})
+        size = sum(row["bytes"] for row in mine) / 1e6
+        found.append(f"{name} received {size:.2f} MB and learned: {'; '.join(shown) or nothing}.")
+    return found
+
+
 def table(rows: list[dict]) -> Table:
     """A table of the messages that each role received, by what they show; results.json has each message."""
     shown = Table(title="What each role received (from the ledger)")

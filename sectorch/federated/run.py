@@ -376,11 +376,14 @@ class Run:
             elif not any(self.present(name) for name in holders):  # its holder goes on from disk, and so do the others
                 self.records += [record] if (record := self.folder.record(_file(stage, key))) else []
                 return Held(holders, key, public=public)
-        found = self._once(
-            holders, stage, key, function, args, public, self.folder,
-            lambda: self._played(function, roles, cast, stage, args),
-        )  # fmt: skip
-        return found if any(self.present(name) for name in holders) else Held(holders, key, public=public)
+        holds = any(self.present(name) for name in holders)
+
+        def compute() -> Any:
+            result = self._played(function, roles, cast, stage, args)
+            return result if holds else None  # a party that takes part keeps its record, and no result
+
+        found = self._once(holders, stage, key, function, args, public, self.folder, compute)
+        return found if holds else Held(holders, key, public=public)
 
     def send(self, value: Held, to: str | Sequence[str], stage: str) -> Held:
         """Give a tensor of one party's to others, in the clear: its holder decides to show it.

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from ...display import Plot
-from ...federated.outcome import Outcome, merged, percents, table
+from ...federated.outcome import Outcome, learned, merged, percents, table
 from ...federated.participants import Participant
 from . import settings
 from .settings import Settings
@@ -153,15 +153,10 @@ def statement(
         return [f"Nobody was asked: a control ({how.control})."]
     if not how.secure:
         return ["This run was in the clear (secure=False): every query, model and prediction was open. An ablation."]
-    out = []
     if apart and not rows:
         return ["What each role received stands in the results of those that asked."]
-    for role, who in (("A", "Answering parties"), ("S", "The server"), ("Q", "Querying parties")):
-        mine = [row for row in rows if row["role"] == role]
-        size = sum(row["bytes"] for row in mine) / 1e6
-        shown = sorted({f"{row['shows']} ({row['protocol']})" for row in mine if row["shows"]})
-        what = "; ".join(shown) if shown else "nothing: uniform bits under masks that they do not know"
-        out.append(f"{who} received {size:.2f} MB and learned: {what}.")
+    names = {"A": "Answering parties", "S": "The server", "Q": "Querying parties"}
+    out = learned(rows, names, "nothing: uniform bits under masks that they do not know")
     noised = " and the server's noise" if how.noised else ""
     kind, answering = "normalised predictions" if how.normalise else "logits", how.answering(clients)
     if answering == 1 and not how.noised:
