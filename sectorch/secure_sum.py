@@ -25,8 +25,8 @@ other survivors to each.
 With K - 1 neighbours a client draws K - 1 streams, with d it draws d. The server and those who collude with it then
 learn the sum of each *connected part* that is left of the graph when the colluding and the dropped are taken away. The
 graph is d-regular, so d of them can always cut one client off. Whether fewer can is its connectivity, which
-`tests/test_secure_sum.py` computes; nearly every random d-regular graph has d. The graph follows from the session's
-public name, so whoever colludes must not have chosen that after seeing who is where.
+`tests/test_secure_sum.py` computes; nearly every random d-regular graph has d. The graph follows from a name that the
+server draws and sends with the keys: whoever colludes must not have been chosen after that.
 
 Source: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, 4; Bell et
 al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020, 3.
@@ -37,7 +37,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -47,7 +47,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from .choreography import Located, Message, Net, Roles, protocol, with_shapes
-from .choreography.located import compute
 from .choreography.pages import Spare
 from .choreography.streams import SECRET_BYTES, KeyStream, agree, derive, keypair, random_secret
 from .errors import (
@@ -399,7 +398,7 @@ def send_key(net: Net, public: Located) -> Located:
     Message("publics", "Server", "Client", "public keys", "the public keys of all clients"),
 ], roles=PAIR)  # fmt: skip
 def send_keys(net: Net, publics: Located) -> Located:
-    """All clients' public keys. 32 bytes a client."""
+    """All clients' public keys, and the name that the graph of masks follows from. 32 bytes a client, and 16."""
     return publics.send(net.Server, net.Client, "publics")
 
 
@@ -456,42 +455,72 @@ def _seeds(data: torch.Tensor) -> list[bytes]:
 
 
 class ServerAndClients:
-    """A server and its clients in a session, for protocols of the server and one client (`PAIR`).
+    """A server and its clients, for protocols of the server and one client (`PAIR`).
+
+    Args:
+        session: of all of them; or a session of each client with the server, by client, which ends for nobody else when
+            that client is lost (`federated.parties.client_sessions`). Of those without a part here there is none.
+        clients, server: their names.
 
     Attributes:
-        clients: their names. lost: which clients the server went on without in the last call of `met`, and why.
+        lost: which clients the server went on without in the last call of `met`, and why.
 
     Raises:
         ArgumentError: a name is of no party of the session, or twice. TopologyError: a client without an edge.
     """
 
-    def __init__(self, session: Session, clients: Sequence[str], server: str = "Server"):
-        parties = {party.name: party for party in session.parties}
-        names = (server, *clients)
-        if len(set(names)) < len(names) or not set(names) <= set(parties):
-            raise ArgumentError(
-                f"the server and its clients are parties of the session, each once; got {', '.join(names)} for "
-                f"{session.roles}"
-            )
-        self.session, self.clients, self.server = session, tuple(clients), parties[server]
-        self._parties = [parties[name] for name in clients]
-        self.serves = session.present(self.server)
+    def __init__(self, session: Session | Mapping[str, Session | None], clients: Sequence[str], server: str = "Server"):
+        self.clients = tuple(clients)
+        of = session if isinstance(session, Mapping) else dict.fromkeys(self.clients, session)
+        self._sessions, self._pairs = [of.get(client) for client in self.clients], []
+        for client, one in zip(self.clients, self._sessions, strict=True):
+            parties = {party.name: party for party in one.parties} if one else {}
+            if len({server, *self.clients}) <= len(self.clients) or (one and not {server, client} <= set(parties)):
+                raise ArgumentError(
+                    f"the server and its clients are parties of the session, each once; got "
+                    f"{', '.join((server, *self.clients))} for {one.roles if one else 'no session'}"
+                )
+            self._pairs.append((parties.get(server), parties.get(client)))
+        ends = list(zip(self._sessions, self._pairs, strict=True))
+        self.serves = any(one.present(served) for one, (served, _) in ends if one and served)
+        self._here = [bool(one and party and one.present(party)) for one, (_, party) in ends]
         self.lost: dict[int, str] = {}
 
     def present(self, client: int) -> bool:
         """Whether this client is in this process."""
-        return self.session.present(self._parties[client])
-
-    def pair(self, net: Net, client: int) -> AbstractContextManager[None]:
-        """Inside, the server and this client are the two of a protocol."""
-        return net.playing(PAIR, Server=self.server, Client=self._parties[client])
+        return self._here[client]
 
     @contextmanager
-    def met(self, net: Net, client: int) -> Iterator[None]:
+    def calls(self) -> Iterator[list[Net | None]]:
+        """One call of each session: the net of each client, None of a client without a session here."""
+        with ExitStack() as stack:
+            nets = {one: stack.enter_context(self._call(one)) for one in dict.fromkeys(self._sessions) if one}
+            yield [nets[one] if one else None for one in self._sessions]
+
+    @contextmanager
+    def _call(self, session: Session) -> Iterator[Net]:
+        try:
+            with session.call() as net:
+                yield net
+        except NetworkError:
+            if not self.lost:  # else the call of a client that is lost ends
+                raise
+
+    @contextmanager
+    def pair(self, net: Net | None, client: int) -> Iterator[Net]:
+        """Inside, the server and this client are the two of a protocol."""
+        server, party = self._pairs[client]
+        if net is None or server is None or party is None:
+            raise MisplacedValueError(f"this process has no session with {self.clients[client]}")
+        with net.playing(PAIR, Server=server, Client=party):
+            yield net
+
+    @contextmanager
+    def met(self, net: Net | None, client: int) -> Iterator[Net]:
         """The same; the server goes on where the edge to the client breaks."""
         try:
-            with self.pair(net, client):
-                yield
+            with self.pair(net, client) as both:
+                yield both
         except NetworkError as error:
             if not self.serves:
                 raise
@@ -516,10 +545,12 @@ class PairwiseMasks(ServerAndClients):
         masks = sectorch.PairwiseMasks(session, ["C0", "C1", "C2"], drop_outs=True)
         total, clients = masks.sum({"C0": x0, "C1": x1, "C2": x2})
 
-    Making it exchanges the clients' public keys: 2 rounds, 32 bytes up and 32 a client down, for each client.
+    Making it exchanges the clients' public keys: 2 rounds, 32 bytes up and 16 and 32 a client down, for each client.
 
     Args:
-        session: with an edge from the server to each client (`secure_sum.star_roles`).
+        session: with an edge from the server to each client (`secure_sum.star_roles`), or one of each client with the
+            server. Among parties apart a session ends for all when one of its parties is lost, so drop-outs need the
+            latter.
         clients: names, at least two.
         server: the name of the party that learns the sums.
         drop_outs: whether a sum goes on without clients that are lost; see the module.
@@ -533,7 +564,7 @@ class PairwiseMasks(ServerAndClients):
 
     def __init__(
         self,
-        session: Session,
+        session: Session | Mapping[str, Session | None],
         clients: Sequence[str],
         server: str = "Server",
         *,
@@ -542,13 +573,14 @@ class PairwiseMasks(ServerAndClients):
         least: int = 2,
     ):
         super().__init__(session, clients, server)
-        if len(self.clients) < 2:
+        count = len(self.clients)
+        if count < 2:
             raise MaskError("masks need two clients or more: one alone has nobody to hide behind")
-        if not 2 <= least <= len(self.clients):
-            raise ArgumentError(f"a sum is of 2 to {len(self.clients)} clients at least, got least={least}")
-        self.drop_outs, self.least = drop_outs, least
-        self.near = neighbours(range(len(self.clients)), degree, session.runtime.session)
-        self._masks = [ClientMasks(k, drop_outs, degree) if self.present(k) else None for k in range(len(self.clients))]
+        if not 2 <= least <= count:
+            raise ArgumentError(f"a sum is of 2 to {count} clients at least, got least={least}")
+        self.drop_outs, self.least, self._degree = drop_outs, least, degree
+        self.near = neighbours(range(count), degree, b"")
+        self._masks = [ClientMasks(k, drop_outs, degree) if self.present(k) else None for k in range(count)]
         self._name = random_secret()[:NAME_BYTES]
         self._join()
 
@@ -590,11 +622,14 @@ class PairwiseMasks(ServerAndClients):
         limit = 2.0 ** (HEADROOM_BITS - f) / len(self.clients)
         taking = [k for k, client in enumerate(self.clients) if client in values]
         self.lost.clear()
-        with self.session.call() as net:
-            name, names, sent = net.fresh(self.server, of_shape(self._next_name, meta_bytes(NAME_BYTES))), {}, {}
+        self._name = following(self._name)
+        with self.calls() as nets:
+            names, sent = {}, {}
             for k in taking:
-                with self.met(net, k):
-                    names[k] = send_name(net, name)
+                if nets[k] is not None:
+                    with self.met(nets[k], k) as net:
+                        name = as_tensor(self._name) if self.serves else meta_bytes(NAME_BYTES)
+                        names[k] = send_name(net, net.own(net.Server, name, name="name of the sum"))
             for k, given in names.items():
 
                 def masked(name: torch.Tensor, own: torch.Tensor, k: int = k) -> torch.Tensor:
@@ -605,33 +640,27 @@ class PairwiseMasks(ServerAndClients):
                     add_encoded(words, own, 1.0, f)
                     return words
 
-                with self.met(net, k):
+                with self.met(nets[k], k) as net:
                     own = net.own(net.Client, values[self.clients[k]], name="summand")
                     words = net.fresh(net.Client, of_shape(masked, meta_bytes(like.numel(), torch.int64)), given, own)
-                    sent[k] = send_masked(net, words)
-            came, openings = self.openings(net, name, names, sent)
-
-            def added(name: torch.Tensor, *data: torch.Tensor) -> torch.Tensor:
-                columns, opened = data[: len(came)], self.opened(bytes(name.tolist()), came, data[len(came) :])
-                words = torch.stack(columns).sum(0)
-                pour(left_over(opened), words.numpy())
-                total = words.double() * 2.0**-f if like.is_floating_point() else words
-                return total.view(like.shape)
-
-            shape = torch.empty(
-                like.shape, dtype=torch.float64 if like.is_floating_point() else torch.int64, device="meta"
-            )
-            total = net.fresh(self.server, of_shape(added, shape), name, *(sent[k] for k in came), *openings)
-            return SecureSum(net.read(total, self.server), tuple(self.clients[k] for k in came))
+                    sent[k] = net.read(send_masked(net, words), net.Server)
+            came, openings = self.openings(nets, names, sent if self.serves else dict.fromkeys(taking))
+        clients = tuple(self.clients[k] for k in came)
+        if not self.serves:
+            kind = torch.float64 if like.is_floating_point() else torch.int64
+            return SecureSum(torch.empty(like.shape, dtype=kind, device="meta"), clients)
+        words = torch.stack([sent[k] for k in came]).sum(0)
+        pour(left_over(self.opened(self._name, came, openings)), words.numpy())
+        total = words.double() * 2.0**-f if like.is_floating_point() else words
+        return SecureSum(total.view(like.shape), clients)
 
     def openings(
-        self, net: Net, name: Located, names: Mapping[int, Located], sent: Mapping[int, Located]
-    ) -> tuple[list[int], list[Located]]:
+        self, nets: Sequence[Net | None], names: Mapping[int, Located], sent: Iterable[int]
+    ) -> tuple[list[int], list[torch.Tensor]]:
         """Who survived, in order, and with `drop_outs` at the server what each of them opens.
 
         Args:
-            name: of the sum, uint8 [16] at the server; names: at each client that was given it. sent: by client, what
-                came of it.
+            names: of the sum, uint8 [16] at each client that was given it. sent: those whose words came.
 
         Raises:
             DroppedClientError: at the server: clients are missing, and the others' masks cannot be taken off.
@@ -641,30 +670,28 @@ class PairwiseMasks(ServerAndClients):
             self._refuse(came, "so the others' masks do not cancel; sum new values without them, or use drop_outs=True")
         if not self.drop_outs:
             return came, []
-        marks = of_shape(lambda _: torch.tensor([k in came for k in range(count)]).byte(), meta_bytes(count))
-        marks, heard, found = net.fresh(self.server, marks, name), {}, {}
+        marks = torch.tensor([k in came for k in range(count)]).byte() if self.serves else meta_bytes(count)
+        heard, found = {}, {}
         for k in came:
-            with self.met(net, k):
-                heard[k] = send_survivors(net, marks)
+            if nets[k] is not None:
+                with self.met(nets[k], k) as net:
+                    heard[k] = send_survivors(net, net.own(net.Server, marks, name="survivors"))
         for k, survivors in heard.items():
 
             def opened(name: torch.Tensor, survivors: torch.Tensor, k: int = k) -> torch.Tensor:
                 there = survivors.nonzero().flatten().tolist()
                 opening = self.of(k).open(bytes(name.tolist()), there, self.least)
-                return as_tensor(
-                    opening.own + b"".join(opening.pairs.get(p, bytes(SECRET_BYTES)) for p in self.near[k])
-                )
+                pairs = (opening.pairs.get(peer, bytes(SECRET_BYTES)) for peer in self.near[k])
+                return as_tensor(b"".join((opening.own, *pairs)))
 
             size = SECRET_BYTES * (1 + len(self.near[k]))
-            with self.met(net, k):
+            with self.met(nets[k], k) as net:
                 opening = net.fresh(net.Client, of_shape(opened, meta_bytes(size)), names[k], survivors)
-                found[k] = send_opening(net, opening)
+                found[k] = net.read(send_opening(net, opening), net.Server)
+                if self.present(k):
+                    came = net.read(survivors, net.Client).nonzero().flatten().tolist()
         if self.serves and len(found) < len(came):
             self._refuse(sorted(found), "after the others had sent theirs; sum new values without them")
-        for k, survivors in heard.items():
-            if self.present(k):
-                with self.pair(net, k):
-                    came = net.read(survivors, net.Client).nonzero().flatten().tolist()
         return came, [found[k] for k in came if k in found]
 
     def opened(self, name: bytes, came: Sequence[int], data: Sequence[torch.Tensor]) -> list[MaskOpening]:
@@ -678,10 +705,6 @@ class PairwiseMasks(ServerAndClients):
     def _refuse(self, came: Sequence[int], why: str) -> None:
         missing = [self.clients[k] for k in range(len(self.clients)) if k not in came]
         raise DroppedClientError("; ".join([f"{', '.join(missing)} sent nothing, {why}", *self.lost.values()]))
-
-    def _next_name(self) -> torch.Tensor:
-        self._name = following(self._name)
-        return as_tensor(self._name)
 
     def _like(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The shape and dtype of the values, checked as far as everybody knows them."""
@@ -705,25 +728,31 @@ class PairwiseMasks(ServerAndClients):
 
     def _join(self) -> None:
         """Every client gets every public key, and agrees a secret with each client of its graph."""
-        with self.session.call() as net:
+        count, here = len(self.clients), [k for k, one in enumerate(self._sessions) if one]
+        with self.calls() as nets:
             publics = []
-            for k in range(len(self.clients)):
-                with self.pair(net, k):
+            for k in here:
+                with self.pair(nets[k], k) as net:
                     own = of_shape(lambda k=k: as_tensor(self.of(k).public), meta_bytes(SECRET_BYTES))
-                    publics.append(send_key(net, net.fresh(net.Client, own)).at(self.server))
-            every = compute(torch.cat, publics)
-            for k in range(len(self.clients)):
+                    publics.append(net.read(send_key(net, net.fresh(net.Client, own)), net.Server))
+            size = SECRET_BYTES * count + NAME_BYTES
+            every = torch.cat([*publics, as_tensor(self._name)]) if self.serves else meta_bytes(size)
+            for k in here:
 
-                def join(keys: torch.Tensor, k: int = k) -> None:
-                    self.of(k).join(dict(enumerate(_seeds(keys))), self.session.runtime.session)
+                def join(sent: torch.Tensor, k: int = k) -> None:
+                    *publics, name = _seeds(sent)
+                    self.of(k).join(dict(enumerate(publics)), name)
+                    self.near = neighbours(range(count), self._degree, name)
 
-                with self.pair(net, k):
-                    net.fresh(net.Client, of_shape(join, None), send_keys(net, every))
+                with self.pair(nets[k], k) as net:
+                    net.fresh(net.Client, of_shape(join, None), send_keys(net, net.own(net.Server, every, name="keys")))
+        if self.serves:
+            self.near = neighbours(range(count), self._degree, self._name)
 
 
 def secure_sum(
     values: Mapping[str, torch.Tensor],
-    session: Session | None = None,
+    session: Session | Mapping[str, Session | None] | None = None,
     *,
     at: str = "Server",
     drop_outs: bool = False,
@@ -741,8 +770,8 @@ def secure_sum(
 
     Args:
         values: by client; see `PairwiseMasks.sum`.
-        session: with an edge from the server to each client; one of all parties in this process unless given, which
-            protects nothing.
+        session: with an edge from the server to each client, or one for each client (see `PairwiseMasks`); all parties
+            in this process unless given, which protects nothing.
         at: the name of the server.
         drop_outs, degree, least: see `PairwiseMasks`, which does several sums under one exchange of keys.
         frac_bits: see `PairwiseMasks.sum`.

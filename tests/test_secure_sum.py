@@ -27,7 +27,7 @@ from sectorch.errors import (
     ShapeError,
     TopologyError,
 )
-from sectorch.federated.parties import Simulation
+from sectorch.federated.parties import Simulation, client_sessions
 from sectorch.ring import encode
 from sectorch.secure_sum import (
     ClientMasks,
@@ -390,7 +390,7 @@ def test_all_messages_and_their_bytes():
     line = lambda m: (m.label, m.src.name, m.dst.name, m.bytes)
     up, down = [(c, "Server") for c in CLIENTS], [("Server", c) for c in CLIENTS]
     keys = [line(m) for m in once.ledger if m.protocol != "agree"]
-    assert keys == [*(("public", *edge, 32) for edge in up), *(("publics", *edge, 32 * 4) for edge in down)]
+    assert keys == [*(("public", *edge, 32) for edge in up), *(("publics", *edge, 32 * 4 + 16) for edge in down)]
     with sectorch.profile() as profile:
         masks.sum(summands())
     sent = [("name", down, 16), ("masked", up, 8 * 15), ("survivors", down, 4), ("opening", up, 32 * 4)]
@@ -417,6 +417,16 @@ def test_owners_of_a_session_of_secure_inference_sum_at_S():
     assert clients == ("H1", "H2", "H3") and torch.equal(total, nearest(values, clients))
     with pytest.raises(TopologyError, match="no channel"):
         sectorch.secure_sum(values, session, at="Q")
+
+
+def test_a_session_of_each_client_with_the_server():
+    """The sum, and the sum of some by agreement, where no session is common to all clients."""
+    values = summands()
+    with client_sessions(Simulation(), CLIENTS) as sessions:
+        masks = PairwiseMasks(sessions, CLIENTS, drop_outs=True, degree=2)
+        assert torch.equal(masks.sum(values).total, nearest(values))
+        total, clients = masks.sum({c: values[c] for c in CLIENTS[1:]})
+    assert torch.equal(total, nearest(values, CLIENTS[1:])) and clients == CLIENTS[1:]
 
 
 def test_a_program_of_parties_sums():
@@ -458,18 +468,18 @@ def test_bad_input_is_refused_before_a_tensor_leaves(change, options, kind, word
 
 
 def test_who_takes_part_is_refused_by_name():
-    masks = PairwiseMasks(sectorch.Session(roles=star_roles(CLIENTS)), CLIENTS, drop_outs=True, least=3)
-    values = summands()
+    session, values = sectorch.Session(roles=star_roles(CLIENTS)), summands()
+    masks = PairwiseMasks(session, CLIENTS, drop_outs=True, least=3)
     with pytest.raises(ArgumentError, match="values of C9; the clients are C0, C1, C2, C3"):
         masks.sum(values | {"C9": values["C0"]})
     with pytest.raises(ArgumentError, match=r"no value of C2, C3: .* 3 clients at least"):
         masks.sum({c: values[c] for c in ("C0", "C1")})
     with pytest.raises(ArgumentError, match="needs drop_outs=True"):
-        PairwiseMasks(masks.session, CLIENTS).sum({c: values[c] for c in ("C0", "C1")})
+        PairwiseMasks(session, CLIENTS).sum({c: values[c] for c in ("C0", "C1")})
     with pytest.raises(MaskError, match="one alone has nobody to hide behind"):
-        PairwiseMasks(masks.session, ["C0"])
+        PairwiseMasks(session, ["C0"])
     with pytest.raises(ArgumentError, match="parties of the session, each once; got Server, C0, C7"):
-        PairwiseMasks(masks.session, ["C0", "C7"])
+        PairwiseMasks(session, ["C0", "C7"])
     assert torch.equal(masks.sum(values).total, nearest(values)), "and the next sum is right"
 
 

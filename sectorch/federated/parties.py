@@ -8,7 +8,7 @@ a federation (`sectorch.network.federation.party.Federation`), with the same res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from ..choreography.net import Runtime
 from ..choreography.roles import STAR, Cast
 from ..choreography.run.local import LocalRuntime
 from ..errors import ArgumentError
+from ..secure_sum import PAIR
 from ..session import S, Session
 
 Names = Mapping[str, str | Sequence[str]]
@@ -89,6 +90,29 @@ class Simulation:
         self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
     ) -> Iterator[Runtime]:
         yield LocalRuntime(frozenset(parties))
+
+
+@contextmanager
+def client_sessions(
+    parties: Parties, clients: Sequence[str], server: str = "Server", *, label: str = "client", agreed: str = ""
+) -> Iterator[dict[str, Session | None]]:
+    """A session of each client with the server, of the roles `sectorch.secure_sum.PAIR`, for sums with drop-outs.
+
+    When a client is lost, its session ends and the others go on. None stands for the sessions without a party here.
+
+    Args:
+        clients, server: names of the parties.
+        label, agreed: as of `Parties.session`.
+    """
+    with ExitStack() as stack:
+        yield {
+            client: stack.enter_context(
+                parties.session(PAIR, {"Server": server, "Client": client}, label=f"{label} {client}", agreed=agreed)
+            )
+            if parties.present(server) or parties.present(client)
+            else None
+            for client in clients
+        }
 
 
 def as_list(names: str | Sequence[str]) -> list[str]:

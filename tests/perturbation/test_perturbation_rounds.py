@@ -189,7 +189,7 @@ def test_all_messages_of_a_round_and_their_bytes(case):
     line = lambda m: (m.label, m.src.name, m.dst.name, m.bytes)
     keys = [line(m) for m in once.ledger if m.protocol != "agree"]
     assert keys == masked * [*[("public", c, "Server", 32) for c in names],
-                             *[("publics", "Server", c, 32 * CLIENTS) for c in names]]  # fmt: skip
+                             *[("publics", "Server", c, 32 * CLIENTS + 16) for c in names]]  # fmt: skip
     noisy, _ = scheme.perturb(model.state_dict())
     wanted = [("model", "Server", c, noisy.nbytes) for c in names]
     terms, trained, statistics = scheme.counts

@@ -150,25 +150,23 @@ class Federation:
         sizes = [self.scheme.sizes(batch) for batch in batches]
         self._star.lost.clear()
         with self.session.call() as net:
-            key, model, models = self._send_models(net, state)
+            key, models = self._send_models(net, state)
             sent = {}
             for client, received in models.items():
                 with self._star.met(net, client):
                     sent[client] = self._stepped(net, client, key, received, batches[client], sizes[client], shares)
             came, openings = sorted(sent), []
             if self._masks is not None:
-                name_of = lambda data: data[-NAME_BYTES:]
-                names = {client: compute(name_of, received) for client, received in models.items()}
-                came, openings = self._masks.openings(net, compute(name_of, model), names, sent)
+                names = {k: compute(lambda data: data[-NAME_BYTES:], received) for k, received in models.items()}
+                came, openings = self._masks.openings([net] * self.clients, names, sent)
             samples = list(map(sum, sizes))
 
             def recovered(key: Key, *data: torch.Tensor) -> Recovered:
-                known = [self._update(key, k, one, samples[k], weights) for k, one in zip(came, data, strict=False)]
-                opened = data[len(came) :]
-                opened = self._masks.opened(key.round, came, opened) if self._masks is not None else []
+                known = [self._update(key, k, one, samples[k], weights) for k, one in zip(came, data, strict=True)]
+                opened = [] if self._masks is None else self._masks.opened(key.round, came, openings)
                 return self.scheme.recover(key, known, [weights[client] for client in came], opened)
 
-            found = net.fresh(SERVER, of_shape(recovered, None), key, *(sent[client] for client in came), *openings)
+            found = net.fresh(SERVER, of_shape(recovered, None), key, *(sent[client] for client in came))
             if self._masks is not None:
                 self._prepare(net, self._masks, models)
             return net.read(found, SERVER)
@@ -183,10 +181,8 @@ class Federation:
             with self._star.pair(net, client):
                 net.fresh(net.Client, of_shape(prepared, None), model)
 
-    def _send_models(
-        self, net: Net, state: Mapping[str, torch.Tensor] | None
-    ) -> tuple[Located, Located, dict[int, Located]]:
-        """The server noises the model and sends it to every client; its key, the model, and what each client has."""
+    def _send_models(self, net: Net, state: Mapping[str, torch.Tensor] | None) -> tuple[Located, dict[int, Located]]:
+        """The server noises the model and sends it to every client; its key, and what each client has."""
 
         def perturbed(state: Mapping[str, torch.Tensor]) -> tuple:
             noisy, key = self.scheme.perturb(state)
@@ -197,7 +193,7 @@ class Federation:
         for client in range(self.clients):
             with self._star.met(net, client):
                 models[client] = send_model(net, model)
-        return key, model, models
+        return key, models
 
     def _stepped(
         self, net: Net, client: int, key: Located, model: Located, batch: Any, sizes: list[int], shares: list[float]

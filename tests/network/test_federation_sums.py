@@ -1,0 +1,113 @@
+"""`secure_sum` among parties over real TLS: the server's sum, a client that goes, and a stage of a run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from federation_world import World, each
+from network_world import until
+
+import sectorch
+from sectorch.errors import DroppedClientError, NonFiniteError
+from sectorch.federated.parties import Simulation, client_sessions
+from sectorch.federated.run import Held, Run
+from sectorch.ring import encode
+from sectorch.secure_sum import star_roles
+
+PARTIES = {"hub": "Server", "north": "C0", "south": "C1", "west": "C2"}
+CLIENTS = ("C0", "C1", "C2")
+VALUES = {c: torch.randn(4, 5, generator=torch.Generator().manual_seed(k)) for k, c in enumerate(CLIENTS)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("sums"), PARTIES)
+    yield world
+    assert until(lambda: len(world.server._broker) == 0, 30)
+    world.close()
+
+
+def expected(clients=CLIENTS) -> torch.Tensor:
+    return sum(encode(VALUES[c].double(), 40) for c in clients).double() * 2.0**-40
+
+
+def program(parties, values, drop_outs: bool = False) -> sectorch.SecureSum:
+    mine = lambda c: values[c] if parties.present(c) else torch.empty(4, 5, device="meta")
+    if drop_outs:
+        with client_sessions(parties, CLIENTS) as sessions:
+            return sectorch.secure_sum({c: mine(c) for c in CLIENTS}, sessions, drop_outs=True)
+    with parties.session(star_roles(CLIENTS)) as session:
+        return sectorch.secure_sum({c: mine(c) for c in CLIENTS}, session)
+
+
+@pytest.mark.parametrize("drop_outs", [False, True])
+def test_the_server_alone_has_the_sum(world, drop_outs):
+    def work(name: str) -> sectorch.SecureSum:
+        with world.party(name) as party:
+            return program(party, VALUES, drop_outs)
+
+    found = each(PARTIES, work)
+    assert torch.equal(found.pop("hub").total, expected())
+    assert all(one.total.is_meta and one.clients == CLIENTS for one in found.values())
+    assert torch.equal(program(Simulation(), VALUES, drop_outs).total, expected())
+
+
+@pytest.mark.parametrize("drop_outs", [False, True])
+def test_a_client_that_goes(world, drop_outs):
+    """Its number is not finite, and its process leaves. The others' sum is opened, or nobody learns one."""
+
+    def work(name: str) -> sectorch.SecureSum:
+        values = VALUES | ({"C1": VALUES["C1"] * float("nan")} if name == "south" else {})
+        with world.party(name) as party:
+            return program(party, values, drop_outs)
+
+    found = each(PARTIES, work)
+    assert isinstance(found["south"], NonFiniteError)
+    if not drop_outs:
+        assert isinstance(found["hub"], DroppedClientError) and "'south' gave up" in str(found["hub"])
+        return
+    assert torch.equal(found["hub"].total, expected(("C0", "C2"))) and found["hub"].clients == ("C0", "C2")
+    assert found["north"].clients == found["west"].clients == ("C0", "C2")
+
+
+# A round of FedAvg with clipped updates, of which the server learns the sum: stages of a run.
+
+
+def local_update(weights: torch.Tensor, data: torch.Tensor, limit: float) -> torch.Tensor:
+    step = (data - weights).mean(0)
+    return step * min(1.0, limit / float(step.norm()))
+
+
+def sum_of_updates(session: sectorch.Session, updates: list[torch.Tensor]) -> torch.Tensor:
+    return sectorch.secure_sum(dict(zip(CLIENTS, updates, strict=True)), session).total
+
+
+def averaged(weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return weights + total / len(CLIENTS)
+
+
+def fedavg(run: Run, data: dict[str, torch.Tensor | None]) -> Held:
+    like, weights, cast = torch.empty(5, device="meta"), torch.zeros(5), {name: name for name in ("Server", *CLIENTS)}
+    own = {c: run.bring(c, data[c]) for c in CLIENTS}
+    updates = [run.at(c, local_update, weights, own[c], 0.5, stage=f"update/{c}", public=like) for c in CLIENTS]
+    total = run.among(sum_of_updates, cast, updates, at="Server", stage="sum", roles=star_roles(CLIENTS))
+    return run.at("Server", averaged, weights, total, stage="model")
+
+
+def test_a_stage_of_a_run_in_one_process_and_apart(world, tmp_path):
+    with Run({"run": "fedavg"}, members=["Server", *CLIENTS]) as run:
+        whole = fedavg(run, VALUES).value
+
+    def work(name: str):
+        with (
+            world.party(name) as party,
+            Run({"run": "fedavg"}, members=["Server", *CLIENTS], parties=party, out=tmp_path / name) as run,
+        ):
+            found = fedavg(run, {c: VALUES[c] if party.present(c) else None for c in CLIENTS})
+            return found.value if found.present else None
+
+    for _ in range(2):  # and again from disk, where nobody but the server needs a result
+        found = each(PARTIES, work)
+        assert torch.equal(found.pop("hub"), whole) and list(found.values()) == [None] * 3
+        for path in (tmp_path / "north").rglob("sum-*"):
+            path.unlink()
