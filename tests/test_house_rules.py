@@ -49,8 +49,6 @@ NAMES = {
     "choreography.located.py": "as above",
     "choreography.net.Sent": "exported; a message as it was sent",
     "mpc.star.masking.Masked": "a masked value",
-    "network.federation.proposals.Ended": "an event of a proposal",
-    "network.federation.proposals.Proposed": "an event of a proposal",
     "ring.jit.compiled": "a decorator",
     "sealed.py": "sealed storage is the field's term",
     "tensor.aggregation.announced": "to be renamed",

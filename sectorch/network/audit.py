@@ -334,7 +334,7 @@ def page(found: Audit, known: bool, other: Audit | None = None, compared: Compar
     )  # fmt: skip
     times = sorted(entry.time[:10] for entry in found.queries)
     return folder.get_template("audit.html").render(
-        audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_others(found, other)},
+        audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_role_names(found, other)},
         period=f"{times[0]} to {times[-1]}" if times else "", groups=_groups(found), queries=found.queries[-LISTED:],
         opened=[(entry, opened) for entry in found.queries for opened in entry.opened][-LISTED:],
         unfinished=sum(not entry.done for entry in found.queries), assumptions=_ASSUMED,
@@ -358,7 +358,7 @@ def write_page(path: Path, text: str) -> None:
         raise ArgumentError(f"cannot write the page {path}: {error.strerror}") from None
 
 
-def _others(*audits: Audit | None) -> dict[str, str]:
+def _role_names(*audits: Audit | None) -> dict[str, str]:
     """Roles of programs of one's own go by their names."""
     return {a.role: f"the role {a.role}" for a in audits if a is not None and a.role not in ROLES}
 

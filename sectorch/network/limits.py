@@ -570,7 +570,7 @@ def limits(arguments: Sequence[str] | None = None) -> int:
 def _limits(options: argparse.Namespace, console: Console) -> None:
     found = read_limits(options.file)
     rows = read_usage(found.usage) if found.usage.exists() else []
-    lines = [(row, most) for row in rows if (most := _most(found, row)) is not None or row.what != "sessions"]
+    lines = [(row, most) for row in rows if (most := _limit_of(found, row)) is not None or row.what != "sessions"]
     if options.json:
         names = ("account", "model", "what", "used")
         print_json([{**{n: getattr(row, n) for n in names}, "limit": most} for row, most in lines])
@@ -585,7 +585,7 @@ def _limits(options: argparse.Namespace, console: Console) -> None:
     console.print(f"{found.usage}: {'nothing is used yet' if not rows else f'{len(rows)} counts'}", highlight=False)
 
 
-def _most(found: Limits, row: UsageRow) -> int | None:
+def _limit_of(found: Limits, row: UsageRow) -> int | None:
     """The limit of a row. That of a key is the limit of the name that it came with, which is not known here."""
     if row.account == EVERYBODY:
         return found.models.get(row.model, {}).get(row.what)
@@ -657,17 +657,17 @@ class Quotas:
         counts = {} if isinstance(asked, Prepare) else {"queries": 1, "rows": max(1, rows or 0)}
         charge = Charge(client, key, tuple(models), counts, asked.query if counts else "")
         all_channels = {*channels, *others}
-        before, sent = _carried(channels), _sent(all_channels)
+        before, sent = _bytes_carried(channels), _bytes_sent(all_channels)
         self._charge(charge, asked.do)
         again = True
         try:
             yield
             again = False
         except BaseException:
-            again = _sent(all_channels) == sent or any(channel.link.closed is not None for channel in others)
+            again = _bytes_sent(all_channels) == sent or any(channel.link.closed is not None for channel in others)
             raise
         finally:
-            self.usage.end(charge, {"bytes": _carried(channels) - before}, again)
+            self.usage.end(charge, {"bytes": _bytes_carried(channels) - before}, again)
 
     def _charge(self, charge: Charge, what: str) -> None:
         try:
@@ -683,9 +683,9 @@ class Quotas:
         self.usage.close()
 
 
-def _carried(channels: Sequence[Channel]) -> int:
-    return sum(sum(channel.carried) for channel in channels)
+def _bytes_carried(channels: Sequence[Channel]) -> int:
+    return sum(sum(channel.byte_counts) for channel in channels)
 
 
-def _sent(channels: Iterable[Channel]) -> int:
-    return sum(channel.carried[1] for channel in channels)
+def _bytes_sent(channels: Iterable[Channel]) -> int:
+    return sum(channel.byte_counts[1] for channel in channels)

@@ -178,7 +178,7 @@ def query(
     finally:
         if receipts is not None and number is not None:
             try:
-                head = receipts.ended(number, outcome)
+                head = receipts.end_query(number, outcome)
             except ReceiptError as error:
                 failed, outcome = error, outcome if outcome != "done" else type(error).__name__
         took = {"seconds": round(time.monotonic() - since, 3), "bytes": moved.bytes}

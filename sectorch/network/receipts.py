@@ -253,7 +253,7 @@ class Receipts:
         """
         self._add({"event": "opened", "of": number, "what": what, "to": to, "most": most})
 
-    def ended(self, number: int, outcome: str) -> str:
+    def end_query(self, number: int, outcome: str) -> str:
         """Write the line of a query's end; returns the file's head after it.
 
         Raises:

@@ -31,7 +31,7 @@ def test_beats_are_words_of_the_server_and_none_of_a_client(clock, call, ends):
     with deadline.start_wait(60) as wait:
         for now in range(5, 60, 5):
             clock[0] = now
-            deadline.heard(beat=True)
+            deadline.note_frame(beat=True)
         clock[0] = 61.0
         if ends:
             with pytest.raises(errors.PeerLostError, match="mallory has said nothing for 60 s"):
@@ -42,17 +42,17 @@ def test_beats_are_words_of_the_server_and_none_of_a_client(clock, call, ends):
 
 def test_all_waits_of_a_call_have_a_limit_together_and_bytes_lengthen_it(clock):
     deadline = Deadline("mallory", 60, 100)
-    deadline.moved(1 << 30)  # before the call
+    deadline.add_bytes(1 << 30)  # before the call
     deadline.begin_call()
     for _ in range(3):
         with deadline.start_wait(60) as wait:
             clock[0] += 30
-            deadline.heard(beat=False)
+            deadline.note_frame(beat=False)
             assert wait.remaining() is not None
         clock[0] += 1000  # of this party's own
     with deadline.start_wait(60) as wait:
         assert wait.remaining() == 10.0
-        deadline.moved(5 << 20)
+        deadline.add_bytes(5 << 20)
         assert wait.remaining() == 15.0
         clock[0] += 15
         with pytest.raises(errors.PeerLostError, match="keeps a call waiting for more than 100 s in all"):

@@ -53,7 +53,7 @@ def written(made, tmp_path_factory) -> tuple[bytes, str]:
         for call in calls:
             number = receipts.begin_query(call=call, **ASKED)
             if call != 2:
-                receipts.ended(number, "done" if call else "PeerLostError")
+                receipts.end_query(number, "done" if call else "PeerLostError")
         receipts.close()
     return path.read_bytes(), fingerprint_of(made["hospital-b"].identity)
 
@@ -257,7 +257,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path
         "while True:\n"
         "    number = receipts.begin_query(call=1, **facts)\n"
         "    print(number, flush=True)\n"
-        "    receipts.ended(number, 'done')\n"
+        "    receipts.end_query(number, 'done')\n"
     )
     process = Command([sys.executable, "-c", program, "hospital-b", str(path), str(folder)], stdout=PIPE)
     out = process.stdout
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_no_half_of_a_line_and_may_have_room_again(made, tmp_
         with pytest.raises(errors.ReceiptError, match="No space left on device"):
             receipts.begin_query(call=1, **ASKED)
     assert path.read_bytes() == before
-    receipts.ended(receipts.begin_query(call=1, **ASKED), "done")
+    receipts.end_query(receipts.begin_query(call=1, **ASKED), "done")
     assert [entry.outcome for entry in audit(path).queries] == ["done"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
@@ -545,7 +545,7 @@ def shown(capsys, *arguments: object) -> str:
 def test_a_query_on_which_two_files_differ_is_shown(made, capsys, tmp_path):
     for who, role, rows in (("server", "S", 32), ("hospital-b", "A", 31)):
         receipts = Receipts(tmp_path / role, made[who], role)
-        receipts.ended(receipts.begin_query(call=1, **{**ASKED, "rows": rows}), "done")
+        receipts.end_query(receipts.begin_query(call=1, **{**ASKED, "rows": rows}), "done")
         receipts.close()
     status, out, said = audited(capsys, tmp_path / "S", "--against", tmp_path / "A")
     assert status == 1 and "differ in rows" in out and "1 differ" in said

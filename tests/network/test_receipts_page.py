@@ -59,7 +59,7 @@ def files(pki, tmp_path_factory):
         receipts = Receipts(folder / role, credentials[who], role)
         for call in range(3):
             number = receipts.begin_query(call=call, **{**ASKED, "rows": last if call == 2 else 32})
-            receipts.ended(number, "PeerLostError" if call == 1 else "done")
+            receipts.end_query(number, "PeerLostError" if call == 1 else "done")
         receipts.close()
     return {role: folder / role for role in "SA"}
 

@@ -30,7 +30,7 @@ from sectorch.network.federation.config import credentials, read_federation, rea
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import Policy
 from sectorch.network.federation.programs import source_of
-from sectorch.network.federation.proposals import Proposal, Proposed, open_note, proposal_of, sign_note
+from sectorch.network.federation.proposals import Proposal, ProposalNote, open_note, proposal_of, sign_note
 from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
 from sectorch.network.messages import Delivery, SignedNote
 
@@ -328,7 +328,7 @@ def test_a_proposal_of_another_form_is_none():
     texts = {"source": "0f", "function": "f", "traced": "0e", "arguments": ("--rounds", "2"), "nonce": "0f" * 16}
     proposal = Proposal("fed", "by", ("p", "q"), "program", "name", **texts, time=12.5)
     body = json.loads(json.dumps({**proposal.body(), "by": "by"}))
-    of = lambda body: proposal_of(messages.parse_message(Proposed, {**body, "body": body}))
+    of = lambda body: proposal_of(messages.parse_message(ProposalNote, {**body, "body": body}))
     assert of(body) == proposal
     for name in body:
         with pytest.raises(errors.FrameError):

@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     if options.out is not None:
         array_files.check_out(options.out)
     program, inputs = function_of(options.program[0]), _inputs(options.input)
-    kept = source_of(options.program[0]).kept(options.job)
+    kept = source_of(options.program[0]).folder_name(options.job)
     waits = dict(patience=options.wait, wait=options.wait)
     if options.federation is not None:  # before it dials: checks roles and edges
         dry_run_source(program, read_federation(options.federation))

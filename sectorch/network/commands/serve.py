@@ -645,7 +645,7 @@ class _FederationParty:
         name, own, federated = self._name, self._own, self._federated
         if not self._is_member:
             raise ArgumentError(f"{own.path}: '{name}' is no party with an identity, and cannot answer with a model")
-        description, weights = read_model(own.within(rule.what))
+        description, weights = read_model(own.resolve(rule.what))
         address = federated.servers[name if name in federated.servers else federated.home(name)]
         clients = ListedPins({name: federated.member(name).identity for name in rule.starters}, str(own.path))
         party = Answering(

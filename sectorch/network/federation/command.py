@@ -120,7 +120,7 @@ def _program(options: argparse.Namespace, federated: FederationFile, own: PartyC
     steps = "none" if found.complete else "depend on inputs, or are many: only the source is compared"
     words = [
         f"{source.name} of {source.path}",
-        f"  source {source.digest}" + (f", with {len(source.used)} files that it imports" if source.used else ""),
+        f"  source {source.digest}" + (f", with {len(source.imports)} files that it imports" if source.imports else ""),
         f"  steps  {found.traced or steps}",
         f"  among  {', '.join(parties)}; started by {', '.join(starters)}",
         *(f"  {line}" for line in found.learned or (("nobody learns anything",) if found.complete else ())),
@@ -142,7 +142,7 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
             most[setting] = float(number) if "." in number else int(number)
         except ValueError:
             raise ArgumentError(f"--most is SETTING=NUMBER, got {entry[:80]!r}") from None
-    mine = _own(options, own)
+    mine = _own_settings(options, own)
     settings = settings_of(options.what, options.arguments)
     unknown = [setting for setting in most if type(settings.get(setting)) not in (int, float)]
     if unknown:
@@ -170,7 +170,7 @@ def _paper(options: argparse.Namespace, federated: FederationFile, own: PartyCon
     return table, facts, words
 
 
-def _own(options: argparse.Namespace, own: PartyConfig) -> dict[str, Any]:
+def _own_settings(options: argparse.Namespace, own: PartyConfig) -> dict[str, Any]:
     """The settings of a paper that a party decides for itself, as its own file has them."""
     known, found = own_of(command_of(options.what)), {}
     for entry in options.own:
@@ -256,7 +256,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     run_action(options, console)
 
 
-def _described(federated: FederationFile) -> dict:
+def _facts(federated: FederationFile) -> dict:
     members = {
         m.name: {"role": m.role, "identity": m.identity, **({"address": m.address} if m.address else {})}
         for m in federated.members
@@ -279,7 +279,7 @@ def _init(options: argparse.Namespace) -> Report:
         f"Give it to all of them as it is. Each checks its own entry (`sectorch federation check {options.file} --as "
         f"NAME`), and compares the others' fingerprints with them by telephone."
     )
-    return _described(federated), words
+    return _facts(federated), words
 
 
 def _check(options: argparse.Namespace) -> Report:
@@ -290,7 +290,7 @@ def _check(options: argparse.Namespace) -> Report:
         words += f"\n  {member.name} plays {member.role or 'nothing by itself'}, {member.identity}"
     if options.name is not None:
         words += _check_own(federated, options)
-    return _described(federated), words
+    return _facts(federated), words
 
 
 def _check_own(federated: FederationFile, options: argparse.Namespace) -> str:
@@ -338,7 +338,7 @@ def _try(options: argparse.Namespace) -> Report:
         f"{folder}/federation.toml --as NAME\n"
         f"then: sectorch run {folder}/federation.toml PROGRAM --as NAME"
     )
-    return _described(federated) | {"server_command": server}, words
+    return _facts(federated) | {"server_command": server}, words
 
 
 def _write(path: Path, federated: FederationFile) -> None:

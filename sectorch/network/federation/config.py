@@ -370,7 +370,7 @@ class PartyConfig:
     listen: str = ""
     accept: tuple[Mapping[str, Any], ...] = ()
 
-    def within(self, path: str) -> Path:
+    def resolve(self, path: str) -> Path:
         """A path in the file, relative to the file's folder."""
         return self.path.parent / path
 

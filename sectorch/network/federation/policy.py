@@ -219,7 +219,7 @@ class Policy:
         refusals = []
         for entry in near:
             try:
-                return self._matched(entry, proposal)
+                return self._match(entry, proposal)
             except (RefusedError, ArgumentError) as error:
                 # Errors in this party's files, whose texts have paths, are for its own log.
                 own = isinstance(error, ArgumentError)
@@ -227,7 +227,7 @@ class Policy:
                 refusals[-1].__cause__ = error if own else None
         raise refusals[0]
 
-    def _matched(self, entry: AcceptanceRule, proposal: Proposal) -> AcceptedRun:
+    def _match(self, entry: AcceptanceRule, proposal: Proposal) -> AcceptedRun:
         me = self._name
         if proposal.by not in entry.starters:
             raise RefusedError(f"'{me}' does not let '{proposal.by}' start it, but {', '.join(entry.starters)}")
@@ -299,7 +299,7 @@ def _rule(said: Mapping[str, Any], own: PartyConfig, federated: FederationFile) 
         return AcceptanceRule(
             kind, entry.paper, entry.settings, "", parties, starters, runs, most=entry.most, own=tuple(words)
         )
-    inputs = {name: own.within(path) for name, path in entry.inputs.items()}
+    inputs = {name: own.resolve(path) for name, path in entry.inputs.items()}
     reveals = bounds_of(entry.reveals, lambda name: federated.member_named(name).name)
     return AcceptanceRule(
         kind, entry.program, entry.source, entry.traced, parties, starters, runs, inputs, reveals=reveals

@@ -161,20 +161,20 @@ class Source:
     Args:
         path: of the file. function: the function's name in it.
         digest: SHA-256 of the file; if it imports files that are not installed, a digest of all of them.
-        used: those files.
+        imports: those files.
     """
 
     path: Path
     function: str
     digest: str
-    used: tuple[Path, ...] = ()
+    imports: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
         """The program's name for people, without its folder."""
         return f"{self.path.name}:{self.function}"
 
-    def kept(self, job: str) -> str:
+    def folder_name(self, job: str) -> str:
         """The name of the folder in which one of several jobs of this source keeps what a later run continues from."""
         return f"{self.path.stem[:40]}-{self.function[:40]}-{self.digest[:12]}-{job}"
 
@@ -207,7 +207,7 @@ class Source:
 
     def _module(self) -> ModuleType:
         content = self.path.read_bytes()
-        if _digest(self.path, content, self.used) != self.digest:
+        if _digest(self.path, content, self.imports) != self.digest:
             raise ArgumentError(f"{self.path} was changed a moment ago; try again")
         name = f"sectorch_program_{self.digest[:16]}"
         module = sys.modules[name] = ModuleType(name)
@@ -241,7 +241,7 @@ def source_of(program: str, folder: Path | None = None) -> Source:
         content = path.read_bytes()
     except OSError as error:
         raise ArgumentError(f"cannot read the program {path}: {error.strerror}") from None
-    used = tuple(_used(path, content))
+    used = tuple(_local_imports(path, content))
     return Source(path.resolve(), function, _digest(path, content, used), used)
 
 
@@ -260,12 +260,12 @@ def _file_of(module: str) -> Path:
     return Path(spec.origin)
 
 
-def _used(path: Path, content: bytes) -> Iterator[Path]:
+def _local_imports(path: Path, content: bytes) -> Iterator[Path]:
     """The files that a program imports and that are not installed; of a package, all files."""
     seen, queue = {path.resolve()}, [(path, content)]
     while queue:
         at, text = queue.pop()
-        for name in _imported(at, text):
+        for name in _import_names(at, text):
             spec = PathFinder.find_spec(name, [*([str(at.parent)] if at != path else []), "", *sys.path])
             origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
             if origin is None or origin.suffix != ".py" or _is_installed(origin):
@@ -278,7 +278,7 @@ def _used(path: Path, content: bytes) -> Iterator[Path]:
 
 
 @functools.lru_cache(256)
-def _imported(path: Path, content: bytes) -> frozenset[str]:
+def _import_names(path: Path, content: bytes) -> frozenset[str]:
     """The top-level packages that a file imports, without Python's own and this one."""
     try:
         with _LOADING:  # two threads that parse at the same time crash Python 3.11

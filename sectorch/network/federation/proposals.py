@@ -46,7 +46,7 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     proposal: str
 
 
-class YesOrNo(Word, frozen=True, kw_only=True, tag="answer"):
+class ProposalAnswer(Word, frozen=True, kw_only=True, tag="answer"):
     """The answer to a proposal; a no has a reason, and no digest of the proposal."""
 
     yes: bool
@@ -61,7 +61,7 @@ class Cancel(Word, frozen=True, kw_only=True, tag="cancel"):
     """The proposer stops the run."""
 
 
-class Ended(Word, frozen=True, kw_only=True, tag="ended"):
+class RunEnd(Word, frozen=True, kw_only=True, tag="ended"):
     """A party's part has ended: its outcome, "done" or an error, and the cost and the shapes of the results."""
 
     outcome: str
@@ -72,7 +72,7 @@ class Ended(Word, frozen=True, kw_only=True, tag="ended"):
     offline_bytes: int | UnsetType = UNSET
 
 
-class Proposed(msgspec.Struct, frozen=True):
+class ProposalNote(msgspec.Struct, frozen=True):
     """A note that proposes a run. `proposal_of` checks its body later, so that the proposer gets the error."""
 
     by: str
@@ -89,7 +89,7 @@ def sign_note(kind: str, body: Mapping[str, Any], key: Ed25519PrivateKey) -> Sig
     return SignedNote(text, key.public_key().public_bytes_raw().hex(), key.sign(_message(text)).hex())
 
 
-def open_note(note: SignedNote, federated: FederationFile) -> Proposed | Word:
+def open_note(note: SignedNote, federated: FederationFile) -> ProposalNote | Word:
     """A note's content, whose signature is right and whose author is in the federation; see `check_same`, too.
 
     Raises:
@@ -104,16 +104,16 @@ def open_note(note: SignedNote, federated: FederationFile) -> Proposed | Word:
     except (ValueError, RecursionError):
         raise FrameError("a note that is none") from None
     if isinstance(body, dict) and body.get("kind") == "proposal":
-        word = parse_message(Proposed, {**body, "body": body}, "note")
+        word = parse_message(ProposalNote, {**body, "body": body}, "note")
     else:
-        word = parse_message(YesOrNo | Begin | Cancel | Ended, body, "note")
+        word = parse_message(ProposalAnswer | Begin | Cancel | RunEnd, body, "note")
     member = next((m for m in federated.members if m.name == word.by), None)
     if member is None or fingerprint(key) != member.identity:
         raise IdentityError(f"a note in the name of {ascii(word.by)[:70]} that another key has signed")
     return word
 
 
-def check_same(word: Proposed, federated: FederationFile) -> None:
+def check_same(word: ProposalNote, federated: FederationFile) -> None:
     """Raises RefusedError: the author of a proposal has another federation file."""
     if word.federation != federated.digest:
         raise RefusedError(
@@ -170,7 +170,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-def proposal_of(word: Proposed) -> Proposal:
+def proposal_of(word: ProposalNote) -> Proposal:
     """The proposal of a note. Raises FrameError: it has none."""
     body = {name: value for name, value in word.body.items() if name not in ("kind", "run")}
     missing = {field.encode_name for field in msgspec.structs.fields(Proposal)} - body.keys()

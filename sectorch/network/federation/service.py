@@ -57,11 +57,11 @@ from .programs import PAPERS, cast_of, command_of, dry_run_program, settings_of,
 from .proposals import (
     Begin,
     Cancel,
-    Ended,
     Proposal,
-    Proposed,
+    ProposalAnswer,
+    ProposalNote,
+    RunEnd,
     Word,
-    YesOrNo,
     check_same,
     open_note,
     proposal_of,
@@ -124,7 +124,7 @@ class ProgramRun:
         self.agreed, self.folder, self._own, self._receipts = agreed, folder, own, receipts
         bound = f"{agreed.proposal.nonce} {agreed.proposal.digest}"
         kept = folder.parent / "kept"
-        kept = kept if agreed.source is None else kept / agreed.source.kept(agreed.proposal.job)
+        kept = kept if agreed.source is None else kept / agreed.source.folder_name(agreed.proposal.job)
         self._file, self._number = federation.file, None
         self._results: Mapping[str, tuple[int, ...]] = {}
         self._ledger = self._make_ledger(federation.name)
@@ -346,8 +346,8 @@ class PartyService:
                 write(log, "note refused", logging.ERROR, by=sender, why=log_text(error))
                 log.debug("in detail", exc_info=error)
 
-    def _handle(self, word: Proposed | Word) -> None:
-        if isinstance(word, Proposed):
+    def _handle(self, word: ProposalNote | Word) -> None:
+        if isinstance(word, ProposalNote):
             self._answer(word)
             return
         nonce = word.run
@@ -362,7 +362,7 @@ class PartyService:
         elif isinstance(word, Cancel) and run is not None:
             run.give_up(AbortedError(f"'{word.by}', who started it, has stopped it"))
 
-    def _answer(self, word: Proposed) -> None:
+    def _answer(self, word: ProposalNote) -> None:
         answer: dict[str, Any] = {"yes": True, "why": ""}
         try:
             check_same(word, self.file)
@@ -593,7 +593,7 @@ class ProgramStart:
         answers: dict[str, str] = {}
         end = time.monotonic() + ANSWER
         while missing := [name for name in self.proposal.parties if name not in answers]:
-            answer = self._next_note(YesOrNo, end - time.monotonic())
+            answer = self._next_note(ProposalAnswer, end - time.monotonic())
             if answer is None:
                 raise PeerLostError(
                     f"{', '.join(missing)} did not answer in {ANSWER:.0f} s; what was wrong with the proposal stands "
@@ -609,7 +609,7 @@ class ProgramStart:
     def _collect_reports(self, up: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         while len(found) < len(self.proposal.parties):
-            ended = self._next_note(Ended, LOOK)
+            ended = self._next_note(RunEnd, LOOK)
             if ended is not None and ended.proposal == self.proposal.digest:
                 report = {
                     k: v for k, v in msgspec.to_builtins(ended).items() if k not in ("kind", *Word.__struct_fields__)

@@ -58,8 +58,8 @@ def make_authority(folder: str | Path, days: int = 365) -> Path:
     now = datetime.datetime.now(datetime.timezone.utc)
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(_named("sectorch trial CA"))
-        .issuer_name(_named("sectorch trial CA"))
+        .subject_name(_subject("sectorch trial CA"))
+        .issuer_name(_subject("sectorch trial CA"))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
@@ -94,7 +94,7 @@ def make_request(folder: str | Path, name: str, *, server: bool = False) -> Path
     identity = folder / f"{name}-identity.pem"
     if not server and not identity.exists():
         files.write(identity, new_identity(), 0o600)
-    request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, SHA256())
+    request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(key, SHA256())
     files.write(folder / f"{name}.csr", request.public_bytes(Encoding.PEM))
     return folder / f"{name}.csr"
 
@@ -132,7 +132,7 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
     end = now + datetime.timedelta(days=days)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(_named(name))
+        .subject_name(_subject(name))
         .issuer_name(authority.subject)
         .public_key(asked.public_key())
         .serial_number(x509.random_serial_number())
@@ -225,7 +225,7 @@ def _file_name(name: str) -> str:
     return name
 
 
-def _named(name: str) -> x509.Name:
+def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

@@ -118,12 +118,12 @@ class Connection:
         end = time.monotonic() + REACHING
         while not self._dial_once():
             if time.monotonic() > end:
-                wanted = self._wanted(self.place)
+                wanted = self._worker_number(self.place)
                 raise PeerLostError(
                     f"worker {wanted} of the server at {self._dial_arguments[0]} is not there; ask again later"
                 )
 
-    def _wanted(self, place: ServerProcess) -> int:
+    def _worker_number(self, place: ServerProcess) -> int:
         return worker_of(self.name, place.workers) if self._worker is None else self._worker
 
     def _dial_once(self) -> bool:
@@ -138,7 +138,7 @@ class Connection:
         except NetworkError as error:
             self._hang_up()
             raise refusal(address, error) from None
-        if self.place.worker != self._wanted(self.place) < self.place.workers:
+        if self.place.worker != self._worker_number(self.place) < self.place.workers:
             self._hang_up()
             return False
         return True

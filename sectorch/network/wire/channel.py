@@ -62,12 +62,12 @@ class Deadline:
         self._moved = self._moved_before = 0
         self._spent: float | None = None
 
-    def heard(self, beat: bool) -> None:
+    def note_frame(self, beat: bool) -> None:
         """Record that a frame came from the peer."""
         if not beat or self._call is None:
             self._heard = time.monotonic()
 
-    def moved(self, count: int) -> None:
+    def add_bytes(self, count: int) -> None:
         """Record bytes that came from the peer, or that it has read."""
         self._moved += count
 
@@ -222,14 +222,14 @@ class Channel:
                 if frame.number > self._sent - self._credit_received:
                     raise FrameError(f"{self.link.peer} has used more than it was sent")
                 self._credit_received += frame.number
-                self.deadline.moved(frame.number)
+                self.deadline.add_bytes(frame.number)
             self._changed.notify_all()
         if frame.kind == Kind.ABORT:
             self.fail(parse_error(bytes(frame.payload[:600]).decode(errors="replace")))
 
     def _note_activity(self, frame: Frame) -> None:
         """Mark the peer as alive; called for every frame received."""
-        self.deadline.heard(beat=frame.kind == Kind.CREDIT and not frame.number)
+        self.deadline.note_frame(beat=frame.kind == Kind.CREDIT and not frame.number)
 
     def _queue(self, frame: Frame) -> None:
         room, size = self._room, frame.size + FRAME
@@ -241,7 +241,7 @@ class Channel:
         if 2 * len(frame.payload) < memoryview(memoryview(frame.payload).obj).nbytes:
             frame = replace(frame, payload=bytes(frame.payload))  # a view would keep the whole buffer in memory
         self._received += size
-        self.deadline.moved(size)
+        self.deadline.add_bytes(size)
         self._frames.put(frame)
         if room is None:
             self.link.check_idle()
@@ -265,7 +265,7 @@ class Channel:
         return self._received - self._read
 
     @property
-    def carried(self) -> tuple[int, int]:
+    def byte_counts(self) -> tuple[int, int]:
         """Bytes of messages that were received, and of those that this end has sent or deferred."""
         return self._received, self._sent
 
