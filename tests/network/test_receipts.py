@@ -427,7 +427,7 @@ def test_the_receipt_is_there_before_the_query_is_served(trio, monkeypatch):
 def test_a_result_whose_end_has_no_receipt_is_not_given_out(trio, monkeypatch):
     remote = trio.connection.model("hospital-b")
     monkeypatch.setattr(
-        trio.connection.receipts, "ended", lambda *_: (_ for _ in ()).throw(errors.ReceiptError("full"))
+        trio.connection.receipts, "end_query", lambda *_: (_ for _ in ()).throw(errors.ReceiptError("full"))
     )
     with pytest.raises(errors.ReceiptError, match="full"):
         remote(X)
