@@ -9,7 +9,7 @@ protocols, and last the tester, which `algorithm.test_encrypted` puts together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ...choreography import Located, Message, Net, Party, located, protocol, wit
 from ...choreography.located import run_in
 from ...choreography.net import Runtime
 from ...choreography.streams import PairKey, random_secret
-from ...ckks import CKKSTensor
+from ...ckks.exchange import ciphers, map_ciphers
 from ...ckks.linalg import EncryptedMatrix, PackedOperand
 from ...ckks.scheme.ciphertext import Cipher, add, align_pair, residues, times_integers
 from ...ckks.scheme.ntt import plus_
@@ -65,7 +65,7 @@ def compute(net: Net, party: Party, f: Callable, *values: Any) -> Any:
     """
     forms = [_form(value) for value in values]
     form = getattr(f, "shapes", f)(*forms)
-    sealed = next(_ciphers(form), None) is not None
+    sealed = next(ciphers(form), None) is not None
 
     @with_shapes(lambda *_: _residues(form) if sealed else form)
     def taken(*contents: Any) -> Any:
@@ -85,38 +85,14 @@ def _form(value: Any) -> Any:
 
 def _opened(value: Any, content: Any) -> Any:
     if isinstance(value, Sealed) and isinstance(content, torch.Tensor):
-        return _filled(value.form, iter(content.split([c.count for c in _ciphers(value.form)])))
+        parts = iter(content.split([c.count for c in ciphers(value.form)]))
+        return map_ciphers(lambda c: replace(c, data=next(parts)), value.form)
     return content
 
 
 def _residues(value: Any) -> torch.Tensor:
-    parts = [residues(cipher) for cipher in _ciphers(value)]
+    parts = [residues(cipher) for cipher in ciphers(value)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _ciphers(value: Any) -> Iterator[Cipher]:
-    """All that are in a value, in one order."""
-    if isinstance(value, Cipher):
-        yield value
-    elif isinstance(value, CKKSTensor):
-        yield value.cipher
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _ciphers(part)
-    elif isinstance(value, PackedOperand | EncryptedMatrix):
-        for block in value.blocks.values():
-            yield from _ciphers(block)
-
-
-def _filled(form: Any, parts: Iterator[torch.Tensor]) -> Any:
-    """The form with residues."""
-    if isinstance(form, Cipher):
-        return replace(form, data=next(parts))
-    if isinstance(form, CKKSTensor):
-        return CKKSTensor(_filled(form.cipher, parts), form.batch, form.row_shape, form.float_dtype)
-    if isinstance(form, tuple | list):
-        return type(form)(_filled(part, parts) for part in form)
-    return replace(form, blocks={at: _filled(block, parts) for at, block in form.blocks.items()})
 
 
 # What client and server of HESV compute alone: Matrix Squaring on encrypted models and samples (SecSV, section 4).
