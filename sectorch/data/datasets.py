@@ -184,8 +184,8 @@ def _divided(name: str, whole: Split, classes: int, test_fraction: float, order:
 
 
 def _cut(name: str, whole: Split, classes: int, cut: int, order: torch.Tensor) -> Dataset:
-    parts = (Split(whole.samples[part], whole.labels[part], whole.white) for part in (order[:cut], order[cut:]))
-    return Dataset(name, *parts, classes)
+    part = lambda places: Split(whole.samples[places], whole.labels[places], whole.white)
+    return Dataset(name, part(order[:cut]), part(order[cut:]), classes)
 
 
 def ham10000(root: Path, test_fraction: float | None = None) -> Dataset:
@@ -236,7 +236,8 @@ def ubmd(root: Path, test_fraction: float | None = None) -> Dataset:
         except ValueError:
             columns += [torch.tensor([float(word == kind) for word in words]) for kind in sorted(set(words))]
     samples, labels = torch.stack(columns, 1), torch.tensor([int(row["y"] == "yes") for row in rows])
-    return Dataset("ubmd", *(Split(samples[part], labels[part], 1) for part in (train, test)), 2)
+    part = lambda places: Split(samples[places], labels[places], 1)
+    return Dataset("ubmd", part(train), part(test), 2)
 
 
 def load(name: str, root: str | Path | None = None, test_fraction: float | None = None) -> Dataset:
@@ -280,11 +281,8 @@ def _breast_cancer(_root: Path, test_fraction: float | None = None) -> Dataset:
     whole, order = Split(torch.tensor(x, dtype=torch.float32), torch.tensor(y), 1), _shuffled(len(y))
     found = _divided("breast-cancer", whole, 2, 0.25 if test_fraction is None else test_fraction, order)
     mean, spread = found.train.samples.mean(0), found.train.samples.std(0)
-    padded = (
-        Split(F.pad((part.samples - mean) / (4 * spread), (0, 18)), part.labels, 1)
-        for part in (found.train, found.test)
-    )
-    return Dataset("breast-cancer", *padded, 2)
+    padded = lambda part: Split(F.pad((part.samples - mean) / (4 * spread), (0, 18)), part.labels, 1)
+    return Dataset("breast-cancer", padded(found.train), padded(found.test), 2)
 
 
 def _shuffled(count: int) -> torch.Tensor:
@@ -311,7 +309,8 @@ def _table(name: str, features: int, classes: int) -> Loader:
             if x.shape[1:] != (features,) or y.shape != x.shape[:1]:
                 raise DataError(f"{path}: x must be [n, {features}] and y [n], got {list(x.shape)} and {list(y.shape)}")
             pairs.append(Split(x, y, 1))
-        return Dataset(name, *pairs, classes)
+        train, test = pairs
+        return Dataset(name, train, test, classes)
 
     return read
 

@@ -160,13 +160,14 @@ def test_a_paper_s_party_says_that_the_server_is_not_up_and_how_to_start_it(fold
     path, port = folder / "fed" / "federation.toml", (folder / "port").read_text()
     path.write_text(path.read_text().replace('"H1"', '"c1"').replace('"H2"', '"c2"').replace('"H3"', '"P"')
                     .replace('"C"', '"X"'))  # fmt: skip
-    monkeypatch.setattr(Federation.__init__, "__kwdefaults__", {**Federation.__init__.__kwdefaults__, "patience": 0.1})
+    defaults = {**(Federation.__init__.__kwdefaults__ or {}), "patience": 0.1}
+    monkeypatch.setattr(Federation.__init__, "__kwdefaults__", defaults)
     words = ["shapley", "--clients", "2", "--model", "logistic", "--federation", str(path), "--as", "north"]
     assert run([*words, "--out", str(folder / "out")]) == 1
     err = capsys.readouterr().err
     assert f"cannot connect to localhost:{port}" in err and err.count("\n") == 1
     assert "the server 'server' of the federation is not up" in err
-    way_out = re.search("`sectorch (.*)`", err)[1].split()
+    way_out = re.findall("`sectorch (.*)`", err)[0].split()
     assert way_out == ["up", "federation.toml", "--as", "server"]
     hub = Command([*PROGRAM, *way_out], cwd=path.parent, stderr=DEVNULL)
     try:
