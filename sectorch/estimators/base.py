@@ -303,7 +303,8 @@ def columns(x: SharedTensor, alpha: float, kappa: float, intercept: bool) -> Col
     curvature = at_scale_bits(context, sum_rows(context, square_shares(context, coarse), halves), f)
     curvature = curvature.bounded(2.0 ** (2 * most + 1 + f)) * kappa + (alpha / 2**halves + FLOOR)
     scale = with_known_range(context, curvature.rsqrt(), f)
-    scaled = product(context, torch.mul, x, _each_row(context, scale, n), f)
+    scales = scale.like(context.backend.moved(lambda v: v.expand(n, -1), scale.shares))
+    scaled = product(context, torch.mul, x, scales, f)
     part = at_scale_bits(
         context, square_shares(context, times(context, scale, math.sqrt(alpha / 2**halves), f + 6)), 30
     )
@@ -354,10 +355,6 @@ def _means(context: Context, x: SharedTensor, n: int) -> SharedTensor:
 
 def _upright(x: Tensor) -> Tensor:
     return x.unsqueeze(-1)
-
-
-def _each_row(context: Context, x: SharedTensor, n: int) -> SharedTensor:
-    return x.like(context.backend.moved(lambda v: v.expand(n, -1), x.shares))
 
 
 def coefficients(standard: Columns, v: SharedTensor, unit_bits: int = 0) -> tuple:

@@ -548,26 +548,27 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
                     found[w] += s * logical_shift_right(x[w], shift) - rest + (wrap if x[w] >= 0 else 0)
 
 
+@inlined
+def _floor(x, wrap, shift, first):
+    """What x contributes to a party's half of a truncation: its wrap, and its quotient at the party that adds it."""
+    lifted = np.uint64(x) + np.uint64(1 << 62)  # unsigned, since compilers assume that signed sums do not overflow
+    public = first * (logical_shift_right(lifted, shift) - (np.int64(1) << (62 - shift)))
+    return (np.int64(wrap) << (64 - shift) if lifted < np.uint64(1 << 63) else 0) + public
+
+
 @compiled
 def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
     """One party's half of a truncation; see `truncate.py`. `first` is the party that adds what is public."""
-    base, place = np.int64(1) << (62 - shift), slice(low, high)
+    place = slice(low, high)
     x, R, w, u, found = c[place], quotient[place], wraps[place], borrow[place], out[place]
     for i in range(len(found)):
-        lifted = np.uint64(x[i]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
-        wrap = np.int64(w[i]) << (64 - shift)
-        found[i] = (
-            (wrap if lifted < np.uint64(1 << 63) else 0)
-            - R[i]
-            - u[i]
-            + first * (logical_shift_right(lifted, shift) - base)
-        )
+        found[i] = _floor(x[i], w[i], shift, first) - R[i] - u[i]
 
 
 @compiled
 def floors_by_bit(e, other, c, dealt, wraps, half, shift, first, out, low, high):
     """As `floors`, of c + half, for a borrow e ^ other xor b: dealt are halves of the quotient and of b, [2, N]."""
-    base, width, words = np.int64(1) << (62 - shift), len(e), np.empty(SPAN, np.int64)
+    width, words = len(e), np.empty(SPAN, np.int64)
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)
         words = _xor(e[left:end], other[left:end], words)
@@ -575,15 +576,8 @@ def floors_by_bit(e, other, c, dealt, wraps, half, shift, first, out, low, high)
             place, bit = element_slice(t, width, left, end), np.int64(1) << t
             x, R, b, w, found = c[place], dealt[0, place], dealt[1, place], wraps[place], out[place]
             for i in range(len(found)):
-                u = _picked(words[i] & bit, b[i], first)
-                lifted = np.uint64(x[i]) + np.uint64(half) + np.uint64(1 << 62)
-                wrap = np.int64(w[i]) << (64 - shift)
-                found[i] = (
-                    (wrap if lifted < np.uint64(1 << 63) else 0)
-                    - R[i]
-                    - u
-                    + first * (logical_shift_right(lifted, shift) - base)
-                )
+                borrow = _picked(words[i] & bit, b[i], first)
+                found[i] = _floor(np.uint64(x[i]) + np.uint64(half), w[i], shift, first) - R[i] - borrow
 
 
 @compiled

@@ -85,14 +85,8 @@ def _add_dot(builder: Any, x: Any, mask: Any, y: Any, total: Any) -> None:
     store(builder, result, total)
 
 
-@instruction
-def _dot_lines(builder, x, y, total):
-    _add_dot(builder, x, None, y, total)
-
-
-@instruction
-def _masked_dot_lines(builder, x, mask, y, total):
-    _add_dot(builder, x, mask, y, total)
+_dot_lines = instruction(lambda builder, x, y, total: _add_dot(builder, x, None, y, total))
+_masked_dot_lines = instruction(_add_dot)
 
 
 @instruction

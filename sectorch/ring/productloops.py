@@ -62,9 +62,7 @@ def _prefetch(builder: Any, address: Any) -> None:
     call(builder, "llvm.prefetch.p0i8", VOID, place, INDEX(0), INDEX(3), INDEX(1))
 
 
-@instruction
-def _prefetch_line(builder, address):
-    _prefetch(builder, address)
+_prefetch_line = instruction(_prefetch)
 
 
 def _block(rows: int, side: int = _VECTORS) -> Callable:
@@ -232,10 +230,7 @@ def times_vector(matrix, x, out, rows, low, high):
         out[i] = total
 
 
-@instruction
-def _copy_line(builder, source, target):
-    """Eight words from one address to another."""
-    store(builder, load(builder, source), target)
+_copy_line = instruction(lambda builder, source, target: store(builder, load(builder, source), target))
 
 
 @compiled

@@ -397,11 +397,13 @@ def new_empty_strided(context: Context, x: Cell, size: Any, stride: Any, **_: An
 
 
 @row("full_like", aten.full_like.default)
+@row("fill", aten.fill.Scalar)
 def full_like(context: Context, x: Cell, value: float, **_: Any) -> SharedTensor:
     return constant(context, x.content, value)
 
 
 @row("zeros_like", aten.zeros_like.default, aten.empty_like.default)
+@row("zero", aten.zero.default)
 def zeros_like(context: Context, x: Cell, **_: Any) -> SharedTensor:
     return constant(context, x.content, 0)
 
@@ -421,16 +423,6 @@ def copy(context: Context, x: Cell, y: Any, non_blocking: bool = False) -> Share
     source = content(y)
     shape = x.content.shares.shape
     return source.expand(shape) if isinstance(source, SharedTensor) else constant(context, x.content, 0) + source
-
-
-@row("fill", aten.fill.Scalar)
-def fill(context: Context, x: Cell, value: float) -> SharedTensor:
-    return constant(context, x.content, value)
-
-
-@row("zero", aten.zero.default)
-def zero(context: Context, x: Cell) -> SharedTensor:
-    return constant(context, x.content, 0)
 
 
 @row("sum", aten.sum.default, aten.sum.dim_IntList)
@@ -533,21 +525,15 @@ def where(context: Context, condition: Any, x: Any, y: Any) -> SharedTensor:
     return torch.where(content(condition), content(x), content(y))
 
 
-def _comparison(func: Callable) -> Callable:
-    def compared(context: Context, x: Any, y: Any) -> SharedTensor:
-        return func(content(x), content(y))
-
-    return compared
+def _of_contents(func: Callable) -> Callable:
+    """A row that is a function of the contents of its two operands."""
+    return lambda context, x, y: func(content(x), content(y))
 
 
 for _name in ("ge", "gt", "le", "lt", "eq", "ne"):
     _packet = getattr(aten, _name)
-    row(_name, _packet.Tensor, _packet.Scalar, note="no gradient")(_comparison(getattr(torch, _name)))
-
-
-@row("logical_and", aten.logical_and.default, note="no gradient")
-def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
-    return torch.logical_and(content(x), content(y))
+    row(_name, _packet.Tensor, _packet.Scalar, note="no gradient")(_of_contents(getattr(torch, _name)))
+row("logical_and", aten.logical_and.default, note="no gradient")(_of_contents(torch.logical_and))
 
 
 @row("exp", aten.exp.default, note="e^x < 2^16; error 6e-6 e^x + 2e-6")

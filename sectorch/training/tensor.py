@@ -406,8 +406,9 @@ def shared(
     for child in module.modules():
         for name, tensor in list(child._parameters.items()):
             if tensor is not None and id(tensor) in made:
-                new = made[id(tensor)]
-                child._parameters[name] = new if isinstance(new, nn.Parameter) else _parameter(made, tensor)
+                if not isinstance(made[id(tensor)], nn.Parameter):
+                    made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+                child._parameters[name] = made[id(tensor)]
         for name, tensor in list(child._buffers.items()):
             if tensor is not None and id(tensor) in made:
                 child._buffers[name] = made[id(tensor)]
@@ -435,8 +436,3 @@ def _after_forward(module: nn.Module, _args: Any, _result: Any) -> None:
             inside.__exit__(None, None, None)
             if entered is module:
                 break
-
-
-def _parameter(made: dict[int, Any], tensor: torch.Tensor) -> Any:
-    made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
-    return made[id(tensor)]
