@@ -552,8 +552,9 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
 def _floor(x, wrap, shift, first):
     """What x contributes to a party's half of a truncation: its wrap, and its quotient at the party that adds it."""
     lifted = np.uint64(x) + np.uint64(1 << 62)  # unsigned, since compilers assume that signed sums do not overflow
+    wrap = np.int64(wrap) << (64 - shift)
     public = first * (logical_shift_right(lifted, shift) - (np.int64(1) << (62 - shift)))
-    return (np.int64(wrap) << (64 - shift) if lifted < np.uint64(1 << 63) else 0) + public
+    return (wrap if lifted < np.uint64(1 << 63) else 0) + public
 
 
 @compiled
