@@ -31,7 +31,7 @@ from torch import nn
 from ..choreography import Located, Message, Net, Party, Phase, Roles, protocol, with_shapes
 from ..choreography.located import compute, current
 from ..choreography.shapes import FORMS, shape_of
-from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError
+from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
 from .errors import KeyMismatchError, LevelError, MissingKeyError
 from .linalg import EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand
 from .releases import ReleaseLedger
@@ -309,9 +309,7 @@ class LocatedKeys:
         Returns:
             A `LocatedCKKSTensor` where the result is ciphertexts, else a located value.
         """
-        return self.wrap(
-            current().fresh(party, f, *(v.content if isinstance(v, LocatedCKKSTensor) else v for v in values))
-        )
+        return self.wrap(current().fresh(party, f, *(_contents(value, []) for value in values)))
 
     def wrap(self, found: Any) -> Any:
         """Located ciphertexts as a `LocatedCKKSTensor`; anything else as it is."""
@@ -327,15 +325,17 @@ class LocatedCKKSTensor:
 
     Operators, torch functions and methods compute at the parties that hold all operands, as with `Located` values. `to`
     sends, `apply` evaluates a model, `decrypt_at` rerandomises, sends to the owner of the key, and decrypts there.
+    Nothing goes to the owner of the key that was not rerandomised, and of a sum over the batch nothing but the sums.
 
     Attributes:
         content: the located ciphertexts.
         keys: the keys that they are under.
-        groups: of a sum over the batch (`sum(0)`); None elsewhere.
+        groups: of a sum over the batch (`sum(0)`), which can be rerandomised and decrypted only; None elsewhere.
+        fresh: whether they were rerandomised last.
     """
 
-    def __init__(self, content: Located, keys: LocatedKeys, groups: int | None = None):
-        self.content, self.keys, self.groups = content, keys, groups
+    def __init__(self, content: Located, keys: LocatedKeys, groups: int | None = None, fresh: bool = False):
+        self.content, self.keys, self.groups, self.fresh = content, keys, groups, fresh
 
     def __repr__(self) -> str:
         return f"LocatedCKKSTensor({self.content!r})"
@@ -351,14 +351,14 @@ class LocatedCKKSTensor:
 
     def at(self, who: str | Party) -> LocatedCKKSTensor:
         """The same ciphertexts at one of their holders."""
-        return LocatedCKKSTensor(self.content.at(who), self.keys, self.groups)
+        return LocatedCKKSTensor(self.content.at(who), self.keys, self.groups, self.fresh)
 
     def to(self, party: Party, label: str | None = None, what: str = "the ciphertexts") -> LocatedCKKSTensor:
         """Send the ciphertexts to a party that has the keys. Rounds 1 (2 by way of a server).
 
         Args:
-            label: of the running protocol's message. Without, the protocol is `ckks_send` or `ckks_relay`, and to the
-                owner of the key they are rerandomised first.
+            label: of the running protocol's message. Without, the protocol is `ckks_send` or `ckks_relay`. To the owner
+                of the key they are rerandomised first, unless they were.
             what: they are, in the text of an error.
 
         Bytes: 8 a residue (4 where all primes are below 2^31), and 32 for the digest.
@@ -368,13 +368,13 @@ class LocatedCKKSTensor:
         """
         if party in self.owners:
             return self.at(party)
-        if label is None and party == self.keys.owner:
-            return self.rerandomise()._sent(party, "answer", False, what)
+        if party == self.keys.owner:
+            return (self if self.fresh else self.rerandomise())._sent(party, label or "answer", label is not None, what)
         return self._sent(party, label or "ciphertexts", label is not None, what)
 
     def _sent(self, party: Party, label: str, declared: bool, what: str) -> LocatedCKKSTensor:
         net, src = current(), min(self.owners, key=str)
-        content, keys = self.content.at(src), self.keys.public(party)
+        content, keys = _contents(self, []).at(src), self.keys.public(party)
         form = content._value
         words = compute(_words, content)
         tag = compute(_tag, content, words) if not declared or net.declares(f"{label}_tag") else None
@@ -397,11 +397,11 @@ class LocatedCKKSTensor:
         def evaluate(e: CKKSTensor) -> CKKSTensor:
             return _evaluate(model, e)
 
-        return self.keys.wrap(compute(evaluate, self.content))
+        return self.keys.wrap(compute(evaluate, _contents(self, [])))
 
     def smallest_form(self) -> LocatedCKKSTensor:
         """Rescaled to at most two primes, at the holder; see `CKKSTensor.smallest_form`."""
-        return self.keys.wrap(compute(CKKSTensor.smallest_form, self.content))
+        return self.keys.wrap(compute(CKKSTensor.smallest_form, _contents(self, [])))
 
     def sum(self, dim: int | Sequence[int], keepdim: bool = False, groups: int = 1) -> LocatedCKKSTensor:
         """Sums over dimensions. Over the batch, dimension 0, it is what `decrypt_at` decrypts instead of the slots.
@@ -409,9 +409,10 @@ class LocatedCKKSTensor:
         Args:
             groups: for the batch: the sums over the slots i, i + groups, ..; a power of two.
         """
+        content = _contents(self, [])
         if dim == 0:
-            return LocatedCKKSTensor(self.content, self.keys, groups)
-        return self.keys.wrap(compute(torch.Tensor.sum, self.content, dim, keepdim))
+            return LocatedCKKSTensor(content, self.keys, groups)
+        return self.keys.wrap(compute(torch.Tensor.sum, content, dim, keepdim))
 
     def decrypt_at(
         self, party: Party, label: str | None = None, *, flood_bits: float | None = None, what: str = "the ciphertexts",
@@ -434,7 +435,7 @@ class LocatedCKKSTensor:
                 f"{party} has no secret key of these ciphertexts; {self.keys.owner} decrypts them"
             )
         if party in self.owners:
-            return compute(_decrypted, self.content.at(party), self.keys.keys)
+            return compute(_decrypted, _contents(self, []).at(party), self.keys.keys)
         if ledger is not None:
             samples, numbers = (self.shape[0], self.groups) if self.groups else (1, self.shape[0])
             count = functools.partial(ledger.release, str(party), about, numbers * self.shape[1:].numel(), samples)
@@ -452,7 +453,7 @@ class LocatedCKKSTensor:
                 )
             f = functools.partial(sum_batch, groups=self.groups, flood_bits=flood_bits)
         content = current().fresh(min(self.owners, key=str), _named(f, "rerandomise"), self.content)
-        return LocatedCKKSTensor(content, self.keys)
+        return LocatedCKKSTensor(content, self.keys, fresh=True)
 
     @classmethod
     def __torch_function__(cls, f: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -483,7 +484,14 @@ for _name in ("add", "sub", "mul", "truediv", "matmul", "neg", "getitem"):
 
 
 def _contents(value: Any, found: list[LocatedKeys]) -> Any:
+    """Located ciphertexts in the place of `LocatedCKKSTensor`s, whose keys are noted.
+
+    Raises:
+        UnsupportedOpError: a sum over the batch, whose slots still hold single samples.
+    """
     if isinstance(value, LocatedCKKSTensor):
+        if value.groups is not None:
+            raise UnsupportedOpError("a sum over the batch can only be decrypted: decrypt_at(party, flood_bits=16)")
         found.append(value.keys)
         return value.content
     return type(value)([_contents(v, found) for v in value]) if type(value) in (tuple, list) else value

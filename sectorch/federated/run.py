@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from rich.table import Table
-from torch import nn
+from torch import fx, nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.roles import STAR, Cast, Roles
@@ -669,6 +669,8 @@ def digest_of(value: Any) -> str:
         return _sha("numpy", digest_of(torch.from_numpy(np.ascontiguousarray(value))))
     if isinstance(value, np.generic):
         return _sha(str(value.dtype), repr(value.item()))
+    if isinstance(value, fx.Graph):  # of a `GraphModule`, as `fhe_friendly` makes it
+        return _sha("graph", str(value))
     if isinstance(value, nn.Module):
         return _sha("module", *(digest_of([name, type(one), _attributes(one)]) for name, one in value.named_modules()))
     if isinstance(value, functools.partial):

@@ -17,7 +17,7 @@ from sectorch.ckks.exchange import LocatedCKKSTensor
 from sectorch.ckks.linalg import Reducing, encrypt_matrix, uniform
 from sectorch.ckks.linalg import ReducingOperand as Operand
 from sectorch.ckks.scheme.encryption import flood_cost
-from sectorch.errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError
+from sectorch.errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.session import A, Q, S, Session
 
@@ -115,6 +115,37 @@ def test_damage_and_missing_keys_are_named(monkeypatch):
         with pytest.raises(ArgumentError, match="flooded before it is sent"):
             monkeypatch.undo()
             e.to(net.L).sum(0).decrypt_at(net.K)
+
+
+def test_of_a_sum_over_the_batch_nothing_else_leaves():
+    """Its slots still hold single samples: it can be decrypted, and neither sent nor computed with."""
+    _, call = session_net()
+    with call as net:
+        keys = ckks.LocatedKeys(net, net.K, PARAMETERS)
+        keys.to(net.L)
+        e = keys.encrypt(net.own(net.K, torch.rand(8, 2)), level=0).to(net.L)
+        with Transcript() as transcript:
+            for use in (
+                lambda s: s.to(net.K), lambda s: s._sent(net.K, "answer", False, ""), lambda s: s + s,
+                lambda s: s.sum(1), lambda s: s.apply(nn.Identity()), lambda s: s.smallest_form(), torch.neg,
+            ):  # fmt: skip
+                with pytest.raises((UnsupportedOpError, ArgumentError), match="sum over the batch"):
+                    use(e.sum(0))
+        assert not transcript.lines
+        sent = e.sum(0).rerandomise(8).to(net.K)
+        assert isinstance(sent.content._value, ckks.BatchSums)
+
+
+def test_the_owner_of_the_key_gets_nothing_that_was_not_rerandomised():
+    _, call = session_net()
+    with call as net:
+        keys = ckks.LocatedKeys(net, net.K, PARAMETERS)
+        keys.to(net.L)
+        e = keys.encrypt(net.own(net.K, torch.rand(8, 2)), level=1).to(net.L)
+        at_L, at_K = e.content._value.cipher.data, e.to(net.K).content._value.cipher.data
+        assert float((at_L == at_K).double().mean()) < 0.01
+        once = e.rerandomise()
+        assert torch.equal(once.to(net.K).content._value.cipher.data, once.content._value.cipher.data)
 
 
 def test_a_ledger_refuses_before_anything_is_sent():

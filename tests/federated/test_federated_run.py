@@ -17,6 +17,7 @@ from sectorch.errors import ArgumentError, MisplacedValueError
 from sectorch.federated import CheckpointError, FederationError, Workers
 from sectorch.federated.run import Held, Run, digest_of, estimated_by, note, progress
 from sectorch.federated.watch import Estimate
+from sectorch.nn import fhe_friendly
 
 CALLS: list[tuple] = []
 
@@ -251,3 +252,10 @@ class Settings:
 )
 def test_unlike_values_have_unlike_digests(values):
     assert len({digest_of(value) for value in values}) == len(values)
+
+
+def test_a_traced_module_is_known_by_its_graph():
+    """`fhe_friendly` gives modules of `torch.fx`: two traces of one network are one, another activation is another."""
+    plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    one, other, square = fhe_friendly(plain), fhe_friendly(plain), fhe_friendly(plain, "square")
+    assert digest_of(one) == digest_of(other) != digest_of(square)
