@@ -416,7 +416,7 @@ class Monitoring:
 
     def __init__(self):
         self.party: MonitoredParty | None = None
-        self._renewal: Renewal | None = None
+        self._renewal: Renewal | None = None  # while there is a party
 
     def begin(self, party: MonitoredParty, credentials: Credentials, read: Callable[[], Credentials]) -> None:
         """Monitor a party that has started with these credentials, and renew them when their files change."""

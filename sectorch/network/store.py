@@ -32,15 +32,17 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from cryptography.exceptions import InvalidTag
 
 from .. import files
 from ..choreography.program.projection import Material
+from ..choreography.run.frames import raw
 from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
 from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
@@ -477,6 +479,15 @@ class Store:
 def fingerprint(*things: object) -> str:
     """The SHA-256 of public descriptions as JSON."""
     return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
+
+
+def tensor_digest(named: Iterable[tuple[str, torch.Tensor]]) -> bytes:
+    """SHA-256 of tensors with their names, dtypes and shapes."""
+    digest = hashlib.sha256()
+    for name, value in named:
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(raw(value))
+    return digest.digest()
 
 
 def version(description: dict, edition: object) -> str:

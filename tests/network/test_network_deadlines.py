@@ -28,16 +28,16 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(("call", "ends"), [(600.0, True), (None, False)])
 def test_beats_are_words_of_the_server_and_none_of_a_client(clock, call, ends):
     deadline = Deadline("mallory", 60, call)
-    with deadline.start_wait(60) as wait:
+    with deadline.start_wait(60) as remaining:
         for now in range(5, 60, 5):
             clock[0] = now
             deadline.note_frame(beat=True)
         clock[0] = 61.0
         if ends:
             with pytest.raises(errors.PeerLostError, match="mallory has said nothing for 60 s"):
-                wait.remaining()
+                remaining()
         else:
-            assert wait.remaining() == 54.0
+            assert remaining() == 54.0
 
 
 def test_all_waits_of_a_call_have_a_limit_together_and_bytes_lengthen_it(clock):
@@ -45,21 +45,21 @@ def test_all_waits_of_a_call_have_a_limit_together_and_bytes_lengthen_it(clock):
     deadline.add_bytes(1 << 30)  # before the call
     deadline.begin_call()
     for _ in range(3):
-        with deadline.start_wait(60) as wait:
+        with deadline.start_wait(60) as remaining:
             clock[0] += 30
             deadline.note_frame(beat=False)
-            assert wait.remaining() is not None
+            assert remaining() is not None
         clock[0] += 1000  # of this party's own
-    with deadline.start_wait(60) as wait:
-        assert wait.remaining() == 10.0
+    with deadline.start_wait(60) as remaining:
+        assert remaining() == 10.0
         deadline.add_bytes(5 << 20)
-        assert wait.remaining() == 15.0
+        assert remaining() == 15.0
         clock[0] += 15
         with pytest.raises(errors.PeerLostError, match="keeps a call waiting for more than 100 s in all"):
-            wait.remaining()
+            remaining()
     deadline.end_call()
-    with deadline.start_wait(None) as wait:
-        assert wait.remaining() is None
+    with deadline.start_wait(None) as remaining:
+        assert remaining() is None
 
 
 def test_credits_for_what_was_never_sent_end_the_connection():

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +27,6 @@ from torch.export import ExportedProgram
 
 from ... import files
 from ...choreography.program.lockstep import BatchedCall
-from ...choreography.run.frames import raw
 from ...choreography.streams import derive
 from ...config import MOST_AUDITED, Scheme
 from ...errors import (
@@ -63,7 +62,7 @@ from ..messages import (
 )
 from ..names import LONGEST, name_of, readable
 from ..receipts import Receipts
-from ..store import MaterialBinding, Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
 from ..wire.channel import Channel, Link, copy_error
 from ..wire.fair_queue import FairQueue
 from .batching import AnsweringBatcher, BatchCandidate
@@ -281,8 +280,8 @@ class ModelOffers:
         """
         served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
         check_served(served, name, self._imprecise)
-        edition = derive(self._key, _digest(weights), "edition", 16).hex()
-        new = ModelOffer(name, description, weights, edition, _now())
+        edition = derive(self._key, tensor_digest(sorted(weights.items())), "edition", 16).hex()
+        new = ModelOffer(name, description, weights, edition, time.time_ns() // 1000)
         with self._lock:
             held = self._offers.setdefault(new.name, [])
             if held and held[-1].version == new.version:
@@ -356,18 +355,6 @@ def _replaced_error(offer: ModelOffer) -> SessionOverError:
     return SessionOverError(f"'{offer.name}' has another version now; asking again opens a session with that one")
 
 
-def _now() -> int:
-    return time.time_ns() // 1000
-
-
-def _digest(weights: dict[str, torch.Tensor]) -> bytes:
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(raw(value))
-    return digest.digest()
-
-
 SESSIONS = 128
 """Sessions that one connection may have open."""
 
@@ -435,12 +422,14 @@ class Answering:
         self._batcher = AnsweringBatcher()
         self._registered_link: Link | None = None
         self.answered = 0
-        self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
-        try:
-            self._quotas = None if limits is None else Quotas(limits, credentials.name, "A")
-        except BaseException:
-            self._close_receipts()
-            raise
+        with ExitStack() as files:
+            self._receipts = (
+                None if receipts is None else files.enter_context(closing(Receipts(receipts, credentials, "A")))
+            )
+            self._quotas = (
+                None if limits is None else files.enter_context(closing(Quotas(limits, credentials.name, "A")))
+            )
+            self._close_files = files.pop_all().close
 
     @property
     def connection(self) -> Connection:
@@ -580,13 +569,7 @@ class Answering:
     def close(self) -> None:
         self.leave()
         self.store.close()
-        if self._quotas is not None:
-            self._quotas.close()
-        self._close_receipts()
-
-    def _close_receipts(self) -> None:
-        if self._receipts is not None:
-            self._receipts.close()
+        self._close_files()
 
     def wait(self) -> None:
         """Block until the connection ends.

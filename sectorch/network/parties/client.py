@@ -104,7 +104,8 @@ class Connection:
         try:
             self._dial()
         except BaseException:
-            self._close_receipts()
+            if self.receipts is not None:
+                self.receipts.close()
             raise
 
     def __enter__(self) -> Connection:
@@ -168,9 +169,6 @@ class Connection:
             self._hang_up()
         if self._store is not None:
             self._store.close()
-        self._close_receipts()
-
-    def _close_receipts(self) -> None:
         if self.receipts is not None:
             self.receipts.close()
 

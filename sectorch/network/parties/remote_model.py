@@ -9,7 +9,6 @@ session. `PendingQueries` gives a repeated query the name of the failed one, so 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -22,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from msgspec.structs import replace
 
-from ...choreography.run.frames import raw
 from ...config import check_limit
 from ...errors import (
     ArgumentError,
@@ -63,7 +61,7 @@ from ..messages import (
 )
 from ..names import model_name
 from ..receipts import Receipts
-from ..store import MaterialBinding, Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
 from ..wire.channel import Channel, Link
 from .session import AnsweringParty, PartySession, abort_reason, scheme_to_message
 
@@ -303,7 +301,8 @@ class PendingQueries:
     @contextmanager
     def name(self, inputs: Inputs) -> Iterator[str]:
         """The name of the query that runs in the block. If it fails, the next query with these inputs gets it too."""
-        known = _digest(inputs) if self._names else b""
+        digest = lambda: tensor_digest(zip(inputs.names, inputs.tensors, strict=True))
+        known = digest() if self._names else b""
         name = self._names.get(known) or os.urandom(16).hex()
         try:
             yield name
@@ -311,19 +310,11 @@ class PendingQueries:
             self._names.pop(known, None)
             raise
         except BaseException:
-            self._names[known or _digest(inputs)] = name
+            self._names[known or digest()] = name
             while len(self._names) > MAX_PENDING:
                 self._names.pop(next(iter(self._names)))
             raise
         self._names.pop(known, None)
-
-
-def _digest(inputs: Inputs) -> bytes:
-    digest = hashlib.sha256()
-    for name, tensor in zip(inputs.names, inputs.tensors, strict=True):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(raw(tensor))
-    return digest.digest()
 
 
 log = logging.getLogger("sectorch.client")

@@ -24,7 +24,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -481,17 +481,18 @@ class Server:
         self._lock = threading.Lock()
         self._turns = FairQueue(running)
         self._broker = SessionBroker(self._links_of)
-        self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
-        self._quotas: Quotas | None = None
-        try:
-            self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
+        with ExitStack() as files:
+            self._receipts = (
+                None if receipts is None else files.enter_context(closing(Receipts(receipts, credentials, "S")))
+            )
+            self._quotas = (
+                None if limits is None else files.enter_context(closing(Quotas(limits, credentials.called, "S")))
+            )
             self._serving = ServerSessions(
                 self._turns, self.store, self._receipts, self._quotas, self._registry.has_alternative, idle
             )
             self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
-        except BaseException:
-            self._close_files()
-            raise
+            self._close_files = files.pop_all().close
 
     @property
     def port(self) -> int:
@@ -508,12 +509,6 @@ class Server:
         join_threads(self._threads)
         self.store.close()
         self._close_files()
-
-    def _close_files(self) -> None:
-        if self._receipts is not None:
-            self._receipts.close()
-        if self._quotas is not None:
-            self._quotas.close()
 
     def reload(self) -> None:
         """Read the file of limits again."""

@@ -81,14 +81,18 @@ class Deadline:
         self._spent = None
 
     @contextmanager
-    def start_wait(self, silence: float | None) -> Iterator[Wait]:
-        """A wait of a step in the block; without `silence`, only the call's limit applies."""
-        wait = Wait(self, silence)
+    def start_wait(self, silence: float | None) -> Iterator[Callable[[], float | None]]:
+        """Time a step's wait in the block, with `remaining` of that wait as a function.
+
+        Args:
+            silence: seconds of the step; None applies the call's limit only.
+        """
+        since = time.monotonic()
         try:
-            yield wait
+            yield lambda: self.remaining(since, silence)
         finally:
             if self._spent is not None:
-                self._spent += time.monotonic() - wait.since
+                self._spent += time.monotonic() - since
 
     def remaining(self, since: float, silence: float | None) -> float | None:
         """Seconds that a wait may still take; None where it has no limit.
@@ -108,18 +112,6 @@ class Deadline:
             if now >= end:
                 raise PeerLostError(f"{self._peer} {why}")
         return min(end for end, _ in ends) - now if ends else None
-
-
-class Wait:
-    """One wait; see `Deadline.start_wait`."""
-
-    def __init__(self, deadline: Deadline, silence: float | None):
-        self.since = time.monotonic()
-        self._deadline, self._silence = deadline, silence
-
-    def remaining(self) -> float | None:
-        """See `Deadline.remaining`."""
-        return self._deadline.remaining(self.since, self._silence)
 
 
 T = TypeVar("T")
@@ -311,10 +303,10 @@ class Channel:
 
     def receive(self) -> Frame:
         """The next frame."""
-        with self.deadline.start_wait(self.deadline.silence) as wait:
+        with self.deadline.start_wait(self.deadline.silence) as remaining:
             while True:
                 try:
-                    frame = self._frames.get(timeout=wait.remaining())
+                    frame = self._frames.get(timeout=remaining())
                     break
                 except Empty:
                     continue  # activity of the peer may have moved the deadline; `remaining` raises where it has passed
@@ -444,11 +436,11 @@ class Channel:
 
     def _wait(self, ready: Callable[[], object], silence: float | None) -> None:
         """Wait for a condition; called with `_changed` held."""
-        with self.deadline.start_wait(silence) as wait:
+        with self.deadline.start_wait(silence) as remaining:
             while not ready():
                 if self._failure is not None:
                     raise copy_error(self._failure)
-                self._changed.wait(wait.remaining())
+                self._changed.wait(remaining())
 
 
 OUTBOX_BYTES = 16 << 20
