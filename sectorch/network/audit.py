@@ -405,12 +405,7 @@ def audit_command(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--head", metavar="HASH", help="the head of an earlier audit, or `receipt` of a line of the log")
     p.add_argument("--against", type=Path, metavar="FILE", help="another party's receipts of the same queries")
     p.add_argument("--against-key", metavar="KEY", help="who has to have signed those")
-    p.add_argument(
-        "--page",
-        type=Path,
-        metavar="FILE",
-        help="write a page (HTML) that can be printed and filed",
-    )
+    p.add_argument("--page", type=Path, metavar="FILE", help="write a page (HTML) that can be printed and filed")
     p.takes_json("all of it")
     return command_status(p, arguments, _audit)
 

@@ -197,10 +197,7 @@ class _Party(msgspec.Struct, frozen=True):
     role: Annotated[str, Meta(description="a name as in Roles('A B')")] = ""
     identity: Annotated[
         str,
-        Meta(
-            pattern=rf"\A{PRINT.pattern}\Z",
-            description="SHA256: and 43 characters, as `sectorch keys show` prints",
-        ),
+        Meta(pattern=rf"\A{PRINT.pattern}\Z", description="SHA256: and 43 characters, as `sectorch keys show` prints"),
     ] = ""
     address: Annotated[str | None, Meta(description="HOST:PORT")] = None
     server: Annotated[str, Meta(description="the name of a server")] = ""

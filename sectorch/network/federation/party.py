@@ -330,12 +330,7 @@ class Federation:
 
     @contextmanager
     def session(
-        self,
-        roles: Roles,
-        names: Names | None = None,
-        *,
-        label: str = "session",
-        agreed: str = "",
+        self, roles: Roles, names: Names | None = None, *, label: str = "session", agreed: str = ""
     ) -> Iterator[Session]:
         """A session of these roles among parties of the federation; it begins when all of them have come.
 

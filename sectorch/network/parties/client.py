@@ -14,14 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from ... import errors
 from ...config import Scheme, scheme_fields, scheme_of
-from ...errors import (
-    ArgumentError,
-    FrameError,
-    IdentityError,
-    NetworkError,
-    PeerLostError,
-    SectorchError,
-)
+from ...errors import ArgumentError, FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ..identity.identity import Credentials, Pins, read_identity
 from ..messages import (
     ControlMessage,
@@ -248,11 +241,7 @@ class Connection:
 
     @scheme_fields
     def model(
-        self,
-        name: str,
-        scheme: Scheme | Literal["lan", "wan"] | None = None,
-        *,
-        version: str | None = None,
+        self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None
     ) -> RemoteModel:
         """A model at an answering party.
 
@@ -272,11 +261,7 @@ class Connection:
         return model
 
     @scheme_fields
-    def aggregate(
-        self,
-        names: list[str],
-        scheme: Scheme | Literal["lan", "wan"] | None = None,
-    ) -> RemoteGroup:
+    def aggregate(self, names: list[str], scheme: Scheme | Literal["lan", "wan"] | None = None) -> RemoteGroup:
         """Several models as one whose result is the sum of theirs; nothing else is learned.
 
         Args:

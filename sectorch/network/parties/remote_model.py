@@ -452,12 +452,7 @@ class RemoteModel:
         """The prepared calls of a session, on disk and read ahead."""
         return self.connection.store.shelf(opened.name, opened.binding).calls() | opened.party.calls_read_ahead()
 
-    def prepare(
-        self,
-        inputs: Like,
-        count: int = 1,
-        progress: Callable[[], None] | None = None,
-    ) -> None:
+    def prepare(self, inputs: Like, count: int = 1, progress: Callable[[], None] | None = None) -> None:
         """Run the offline phase of `count` later calls with such inputs, and store its material.
 
         Args:
