@@ -617,6 +617,8 @@ def wide_codes(r, mask, blocks, tops, out, low, high):
         for b in range(len(blocks)):
             size = 0
             for plane in range(blocks[b, 0], blocks[b, 0] + blocks[b, 1]):
+                # Row j is [v > j] for the value v of the lower k planes. With one more bit on top, it is bit | [v > j]
+                # for j < 2^k - 1, the bit itself for j = 2^k - 1, and bit & [v > j - 2^k] above.
                 bits = a[plane]
                 for j in range(row, row + size):
                     code, above = out[j, start:end], out[j + size + 1, start:end]
@@ -746,6 +748,8 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
             u6 = words[6 * total + block + b, at : at + size]
             less, equal = out[row + b, left : left + size], out[row + blocks + b, left : left + size]
             for w in range(size):
+                # h_j is one where the public block c is j. The code u_j is a half of [r > j], so that [r > c] is the
+                # sum of h_j u_j, [r > c - 1] that of h_{j+1} u_j (or one for c = 0), and [r = c] the xor of the two.
                 c0, c1, c2 = x0[w], x1[w], x2[w]
                 h3 = c1 & c0
                 h1, h2, h0 = c0 ^ h3, c1 ^ h3, ~(c0 | c1)
@@ -763,7 +767,7 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
 @compiled
 def planes_moved_by(bits, low, k, down, out, at, end):
     """The bit planes of c - 2^k (down is -1) or c + 2^k (down is 0) from plane `low` on, from those of c."""
-    carry = np.empty(_SPAN, np.int64)
+    carry = np.empty(_SPAN, np.int64)  # of an addition, or the borrow of a subtraction: it passes ones, or zeros
     for start in range(at, end, _SPAN):
         stop = min(end, start + _SPAN)
         for t in range(low, k):

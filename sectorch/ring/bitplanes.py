@@ -26,7 +26,7 @@ _STAGES = (
     (1, 0x5555555555555555),
 )
 _CHUNK = 1 << 14  # columns transposed at a time: 8 MiB, which stays in the last-level cache
-_CHUNK_AWAY = 1 << 18  # on a device, where each step is a launch: 128 MiB
+_CHUNK_ON_DEVICE = 1 << 18  # the same on a device, where each step is a launch: 128 MiB
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
     out = matrix.clone(memory_format=torch.contiguous_format)
     if out.is_meta:
         return out
-    for part in out.split(_CHUNK if out.is_cpu else _CHUNK_AWAY, dim=-1):
+    for part in out.split(_CHUNK if out.is_cpu else _CHUNK_ON_DEVICE, dim=-1):
         for j, mask in _STAGES:
             pairs = part.unflatten(-2, (32 // j, 2, j))
             low, high = pairs[..., 0, :, :], pairs[..., 1, :, :]
@@ -97,7 +97,7 @@ def planes_below(v: torch.Tensor, thresholds: tuple[int, ...] = (0,)) -> torch.T
 
 
 def signs_of(v: torch.Tensor) -> torch.Tensor:
-    """The sign bits of elements as words: plane 63."""
+    """The sign bits of elements as packed bits: plane 63."""
     if not (loops := fast(v)):
         return planes_below(v)[63].clone()
     out = torch.empty(words_for(v.numel()), dtype=torch.int64)
@@ -145,11 +145,11 @@ Rows = tuple[int, ...]
 
 
 class RowSums:
-    """Sums (xor) of some rows of two tensors [m, W] and [n, W], each written to its place among other words.
+    """Sums (xor) of some rows of two tensors [m, W] and [n, W], each written to a position in a vector.
 
     Args:
-        sets: numbers of rows; those of the second tensor go on after those of the first.
-        starts: where each sum is written to.
+        sets: the rows of each sum; rows of the second tensor are numbered from m on.
+        starts: the position of each sum.
     """
 
     def __init__(self, sets: Sequence[Rows], starts: Sequence[int]):

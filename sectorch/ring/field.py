@@ -7,6 +7,7 @@ memory; torch's functions give the same bits where tensors are on another device
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 TILE = (64, 8)
 """Rows, and words of a row, that a loop takes at a time; they follow each other in memory."""
 _PIECE = 1 << 17
-"""Products at a time where there are no compiled loops: 64 words each, 64 MiB."""
+"""Products at a time without compiled loops: 64 words each, 64 MiB."""
 
 
 @functools.cache
@@ -40,6 +41,12 @@ def loops_for(*values: torch.Tensor) -> FieldLoops | None:
 def _arrays(*values: torch.Tensor) -> list[np.ndarray]:
     """Contiguous arrays of tensors in any layout, since the loops compute addresses of words."""
     return [v.contiguous().numpy() for v in values]
+
+
+def _run(loop: Callable[..., None], out: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+    """A loop's result for these values, in `out`."""
+    loop(*_arrays(*values), out.numpy())
+    return out
 
 
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -60,7 +67,7 @@ def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x y for [n]: the 64 shifted x that y's bits choose, in two words each, summed up and reduced."""
+    """x y for [n]: the sum of x shifted by each set bit of y, in two words, reduced."""
     at = torch.arange(64, device=x.device).view(-1, 1)
     chosen = -((y >> at) & 1)
     low = xor_along((x << at) & chosen)
@@ -105,9 +112,7 @@ def spread_points(values: torch.Tensor, variables: int) -> torch.Tensor:
 def points(x: torch.Tensor, y: torch.Tensor, variables: int) -> torch.Tensor:
     """The inner products of x and y at all of {0, 1, infinity}^variables: [2^v, m] twice -> [3^v]."""
     if loops := loops_for(x, y):
-        out = torch.empty(3**variables, dtype=torch.int64)
-        loops.points(*_arrays(x, y), out.numpy())
-        return out
+        return _run(loops.points, torch.empty(3**variables, dtype=torch.int64), x, y)
     return xor_of(times(spread_points(x, variables), spread_points(y, variables)))
 
 
@@ -119,9 +124,7 @@ def _rows_of(x: torch.Tensor) -> torch.Tensor:
 def inner_product_of_tiles(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """sum_{i,j} rows_i columns_j x_{i,j} of words in tiles [T, 64, 8], with weights [64] and [8 T]: [1]."""
     if loops := loops_for(x, rows, columns):
-        out = x.new_empty(1)
-        loops.tiles_weighed(*_arrays(x, rows, columns), out.numpy())
-        return out
+        return _run(loops.tiles_weighed, x.new_empty(1), x, rows, columns)
     return inner_product(inner_product(_rows_of(x), columns)[:, 0], rows)
 
 
@@ -129,9 +132,7 @@ def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> t
     """As `points`, v = 6, of packed bits in tiles [T, 64, 8], with a weight for each word of a row [8 T] times x^t for
     its bit t: [729]."""
     if loops := loops_for(x, y, weights):
-        out = torch.empty(729, dtype=torch.int64)
-        loops.bit_points(*_arrays(x, y, weights), out.numpy())
-        return out
+        return _run(loops.bit_points, torch.empty(729, dtype=torch.int64), x, y, weights)
     x, y = _rows_of(x), _rows_of(y)
     return inner_product(spread_points(x, 6) & spread_points(y, 6), weights)[:, 0]
 
@@ -143,9 +144,7 @@ def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor, scal
         inner: [8], weights of t. scales: [C], those of words. The points are of i: [27].
     """
     if loops := loops_for(x, y, inner, scales):
-        out = torch.empty(27, dtype=torch.int64)
-        loops.chosen_points(*_arrays(x, y, inner, scales), out.numpy())
-        return out
+        return _run(loops.chosen_points, torch.empty(27, dtype=torch.int64), x, y, inner, scales)
     bits = -bits_of(y, 64).view(8, -1)
     sums = spread_points(times(x, scales).flatten(1), 3) & spread_points(bits, 3)
     return inner_product(xor_of(sums.view(27, 8, -1)), inner)[:, 0]
@@ -176,9 +175,7 @@ def weights_at(point: torch.Tensor, infinity: bool = False) -> torch.Tensor:
 def weighted_rows_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
     if loops := loops_for(x, weights):
-        out = torch.empty(x.shape[1], dtype=torch.int64)
-        loops.combine_rows(*_arrays(x, weights), out.numpy())
-        return out
+        return _run(loops.combine_rows, torch.empty(x.shape[1], dtype=torch.int64), x, weights)
     return inner_product(x.t(), weights)[:, 0]
 
 
@@ -218,9 +215,7 @@ def points_of_folded_bits(
     sum_i weights_i x_i of bit t of a word is in row t mod 16, and that of x is multiplied by x^t and the word's scale.
     """
     if loops := loops_for(x, y, weights, scales):
-        out = torch.empty(81, dtype=torch.int64)
-        loops.folded_points(*_arrays(x, y, weights, scales), out.numpy())
-        return out
+        return _run(loops.folded_points, torch.empty(81, dtype=torch.int64), x, y, weights, scales)
     return points(_rows_of_bits(x, weights, scales), _rows_of_bits(y, weights, None), 4)
 
 
@@ -229,17 +224,13 @@ def twice_folded_bits(
 ) -> torch.Tensor:
     """The rows of `points_of_folded_bits` combined by `second` [16]: [32 T]."""
     if loops := loops_for(x, weights, second):
-        out = torch.empty(x.numel() // 16, dtype=torch.int64)
-        scales = weights[:0] if scales is None else scales
-        loops.twice_folded(*_arrays(x, weights, second, scales), out.numpy())
-        return out
+        out, scales = torch.empty(x.numel() // 16, dtype=torch.int64), weights[:0] if scales is None else scales
+        return _run(loops.twice_folded, out, x, weights, second, scales)
     return weighted_rows_sum(_rows_of_bits(x, weights, scales), second)
 
 
 def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i of the bits 8 i + t that are set, of each word: [C] and [8] -> [8, C]."""
     if loops := loops_for(words, weights):
-        out = words.new_empty(8, words.shape[0])
-        loops.combined_words(*_arrays(words, weights), out.numpy())
-        return out
+        return _run(loops.combined_words, words.new_empty(8, words.shape[0]), words, weights)
     return xor_of((-bits_of(words, 64).view(8, 8, -1) & weights.view(8, 1, 1)).permute(1, 2, 0))

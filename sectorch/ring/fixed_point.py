@@ -1,4 +1,4 @@
-"""Z_2^64 as torch int64: fixed-point encoding and the element-wise odds and ends.
+"""Z_2^64 as torch int64: fixed-point encoding, shifts and signs.
 
 Signed 64-bit overflow wraps in two's complement in every torch kernel used here, so int64 arithmetic *is* arithmetic
 mod 2^64. A real number v is encoded with `scale_bits` s as round(v * 2^s), half to even; decoding divides by 2^s. The
@@ -22,15 +22,15 @@ MSB = -(1 << 63)
 
 
 def as_signed(value: int) -> int:
-    """`value` mod 2^64 as the signed integer that torch takes for it."""
+    """`value` mod 2^64 as a signed 64-bit integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def range_limit(frac_bits: int) -> float:
-    """Largest magnitude an encoded input or weight may have: 2^(62 - 2f).
+    """The limit of the magnitude of an encoded input or weight: 2^(62 - 2f).
 
-    A product with another value of magnitude one then still fits below 2^62 at 2f fraction bits.
+    Its product with a value of magnitude one is below 2^62 at 2f fraction bits.
     """
     return 2.0 ** (HEADROOM_BITS - 2 * frac_bits)
 
@@ -40,8 +40,8 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
 
     Raises:
         DtypeError: complex or quantised values.
-        NonFiniteError: NaN or infinity; says how many of each.
-        FixedPointRangeError: says the range and the largest magnitude found.
+        NonFiniteError: NaN or infinity; the text has the number of each.
+        FixedPointRangeError: the text has the range and the largest magnitude.
     """
     if values.is_complex() or values.is_quantized:
         raise DtypeError(f"{what} has dtype {values.dtype}; sectorch takes real floating-point or integer tensors")
@@ -56,7 +56,7 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
     if values.is_meta or values.numel() == 0:
         return
     if values.is_floating_point():
-        # Without a tensor of magnitudes: memory that is freed between others is hardly used again.
+        # aminmax needs no tensor of magnitudes, whose memory would hardly be reused.
         low, high = (float(x) for x in torch.aminmax(values.detach()))
         largest = high if high != high else max(-low, high)
         if largest != largest or largest == float("inf"):
@@ -74,26 +74,27 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
 
 
 def reaches(largest: float, limit: float, scale_bits: int) -> bool:
-    """Whether a magnitude is at a limit once it is encoded: one that is just below may be rounded to it."""
+    """Whether an encoded magnitude is at a limit or above: one just below the limit may be rounded to it."""
     return largest * 2.0**scale_bits >= limit * 2.0**scale_bits - 0.5
 
 
 _RUN = 1 << 17
-"""Numbers that are encoded at a time, so that nothing but the result takes much memory."""
+"""Numbers that are encoded at a time, so that temporary tensors are small."""
 
 
 def encode(values: torch.Tensor, scale_bits: int) -> torch.Tensor:
-    """Real numbers to the ring: round(v * 2^scale_bits), any shape. Range and finiteness are the caller's to check."""
+    """Real numbers to the ring: round(v * 2^scale_bits), any shape. The caller checks that they are finite and in
+    range."""
     if not values.is_floating_point():
         return values.to(torch.int64) << scale_bits
     values, factor = values.detach(), 2.0**scale_bits
     if values.numel() <= _RUN or values.device.type != "cpu":
         return torch.round(values.to(torch.float64) * factor).to(torch.int64)
-    found = torch.empty_like(values, dtype=torch.int64)
+    elements = torch.empty_like(values, dtype=torch.int64)
     rows = max(1, _RUN * len(values) // values.numel())
-    for part, of in zip(found.split(rows), values.split(rows), strict=True):
-        part.copy_((of.to(torch.float64) * factor).round_())
-    return found
+    for part, numbers in zip(elements.split(rows), values.split(rows), strict=True):
+        part.copy_((numbers.to(torch.float64) * factor).round_())
+    return elements
 
 
 def decode(elements: torch.Tensor, scale_bits: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -121,7 +122,7 @@ def sign_mask(elements: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_bit_sum(bits: torch.Tensor, weights: list[int]) -> torch.Tensor:
-    """sum_k weights[k] bits[k], along the first dimension: of the bits [x >= 2^k], a public step function of x."""
+    """sum_k weights[k] bits[k] along the first dimension; for bits [x >= 2^k] it is a public step function of x."""
     out = torch.zeros_like(bits[0])
     for bit, weight in zip(bits, weights, strict=True):
         out.add_(bit * weight)

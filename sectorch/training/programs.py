@@ -468,6 +468,7 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
         _first_with_shares(recording),
     )
     with garbage_collection_paused(), sole_observer(Observer()):
+        # The setup is traced too, since the call's draws and messages depend on its values.
         shapes = session.on_shapes()
         setup = shapes.setup(party).tracing = ProgramTracer(shapes.setup(party).call, alone=True)
         with shapes.call(party) as net:

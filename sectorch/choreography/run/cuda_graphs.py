@@ -164,6 +164,7 @@ class CapturedGraph:
         """The pieces, and how many words they draw."""
         pieces, at = [_Piece()], 0
         for i, line in enumerate(self.lines):
+            # A step that waits is a piece of its own; the others begin a new piece after it, or when one is full.
             waits, last = i in self._waiting, pieces[-1]
             begun = last.words.start if last.draws else at
             if waits or last.waits or at - begun > WORDS or len(last.lines) >= STEPS:
