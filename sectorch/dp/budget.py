@@ -6,9 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -111,11 +114,12 @@ def _check_curve(curve: np.ndarray) -> np.ndarray:
     return curve
 
 
-class BudgetCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One charge of a budget file, for people: who asked, and how many queries."""
+class BudgetCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One charge of a budget file, for people: who asked, how many queries, and whether a part was given back."""
 
     asker: str
     queries: Annotated[int, msgspec.Meta(ge=0)]
+    credited: bool = False
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -261,13 +265,20 @@ class BudgetFile:
         self._charges[mark] = BudgetCharge(asker, queries)
         self._write()
 
-    def credit(self, curve: np.ndarray) -> None:
+    def credit(self, curve: np.ndarray, mark: str | None = None) -> None:
         """Take a curve off the charges, for a step that cost less than its worst case, which was charged.
+
+        Args:
+            mark: of the charge of which a part is given back: once, however often it is asked for.
 
         Raises:
             PrivacyError: more than was charged.
             BudgetFileError: as `charge`.
         """
+        if mark is not None:
+            if not self.holds(mark) or self._charges[mark].credited:
+                return
+            self._charges[mark] = replace(self._charges[mark], credited=True)
         self.budget.credit(curve)
         self._write()
 
@@ -304,3 +315,36 @@ class BudgetFile:
                 f"the budget {self.path} allows epsilon {own[0]:g} at delta {own[1]:g}, not {limit[0]:g} at "
                 f"{limit[1]:g}; name its own, or none"
             )
+
+
+@contextmanager
+def charged(
+    budgets: Iterable[Budget | BudgetFile], mechanism: Any, count: int, *, mark: str | None = None, asker: str = ""
+) -> Iterator[None]:
+    """Charge budgets for `count` answers of a mechanism, before anything is asked; in the block they may be asked.
+
+        with charged([BudgetFile(path) for path in paths], mechanism, len(votes)):
+            labels = mechanism.release(votes)
+
+    All budgets are charged, or none. A charge stays whatever happens in the block, since an answer may have been heard.
+
+    Args:
+        mechanism: its `curve` is the cost of one answer, over `ORDERS`.
+        mark: names the question; a new one unless given. A `BudgetFile` that holds the mark is not charged again: ask
+            a question again under its mark only with the same noise.
+        asker: for people who read the files.
+
+    Raises:
+        BudgetExhaustedError: one of them does not afford it; nothing was charged.
+        BudgetFileError: a file cannot be written.
+    """
+    mark, curve = mark or secrets.token_hex(16), count * mechanism.curve
+    due = [b for b in budgets if not (isinstance(b, BudgetFile) and b.holds(mark))]
+    for budget in due:
+        budget.check(curve)
+    for budget in due:
+        if isinstance(budget, BudgetFile):
+            budget.charge(curve, mark, asker, count)
+        else:
+            budget.charge(curve)
+    yield

@@ -288,6 +288,17 @@ class Run:
         """Whether a party is in this process."""
         return self.parties.present(party)
 
+    @property
+    def dry(self) -> bool:
+        """Whether no stage is computed now: for an estimate, or to see what is left."""
+        return self._estimate is not None
+
+    @property
+    def turns(self) -> Turns | None:
+        """Where parties are elsewhere, the round of all members, for a public number that an algorithm's next lines
+        depend on."""
+        return self._turns
+
     def bring(self, party: str, value: Any, public: Any = None) -> Held:
         """A party's own input. Its digest is in the keys of what is made of it.
 

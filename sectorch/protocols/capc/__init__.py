@@ -9,11 +9,11 @@ Parties, models and data may be your own: see `Party`.
 
 from __future__ import annotations
 
-from .algorithm import CaPC as CaPC
 from .ask import Answer as Answer
 from .ask import Panel as Panel
 from .ask import SimulatedPanel as SimulatedPanel
 from .ask import Voter as Voter
+from .experiment import CaPC as CaPC
 from .plan import Forecast as Forecast
 from .plan import Plan as Plan
 from .plan import plan as plan

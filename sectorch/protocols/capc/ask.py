@@ -9,8 +9,10 @@ pair key. Sums are mod 2^64.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...choreography import Located, Message, Net, Party, Phase, protocol
+from ...choreography.roles import STAR
 from ...ckks import CKKSTensor, choose, encrypt, explain, keygen, to_shares
 from ...ckks.convert import finest_scale
 from ...ckks.module import received_ciphertexts, send_keys
@@ -26,16 +29,19 @@ from ...ckks.scheme.ciphertext import residues
 from ...ckks.scheme.keys import Keys, PublicKeys
 from ...ckks.scheme.seal import VALUE_BOUND
 from ...ckks.tensor.ckks_tensor import blank_encryption
-from ...dp import Mechanism
+from ...dp import GNMax, Mechanism
 from ...dp.mechanisms import Drawn
 from ...errors import NetworkError
 from ...federated.errors import FederationError
+from ...federated.outcome import Received
+from ...federated.parties import Parties
 from ...federated.training import answer_of
+from ...federated.watch import Estimate
 from ...nn.secure import secure
-from ...session import Session
+from ...session import S, Session
 from ...tensor import Scheme, SharedTensor, share_tensor
 from ...tensor.holders import collect, one_hot_argmax
-from .settings import TooFewVotersError
+from .settings import Settings, TooFewVotersError
 
 # The messages of CaPC that are its own; the rest is the secure inference and the garbled circuits.
 
@@ -299,3 +305,64 @@ class SimulatedPanel(Panel):
     def votes(self, queries: torch.Tensor) -> torch.Tensor:
         """The counts, [N, classes]."""
         return torch.stack([self._one_hot(voter, queries) for voter in self.voters]).sum(0)
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """A querying party and those who answer it: their session lasts for all its questions, until the block's end."""
+
+    asker: str
+    how: Settings
+    classes: int
+    agreed: str
+
+    def __enter__(self) -> Sitting:
+        vars(self)["stack"] = ExitStack()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        vars(self).pop("opened", None)
+        vars(self).pop("stack").__exit__(*error)
+
+    def panel(self, parties: Parties, sample: torch.Tensor, names: Sequence[str], models: Sequence[Any]) -> Panel:
+        """The panel of these voters, opened with the first question."""
+        if "opened" not in vars(self):
+            voters, how = [Voter(*pair) for pair in zip(names, models, strict=True)], self.how
+            if how.inference == "simulated":
+                return SimulatedPanel(voters, self.classes)
+            cast = {"Q": self.asker, "A": list(names), "S": S.name}
+            session = parties.session(STAR, cast, label=f"capc {self.asker}", agreed=self.agreed)
+            vars(self)["opened"] = self._opened(voters, sample, vars(self)["stack"].enter_context(session))
+        return vars(self)["opened"]
+
+    def _opened(self, voters: Sequence[Voter], sample: torch.Tensor, session: Session | None = None) -> Panel:
+        how = self.how
+        return Panel(
+            voters, self.classes, inference=how.inference, argmax=how.argmax, frac_bits=how.frac_bits, sample=sample,
+            batch=how.chunk, session=session,
+        )  # fmt: skip
+
+    def cost(self, images: torch.Tensor, names: Sequence[str], models: Sequence[Any], rows: int = 4) -> Estimate:
+        """What a question takes, measured with one model of each architecture on black images."""
+        total = Estimate(0.0)
+        for name, model in zip(names, models, strict=True):
+            if self.how.inference == "simulated" or not isinstance(model, nn.Module):
+                continue
+            measured: dict[str, tuple[Estimate, Estimate]] = vars(self).setdefault("measured", {})
+            if str(model) not in measured:
+                measured[str(model)] = self._measured(Voter(name, model), images, rows)
+                total += measured[str(model)][0]
+            total += measured[str(model)][1] * len(images)
+        return total
+
+    def _measured(self, voter: Voter, images: torch.Tensor, rows: int) -> tuple[Estimate, Estimate]:
+        """A session with a model, and then each query."""
+        black = torch.zeros((rows, *images.shape[1:]), dtype=images.dtype)
+        panel, found = self._opened([Voter(voter.name, copy.deepcopy(voter.model).eval())], black[:1]), []
+        for _ in range(2):
+            with Received() as received:
+                start = time.perf_counter()
+                panel.ask(black, GNMax(1.0))
+                found.append(Estimate(time.perf_counter() - start, sum(received.bytes.values())))
+        first, later = found
+        return first + later * -1.0, later * (1 / rows)

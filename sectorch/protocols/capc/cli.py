@@ -8,7 +8,7 @@ import sys
 from ...federated.command import Command, Place
 from ...federated.participants import dataset_of
 from ...session import S
-from .algorithm import CaPC
+from .experiment import CaPC
 from .settings import CONTROLS, PRESETS, Collaboration, Settings, controlled, divided
 
 

@@ -57,15 +57,15 @@ class Record:
     model: Any = field(default=None, repr=False)
 
     def add(self, asked: torch.Tensor, labels: torch.Tensor, answer: dict | None) -> None:
-        """Some more labels. `answer` is an `Answer` as a dict with the ledger's rows; None where nobody was asked."""
+        """Some more labels. `answer` is the stage's record; None where nobody was asked."""
         self.asked, self.labels = torch.cat((self.asked, asked)), torch.cat((self.labels, labels))
         if answer is None:
             return
         for step in STEPS:
-            self.seconds[step] += answer["seconds"][step]
+            self.seconds[step] += answer["steps"][step]
         self.voters += [answer["voters"]] * len(asked)
         self.lost += [name for name in answer["lost"] if name not in self.lost]
-        self.received.append(answer["received"])
+        self.received.append(answer.get("received", []))
         for votes, label in zip(answer.get("votes") or (), labels.tolist(), strict=False):
             self.votes.append(votes)
             curve = self._curve_of(np.asarray(votes), label)
