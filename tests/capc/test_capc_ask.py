@@ -23,8 +23,7 @@ from sectorch.federated import FederationError
 from sectorch.federated.participants import square
 from sectorch.federated.parties import TURN, Simulation, Turns
 from sectorch.protocols.capc import Panel, SimulatedPanel, TooFewVotersError, Voter
-from sectorch.protocols.capc.algorithm import all_afford, following
-from sectorch.protocols.capc.plan import Question
+from sectorch.protocols.capc.questions import Question, all_afford, following
 from sectorch.session import S
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))

@@ -110,24 +110,27 @@ def test_killed_before_and_after_any_write(tmp_path: Path, monkeypatch, step: in
                 break
             except Killed:
                 seen.add(count[-1])
-        before = {p.name: torch.load(p, weights_only=True) for p in place.glob("run/labels/*.pt")
+        before = {int(p.parent.name): torch.load(p, weights_only=True)[0] for p in place.glob("run/p1/*/labels-*.pt")
                   if p.with_suffix(".json").is_file()}  # fmt: skip
         result = CaPC(*made, how, out="run", local=tmp_path / "local").run()
         record = result.records["p1"]
-        for name, labels in before.items():
-            first = 2 * int(name[3])
+        for k, labels in before.items():
+            first = 2 * k
             assert torch.equal(record.labels[first : first + 2], labels)
         asked = {}
         for queries, labels in drawn:
             assert torch.equal(asked.setdefault(queries.numpy().tobytes(), labels), labels)
-        assert len(asked) == 2 and not list(place.glob("run/noise/*")), "noise of what is answered is nobody's to keep"
+        assert len(asked) == 2 and not list(place.glob("run/p1/*/noise-*")), (
+            "noise of what is answered is nobody's to keep"
+        )
         repeated += len(drawn) - len(asked)
         for content in told(place / "budgets").values():
             np.testing.assert_allclose(content["curve"], 4 * record.mechanism.curve)
             assert [charge["queries"] for charge in content["charges"].values()] == [2, 2]
         trial += step
         shutil.rmtree(place)
-    assert {"p1.json", "p2.json", "p3.json", "p1-0.pt", "p1-1.json", "run.json"} <= seen and repeated >= 4 / step
+    assert {"p2.json", "p3.json", "p1-1.json", "run.json"} <= seen and repeated >= 4 / step
+    assert {"labels", "noise"} <= {name.split("-")[0] for name in seen}
 
 
 def test_spent_is_refused_before_any_training(tmp_path: Path):

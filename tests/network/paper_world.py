@@ -57,7 +57,7 @@ PAPERS = {
         "capc --parties 4 --querying 2 --pool 6 --queries 4 --epsilon 60 --argmax shares --local-optimizer sgd "
         "--local-lr 0.1 --local-epochs 2",
         {"hub": "S", **{name: f"p{i + 1}" for i, name in enumerate((*CLIENTS, "east"))}},
-        beside=("agree", "capc_turn", "capc_told", "capc_affords", "capc_afforded"),
+        beside=("agree", "run_turn", "run_turn_relay", "capc_turn", "capc_told", "capc_affords", "capc_afforded"),
         own=("budgets", "budget_epsilon"),
     ),
     "shapley": Paper(

@@ -156,20 +156,22 @@ def _labelled(opens):
     return opened
 
 
+DRAW_NOISE = algorithm.draw_noise
+
+
+def guarded_noise(mechanism, count, classes, mark, asker, number):
+    with by("guardian", asker, number):
+        return DRAW_NOISE(mechanism, count, classes, mark, asker, number)
+
+
 def _papers(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     def sample(self, *shape):
         bits = int.from_bytes(draws.bytes(7), "big")
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(bits), dtype=torch.float64)
         return (drawn * self.scale).round().long()
 
-    noise_of = algorithm.noise_of
-
-    def guarded(question, asker, *rest):
-        with by("guardian", asker, question.number):
-            return noise_of(question, asker, *rest)
-
     patch.setattr(Noise, "sample", sample)
-    patch.setattr(algorithm, "noise_of", guarded)
+    patch.setattr(algorithm, "draw_noise", guarded_noise)
 
     keygen = ckks.keygen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +16,10 @@ from network_world import until
 from sectorch.dp import BudgetExhaustedError, epsilon_of
 from sectorch.errors import FrameError, NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
-from sectorch.federated.folder import RunFolder
-from sectorch.federated.parties import Simulation
+from sectorch.federated.run import Run
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch
-from sectorch.protocols.capc import CaPC, Settings, algorithm, collaboration, plan
+from sectorch.protocols.capc import CaPC, Panel, Settings, collaboration, plan, questions
 
 ROLES = {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}
 QUICK = Settings(
@@ -52,14 +52,11 @@ class Stopped(Watch):
     def __init__(self, asker: str = "", queries: int = 0):
         self._asker, self._left = asker, queries
 
-    def step(self, what, parts):
-        def tick(count=1):
-            if what.startswith(f"{self._asker}:"):
-                self._left -= count
-                if self._left <= 0:
-                    raise FederationError("stopped by the test")
-
-        return tick if self._asker else super().step(what, parts)
+    def finished(self, name, record):
+        if self._asker and name.startswith(f"{self._asker}/") and name.endswith("/labels"):
+            self._left -= 2
+            if self._left <= 0:
+                raise FederationError("stopped by the test")
 
 
 def taking_part(world, made, tmp_path, how: Settings = QUICK, watch: dict[str, Watch] | None = None) -> dict:
@@ -88,33 +85,34 @@ def test_a_stopped_run_goes_on_and_nothing_is_paid_twice(world, made, tmp_path):
     found = taking_part(world, made, tmp_path, watch={"north": Stopped("p1", 2)})
     assert isinstance(found["north"], FederationError), found
     assert all(isinstance(found[name], NetworkError) for name in ("south", "west", "hub")), found
-    kept = (tmp_path / "north" / "run" / "labels" / "p1-0.pt").read_bytes()
+    [answered] = (tmp_path / "north" / "run" / "p1" / "0").glob("labels-*.pt")
+    kept = answered.read_bytes()
 
-    noises, real = [], algorithm.noise_of
+    noises, real = [], Panel.ask
 
-    def lost(question, asker, *rest):
-        noises.append((question.mark, real(question, asker, *rest)))
-        if len(noises) == 1:
-            raise FederationError("lost when the noise was drawn")
-        return noises[-1][1]
+    def lost(self, queries, mechanism, least, drawn):
+        if drawn is not None:  # at the guardian
+            noises.append(drawn[0])
+            if len(noises) == 1:
+                raise FederationError("lost when the noise was drawn")
+        return real(self, queries, mechanism, least, drawn)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algorithm, "noise_of", lost)
+        patch.setattr(Panel, "ask", lost)
         found = taking_part(world, made, tmp_path)
         assert isinstance(found["hub"], FederationError) and isinstance(found["north"], NetworkError), found
         found = taking_part(world, made, tmp_path)
     assert not any(isinstance(result, BaseException) for result in found.values()), found
-    assert noises[0][0] == noises[1][0] and torch.equal(noises[0][1][0], noises[1][1][0])
-    assert len({mark for mark, _ in noises}) == len(noises) - 1 == 3
-    assert (tmp_path / "north" / "run" / "labels" / "p1-0.pt").read_bytes() == kept
-    assert not list((tmp_path / "hub" / "run" / "noise").glob("*"))
+    assert torch.equal(noises[0], noises[1]) and len(noises) == 4
+    assert answered.read_bytes() == kept
+    assert not list((tmp_path / "hub" / "run").glob("p*/*/noise-*"))
 
     assert [list(found[name].records) for name in ROLES] == [["p1"], ["p2"], [], []]
     curve = found["north"].records["p1"].mechanism.curve
-    for name, questions in (("north", 2), ("south", 2), ("west", 4)):
+    for name, count in (("north", 2), ("south", 2), ("west", 4)):
         charged = ledger(tmp_path, name)
-        assert [c["queries"] for c in charged["charges"].values()] == [2] * questions
-        np.testing.assert_allclose(charged["curve"], 2 * questions * curve)
+        assert [c["queries"] for c in charged["charges"].values()] == [2] * count
+        np.testing.assert_allclose(charged["curve"], 2 * count * curve)
     assert not (tmp_path / "hub" / "budgets").exists()
     for name, role in (("north", "p1"), ("south", "p2")):
         record = found[name].records[role]
@@ -181,20 +179,11 @@ def test_what_protects_nothing_is_no_program_of_parties_apart(world, made):
 def test_a_question_that_was_answered_is_not_answered_again_in_one_run(made, tmp_path, monkeypatch):
     """Under its mark nobody pays twice: an asker that says an old number again would have other queries for nothing."""
     parties, _, classes = made
-    asker, paid = parties[0].elsewhere(), []
-
-    said = [(algorithm.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
-
-    class Account:
-        def __init__(self, asking_, party, planned, question):
-            self.affords, self.refused, self.pay = dict, list, lambda queries: paid.append(question.number)
-
-    monkeypatch.setattr(algorithm, "_Account", Account)
-    monkeypatch.setattr(algorithm, "following", lambda *_: said.pop(0))
-    monkeypatch.setattr(algorithm, "all_afford", lambda _, own: own)
-    monkeypatch.setattr(algorithm.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
-    monkeypatch.setattr(algorithm.Asking, "_takes_part", lambda *_: False)
-    follower = algorithm.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), object())
-    with pytest.raises(FrameError, match="question 0 again in one run: 1 was last"):
-        follower.follow(asker, Watch())
-    assert paid == [0, 1]
+    said = [(questions.Question(n, "ab" * 16, 2), 6) for n in (0, 1, 0)]
+    monkeypatch.setattr(questions, "following", lambda *_: said.pop(0))
+    here = SimpleNamespace(present=lambda name: name != "p1")
+    run = Run(members=["p1", "p2", "p3", "S"], parties=here, out=tmp_path)
+    asker = [p if p.name != "p1" else p.elsewhere() for p in parties]
+    follower = questions.Questions(run, asker, asker[0], None, classes, replace(QUICK, queries=6), {}, "")
+    with pytest.raises(FrameError, match="p1 asks question 0 in one run, where 2 is next"):
+        list(follower)

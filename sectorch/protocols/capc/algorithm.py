@@ -81,7 +81,7 @@ def capc(
     known = lambda q: (data[q], models, own, measured, public, plans.get(q), books)
     if books or run.apart:  # which one process has, and others follow
         asked = {q: query(run, q, *known(q)) for q in askers}
-        return {q: retrained(run, q, one, *known(q)) for q, one in asked.items() if run.present(q)}
+        return {q: retrained(run, q, one, *known(q)) if run.present(q) else one for q, one in asked.items()}
     return run.each(askers, alone, known)  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
@@ -105,18 +105,15 @@ def query(
     questions = Questions(run, public.parties, asker, planned, public.classes, how, books, public.agreed)
     with Sitting(q, how, public.classes, public.agreed) as sitting:
         for k, start, n, mark in questions:
-            voters = [models[name] for name in questions.plan.voters]
-            shape = torch.empty((n, *asker.questions.shape[1:]), dtype=asker.questions.dtype, device="meta")
-            images = run.at(q, taken, data, asked.chosen, start, n, stage=f"{q}/{k}/queries", public=shape, keep=False)
-            noise = run.at(
-                S.name, draw_noise, questions.plan.mechanism, n, public.classes, mark, stage=f"{q}/{k}/noise"
-            )
-            cast = {"Q": q, "A": list(questions.plan.voters), "S": S.name}
-            mechanism = questions.plan.mechanism
+            stage, mechanism, names = f"{q}/{k}", questions.plan.mechanism, questions.plan.voters
+            shape = asker.questions[:n].to("meta")
+            images = run.at(q, taken, data, asked.chosen, start, n, stage=f"{stage}/queries", public=shape, keep=False)
+            noise = run.at(S.name, draw_noise, mechanism, n, public.classes, mark, q, k, stage=f"{stage}/noise")
+            voters, cast = [models[name] for name in names], {"Q": q, "A": list(names), "S": S.name}
             with charged(questions.budgets(), mechanism, n, mark=mark, asker=q):
                 labels = run.among(
-                    ask, cast, sitting, images, questions.plan.voters, voters, mechanism, noise, at=q,
-                    stage=f"{q}/{k}/labels", roles=None,
+                    ask, cast, sitting, images, names, voters, mechanism, noise, at=q, stage=f"{stage}/labels",
+                    roles=None,
                 )  # fmt: skip
             asked.labels.append(labels)
             questions.answered(labels, mark)
@@ -207,26 +204,24 @@ def taken(data: Party, chosen: torch.Tensor, start: int, count: int) -> torch.Te
     return data.questions[chosen[start : start + count]]
 
 
-def draw_noise(mechanism: Mechanism, count: int, classes: int, mark: str) -> list[torch.Tensor]:
-    """DPNoise at the guardian (step 2): drawn once for a mark."""
+def draw_noise(
+    mechanism: Mechanism, count: int, classes: int, mark: str, asker: str, number: int
+) -> list[torch.Tensor]:
+    """DPNoise at the guardian (step 2): drawn once for the mark of a question."""
     return list(mechanism.draw(count, classes))
 
 
-def _asking_time(
-    sitting: Sitting, images: torch.Tensor, names: Sequence[str], voters: Sequence[Any], *rest: Any
-) -> Estimate:
-    return sitting.cost(images, names, voters)
-
-
-@estimated_by(_asking_time)
+@estimated_by(lambda sitting, images, names, voters, *_: sitting.cost(images, names, voters))
 def ask(
     parties: Parties, sitting: Sitting, images: torch.Tensor, names: Sequence[str], voters: Sequence[Any],
     mechanism: Mechanism, noise: Sequence[torch.Tensor] | None,
 ) -> torch.Tensor:  # fmt: skip
     """Steps 1 to 3: the labels, to the querying party."""
+    tick = progress(len(images))
     panel = sitting.panel(parties, images[:1], names, voters)
     answer = panel.ask(images, mechanism, sitting.how.least, None if noise is None else tuple(noise))
     note(steps=answer.seconds, voters=answer.voters, lost=answer.lost, votes=answer.votes)
+    tick(len(images))
     return answer.labels
 
 

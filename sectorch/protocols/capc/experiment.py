@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -14,7 +13,8 @@ from ...federated.folder import Workers, digest
 from ...federated.outcome import Scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties, Simulation
-from ...federated.run import Experiment, Run
+from ...federated.run import Experiment, Held, Run, estimated_by
+from ...federated.training import Task, Training, seconds_of_all
 from ...federated.watch import Estimate, Watch
 from ...session import S
 from .algorithm import Asked, Public, capc
@@ -115,8 +115,8 @@ class CaPC(Experiment):
     def _forecast(self, run: Run, party: Party) -> None:
         """What the asker's own data say of its model, and so of what it is to ask; a warning where that is little."""
         name, how = party.name, self.settings
-        mine = run.bring(name, (party.images, party.labels))
-        own = run.at(name, accuracy, mine, party, how, self._own, stage=f"{name}/validated", shared=True)
+        mine = Held((name,), party.fingerprint(), party)
+        own = run.at(name, accuracy, mine, how.local, self._own, stage=f"{name}/validated", shared=True)
         planned = plan(self.parties, party, self.classes, how, Forecast(own.value, 0.0) if own.present else None)
         self.plans[name] = planned
         if own.present:
@@ -168,6 +168,13 @@ class CaPC(Experiment):
         return super().estimate()
 
 
-def accuracy(mine: Any, party: Party, how: Settings, own: int) -> float:
+def _validation_time(party: Party, how: Training, own: int) -> Estimate:
+    """Five models of four fifths."""
+    task = Task(party.name, party.model, party.images, party.labels)
+    return Estimate(4 * seconds_of_all([task], how))
+
+
+@estimated_by(_validation_time)
+def accuracy(party: Party, how: Training, own: int) -> float:
     """`validated`, as a stage."""
-    return validated(party, how, own)
+    return validated(party, Settings(local=how), own)

@@ -99,7 +99,7 @@ PAPERS = {
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/*/model-*.pt", _answered
     ),
     "capc": Paper(
-        "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "labels/*.pt", _budgets,
+        "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "p*/*/labels-*.pt", _budgets,
         learns=("north", "south"),
     ),
     "shapley": Paper(
