@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from .budget import Budget as Budget
 from .budget import BudgetFile as BudgetFile
-from .budget import charged as charged
+from .budget import charge as charge
 from .errors import BudgetExhaustedError as BudgetExhaustedError
 from .errors import BudgetFileError as BudgetFileError
 from .errors import BudgetInUseError as BudgetInUseError
@@ -54,7 +54,7 @@ __all__ = [
     "NoisyMax",
     "PrivacyError",
     "PrivateGradients",
-    "charged",
+    "charge",
     "epsilon_for",
     "epsilon_of",
     "on_grid",

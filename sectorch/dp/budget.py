@@ -318,12 +318,12 @@ class BudgetFile:
 
 
 @contextmanager
-def charged(
+def charge(
     budgets: Iterable[Budget | BudgetFile], mechanism: Any, count: int, *, mark: str | None = None, asker: str = ""
 ) -> Iterator[None]:
     """Charge budgets for `count` answers of a mechanism, before anything is asked; in the block they may be asked.
 
-        with charged([BudgetFile(path) for path in paths], mechanism, len(votes)):
+        with charge([BudgetFile(path) for path in paths], mechanism, len(votes)):
             labels = mechanism.release(votes)
 
     All budgets are charged, or none. A charge stays whatever happens in the block, since an answer may have been heard.

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...data.seeds import derive
 from ...data.selection import NEEDS, select
-from ...dp import BudgetFile, Mechanism, charged
+from ...dp import BudgetFile, Mechanism, charge
 from ...federated.outcome import scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties
@@ -110,7 +110,7 @@ def query(
             images = run.at(q, taken, data, asked.chosen, start, n, stage=f"{stage}/queries", public=shape, keep=False)
             noise = run.at(S.name, draw_noise, mechanism, n, public.classes, mark, q, k, stage=f"{stage}/noise")
             voters, cast = [models[name] for name in names], {"Q": q, "A": list(names), "S": S.name}
-            with charged(questions.budgets(), mechanism, n, mark=mark, asker=q):
+            with charge(questions.budgets(), mechanism, n, mark=mark, asker=q):
                 labels = run.among(
                     ask, cast, sitting, images, names, voters, mechanism, noise, at=q, stage=f"{stage}/labels",
                     roles=None,
