@@ -96,7 +96,8 @@ def _held_by_Q(
 ) -> SharedTensor:
     made = SharedTensor(shares, scale_bits, x.session, x.session.Q, x.scheme, dtype, bound)
     made.whole_bits = whole_bits
-    made.flags = tuple(f if x.party == x.session.Q else CollectedFlag(x.party, f) for f in x.flags)
+    flags: Any = tuple(f if x.party == x.session.Q else CollectedFlag(x.party, f) for f in x.flags)
+    made.flags = flags
     return made
 
 
@@ -200,7 +201,8 @@ def one_hot_argmax(
     bits = _checked_bits((32 if x.scale_bits else _bits_of(x)) if bits is None else bits, drop)
     if session.reference:
         with session.operation(x.party):
-            shares = F.one_hot((x.shares >> drop).argmax(-1), x.shares.shape[-1])
+            plain: Any = x.shares
+            shares = F.one_hot((plain >> drop).argmax(-1), plain.shape[-1])
     elif engine == "shares":
         high = 63 if x.bound is None else min(63, int(x.bound).bit_length() + 1)
         with session.operation(x.party) as net:
@@ -257,10 +259,9 @@ def reveal_argmax(
     session.agreement.compare(session.Q)
     with session.call(party) as net:
         if session.reference:
-            label = x.shares.argmax(-1)
-            if where is not None:
-                label = torch.where((where.shares >= 0).any(-1), label, _garbled().UNANSWERED)
-            return label
+            plain: list[Any] = [v.shares for v in both]
+            label = plain[0].argmax(-1)
+            return label if where is None else torch.where((plain[1] >= 0).any(-1), label, _garbled().UNANSWERED)
         pair = _pair(session, None) if engine == "yao" else None
         label = _garbled().label_of_shares(net, pair, x.shares, None if where is None else where.shares, bits=bits)
         return net.read(label, session.Q)

@@ -26,6 +26,8 @@ from sectorch.dp import (
     GNMax,
     LNMax,
     PrivacyError,
+    charge,
+    epsilon_for,
     epsilon_of,
 )
 
@@ -187,3 +189,27 @@ def test_a_process_that_is_killed_has_charged_what_it_said(tmp_path: Path):
         assert all(file.holds(f"m{i}") for i in range(charged)) and not file.holds(f"m{charged}")
         np.testing.assert_allclose(file.budget.curve, charged * GNMax(8000.0).curve)
         assert file.budget.curve.shape == ORDERS.shape
+
+
+def test_charge_is_before_the_block_for_all_or_none_and_once_for_a_mark(tmp_path: Path):
+    query, run = GNMax(8.0), Budget(10, 1e-5)
+    wide, narrow = (BudgetFile(tmp_path / f"{name}.json", (epsilon, 1e-5)) for name, epsilon in (("a", 10), ("b", 1.0)))
+    with charge([run, wide], query, 5, mark="m", asker="p1"):
+        assert run.spent == wide.budget.spent == epsilon_for(query, 5, 1e-5) and wide.paid("m") == 5
+    with charge([wide], query, 5, mark="m"):
+        assert wide.budget.spent == epsilon_for(query, 5, 1e-5), "paid already"
+    with pytest.raises(BudgetExhaustedError, match=r"b\.json has spent"), charge([wide, narrow], query, 50):
+        raise AssertionError("asked")
+    assert wide.budget.spent == epsilon_for(query, 5, 1e-5) and not narrow.budget.curve.any()
+    with pytest.raises(KeyError), charge([wide], query, 1, mark="n"):
+        raise KeyError
+    assert wide.holds("n"), "a charge stays"
+    for _ in range(2):
+        wide.credit(2 * query.curve, "m")
+    assert wide.budget.spent == epsilon_for(query, 4, 1e-5)
+    wide.close()
+    with BudgetFile(tmp_path / "a.json") as again:
+        again.credit(2 * query.curve, "m")
+        again.credit(2 * query.curve, "unknown")
+        assert again.budget.spent == epsilon_for(query, 4, 1e-5), "given back once, over runs"
+    narrow.close()

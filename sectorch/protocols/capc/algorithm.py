@@ -145,15 +145,16 @@ def local_models(run: Run, public: Public, own: int) -> dict[str, Held]:
     states = run.each(kept, trained, lambda name: (groups[name], public.how.local, derive(own, "local")))
     fingerprint, models = {p.name: p.fingerprint() for p in public.parties}, dict[str, Held]()
     for first, group in groups.items():
-        if first not in states:  # what scikit-learn fits is not kept
-            fitted = train_group(group, public.how.local, derive(own, "local")) if not run.dry else {}
+        there: Any = ABSENT
+        if not run.dry:  # what scikit-learn fits is not kept
+            there = (
+                states[first].value if first in states else train_group(group, public.how.local, derive(own, "local"))
+            )
         for task in group:
-            if first in states:
-                key, there = digest_of((states[first], task.name)), not run.dry and states[first].value
-                model = loaded(task.model, there[task.name]) if there else ABSENT
-            else:
-                key, model = digest_of((fingerprint[task.name], public.how.local, own)), fitted.get(task.name, ABSENT)
-            models[task.name] = Held((task.name,), key, model, task.model)
+            made = (states[first], task.name) if first in states else (fingerprint[task.name], public.how.local, own)
+            model = there if there is ABSENT else there[task.name]
+            model = loaded(task.model, model) if isinstance(model, dict) else model
+            models[task.name] = Held((task.name,), digest_of(made), model, task.model)
     for p in public.parties:
         shape = copy.deepcopy(p.model).to("meta").eval() if isinstance(p.model, nn.Module) else None
         models.setdefault(p.name, Held((p.name,), f"brought by {p.name}", ABSENT, shape))

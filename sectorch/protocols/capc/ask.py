@@ -164,7 +164,8 @@ class Panel:
         self.session = session or Session(answering=len(voters))
         if not self.session.complete and inference != "mpc":
             raise FederationError(f"among parties apart the inference is mpc, got {inference!r}")
-        self.classes, self.inference, self.argmax = classes, inference, argmax
+        self.classes, self.inference = classes, inference
+        self.argmax: Any = argmax
         self.scheme = Scheme(frac_bits)
         self.members = dict(zip(self.session.answering, voters, strict=True))
         self.lost: list[str] = []

@@ -141,7 +141,9 @@ class CaPC(Experiment):
         done, found = {record["stage"]: record for record in self.stages.records}, {}
         for party in self.querying:
             asked = self._asked.get(party.name)
-            if asked is None or asked.plan is None or not self.stages.present(party.name):
+            if asked is None or asked.plan is None or asked.chosen is None or not asked.before.present:
+                continue
+            if asked.model is None or asked.after is None:
                 continue
             budget = Budget(self.settings.epsilon, self.settings.delta)
             if asked.curve is not None:
