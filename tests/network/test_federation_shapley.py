@@ -108,6 +108,7 @@ def test_values_of_parties_apart_are_those_of_one_process(world, made, tmp_path)
         }
         assert one.nobody == other.nobody and one.values == other.values
     assert all(isinstance(got[name], Part) for name in ROLES if name != "hub")
+    assert all("the weighted sum of the local models" in " ".join(got[name].sentences()) for name in ROLES)
     for name, role in ROLES.items():
         for t in range(ROUNDS):
             paths = list((tmp_path / name).glob(f"round-{t + 1}/*/local-*.pt"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ...errors import FrameError
 from ...federated import folder, run
 from ...federated.errors import FederationError
 from ...federated.folder import RunFolder, digest
-from ...federated.outcome import Outcome
+from ...federated.outcome import Outcome, merged
 from ...federated.parties import Parties as Federation
 from ...federated.parties import Simulation
 from ...federated.run import EVERYBODY, Experiment, Held, Run
@@ -35,7 +35,7 @@ from ...federated.watch import Estimate, Tick, Watch, silent
 from . import hesv, secsv
 from .algorithm import Utilities, value_rounds
 from .program import Program
-from .report import Result, Round
+from .report import Result, Round, told_by
 from .secsv import joint_keys, joint_parameters
 from .settings import Settings, check, feasible
 from .testers import TWO_SERVERS, Parties, PlainTester, SecretSVTester, Spent, Tester, TestSet, share
@@ -420,15 +420,20 @@ class Valuation(Experiment):
     def outcome(self, found: tuple[list[dict[str, Held]], Held]) -> Outcome:
         local, values = found
         if not values.present:
-            return Part(self.clients, len(local), time.perf_counter() - self._start)
+            return Part(self.clients, len(local), time.perf_counter() - self._start, self.stages.received)
         records, samples = values.value["rounds"], values.value["samples"]
         if self.stages.apart:
             rounds = [_compared(t, one, None) for t, one in enumerate(records)]
             seconds = time.perf_counter() - self._start
-            return Result(self.clients, self.settings, self.level, rounds, samples, seconds)
+            return Result(self.clients, self.settings, self.level, rounds, samples, seconds, self._trained_by())
         models = [{n: held.value for n, held in one.items()} for one in local]
         tests, weights = {n: test for n, (_, test) in self.data.items()}, self._weights()
-        return ShapleyEvaluation(self.model, models, tests, weights, self.settings).result(records, self._start)
+        found = ShapleyEvaluation(self.model, models, tests, weights, self.settings).result(records, self._start)
+        return replace(found, training=self._trained_by())
+
+    def _trained_by(self) -> list[dict]:
+        """The ledger's rows of the training."""
+        return merged(r.get("received", []) for r in self.stages.records if r["stage"] != "values")
 
     def _weights(self) -> dict[str, float]:
         return {n: float(len(train[1])) for n, (train, _) in self.data.items()}
@@ -689,6 +694,7 @@ class Part(Outcome):
     clients: Sequence[str]
     rounds: int
     seconds: float
+    received: list[dict]
 
     def headline(self) -> dict[str, float]:
         return {}
@@ -702,5 +708,6 @@ class Part(Outcome):
     def sentences(self) -> list[str]:
         return [
             f"Took part in the valuation of {len(self.clients)} clients, {self.rounds} rounds, {self.seconds:.1f} s.",
-            "P learned which test samples each coalition's model classifies correctly, and has the values.",
+            "P has the values.",
+            *told_by(self.received),
         ]

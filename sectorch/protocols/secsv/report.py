@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ...choreography import PROTOCOLS
 from ...display import Plot
-from ...federated.outcome import Outcome
+from ...federated.outcome import Outcome, learned, merged
 from .settings import Settings
 from .testers import communication
 from .values import LEVEL, MOST, Gains, error, error_bound, members, of_rounds, total
@@ -44,6 +44,8 @@ class Result(Outcome):
     rounds: Sequence[Round]
     samples: int
     seconds: float
+    training: Sequence[dict] = ()
+    """The ledger's rows of the training, where it was part of the run."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -204,16 +206,23 @@ class Result(Outcome):
             out.append(line)
         return out
 
-    def statement(self) -> list[str]:
-        """What each role received, from the ledger."""
-        out = []
-        for key, count in sorted(self.spent("messages").items()):
-            sender, receiver, message = key.split(">")
+    def received(self) -> list[dict]:
+        """The ledger's rows, by role and message, of the valuation and of the training before it."""
+        sizes, rows = self.spent("bytes"), []
+        for key, count in self.spent("messages").items():
+            _, role, message = key.split(">")
             name, _, label = message.partition("/")
-            shows = PROTOCOLS[name].message(label).shows if name in PROTOCOLS else ""
-            if shows:
-                out.append(f"{receiver} received {count} times from {sender} '{message}', which shows {shows}")
-        return out
+            declared = PROTOCOLS[name].message(label) if name in PROTOCOLS else None
+            hidden, shows = (declared.mask, declared.shows) if declared else ("", "")
+            rows.append({
+                "role": role, "protocol": name, "message": label, "hidden_by": hidden, "shows": shows,
+                "messages": count, "bytes": sizes[key],
+            })  # fmt: skip
+        return merged([rows, self.training])
+
+    def statement(self) -> list[str]:
+        """What each role received and learned, from the ledger."""
+        return told_by(self.received())
 
     def as_dict(self) -> dict:
         """For JSON."""
@@ -249,6 +258,7 @@ class Result(Outcome):
             rotations=self.counted("rotations"),
             seconds=dict(self.spent("seconds")),
             bytes=dict(self.spent("bytes")),
+            received=self.received(),
             wall_seconds=self.seconds,
         )  # fmt: skip
 
@@ -271,6 +281,13 @@ class Result(Outcome):
             Plot("values_by_round", "round", "single-round Shapley value", each),
             Plot("values", "client", "federated Shapley value", bars, kind="bars", ends=ends),
         ]
+
+
+def told_by(rows: list[dict]) -> list[str]:
+    """A sentence for each role that received anything."""
+    names = {"C": "A client", "P": "The principal server P", "X": "The auxiliary server X"}
+    roles = {row["role"]: names.get(row["role"], row["role"]) for row in rows}
+    return learned(rows, roles, "nothing")
 
 
 def _named(values: Mapping[int, Any], names: Sequence[str]) -> dict[str, Any]:
