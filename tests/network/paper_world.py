@@ -68,7 +68,7 @@ PAPERS = {
         # Apart, they train in shares and hand out keys; who one process has trained is known there.
         beside=(
             "agree", "run_turn", "run_turn_relay",
-            "shapley_public_key", "shapley_secret_key", "shapley_share", "shapley_open_sum",
+            "shapley_keys", "shapley_share", "shapley_open_sum",
             "shapley_tell", "shapley_publish", "shapley_publish_X",
         ),
     ),

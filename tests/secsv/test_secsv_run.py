@@ -81,6 +81,8 @@ def test_sampleskip_is_on_and_always_skips_what_algorithm_7_finds(trained):
     forced = ran(trained, skip="always", compare=False)
     assert forced.skipped == plain.skipped and forced.values == plain.values
     assert not any("Algorithm 7 found" in line for line in forced.sentences())
+    assert any("SampleSkip was off" in line for line in ran(trained, skip="never", compare=False).sentences())
+    assert any("in the clear" in line for line in plain.statement())
     assert Settings().skipping == "saving" and Settings(protocol="plain").skipping == "never"
 
 

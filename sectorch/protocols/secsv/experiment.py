@@ -632,20 +632,17 @@ def _everybody(clients: Sequence[str]) -> dict[Party, str]:
 PAIR = Roles("K L", edges="K-L")
 
 
-@protocol("shapley_public_key", "SecSV, section 3", [
+@protocol("shapley_keys", "SecSV, section 3", [
     Message("public", "K", "L", "nothing", "the clients' public key"),
-], roles=PAIR)  # fmt: skip
-def send_public(net: Net, key: Located) -> Located:
-    """The clients' public key from the first of them, uint8, at L. Rounds 1, bytes about 16 N (primes + 1)^2."""
-    return key.send(net.K, net.L, "public").at(net.L)
-
-
-@protocol("shapley_secret_key", "SecSV, section 3", [
     Message("secret", "K", "L", "the secured channel", "the secret key, which all clients have in common"),
 ], roles=PAIR)  # fmt: skip
-def send_secret(net: Net, key: Located) -> Located:
-    """The clients' secret key from the first of them, uint8, at L, another client. Rounds 1, bytes 8 N (primes + 1)."""
-    return key.send(net.K, net.L, "secret").at(net.L)
+def send_keys(net: Net, public: Located, secret: Located | None) -> list[Located]:
+    """The clients' keys from the first of them, uint8, at L: another client, or a server, which gets the public one.
+
+    Rounds 1, bytes about 16 N (primes + 1)^2, and 8 N (primes + 1) for the secret key.
+    """
+    found = [public.send(net.K, net.L, "public").at(net.L)]
+    return found if secret is None else [*found, secret.send(net.K, net.L, "secret").at(net.L)]
 
 
 def exchange_keys(clients: Sequence[str], together: Federation) -> ckks.Keys | ckks.PublicKeys:
@@ -666,13 +663,12 @@ def exchange_keys(clients: Sequence[str], together: Federation) -> ckks.Keys | c
         secret = blank(SecretKey.message_bytes(parameters)) if keys is None else keys.secret.message()
         session = together.session(PAIR, {"K": clients[0], "L": other}, label=f"shapley keys {other}")
         with session as pair, pair.call() as net:
-            arrived = net.read(send_public(net, net.own(net.K, public)), net.L)
-            if here:
-                found = ckks.PublicKeys.from_message(parameters, arrived)
-            if other in clients:
-                arrived = net.read(send_secret(net, net.own(net.K, secret)), net.L)
-                if here and isinstance(found, ckks.PublicKeys):
-                    found = ckks.Keys(found, SecretKey.from_message(found, arrived))
+            own = net.own(net.K, secret) if other in clients else None
+            arrived = [net.read(key, net.L) for key in send_keys(net, net.own(net.K, public), own)]
+        if here:
+            found = ckks.PublicKeys.from_message(parameters, arrived[0])
+            if own is not None:
+                found = ckks.Keys(found, SecretKey.from_message(found, arrived[1]))
     if found is None:
         raise ckks.MissingKeyError("a party of a valuation is one of its clients, or P or X")
     return found

@@ -192,6 +192,8 @@ class Result(Outcome):
                 )
             if self.skip_bound is not None:
                 out.append(f"SampleSkip changed no value by more than {self.skip_bound:.2e} (Lemma 6.4)")
+        elif self.settings.protocol == "secsv":
+            out.append("SampleSkip was off (skip='never'): every model was tested on every sample")
         if self.intervals is not None:
             of = "how many" if self.settings.protocol == "hesv" else "which"
             out.append(
@@ -222,7 +224,8 @@ class Result(Outcome):
 
     def statement(self) -> list[str]:
         """What each role received and learned, from the ledger."""
-        return told_by(self.received())
+        clear = "the valuation was in the clear: whoever computes it has all models and all test samples"
+        return [*([clear] if self.settings.protocol == "plain" else []), *told_by(self.received())]
 
     def as_dict(self) -> dict:
         """For JSON."""
