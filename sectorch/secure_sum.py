@@ -641,7 +641,7 @@ class PairwiseMasks(ServerAndClients):
                     return words
 
                 with self.met(nets[k], k) as net:
-                    own = net.own(net.Client, values[self.clients[k]], name="summand")
+                    own = net.own(net.Client, values[self.clients[k]].detach(), name="summand")
                     words = net.fresh(net.Client, of_shape(masked, meta_bytes(like.numel(), torch.int64)), given, own)
                     sent[k] = net.read(send_masked(net, words), net.Server)
             came, openings = self.openings(nets, names, sent if self.serves else dict.fromkeys(taking))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sectorch.errors import ChannelScaleError
+from sectorch.errors import ArgumentError, ChannelScaleError
 from sectorch.nn import channels
 from sectorch.nn.models import ZOO
 
@@ -94,6 +94,14 @@ def test_what_shares_a_scale(between, free):
     """An activation has no weight: that it is used twice ties nothing."""
     torch.manual_seed(0)
     assert check(Net(between), 2, 4, 4) == free
+
+
+def test_scales_that_are_none_are_refused():
+    found = channels(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)))
+    state, scales = found.graph.state_dict(), torch.ones(found.count)
+    for wrong in (scales[1:], scales * 2, scales * 0, -scales, scales * float("nan"), scales * float("inf")):
+        with pytest.raises(ArgumentError, match="positive numbers, with 1 at 0"):
+            found.scale(state, wrong)
 
 
 class Branches(nn.Module):

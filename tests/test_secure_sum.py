@@ -310,6 +310,19 @@ def test_the_sum_is_exact(dtype):
         assert torch.equal(total, sum(x.long() for x in values.values()))
 
 
+@pytest.mark.parametrize("make", [
+    lambda: torch.tensor(1.5), lambda: torch.ones(0, 3), lambda: torch.ones(4, 4)[::2].T,
+    lambda: torch.ones(3).expand(2, 3), lambda: torch.nn.Parameter(torch.ones(2)),
+    lambda: torch.ones(3, requires_grad=True) * 2,
+], ids=["scalar", "empty", "strided", "expanded", "parameter", "with a gradient"])  # fmt: skip
+def test_a_tensor_of_any_form(make):
+    """And the client's own is left as it was."""
+    values = {c: make() for c in CLIENTS}
+    total, _ = sectorch.secure_sum(values, drop_outs=True)
+    assert torch.equal(total, 4 * make().detach().double()) and not total.requires_grad
+    assert all(torch.equal(x, make()) for x in values.values())
+
+
 @settings(max_examples=25)
 @given(st.integers(2, 6), st.sampled_from([None, 2]), st.booleans(), st.integers(0, 45), st.data())
 def test_any_sum_of_any_clients(count, degree, drop_outs, frac_bits, data):

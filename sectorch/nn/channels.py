@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ..errors import ChannelScaleError
+from ..errors import ArgumentError, ChannelScaleError
 from .symbolic_trace import layer_location, symbolic_trace
 
 # In-place operations of a traced graph made out of place, so that every node has one value for good.
@@ -526,7 +526,15 @@ class Channels:
         Returns:
             R o W of every parameter, and the running statistics of the norms that use them. Scales that are powers of
             two change no digit of any value of the network (short of overflow).
+
+        Raises:
+            ArgumentError: not as many scales, one that is not positive and finite, or another than 1 at 0.
         """
+        if scales.shape != (self.count,) or not bool((scales > 0).all() & scales.isfinite().all() & (scales[0] == 1)):
+            raise ArgumentError(
+                f"scales are {self.count} positive numbers, with 1 at 0; got {list(scales.shape)}, of which "
+                f"{int((~(scales > 0)).sum())} are not positive"
+            )
         near = scales.to(next(t for t in state.values() if t.is_floating_point()))
         inverses = 1 / near
         out = {n: ratio.scale_(state[n].detach().clone(), near, inverses) for n, ratio in self.parameters.items()}
@@ -547,10 +555,10 @@ def channels(model: nn.Module, width: int | None = None) -> Channels:
         scales[found.roots] = torch.exp(torch.randn(len(found.roots)))
         model.load_state_dict(model.state_dict() | found.scale(model.state_dict(), scales))  # the same function
 
-    The network is linear layers, convolutions (grouped too), ReLU, LeakyReLU, PReLU, dropout, pooling, flatten,
-    additions, concatenations of channels, and normalisation by channel, in any graph. Its input and its output have
-    scale 1, and so has what enters a norm that uses its batch's own statistics: these divide a scale out again, except
-    for eps. The model is left alone.
+    Tensors are [N, C, ...], with linear layers on [N, C]. The network is linear layers, convolutions (grouped too),
+    ReLU, LeakyReLU, PReLU, dropout, pooling, flatten, additions, concatenations of channels, and normalisation by
+    channel, in any graph. Its input and its output have scale 1, and so has what enters a norm that uses its batch's
+    own statistics: these divide a scale out again, except for eps. The model is left alone.
 
     Args:
         model: whether a batch norm is in training decides what it does.
