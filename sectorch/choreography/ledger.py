@@ -1,4 +1,4 @@
-"""Who sent what to whom: meters, transcripts and the profile of a run.
+"""The messages of a run: costs, transcripts and profiles.
 
 Every message of every protocol passes `Runtime.transfer`, and from there every observer. Nothing crosses an edge
 without a ledger line.
@@ -174,7 +174,7 @@ class Cost(Observer):
         )  # fmt: skip
 
     def learned(self) -> Table:
-        """What each party received: by protocol, how it was masked, and what it shows."""
+        """A table of what each party received: by protocol, how it is masked, and what it shows."""
         table = Table(title="What each party received")
         for column in ("party", "protocol", "message", "hidden by", "MB", "learns"):
             table.add_column(column, justify="right" if column == "MB" else "left")

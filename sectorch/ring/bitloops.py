@@ -376,7 +376,7 @@ longer runs the processor prefetches more."""
 
 @compiled
 def element_slice(t, width, low, high):
-    """Where the elements of bit t of the words low .. high are; a slice ends where there are no more."""
+    """The slice of the elements of bit t of the words low .. high; it ends where there are no more elements."""
     return slice(t * width + low, t * width + high)
 
 
@@ -550,7 +550,7 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
 
 @inlined
 def _floor(x, wrap, shift, first):
-    """What x contributes to a party's half of a truncation: its wrap, and its quotient at the party that adds it."""
+    """The part of x in one party's half of a truncation: its wrap, and its quotient at the party that adds it."""
     lifted = np.uint64(x) + np.uint64(1 << 62)  # unsigned, since compilers assume that signed sums do not overflow
     wrap = np.int64(wrap) << (64 - shift)
     public = first * (logical_shift_right(lifted, shift) - (np.int64(1) << (62 - shift)))

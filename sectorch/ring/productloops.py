@@ -172,7 +172,7 @@ def multiply_by_words(left, tile, columns, out):
 
 
 ROWS = 96
-"""Of the matrix, which a thread multiplies by a tile at a time."""
+"""Rows of the matrix that a thread multiplies by a tile at a time."""
 
 
 @compiled
@@ -319,7 +319,7 @@ def input_gradient(
 
 
 def _offsets(shape: torch.Size, dilation: tuple[int, int], wide: int) -> np.ndarray:
-    """Of each place of a kernel, in rows of so many."""
+    """The offset of each place of a kernel, in rows of `wide` words."""
     rows, columns = np.arange(shape[2]) * dilation[0] * wide, np.arange(shape[3]) * dilation[1]
     return (rows[:, None] + columns).reshape(-1)
 
@@ -345,7 +345,7 @@ def _convolved(x, weight, offsets, wide, out, low, high):
 
 @compiled
 def _spread_images(g, wide, line):
-    """An image [oh, ow] in rows of so many; what stands between them stays as it is."""
+    """Write an image [oh, ow] in rows of `wide` words; the words between them are not changed."""
     for y in range(g.shape[0]):
         for z in range(g.shape[1]):
             line[y * wide + z] = g[y, z]
@@ -400,7 +400,7 @@ def _every_third(builder, lines, first: int):
 
 
 def _interleave(builder, x, y, z):
-    """Three lines that have the words of x, y and z in turn."""
+    """Three lines with the words of x, y and z in turn."""
     for part in range(3):
         turns = [divmod(8 * part + k, 3) for k in range(8)]
         two = shuffle(builder, x, y, [i + 8 * (turn == 1) for i, turn in turns])
@@ -408,7 +408,7 @@ def _interleave(builder, x, y, z):
 
 
 def _sums(builder, d):
-    """What the taps' sums are multiplied by, from five inputs."""
+    """The six factors of the taps' sums, from five inputs."""
     d0, d1, d2, d3, d4 = d
     pairs = (d0, d1, d2), (d2, d1, d3), (d4, d2, d3)
     return [builder.sub(x, builder.add(y, z)) for x, y, z in pairs] + [d1, d2, d3]
@@ -423,7 +423,7 @@ def _outputs(builder, m):
 
 @instruction
 def _read_windows(builder, source, width, target):
-    """Eight windows side by side, of rows of so many bytes, into 25 rows of 64 words; reads a word beyond them."""
+    """Eight windows side by side, in rows of `width` bytes, into 25 rows of 64 words; reads a word beyond them."""
     for r in range(5):
         row = offset(builder, source, width, r)
         left, right = ([load(builder, builder.add(row, word(start + 64 * i))) for i in range(3)] for start in (0, 24))
@@ -434,7 +434,7 @@ def _read_windows(builder, source, width, target):
 
 @instruction
 def _sum_windows(builder, source, target, apart):
-    """Sums of eight windows, of 25 rows of 64 words, to 36 places so many bytes apart."""
+    """The sums of eight windows in 25 rows of 64 words, into 36 places that are `apart` bytes apart."""
     rows = [[load(builder, offset(builder, source, _ROW, 5 * r + s), align=64) for s in range(5)] for r in range(5)]
     rows = [_sums(builder, row) for row in rows]
     for b in range(6):
@@ -444,7 +444,7 @@ def _sum_windows(builder, source, target, apart):
 
 @instruction
 def _combine_windows(builder, source, apart, target):
-    """The outputs of eight windows from products at 36 places so many bytes apart, into nine rows of 64 words."""
+    """The outputs of eight windows from products at 36 places, `apart` bytes apart, into nine rows of 64 words."""
     rows = []
     for a in range(6):
         products = [load(builder, offset(builder, source, apart, 6 * a + b), align=64) for b in range(6)]
@@ -456,7 +456,7 @@ def _combine_windows(builder, source, apart, target):
 
 @instruction
 def _write_windows(builder, source, target, width):
-    """The outputs of eight windows side by side, of nine rows of 64 words, into rows of so many bytes."""
+    """The outputs of eight windows side by side in nine rows of 64 words, into rows of `width` bytes."""
     for r in range(3):
         lines = [load(builder, offset(builder, source, _ROW, 3 * r + s), align=64) for s in range(3)]
         for i, words in enumerate(_interleave(builder, *lines)):
@@ -465,7 +465,7 @@ def _write_windows(builder, source, target, width):
 
 @compiled
 def _side_by_side(source, sizes):
-    """Of eight windows at a time, whether they stand side by side, and whether all of them have nine outputs."""
+    """For each group of eight windows: whether they are side by side, and whether all of them have nine outputs too."""
     side, whole = np.ones(8, np.bool_), np.ones(8, np.bool_)
     for q in range(64):
         side[q // 8] &= q % 8 == 0 or source[q] - source[q - 1] == 3
@@ -475,7 +475,7 @@ def _side_by_side(source, sizes):
 
 @compiled
 def _one_by_one(beside, starts, sizes, side, width):
-    """For windows that are not taken eight at a time: pairs of a place beside `starts` and one in rows of 64 words."""
+    """For windows that are copied word by word: pairs of a place in the image and a place in rows of 64 words."""
     found, count = np.empty((64 * side * side, 2), np.int64), 0
     for r in range(side):
         for q in range(64):
@@ -487,9 +487,9 @@ def _one_by_one(beside, starts, sizes, side, width):
 
 
 @compiled
-def _sums_of(images, channel, width, source, side, singly, held, tiles):
+def _sums_of(images, channel, width, source, side, singly, scratch, tiles):
     """Sums of 64 windows in all channels, [6, 6, c + 1, 64]; not the last row."""
-    words, begin, apart = held.reshape(-1), held.ctypes.data, tiles.strides[1]
+    words, begin, apart = scratch.reshape(-1), scratch.ctypes.data, tiles.strides[1]
     for c in range(tiles.shape[2] - 1):
         for k in range(len(singly)):
             words[singly[k, 1]] = images[c * channel + singly[k, 0]]
@@ -501,9 +501,9 @@ def _sums_of(images, channel, width, source, side, singly, held, tiles):
 
 
 @compiled
-def _outputs_of(products, count, target, whole, singly, held, out, start, positions, width):
+def _outputs_of(products, count, target, whole, singly, scratch, out, start, positions, width):
     """Rows of the outputs of 64 windows, from their products [6, 6, rows, 64], into the channels from `start` on."""
-    words, begin, apart = held.reshape(-1), held.ctypes.data, products.strides[1]
+    words, begin, apart = scratch.reshape(-1), scratch.ctypes.data, products.strides[1]
     for o in range(count):
         channel = start + o * positions
         for g in range(8):
@@ -516,11 +516,11 @@ def _outputs_of(products, count, target, whole, singly, held, out, start, positi
 
 @compiled
 def convolve_windows(images, source, target, sizes, width, channel, weight, wide, parts, out, low, high):
-    """Tiles of 64 windows, and of each so many parts of the outputs: low .. high of both.
+    """The outputs of tiles of 64 windows; `parts` pieces of work for each tile, of which low .. high are done.
 
     Args:
         images: words, padded; a row has `width` of them, and a channel `channel`.
-        source, target, sizes: of the windows, as of `karatsuba._places`.
+        source, target, sizes: of the windows, as of `products._karatsuba_places`.
         weight: [6, 6, o, c]. wide: whether the processor multiplies vectors of 64-bit words.
         out: [n, o, h, w].
     """
@@ -528,7 +528,7 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
     # A row more: 36 lines that are a power of two apart would drive one another out of the cache.
     tiles = aligned_words(288 * (channels + 1)).reshape(6, 6, channels + 1, 64)
     products = aligned_words(288 * (KARATSUBA_ROWS + 1)).reshape(6, 6, KARATSUBA_ROWS + 1, 64)
-    held, flat = aligned_words(200).reshape(25, 64), out.reshape(-1)
+    scratch, flat = aligned_words(200).reshape(25, 64), out.reshape(-1)
     positions, groups = out.shape[2] * out.shape[3], -(-outputs // KARATSUBA_ROWS)
     all_inputs = np.full((64, 2), 5, np.int64)
     for at in range(low, high):
@@ -537,9 +537,9 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
         columns = 64
         while sizes[here][columns - 1, 0] == 0:
             columns -= 1
-        read = _one_by_one(side, source[here], all_inputs, 5, width)
-        written = _one_by_one(whole, target[here], sizes[here], 3, out.shape[3])
-        _sums_of(images, channel, width, source[here], side, read, held, tiles)
+        to_read = _one_by_one(side, source[here], all_inputs, 5, width)
+        to_write = _one_by_one(whole, target[here], sizes[here], 3, out.shape[3])
+        _sums_of(images, channel, width, source[here], side, to_read, scratch, tiles)
         for row in range(
             groups * part // parts * KARATSUBA_ROWS,
             min(outputs, groups * (part + 1) // parts * KARATSUBA_ROWS),
@@ -551,7 +551,7 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
                     left, tile = weight[a, b, row : row + count], tiles[a, b, :channels]
                     multiply_tile(left, tile, columns, wide, products[a, b, :count])
             place = flat, row * positions, positions, out.shape[3]
-            _outputs_of(products, count, target[here], whole, written, held, *place)
+            _outputs_of(products, count, target[here], whole, to_write, scratch, *place)
 
 
 # Sums of subsets of rows.
@@ -563,7 +563,7 @@ BLOCK = 128
 
 @compiled
 def keys_of(words, start, count, keys):
-    """Which of its four rows a subset takes, four bits."""
+    """Four bits for each subset and four rows: the rows that the subset takes."""
     for q in range(len(keys)):
         for s in range(len(words)):
             key = 0

@@ -299,7 +299,7 @@ _UNIT = 1 << 18  # with fewer multiplications, a product gains nothing from the 
 
 
 def _device(*tensors: torch.Tensor) -> str:
-    """Where to compute: "cpu", "cuda", or "meta" for a dry run on shapes."""
+    """The device to compute on: "cpu", "cuda", or "meta" for a dry run on shapes."""
     kinds = {t.device.type for t in tensors}
     if "meta" in kinds:
         return "meta"
@@ -612,7 +612,7 @@ def _gathered(windows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray, np.ndarr
 
 @functools.lru_cache(maxsize=64)
 def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Where the elements of a strided view stand, row by row."""
+    """The positions of the elements of a strided view, row by row."""
     found = np.zeros(1, np.int64)
     for size, stride in zip(shape, strides, strict=True):
         found = (found[:, None] + np.arange(size) * stride).reshape(-1)

@@ -131,9 +131,9 @@ def check_recomputable(program: Program, dealer: Party) -> None:
         step = node.step
         if isinstance(step, Compute) and step.random and dealer in step.owners:
             raise ArgumentError(f"{who} draws randomness of its own in '{step.path}', which nobody can recompute")
-    brought = [i.name for i in program.inputs if i.party == dealer and i.phase != Phase.ONLINE]
-    if brought:
-        raise ArgumentError(f"{who} brings '{brought[0]}' {ahead}")
+    inputs = [i.name for i in program.inputs if i.party == dealer and i.phase != Phase.ONLINE]
+    if inputs:
+        raise ArgumentError(f"{who} brings '{inputs[0]}' {ahead}")
     for m in program.messages:
         if m.dst == dealer and m.phase != Phase.ONLINE:
             raise ArgumentError(f"{who} is sent '{m.path}/{m.label}' {ahead}")

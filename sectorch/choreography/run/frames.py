@@ -27,7 +27,7 @@ _HEAD = struct.Struct(">2sBB16sIIIIBBHHI")
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """The kind of a frame."""
 
     DATA = 1
     CONTROL = 2
