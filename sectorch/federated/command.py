@@ -72,6 +72,7 @@ class Option:
     hidden: bool = False
     own: str | None = None
     bare: str | None = None
+    objects: tuple[type, ...] = ()
 
     @property
     def limits(self) -> str:
@@ -105,6 +106,7 @@ def option(
     hidden: bool = False,
     own: str | None = None,
     bare: str | None = None,
+    objects: tuple[type, ...] = (),
 ) -> Any:
     """A field of `Options`.
 
@@ -120,8 +122,9 @@ def option(
         hidden: whether the command line leaves it out.
         own: "value", or "folder" for a path, if each party of a federation sets it for itself.
         bare: the value of an option that the command line names without one.
+        objects: classes of which Python code may give an object in the place of a word; a dataclass is recorded.
     """
-    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own, bare)
+    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own, bare, objects)
     return field(default=default, metadata={"option": made})
 
 
@@ -163,6 +166,8 @@ class Options:
 
 
 def _check(name: str, value: Any, kind: type, o: Option) -> None:
+    if isinstance(value, o.objects):
+        return
     if issubclass(kind, Options):
         wanted: Any = kind
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,36 @@ def test_budget_is_kept_and_reported(noise):
     # 11 voters answer for each of two: those that answer both are known twice as well.
     assert result.epsilon_of_all == epsilon_of(sum(r.budget.curve for r in result.records.values()), 1e-5)
     assert result.epsilon_of_all > max(r.budget.spent for r in result.records.values())
+
+
+@dataclass(frozen=True)
+class NeverZero(GNMax):
+    """A mechanism of a reader's own: no query is answered with class 0."""
+
+    def labels(self, votes, noise=None):
+        return super().labels(self.without(votes), noise)
+
+    def release(self, votes, drawn=None, **how):
+        return super().release(self.without(votes), drawn, **how)
+
+    def without(self, votes):
+        return votes - 1000 * (torch.arange(votes.shape[1]) == 0).long()
+
+
+def test_a_mechanism_of_ones_own_takes_the_place_of_gnmax(tmp_path):
+    made, labels = small(5, pool=12), {}
+    for inference in ("simulated", "mpc"):
+        how = replace(QUICK, noise=NeverZero(0.2), epsilon=2000.0, inference=inference, argmax="shares")
+        result = run(made, how, out=tmp_path / inference)
+        labels[inference] = torch.cat([record.labels for record in result.records.values()])
+        assert all(isinstance(record.mechanism, NeverZero) for record in result.records.values())
+    plain = run(made, replace(QUICK, epsilon=2000.0, noise=GNMax(0.2)))
+    assert int(labels["simulated"].min()) > 0 == int(torch.cat([r.labels for r in plain.records.values()]).min())
+    assert torch.equal(labels["simulated"], labels["mpc"])
+    with pytest.raises(PrivacyError, match="NeverZero is for 1 votes that an organisation moves, and here it moves 3"):
+        run(small(9, models_each=3), how)
+    with pytest.raises(FederationError, match="a mechanism has its own noise"):
+        replace(how, scale=2.0)
 
 
 def test_querying_stops_before_the_budget_is_overrun():

@@ -107,16 +107,20 @@ def plan(
         queries = 1 if forecast is None else best(queries, len(voters), classes, moved, how, forecast.own)
     mechanism = _mechanism(queries, moved, how)
     queries = min(queries, queries_for(mechanism, how.epsilon, how.delta))
+    law = how.noise if isinstance(how.noise, str) else type(how.noise).__name__
+    if mechanism.moved < moved:
+        raise PrivacyError(
+            f"{law} is for {mechanism.moved} votes that an organisation moves, and here it moves {moved}"
+        )
     if not queries:
         raise PrivacyError(
-            f"{how.noise} noise of scale {mechanism.scale:g} spends more than epsilon {how.epsilon:g} on the first "
+            f"{law} noise of scale {mechanism.scale:g} spends more than epsilon {how.epsilon:g} on the first "
             f"query ({epsilon_for(mechanism, 1, how.delta):.3f}); use a larger scale or budget"
         )
     chance = mechanism.unanimous(len(voters), classes)
     if chance < how.reliability:
-        reach = reachable_epsilon(
-            how.noise, len(voters), classes, how.delta, queries, moved=moved, reliability=how.reliability
-        )
+        limits = dict(moved=moved, reliability=how.reliability)
+        reach = reachable_epsilon(law, len(voters), classes, how.delta, queries, **limits) if law == how.noise else 0.0
         could = f"reaches it from epsilon {reach:.2f} on" if reach else "never reaches it"
         raise TooFewVotersError(
             f"{len(voters)} answering parties are too few for {queries} queries within epsilon {how.epsilon:g}, delta "
@@ -134,6 +138,8 @@ def plan(
 
 def _mechanism(queries: int, moved: int, how: Settings) -> Mechanism:
     """With the noise that is named, or the least at which so many answered queries stay within the budget."""
+    if not isinstance(how.noise, str):
+        return how.noise
     if how.threshold is None:
         scale = how.scale or scale_for(how.noise, how.epsilon, how.delta, queries, moved)
         return MECHANISMS[how.noise](scale, moved)

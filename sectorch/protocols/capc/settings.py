@@ -14,7 +14,7 @@ from ...data.datasets import IMAGES, Dataset
 from ...data.partition import PARTITIONS, partition
 from ...data.seeds import derive, generator
 from ...data.selection import SELECTIONS
-from ...dp import MECHANISMS
+from ...dp import MECHANISMS, ConfidentGNMax, NoisyMax
 from ...federated import participants
 from ...federated.command import Options, option
 from ...federated.errors import FederationError
@@ -117,7 +117,10 @@ class Settings(Options):
         None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
         above=0, below=math.inf, own="value",
     )  # fmt: skip
-    noise: str = option("gaussian", "its law", among=tuple(MECHANISMS), several=True)
+    noise: str | NoisyMax | ConfidentGNMax = option(
+        "gaussian", "its law; in Python also a mechanism, whose noise it is then", among=tuple(MECHANISMS),
+        several=True, objects=(NoisyMax, ConfidentGNMax),
+    )  # fmt: skip
     queries: int | None = option(
         None, "of each querying party (default: its whole pool); fewer where the budget ends first", least=1,
         several=True,
@@ -169,6 +172,8 @@ class Settings(Options):
             raise FederationError("check_scale is the noise of a check, which a run without a threshold does not make")
         if self.threshold is not None and self.noise != "gaussian":
             raise FederationError(f"a threshold is checked under gaussian noise (Confident-GNMax), not {self.noise}")
+        if not isinstance(self.noise, str) and (self.scale is not None or self.threshold is not None or self.planned):
+            raise FederationError("a mechanism has its own noise; leave scale, threshold and planned out")
         if self.budget_epsilon is not None and self.budgets is None:
             raise FederationError("budget_epsilon is of budgets that last; name the folder they lie in, budgets")
         if self.planned and (self.threshold is not None or self.scale is not None):
