@@ -17,7 +17,7 @@ from ...data.seeds import derive, generator
 from ...federated.participants import Samples
 from ...federated.parties import Parties
 from ...federated.run import Held, Run, estimated_by, note, progress
-from ...federated.training import predict, seconds_of
+from ...federated.training import seconds_of
 from ...federated.watch import Estimate
 from .exchange import Exchange
 from .settings import Party, Settings
@@ -25,13 +25,17 @@ from .training import (
     Question,
     State,
     Update,
-    average,
+    asked_peers,
+    averaged,
     distillation,
     in_the_clear,
     local_uncertainty,
     mutual,
+    open_logits,
+    own_part,
     own_view,
     scores,
+    subset,
     train_party,
 )
 
@@ -159,21 +163,6 @@ def small(data: Party, theta: dict, how: Settings) -> nn.Module:
     return State(data, how, theta).small
 
 
-def asked_peers(names: Sequence[str], k: str, t: int, how: Settings) -> list[str]:
-    """The peers of a round, in the parties' order; drawn anew each time."""
-    others = [name for name in names if name != k]
-    if how.peers is None:
-        return others
-    chosen = torch.randperm(len(others), generator=generator(how.seed, k, t, "peers"))
-    return [others[i] for i in sorted(chosen[: how.peers].tolist())]
-
-
-def subset(data: Party, t: int, how: Settings) -> torch.Tensor:
-    """The samples of a round's aggregates; drawn anew each time, from a seed that all parties know (3.3, ii)."""
-    order = torch.randperm(len(data.labels), generator=generator(how.seed, data.name, t, "subset"))
-    return order[: how.subset(len(data.labels))].sort().values
-
-
 def ask(t: int, data: Party, theta: dict, seed: int, how: Settings) -> Question:
     """What participant k publishes, and will make of the answers; with its own view of all its samples."""
     state = State(data, how, theta)
@@ -246,23 +235,3 @@ def score(data: Party, theta: dict, test: Samples, classes: int, how: Settings) 
         found["small_accuracy"] = scores(models[0], *test, classes)["accuracy"]
     note(**found)
     return found["accuracy"]
-
-
-# Baselines, in one process: they protect nothing.
-
-
-def open_logits(_: Parties, data: Party, models: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """The peers' logits on a party's samples."""
-    return [predict(model, data.images) for model in models]
-
-
-def averaged(_: Parties, data: Mapping[str, Party], theta: Mapping[str, dict], how: Settings, t: int) -> dict:
-    """FedAvg: every model becomes the mean of all."""
-    states = {k: State(data[k], how, theta[k]) for k in data}
-    average({k: state.small for k, state in states.items()}, list(data.values()), how, t)
-    return {k: state.tensors() for k, state in states.items()}
-
-
-def own_part(mean: dict, k: str) -> dict:
-    """A participant's own of `averaged`."""
-    return mean[k]

@@ -15,6 +15,7 @@ from ... import ckks
 from ...ckks.releases import SIGMAS
 from ...data.seeds import generator
 from ...federated.errors import FederationError
+from ...federated.parties import Parties
 from ...federated.training import Extra, Training, optimizer_of, predict, train
 from .settings import (
     Directions,
@@ -483,3 +484,41 @@ class State:
         """The meters, with new ones of the peers that are asked for the first time."""
         self.meters = {peer: Meter.of(peer, *tensors) for peer, tensors in priors.items()} | self.meters
         return self.meters
+
+
+# What is drawn for a round from the seed that all parties know.
+
+
+def asked_peers(names: Sequence[str], k: str, t: int, how: Settings) -> list[str]:
+    """The peers of a round, in the parties' order; drawn anew each time."""
+    others = [name for name in names if name != k]
+    if how.peers is None:
+        return others
+    chosen = torch.randperm(len(others), generator=generator(how.seed, k, t, "peers"))
+    return [others[i] for i in sorted(chosen[: how.peers].tolist())]
+
+
+def subset(data: Party, t: int, how: Settings) -> torch.Tensor:
+    """The samples of a round's aggregates; drawn anew each time, from a seed that all parties know (3.3, ii)."""
+    order = torch.randperm(len(data.labels), generator=generator(how.seed, data.name, t, "subset"))
+    return order[: how.subset(len(data.labels))].sort().values
+
+
+# Baselines, in one process: they protect nothing.
+
+
+def open_logits(_: Parties, data: Party, models: Sequence[nn.Module]) -> list[torch.Tensor]:
+    """The peers' logits on a party's samples."""
+    return [predict(model, data.images) for model in models]
+
+
+def averaged(_: Parties, data: Mapping[str, Party], theta: Mapping[str, dict], how: Settings, t: int) -> dict:
+    """FedAvg: every model becomes the mean of all."""
+    states = {k: State(data[k], how, theta[k]) for k in data}
+    average({k: state.small for k, state in states.items()}, list(data.values()), how, t)
+    return {k: state.tensors() for k, state in states.items()}
+
+
+def own_part(mean: dict, k: str) -> dict:
+    """A participant's own of `averaged`."""
+    return mean[k]
