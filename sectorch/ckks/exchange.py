@@ -255,8 +255,8 @@ class LocatedKeys:
     """
 
     def __init__(
-        self, net: Net, owner: Party, parameters: Parameters, keys: Keys | PublicKeys | None = None,
-        known: Mapping[Party, PublicKeys | None] | None = None,
+        self, net: Net, owner: Party, parameters: Parameters, keys: Keys | PublicKeys | Parameters | None = None,
+        known: Mapping[Party, PublicKeys | Parameters | None] | None = None,
     ):  # fmt: skip
         self.parameters, self.owner = parameters, owner
         if keys is None:
@@ -500,7 +500,7 @@ def _contents(value: Any, found: list[LocatedKeys]) -> Any:
 # Steps of the parties, and what others know of their results.
 
 
-def _public_half(keys: Keys | PublicKeys | None) -> PublicKeys | None:
+def _public_half(keys: Any) -> Any:
     return keys.public if isinstance(keys, Keys) else keys
 
 
