@@ -428,8 +428,8 @@ class Valuation(Experiment):
             return Result(self.clients, self.settings, self.level, rounds, samples, seconds, self._trained_by())
         models = [{n: held.value for n, held in one.items()} for one in local]
         tests, weights = {n: test for n, (_, test) in self.data.items()}, self._weights()
-        found = ShapleyEvaluation(self.model, models, tests, weights, self.settings).result(records, self._start)
-        return replace(found, training=self._trained_by())
+        evaluation = ShapleyEvaluation(self.model, models, tests, weights, self.settings)
+        return replace(evaluation.result(records, self._start), training=self._trained_by())
 
     def _trained_by(self) -> list[dict]:
         """The ledger's rows of the training."""

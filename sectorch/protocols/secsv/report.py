@@ -220,7 +220,7 @@ class Result(Outcome):
                 "role": role, "protocol": name, "message": label, "hidden_by": hidden, "shows": shows,
                 "messages": count, "bytes": sizes[key],
             })  # fmt: skip
-        return merged([rows, self.training])
+        return merged([rows, list(self.training)])
 
     def statement(self) -> list[str]:
         """What each role received and learned, from the ledger."""
@@ -289,8 +289,8 @@ class Result(Outcome):
 def told_by(rows: list[dict]) -> list[str]:
     """A sentence for each role that received anything."""
     names = {"C": "A client", "P": "The principal server P", "X": "The auxiliary server X"}
-    roles = {row["role"]: names.get(row["role"], row["role"]) for row in rows}
-    return learned(rows, roles, "nothing")
+    roles = [str(row["role"]) for row in rows]
+    return learned(rows, {role: names.get(role, role) for role in roles}, "nothing")
 
 
 def _named(values: Mapping[int, Any], names: Sequence[str]) -> dict[str, Any]:
