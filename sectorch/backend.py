@@ -64,6 +64,10 @@ class Value(Protocol):
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
+class RaisedFlags(list[Any]):
+    """The flags that the operations of a call raised, as values of its backend: `net.state(RaisedFlags)`."""
+
+
 @dataclass(frozen=True)
 class Normal:
     """Mantissa and exponent of a value x.

@@ -19,7 +19,7 @@ from helpers import ring_values, weight_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch.backend import SERIES_BITS, Backend, Normal
+from sectorch.backend import SERIES_BITS, Backend, Normal, RaisedFlags
 from sectorch.choreography import Phase
 from sectorch.config import Scheme
 from sectorch.errors import DimensionError
@@ -72,7 +72,7 @@ def revealed(reference: bool, scheme: Scheme, case: Case, inputs: list[torch.Ten
         found = [found.mantissa, found.bits] if isinstance(found, Normal) else found
         learned = []
         for value in found if isinstance(found, (list, tuple)) else [found]:
-            opened, right = backend.reveal(value, tuple(net.raised))
+            opened, right = backend.reveal(value, tuple(net.state(RaisedFlags)))
             learned.append((net.read(opened, net.Q), right is None or bool(net.read(right, net.Q))))
         return learned
 
@@ -115,7 +115,7 @@ def joined(b: Backend, x: Any) -> Any:
     """Of two checks, the flags joined twice; they stand for those that were raised."""
     flagged_outside(b, x)
     flagged(b, x)
-    b.net.raised[:] = [b.join_flags((b.join_flags(tuple(b.net.raised)),))]
+    b.net.state(RaisedFlags)[:] = [b.join_flags((b.join_flags(tuple(b.net.state(RaisedFlags))),))]
     return x
 
 
@@ -267,7 +267,7 @@ def test_sums_of_several_parties(reference: bool, guarded: bool):
                 value = backend.share(net.own(net.Q, x), False)
                 if bad:
                     backend.flag_outside(value, 3)
-                terms.append((backend, value, tuple(net.raised)))
+                terms.append((backend, value, tuple(net.state(RaisedFlags))))
         for noise in (None, lambda shape: torch.arange(shape.numel()).view(shape)):
             with at._running(terms[0][0].net) as net:
                 total, right = terms[0][0].aggregate(terms, guarded, noise)

@@ -16,6 +16,7 @@ from sectorch.mpc.star import dealing_proofs
 from sectorch.mpc.star.dealing_proofs import (
     CLAIM_PROTOCOLS,
     DealerShares,
+    DealingProofs,
     ProductClaims,
     RowSets,
     WordClaims,
@@ -159,7 +160,7 @@ def test_no_coin_is_shown_before_all_that_it_is_drawn_for_has_been_received():
     session = Session()
 
     def program(net: Net) -> torch.Tensor:
-        net.verified = True
+        net.state(DealingProofs).required = True
         y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
         prove_pending(net)
         return net.read(reveal(net, y), net.Q)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -142,6 +144,56 @@ def test_the_chain_is_read_right():
 def test_no_import_cycles():
     # Importing a module imports its packages first, but for those that it is in.
     TopologicalSorter({module: imports(module) - {""} for module in MODULES}).prepare()
+
+
+ROLES_OF_ITS_OWN = """
+import sys, types
+package = types.ModuleType("sectorch")
+package.__path__ = [sys.argv[1]]
+sys.modules["sectorch"] = package  # without sectorch/__init__.py, which imports everything
+import torch
+from sectorch.choreography import Message, Net, Party, Phase, Roles, protocol
+from sectorch.choreography.roles import Cast
+from sectorch.choreography.run.local import LocalRuntime
+
+roles = Roles("Left Right", "Left-Right")
+
+class Calls(list): pass
+
+@protocol("masked_sum", "here", [Message("masked", "Left", "Right", "r of the pair")], roles)
+def masked_sum(net, x, y):
+    net.state(Calls).append("masked_sum")
+    r = net.common(net.Left, net.Right, x.shape, "r")
+    return (x + r).send(net.Left, net.Right, "masked") - r + y
+
+cast = Cast(roles, {name: Party(name, name) for name in roles.names})
+net = Net(LocalRuntime(frozenset(cast.parties.values())), 0, cast, Phase.OFFLINE)
+net.install(net.Left, net.Right, net.fresh(net.Left, lambda: torch.arange(32, dtype=torch.uint8)))
+x, y = (net.own(party, torch.arange(3) + i) for i, party in enumerate((net.Left, net.Right)))
+assert net.read(masked_sum(net, x, y), net.Right).tolist() == [1, 3, 5]
+assert net.state(Calls) == ["masked_sum"] and Net(net.runtime, 1, cast, Phase.OFFLINE).state(Calls) == []
+print(*(name for name in sys.modules if name.startswith("sectorch.")))
+"""
+
+
+def test_a_choreography_with_roles_of_its_own_runs_without_a_protocol_of_the_package():
+    command = [sys.executable, "-W", "ignore", "-c", ROLES_OF_ITS_OWN, str(ROOT)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert {name.split(".")[1] for name in found.stdout.split()} == {
+        "choreography",
+        "deprecation",
+        "display",
+        "errors",
+        "optional_deps",
+    }
+
+
+def test_the_net_names_nothing_of_a_set_of_protocols():
+    protocols = [module for module in MODULES if module.split(".")[0] in ("mpc", "garbled", "backend")]
+    classes = {node.name for module in protocols for node in tree(module).body if isinstance(node, ast.ClassDef)}
+    words = set(re.findall(r"\w+", PATHS["choreography.net"].read_text()))
+    assert words & {*classes, "mpc", "star", "garbled", "backend", "dealer", "STAR"} == {"T"}  # the type variable
 
 
 def test_every_level_that_exists_is_used():

@@ -18,7 +18,16 @@ from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.series import normalise, trigonometric
 from sectorch.mpc.star.and_layers import and_layers
 from sectorch.mpc.star.backend import WAN_ROUND, Star
-from sectorch.mpc.star.compare import MUCH, block_count, blocks_between, drelu, forest, group_blocks, is_zero
+from sectorch.mpc.star.compare import (
+    MUCH,
+    RoundBudget,
+    block_count,
+    blocks_between,
+    drelu,
+    forest,
+    group_blocks,
+    is_zero,
+)
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.masking import deal, deal_bits, open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
@@ -83,7 +92,7 @@ def cost(program, shape=(N,), round_bytes: int = 1 << 40) -> tuple[int, float, f
     """Online rounds, bytes opened and bytes dealt per element; where a round is worth more than bytes, unless said."""
     held = session()
     with held.call(held.answering[0]) as net:
-        world, net.round_bytes = world_of(held, net, {}), round_bytes
+        world, net.state(RoundBudget).round_bytes = world_of(held, net, {}), round_bytes
         with Profile() as profile:
             program(world, world.halves(ring_values(shape, 40)))
     n = torch.Size(shape).numel()
@@ -268,16 +277,16 @@ def test_a_call_that_is_dealt_much_saves_bytes_though_rounds_are_dear():
             Star(w.net, Scheme(network=network), w.net.runtime.device),
             w.halves(torch.empty(N, dtype=torch.int64)),
         )
-        before = w.net.ahead
+        before = w.net.offline_bytes
         star.ramps(x, (0,), 20)
-        return w.net.ahead - before
+        return w.net.offline_bytes - before
 
     held, found = session(), {}
     for network in ("lan", "wan"):
         with held.call(held.answering[0]) as net:
             world = world_of(held, net, {})
             found[network] = [dealt(world, network)]
-            net.ahead = MUCH
+            net.offline_bytes = MUCH
             found[network].append(dealt(world, network))
     assert found["wan"][0] > found["lan"][0] == found["lan"][1] == found["wan"][1]
 

@@ -16,6 +16,7 @@ from sectorch import Scheme
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.located import run_in
 from sectorch.mpc.star.compare import drelu
+from sectorch.mpc.star.dealing_proofs import DealingProofs
 from sectorch.mpc.star.linear import linear
 from sectorch.mpc.star.masking import DeferredShares, open_masked
 from sectorch.mpc.star.multiply import multiply, square
@@ -165,7 +166,7 @@ def test_a_dealer_that_proves_owes_nothing():
     x = ring_values((3, 4), 63, 1)
 
     def program(world, x):
-        world.net.verified = True
+        world.net.state(DealingProofs).required = True
         y = linear(world.net, world.setup, Linear(), x, world.weight(weight_like((5, 4))))
         assert type(y) is Shares
         return y

@@ -7,6 +7,8 @@ from helpers import session
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sectorch.backend import RaisedFlags
+from sectorch.mpc.star.compare import RoundBudget
 from sectorch.mpc.star.guard import finish_flags
 from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.relu import ramps
@@ -21,9 +23,9 @@ def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
     """Where `protocol(net, shares)` raises a flag for these ring elements; with odd seeds trees have more levels."""
     mask = torch.randint(-(1 << 63), (1 << 63) - 1, x.shape, generator=torch.Generator().manual_seed(seed))
     with session().call(session().answering[0]) as net:
-        net.round_bytes = 0 if seed % 2 else None
+        net.state(RoundBudget).round_bytes = 0 if seed % 2 else None
         protocol(net, Shares(net.own(net.A, x - mask), net.own(net.S, mask)))
-        bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finish_flags(net, tuple(net.raised))]
+        bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finish_flags(net, tuple(net.state(RaisedFlags)))]
     words = [w for a, s in bits for w in (a ^ s).split(words_for(x.numel()))]
     assert words, "no flag was raised"
     for w in words:

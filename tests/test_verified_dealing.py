@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
+from sectorch.backend import RaisedFlags
 from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.net import Compute
@@ -31,9 +32,10 @@ from sectorch.errors import (
     UnsupportedOpError,
 )
 from sectorch.mpc.star import dealing_proofs
-from sectorch.mpc.star.compare import is_zero
+from sectorch.mpc.star.compare import RoundBudget, is_zero
 from sectorch.mpc.star.dealing_proofs import (
     DealerShares,
+    DealingProofs,
     ProductClaims,
     RowSets,
     WordClaims,
@@ -77,7 +79,7 @@ def _plain(product: Callable, *shape: int) -> Callable:
 def _held(net: Net, x: Shares) -> Shares:
     masked = open_masked(net, x)
     raise_outside(net, masked, 43, everywhere=True)
-    assert len(net.raised) == 1
+    assert len(net.state(RaisedFlags)) == 1
     return x
 
 
@@ -85,7 +87,7 @@ def _of_more_levels(protocol: Callable) -> Callable:
     """As of large values, where bytes are worth more than a round."""
 
     def run(net: Net, x: Shares) -> Shares:
-        net.round_bytes = 0
+        net.state(RoundBudget).round_bytes = 0
         return protocol(net, x)
 
     return run
@@ -121,7 +123,7 @@ PROTOCOLS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
 def outcome(protocol: Callable, x: torch.Tensor, session: Session | None = None) -> torch.Tensor:
     session = session or Session()
     with session.call() as net:
-        net.verified = True
+        net.state(DealingProofs).required = True
         y = protocol(net, share(net, net.own(net.Q, x)))
         prove_pending(net)
         return net.read(reveal(net, y), net.Q)
@@ -369,9 +371,9 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
     x, sent = ring_values((count,), 40, 0), {}
     for verified in (False, True):
         with Transcript() as transcript, Session().call() as net:
-            net.verified = verified
+            net.state(DealingProofs).required = verified
             relu(net, share(net, net.own(net.Q, x)), 20)
-            found = dealing_proofs.claims_of(net)
+            found = net.state(DealingProofs)
             prove_pending(net)
         sent[verified] = [line for line, _ in transcript.lines]
     width = count // 64
@@ -498,7 +500,7 @@ def test_a_program_that_shows_something_before_its_proof_is_refused():
     session = Session()
 
     def program(net: Net, early: bool) -> torch.Tensor:
-        net.verified = True
+        net.state(DealingProofs).required = True
         y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
         if not early:
             prove_pending(net)

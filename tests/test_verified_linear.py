@@ -26,6 +26,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.errors import FalseDealingError, PeerLostError, UnsupportedOpError
 from sectorch.mpc.star import linear as sums
+from sectorch.mpc.star.dealing_proofs import DealingProofs
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.shares import reveal, share
 from sectorch.ring import bitplanes, products
@@ -39,7 +40,7 @@ VERIFIED = Scheme(verified=True)
 def run(product: Callable, x: torch.Tensor, w: torch.Tensor, verified: bool = True) -> torch.Tensor:
     """product(x, w) of Q's x and A's w, as Q learns it."""
     with session().call(session().answering[0]) as net:
-        net.verified = verified
+        net.state(DealingProofs).required = verified
         weight = mask_weight(net.setup, net.own(net.A, w, Phase.SETUP, "w"))
         y = linear(net, net.setup, product, share(net, net.own(net.Q, x)), weight)
         return net.read(reveal(net, y), net.Q)

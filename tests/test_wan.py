@@ -14,6 +14,7 @@ import sectorch
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star import backend
+from sectorch.mpc.star.compare import RoundBudget
 from sectorch.mpc.star.maximum import WORTH, levels_worth, plan_blocks, ramp_of_largest
 from sectorch.mpc.star.shares import share
 from sectorch.nn.models import ZOO
@@ -51,7 +52,7 @@ def test_bytes_in_addition_are_bounded_over_a_call():
         more = -(-(one - three) * n // 8)
         assert levels == (1 if 2 * more <= WORTH - spent else 3)
         spent += more if levels == 1 else 0
-    assert net.spent == spent <= WORTH and {1, 3} == set(found)
+    assert net.state(RoundBudget).spent == spent <= WORTH and {1, 3} == set(found)
     assert levels_worth(net, 1, 100, 20, 63, 40, 12) == 1, "a small layer after them"
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from sectorch.backend import SERIES_BITS
+from sectorch.backend import SERIES_BITS, RaisedFlags
 from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.located import compute
 from sectorch.garbled.argmax import UNANSWERED, argmax_confident_shares, argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.series import draw_error, normalise, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
-from sectorch.mpc.star.dealing_proofs import prove_pending
+from sectorch.mpc.star.dealing_proofs import DealingProofs, prove_pending
 from sectorch.mpc.star.guard import guard, join_flags, remove_pad
 from sectorch.mpc.star.linear import linear, mask_streamed_weight, mask_weight
 from sectorch.mpc.star.masking import open_masked
@@ -143,7 +143,7 @@ def _verified(protocol: Callable) -> Callable:
     """A protocol in which the dealer proves what it deals."""
 
     def program(net: Net, *values: Any) -> Any:
-        net.verified = True
+        net.state(DealingProofs).required = True
         found = protocol(net, *values)
         prove_pending(net)
         return found
@@ -224,7 +224,7 @@ def _guarded(protocol: Callable) -> Callable:
     """A protocol with a limit, revealed under guard: the result, or zeros, and whether there is one."""
 
     def program(net: Net, *xs: Shares) -> tuple:
-        padded, key = guard(net, protocol(net, *xs), tuple(net.raised))
+        padded, key = guard(net, protocol(net, *xs), tuple(net.state(RaisedFlags)))
         found = remove_pad(reveal(net, padded), xs[0].shape, key)
         return found[0], found[1].to(torch.int64)
 
@@ -243,7 +243,7 @@ def _inside(result: Callable) -> Callable:
 def _joined(net: Net, x: Shares) -> tuple:
     """A truncation under guard, with the flags as one word: two sets of them, one after the other."""
     y = truncate(net, x, 20, limit_bits=LIMIT_BITS)
-    flag = join_flags(net, (join_flags(net, tuple(net.raised)), *net.raised))
+    flag = join_flags(net, (join_flags(net, tuple(net.state(RaisedFlags))), *net.state(RaisedFlags)))
     padded, key = guard(net, y, (flag,))
     found = remove_pad(reveal(net, padded), x.shape, key)
     return found[0], found[1].to(torch.int64)

@@ -33,8 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -44,6 +43,8 @@ from .located import _RUNNING, Located, dependence, run_in
 from .roles import Cast, Party, Phase, Roles
 from .shapes import FORMS, fresh_shape, run_on_shapes, shape_of
 from .streams import PairKeys
+
+T = TypeVar("T")
 
 # Origins: which inputs a value was computed from. They are noted where steps are taken one by one.
 
@@ -344,7 +345,8 @@ class Net:
         self.setup = setup or self
         self._base = base
         self._draws = self._steps = 0
-        self.ahead = 0  # bytes of the offline phase
+        self.offline_bytes = 0
+        """The bytes of the messages of the offline phase."""
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolScope] = []
@@ -352,19 +354,7 @@ class Net:
         """The `ProgramTracer` (`program/trace.py`) that records the steps of a dry run, or None."""
         self.origins: Origins | None = None
         """Records which inputs each value was computed from, or None."""
-        # State of the protocols of secure inference (`mpc/star/`), for one call.
-        self.verified = False
-        """Whether the dealer proves what it sends before it is used; see `mpc/star/dealing_proofs.py`."""
-        self.opened: WeakKeyDictionary = WeakKeyDictionary()
-        """Values that this call has opened under a mask, by their shares, so that they are masked once."""
-        self.claims: Any = None
-        """The dealt values that are not proved yet; see `mpc/star/dealing_proofs.py`."""
-        self.round_bytes: int | None = None
-        """The bytes that saving a round is worth in this call, where its scheme says so; see `mpc/star/compare.py`."""
-        self.spent = 0
-        """Bytes that this call is dealt in addition, for fewer rounds; see `mpc/star/maximum.py`."""
-        self.raised: list[Any] = []
-        """Flags that protocols of this call raised, as XOR-shared words; see `mpc/star/guard.py`."""
+        self._states: dict[type, Any] = {}
 
     def __repr__(self) -> str:
         return f"Net(call {self.call}, {self.cast})"
@@ -374,6 +364,11 @@ class Net:
         if party is None:
             raise AttributeError(f"a net has no '{role}', and the roles are {self.cast.roles}")
         return party
+
+    def state(self, kind: type[T]) -> T:
+        """The object of this class, made when first read: the state that a set of protocols keeps of this call."""
+        found = self._states.get(kind)
+        return self._states.setdefault(kind, kind()) if found is None else found
 
     def declared(self, spec: ProtocolSpec) -> ProtocolScope:
         """A scope in which this protocol runs, and may send the messages that it declares.
@@ -461,7 +456,7 @@ class Net:
                     f"fractions are encoded where they are brought in (sectorch.ring.encode)"
                 )
             if phase == Phase.OFFLINE:
-                self.ahead += value.shape.numel() * value.dtype.itemsize
+                self.offline_bytes += value.shape.numel() * value.dtype.itemsize
             arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
             header = header_of(
                 self._path(),
@@ -532,7 +527,7 @@ class Net:
             self.runtime.install(frozenset((p, q)), secret._value)
 
     def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
-        """An input of `party`: a query (online) or a weight (setup), by name. For a party elsewhere None is enough.
+        """An input of `party`, by name. For a party elsewhere None is enough.
 
         Raises:
             ArgumentError: the value is no tensor, or one that parties hold already.
@@ -554,7 +549,7 @@ class Net:
 
         Raises:
             MisplacedValueError: `party` does not hold the value.
-            ArgumentError: the value is a plain tensor, Shares, or None, which no party holds.
+            ArgumentError: the value is not located: no party holds it.
         """
         self.cast.check_party(party)
         check_located(value, "net.read")

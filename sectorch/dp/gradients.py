@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
+from ..backend import RaisedFlags
 from ..deprecation import rename_arguments, renamed_attribute
 from ..errors import ArgumentError, SectorchError, ShapeError
 from ..mpc.star.shares import at_server
@@ -369,7 +370,7 @@ class PrivateGradients:
         first = uses[0].inputs
         context = Context(first.session, first.party, first.scheme)
         with first.session.operation(first.party) as net:
-            before = len(net.raised)
+            before = len(net.state(RaisedFlags))
             sums = clipped_sums(context, uses, parameters, self.max_grad_norm)
             most = (self.batch_size * self.max_grad_norm + 40 * self._deviation) * 2.0**GRID_BITS
             noisy = [[v if v is None else add_noise(context, v, self._deviation) for v in pair] for pair in sums]
@@ -378,7 +379,7 @@ class PrivateGradients:
                 for pair in noisy
             ]
             flags = dict.fromkeys((*(f for use in uses for v in (use.inputs, use.outputs) for f in v.flags),
-                                   *net.raised[before:]))  # fmt: skip
+                                   *net.state(RaisedFlags)[before:]))  # fmt: skip
         for p in self.model.parameters():
             if p.requires_grad:
                 p.grad = None

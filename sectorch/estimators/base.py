@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..backend import RaisedFlags
 from ..deprecation import deprecate
 from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, SectorchError, ShapeError
 from ..ops.common import require, round_scale
@@ -200,9 +201,9 @@ def one_fit(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]
     first, results = given[0], []
     context = Context(first.session, first.party, first.scheme)
     with first.session.operation(first.party) as net:
-        before = len(net.raised)
+        before = len(net.state(RaisedFlags))
         yield context, results
-        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.raised[before:]]
+        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
         joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
         for x in results:
             x.flags = joined

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..backend import Backend, Noise, Normal, Series
+from ..backend import Backend, Noise, Normal, RaisedFlags, Series
 from ..choreography import Located, Net
 from ..choreography.streams import key_stream, random_secret
 from ..config import Scheme
@@ -190,7 +190,7 @@ class Plain(Backend):
         return Normal(mantissa(x * weighted_bit_sum(bits, factor_steps(low, high)), bits, high), bits, low, high)
 
     def flag(self, bad: T) -> None:
-        self.net.raised.append(bad)
+        self.net.state(RaisedFlags).append(bad)
 
     def join_flags(self, flags: Sequence[T]) -> T:
         return torch.stack([f.any() for f in flags]).any()

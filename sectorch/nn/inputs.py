@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..backend import Value
+from ..backend import RaisedFlags, Value
 from ..choreography import Party
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, ProgramError, UnsupportedOpError
 from ..ops.common import as_factor
@@ -175,14 +175,14 @@ def _ready(y: SharedTensor) -> SharedTensor:
     with torch._C.DisableTorchFunctionSubclass():
         dtype = y.dtype
     y = with_exact_infinities(y)
-    raised = len(y.session.net(y.party).raised)
+    raised = len(y.session.net(y.party).state(RaisedFlags))
     most = None if y.infinite is None else 2 * y.infinite.size
     made = as_factor(Context(y.session, y.party, y.scheme), y, most=most)
     if made is y:
         return y
     made = made.like(made.shares, bound=made.bound, dtype=dtype)
     made.infinite = y.infinite
-    made.flags = (*y.flags, *y.session.net(y.party).raised[raised:])
+    made.flags = (*y.flags, *y.session.net(y.party).state(RaisedFlags)[raised:])
     return made
 
 

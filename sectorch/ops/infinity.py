@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+from ..backend import RaisedFlags
 from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
@@ -178,14 +179,14 @@ def hold_to_numbers(context: Context, x: Any, what: str) -> Any:
 def _with_flags(context: Context, x: SharedTensor, infinite: Infinite, allowed: float | None) -> SharedTensor:
     """x without its mark, held to `allowed`, and the summands of its stand-ins held to the activation limit."""
     with context.session.operation(context.party) as net:
-        before = len(net.raised)
+        before = len(net.state(RaisedFlags))
         for y in infinite.unchecked:
             check_fits(context, y, limit_at(context, y.scale_bits))
         made = x.like(x.shares, bound=x.bound)
         if allowed is not None:
             made = check_fits(context, made, 2.0 ** math.floor(math.log2(allowed)))
         others = (flag for y in infinite.unchecked for flag in y.flags)
-        made.flags = tuple(dict.fromkeys((*x.flags, *others, *net.raised[before:])))
+        made.flags = tuple(dict.fromkeys((*x.flags, *others, *net.state(RaisedFlags)[before:])))
     made.whole_bits = x.whole_bits
     return made
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..backend import Backend, Value
+from ..backend import Backend, RaisedFlags, Value
 from ..choreography import Party
 from ..choreography.located import run_in
 from ..errors import ArgumentError, SessionMismatchError, ShapeError
@@ -69,7 +69,7 @@ def aggregate(
         for (net, backend, shares), bits, x in zip(calls, scales, tensors, strict=True):
             with run_in(net):
                 _check_sum_fits(backend, shares, x, bits, len(tensors) << scale - bits)
-                terms.append((backend, shares << scale - bits, (*x.flags, *net.raised)))
+                terms.append((backend, shares << scale - bits, (*x.flags, *net.state(RaisedFlags))))
         # An answering party does not know the others' flags: all sums are guarded, or none.
         net, backend, _ = calls[0]
         drawn = None if noise is None else lambda shape: noise(shape, scale)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ..backend import Value
+from ..backend import RaisedFlags, Value
 from ..errors import (
     ArgumentError,
     DimensionError,
@@ -404,13 +404,13 @@ def _run_handler(
         raise UnsupportedOpError(f"{spell(func)} with {len(args)} arguments is not supported on secret tensors")
     try:
         with context.session.operation(context.party) as net, created_on(context.session.device):
-            before = len(net.raised)
+            before = len(net.state(RaisedFlags))
             kwargs = rename_keywords(func, handler, len(args), kwargs) if kwargs else kwargs
             if ROW_OF[func].name in _ALONG_A_DIMENSION and _is_scalar_call((args, kwargs)):
                 result = _as_line(context, handler, args, kwargs)
             else:
                 result = handler(context, *args, **kwargs)
-            return result, tuple(net.raised[before:])
+            return result, tuple(net.state(RaisedFlags)[before:])
     except RuntimeError as error:
         if "bounds" in str(error) and not isinstance(error, SectorchError):
             raise DimensionError(f"{spell(func)}: index out of range: {error}") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from ..backend import MAX_SHIFT, Backend, Value
+from ..backend import MAX_SHIFT, Backend, RaisedFlags, Value
 from ..choreography import Party, Phase, leaf
 from ..choreography.declaration import plain
 from ..choreography.located import compute
@@ -430,7 +430,7 @@ def share_tensor(
 
 def _check_bound(x: SharedTensor, bound: float) -> SharedTensor:
     """Check that every element of x is within the bound: if not, nothing that depends on x is revealed."""
-    raised, bits = x.session.net(x.party).raised, max(0, math.ceil(math.log2(bound)))
+    raised, bits = x.session.net(x.party).state(RaisedFlags), max(0, math.ceil(math.log2(bound)))
     before, (middle, half) = len(raised), _dtype_range(x.dtype, bits)
     x.backend.flag_outside(x.shares - middle if middle else x.shares, half, everywhere=True)
     x.bound, x.flags = 2.0**bits, tuple(raised[before:])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..backend import RaisedFlags
 from ..errors import ArgumentError, UnsupportedOpError
 from ..tensor import SharedTensor
 from ..tensor.table import Context
@@ -104,10 +105,10 @@ class Cell:
         if self.deferred is not None:
             context, deferred, self.deferred = self.deferred.context, self.deferred, None
             with context.session.operation(context.party) as net:
-                before = len(net.raised)
+                before = len(net.state(RaisedFlags))
                 value = deferred.content()
                 self._content = value.like(value.shares, bound=value.bound, dtype=deferred.meta.dtype)
-                self.pool.add(tuple(net.raised[before:]))
+                self.pool.add(tuple(net.state(RaisedFlags)[before:]))
         if self._content is None or self.pending is not None:
             raise ArgumentError("the step that this tensor was to come from failed, and gave nothing")
         return self._content

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..backend import RaisedFlags
 from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, as_factor, check_fits, round_scale
 from ..tensor import SharedTensor
@@ -90,7 +91,7 @@ def _towards(context: Context, running: Cell, now: SharedTensor, momentum: float
     start, end = at_state_bits(context, running.content), at_state_bits(context, now)
     made = start + times(context, end - start, momentum, state_bits(context))
     bound = towards(start.bound, end.bound, momentum)
-    pool = Pool.of([Pool((*running.pool.flags, *context.net.raised))])
+    pool = Pool.of([Pool((*running.pool.flags, *context.net.state(RaisedFlags)))])
     running.write(made.bounded(bound), pool)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as _F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..backend import RaisedFlags
 from ..errors import ShapeError
 from ..ops.infinity import hold_to_numbers
 from ..ring import encode
@@ -177,7 +178,7 @@ def compute_operation(context: Context, op: Operation) -> Any:
     if op.row.view:
         return handler(context, *op.args, **op.kwargs)
     with context.session.operation(context.party) as net:
-        before = len(net.raised)
+        before = len(net.state(RaisedFlags))
         args = op.args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), op.args)
         result = handler(context, *take_targets(context, op.key, args), **op.kwargs)
         if op.target is not None and isinstance(result, DeferredResult):
@@ -186,7 +187,7 @@ def compute_operation(context: Context, op: Operation) -> Any:
             for hold in CHANGED if op.parameter else [] if op.target.gradient else STATE:
                 result = hold(context, result.content if isinstance(result, ReusableResult) else result)
         pool = Pool.of([x.pool for x in op.given])
-        pool.add(tuple(net.raised[before:]))
+        pool.add(tuple(net.state(RaisedFlags)[before:]))
         if len(pool.flags) > MANY:
             pool.joint_flags(context)
     if isinstance(result, tuple):

@@ -22,8 +22,8 @@ from ...config import Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
-from .compare import MUCH, drelu, is_zero
-from .dealing_proofs import prove_pending
+from .compare import MUCH, RoundBudget, drelu, is_zero
+from .dealing_proofs import DealingProofs, prove_pending
 from .guard import beside_tag, finish_flags, flags_of_bits, guard, join_flags, raise_flags, remove_pad
 from .linear import MaskedWeight, StreamedWeight, linear, mask_streamed_weight, mask_weight
 from .masking import open_masked
@@ -59,9 +59,9 @@ class Star(Backend):
 
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
         self.net, self._few_rounds, self.device = net, scheme.few_rounds, device
-        net.verified |= scheme.verified
+        net.state(DealingProofs).required |= scheme.verified
         if scheme.few_rounds:
-            net.round_bytes = WAN_ROUND
+            net.state(RoundBudget).round_bytes = WAN_ROUND
 
     def _few(self, x: Shares) -> bool:
         """Whether rounds matter more than bytes for x.
@@ -69,7 +69,7 @@ class Star(Backend):
         They do not once the call has been dealt so much that it waits for that alone; some 64 bytes an element of x
         would be dealt.
         """
-        return self._few_rounds and self.net.ahead + 64 * x.shape.numel() <= MUCH
+        return self._few_rounds and self.net.offline_bytes + 64 * x.shape.numel() <= MUCH
 
     def _keyed(self, x: Shares) -> bool:
         """Whether x is compared by function keys: one message less than by trees, for a hundred times the bytes."""

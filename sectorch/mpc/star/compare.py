@@ -135,6 +135,21 @@ def forest(
 
 LAN_ROUND = 1 << 16
 """Bytes that a round is worth unless the scheme sets more: half a millisecond of 1 Gbit/s."""
+
+
+@dataclass
+class RoundBudget:
+    """What fewer rounds are worth in a call.
+
+    Attributes:
+        round_bytes: the bytes that saving a round is worth, where the call's scheme says so.
+        spent: the bytes that the call is dealt in addition for fewer rounds; see `maximum.levels_worth`.
+    """
+
+    round_bytes: int | None = None
+    spent: int = 0
+
+
 MUCH = 48_000_000
 """Bytes ahead after which a call saves bytes and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
 
@@ -144,9 +159,10 @@ def forest_worth(
 ) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
     """`forest` for so many elements, with further levels where the bytes that they save are worth more than rounds.
 
-    A round is worth `net.round_bytes`, or `LAN_ROUND` where nothing is set and once the call has been dealt `MUCH`.
+    A round is worth the call's `round_bytes`, or `LAN_ROUND` where there are none and once it has been dealt `MUCH`.
     """
-    worth = LAN_ROUND if net.round_bytes is None or net.ahead > MUCH else net.round_bytes
+    given = net.state(RoundBudget).round_bytes
+    worth = LAN_ROUND if given is None or net.offline_bytes > MUCH else given
     forests = (forest(blocks, whole, above, spare) for spare in range(3))
     return min(forests, key=lambda f: bits_of_layers(f[0]) * count // 8 + len(f[0]) * worth)
 

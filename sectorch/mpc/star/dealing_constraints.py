@@ -26,7 +26,16 @@ from ...choreography import Net, leaf
 from ...choreography.located import compute
 from ...ring import bitplanes, logical_shift
 from ...ring.bitplanes import Rows, words_for
-from .dealing_proofs import CarrySums, Claim, CodeSums, DealerShares, ProductClaims, ProductSums, WordClaims, claims_of
+from .dealing_proofs import (
+    CarrySums,
+    Claim,
+    CodeSums,
+    DealerShares,
+    DealingProofs,
+    ProductClaims,
+    ProductSums,
+    WordClaims,
+)
 from .masking import ComputedCorrection, Masked, deal_bits, planes_of
 
 
@@ -62,7 +71,7 @@ def bits_of(net: Net, mask: Masked) -> DealerShares:
 
 def _bits_and_halves(net: Net, mask: Masked) -> tuple[DealerShares, DealerShares]:
     """`bits_of`, and the planes of r_A at A and r_S at S."""
-    masks = claims_of(net).masks
+    masks = net.state(DealingProofs).masks
     if mask.r_A not in masks:
         shape = (65, words_for(mask.shape.numel()))
         correction = ComputedCorrection(_bits_less, shape, (mask.r_A, mask.r_S))
@@ -78,7 +87,7 @@ def _bits_and_halves(net: Net, mask: Masked) -> tuple[DealerShares, DealerShares
 
 def _add_products(net: Net, products: ProductClaims) -> None:
     """Add claims to the pending ones of this moment: dealing what the claims need may have proved the earlier ones."""
-    claims_of(net).products.append(products)
+    net.state(DealingProofs).products.append(products)
 
 
 def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequence[int]) -> Claim:
@@ -139,7 +148,7 @@ def bits_as_numbers(net: Net, words: Callable[[], DealerShares], copies: int | N
         bits = words()
         base, factor = compute(_complement, bits.A, dealt.A, copies)
         base = DealerShares(base, dealt.S.to(torch.int64))
-        claims_of(net).words.append(WordClaims(base, copies or 1, ((factor, bits.S),)))
+        net.state(DealingProofs).words.append(WordClaims(base, copies or 1, ((factor, bits.S),)))
 
     return claim
 
@@ -162,7 +171,7 @@ def choice_constraint(
         bits = mask_bits()
         base, factor = _several(_choice_words, _AT, dealt, value, bits, copies)
         terms = ((factor.A, bits.S),), ((factor.S, bits.A),)
-        claims_of(net).words.append(WordClaims(base, copies or 1, *terms))
+        net.state(DealingProofs).words.append(WordClaims(base, copies or 1, *terms))
 
     return claim
 
@@ -192,7 +201,9 @@ def quotient(net: Net, mask: Masked, shift: int) -> Claim:
         base, *factors = compute(_quotients, dealt.A, mask.r_A, low.A, last.A, shift)
         at_S = compute(_less_quotient, dealt.S, mask.r_S, shift)
         chosen = low.S, last.S, low.S & last.S
-        claims_of(net).words.append(WordClaims(DealerShares(base, at_S), 1, tuple(zip(factors, chosen, strict=True))))
+        net.state(DealingProofs).words.append(
+            WordClaims(DealerShares(base, at_S), 1, tuple(zip(factors, chosen, strict=True)))
+        )
 
     return claim
 

@@ -585,25 +585,25 @@ Claim = Callable[[DealerShares], None]
 
 
 @dataclass
-class PendingProofs:
-    """The claims of a call that are not proved yet."""
+class DealingProofs:
+    """The proofs of dealing of a call.
 
+    Attributes:
+        required: whether the dealer proves what it deals before it is used.
+        products, words: the claims that are not proved yet.
+        masks: the dealt bits of masks and the planes of the masks' halves, by A's half; see
+            `dealing_constraints.bits_of`.
+    """
+
+    required: bool = False
     products: list[ProductClaims] = field(default_factory=list)
     words: list[WordClaims] = field(default_factory=list)
     masks: dict[Located, tuple[DealerShares, DealerShares]] = field(default_factory=dict)
-    """The dealt bits of masks and the planes of the masks' halves, by A's half; see `dealing_constraints.bits_of`."""
 
     @property
     def size(self) -> int:
         """The number of words of all claims."""
         return sum(sum(p.words) for p in self.products) + sum(w.base.shape.numel() for w in self.words)
-
-
-def claims_of(net: Net) -> PendingProofs:
-    """The pending proofs of a call."""
-    if net.claims is None:
-        net.claims = PendingProofs()
-    return net.claims
 
 
 def note_claim(net: Net, claim: Claim | None, dealt: DealerShares) -> None:
@@ -612,17 +612,18 @@ def note_claim(net: Net, claim: Claim | None, dealt: DealerShares) -> None:
     Raises:
         UnsupportedOpError: dealing is proved, and there is no claim.
     """
+    proofs = net.state(DealingProofs)
     if claim is None:
         refuse_unproved(net)
-    elif net.verified and dealt.shape.numel():
+    elif proofs.required and dealt.shape.numel():
         claim(dealt)
-        if claims_of(net).size > MOST:
+        if proofs.size > MOST:
             prove_pending(net)
 
 
 def refuse_unproved(net: Net) -> None:
     """Raise UnsupportedOpError where dealing is proved. Called by protocols whose dealing has no proof."""
-    if net.verified:
+    if net.state(DealingProofs).required:
         raise UnsupportedOpError(
             "with verified=True every dealt value is proved, and there is no proof of what this operation deals; "
             "audited=n covers all operations"
@@ -631,10 +632,10 @@ def refuse_unproved(net: Net) -> None:
 
 def prove_pending(net: Net) -> None:
     """Prove the pending claims of this call. Every protocol that reveals something calls this first."""
-    pending = net.claims
-    if pending is not None and pending.size:
-        net.claims = PendingProofs(masks=pending.masks)
-        prove(net, pending.products, pending.words)
+    proofs = net.state(DealingProofs)
+    if proofs.size:
+        products, words, proofs.products, proofs.words = proofs.products, proofs.words, [], []
+        prove(net, products, words)
 
 
 def check_proved(program: Program, dealer: Party) -> None:

@@ -20,6 +20,7 @@ import functools
 
 import torch
 
+from ...backend import RaisedFlags
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute
 from ...choreography.streams import key_stream
@@ -36,7 +37,7 @@ def raise_flags(net: Net, flags: Shares) -> None:
     Args:
         flags: XOR-shared words [W], or [3, W]: e, u and l of flags e u xor l, whose ANDs `guard` computes.
     """
-    net.raised.append(flags)
+    net.state(RaisedFlags).append(flags)
 
 
 def flags_of_bits(net: Net, bits: Shares) -> Shares:

@@ -25,7 +25,7 @@ from ...errors import FalseDealingError
 from ...ring import products
 from ...ring.bitplanes import words_for
 from ...ring.products import PreparedProduct, subset_sums
-from .dealing_proofs import DealerShares, refuse_unproved
+from .dealing_proofs import DealerShares, DealingProofs, refuse_unproved
 from .masking import DeferredShares, PendingCorrection
 from .shares import Shares
 
@@ -245,7 +245,7 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWei
     by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
     b = net.common(S, D, x.shape, "b")
     c = by_a(b)
-    dealt = deal_product(net, setup, product, b, weight, c) if net.verified else None
+    dealt = deal_product(net, setup, product, b, weight, c) if net.state(DealingProofs).required else None
     m = (x.S - b).send(S, A, "m")
     halves = by_omega(x.A + m), by_masked(b)
     return DeferredShares(*halves, PendingCorrection(net, c)) if dealt is None else Shares(*halves) - dealt

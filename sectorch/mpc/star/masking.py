@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute, innermost, run_in
 from ...ring.bitplanes import planes_below, words_for
-from .dealing_proofs import Claim, DealerShares, note_claim
+from .dealing_proofs import Claim, DealerShares, DealingProofs, note_claim
 from .shares import Shares, check_whole_numbers
 
 # Dealing
@@ -239,7 +240,7 @@ def defer_correction(net: Net, half_A: Located, half_S: Located, value: Located)
     The correction is deferred; it is dealt at once where D proves what it deals, since a mask with an unproved term
     would be an unproved mask.
     """
-    if net.verified:
+    if net.state(DealingProofs).required:
         return Shares(half_A, half_S) - deal(net, value)
     return DeferredShares(half_A, half_S, PendingCorrection(net, value))
 
@@ -295,15 +296,20 @@ class MaskedDeferred(Masked):
             return self.half_S + self.correction.shares.S
 
 
+class Openings(WeakKeyDictionary[Shares, Masked]):
+    """The openings that a call has made, by their shares, so that shares are masked once."""
+
+
 def open_masked(net: Net, x: Shares) -> Masked:
     """Open x + r to A and S, or return the opening that this call has made of the same shares before.
 
     Rounds 1 (both directions at once), bytes 16 per element. After a linear layer S's half does not depend on the
     query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits, D nothing.
     """
-    masked = net.opened.get(x) if isinstance(x, Shares) else None
+    opened = net.state(Openings)
+    masked = opened.get(x) if isinstance(x, Shares) else None
     if masked is None:
-        masked = net.opened[x] = _open_masked(net, x)
+        masked = opened[x] = _open_masked(net, x)
     return masked
 
 

@@ -26,6 +26,7 @@ from .compare import (
     Blocks,
     Node,
     Polynomial,
+    RoundBudget,
     blocks_between,
     check_planes,
     complement,
@@ -266,9 +267,10 @@ def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high:
     """
     one, three = (plan_blocks(m, shift, between, high, limit_bits, levels).bits for levels in (1, 3))
     more = -(-(one - three) * windows // 8)
-    if 2 * more > WORTH - net.spent:
+    budget = net.state(RoundBudget)
+    if 2 * more > WORTH - budget.spent:
         return 3
-    net.spent += more
+    budget.spent += more
     return 1
 
 
