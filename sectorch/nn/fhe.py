@@ -17,7 +17,7 @@ from ..tensor.table import row_of
 from .symbolic_trace import Tracer, symbolic_trace
 
 GELU = (0.0711, 0.5, 0.2576, 0.0, -0.0128)
-"""CaPriDe, section 4.4: 0.0711 + 0.5 x + 0.2576 x^2 - 0.0128 x^4, close to GELU for |x| below about 3."""
+"""CaPriDe, section 4.2: 0.0711 + 0.5 x + 0.2576 x^2 - 0.0128 x^4, close to GELU for |x| below about 3."""
 
 
 class Polynomial(nn.Module):
