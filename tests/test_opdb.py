@@ -22,7 +22,7 @@ from op_stage import Stage, reference_stage, spelled, stage
 from torch.utils import _pytree as pytree
 from torch_samples import op_db
 
-from sectorch.tensor.table import row_of
+from sectorch.tensor.table import COMPOSED, row_of
 from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome, judge_call
 
 TOLERANCE = 2e-3
@@ -81,6 +81,17 @@ def in_table(info) -> bool:
     named = [functools.reduce(lambda at, part: getattr(at, part, None), info.name.split("."), torch)]
     named.append(getattr(torch.Tensor, info.name, None))
     return any(row_of(function) is not None for function in (*named, *(f for _, f in functions(info))))
+
+
+@pytest.mark.parametrize("info", [info for info in op_db if info.aliases], ids=full_name)
+def test_all_names_of_an_operator_are_known_or_none(info):
+    """torch's aliases, as functions, methods and in place: `x.greater_equal(y)` and `torch.special.expm1` too."""
+    names = [info.name, *(alias.name for alias in info.aliases)]
+    functions = [functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), torch) for name in names]
+    methods, in_place = ([getattr(torch.Tensor, f"{name}{end}", None) for name in names] for end in ("", "_"))
+    for forms in ([*functions, *methods], in_place):
+        forms = [f for f in forms if callable(f)]
+        assert len({row_of(f) is None and f not in COMPOSED for f in forms}) <= 1, forms
 
 
 NARROW = (torch.float16, torch.bfloat16)

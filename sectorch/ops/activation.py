@@ -101,7 +101,7 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> SharedTensor:
     return positive + (x - positive) * weight
 
 
-@implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,),
+@implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_, T.absolute_),
             note="exact", excess=0.0)  # fmt: skip
 def absolute(context: Context, x: SharedTensor) -> SharedTensor:
     positive, whole = _relu_and_value(context, x)

@@ -45,7 +45,16 @@ def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> torch.Tensor:
     return signed_sum(context, x, _times(y, alpha))
 
 
-@implements("sub", torch.sub, torch.subtract, T.sub, T.subtract, T.__sub__, in_place=(T.sub_, T.__isub__), note="local")
+@implements(
+    "sub",
+    torch.sub,
+    torch.subtract,
+    T.sub,
+    T.subtract,
+    T.__sub__,
+    in_place=(T.sub_, T.subtract_, T.__isub__),
+    note="local",
+)
 def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     _check_not_logical(x, y)
     return signed_sum(context, x, _times(y, alpha), -1)
@@ -68,7 +77,7 @@ def _times(value: Any, alpha: float) -> Any:
     return value if alpha == 1 else value * alpha
 
 
-@implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,),
+@implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_, T.negative_),
             note="local", excess=0.0)  # fmt: skip
 def neg(context: Context, x: SharedTensor) -> SharedTensor:
     return local_map(context, torch.neg, x)
@@ -80,7 +89,7 @@ def positive(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 @implements("mul", torch.mul, torch.multiply, T.mul, T.multiply, T.__mul__, T.__rmul__,
-            in_place=(T.mul_, T.__imul__), note="1 round for two secrets")  # fmt: skip
+            in_place=(T.mul_, T.multiply_, T.__imul__), note="1 round for two secrets")  # fmt: skip
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     if x is y:
         return square(context, x)
@@ -108,7 +117,7 @@ def _is_fine(weight: Any, x: Any) -> bool:
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
-            in_place=(T.div_, T.__itruediv__),
+            in_place=(T.div_, T.divide_, T.true_divide_, T.__itruediv__),
             note="any divisor; result < 2^16; error 2e-6 + 1e-6 / |y|, by shares 4e-6 + 2e-6 |result|",
             exact=False)  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:

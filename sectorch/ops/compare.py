@@ -41,22 +41,22 @@ def complement(context: Context, x: SharedTensor) -> SharedTensor:
     return x.like(-x.shares + 1, 0)
 
 
-@implements("ge", torch.ge, torch.greater_equal, T.ge, T.__ge__, note="exact")
+@implements("ge", torch.ge, torch.greater_equal, T.ge, T.greater_equal, T.__ge__, note="exact")
 def ge(context: Context, x: Any, y: Any) -> SharedTensor:
     return not_negative(context, signed_sum(context, x, y, -1))
 
 
-@implements("le", torch.le, torch.less_equal, T.le, T.__le__, note="exact")
+@implements("le", torch.le, torch.less_equal, T.le, T.less_equal, T.__le__, note="exact")
 def le(context: Context, x: Any, y: Any) -> SharedTensor:
     return not_negative(context, signed_sum(context, y, x, -1))
 
 
-@implements("gt", torch.gt, torch.greater, T.gt, T.__gt__, note="exact")
+@implements("gt", torch.gt, torch.greater, T.gt, T.greater, T.__gt__, note="exact")
 def gt(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, le(context, x, y))
 
 
-@implements("lt", torch.lt, torch.less, T.lt, T.__lt__, note="exact")
+@implements("lt", torch.lt, torch.less, T.lt, T.less, T.__lt__, note="exact")
 def lt(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, ge(context, x, y))
 
@@ -67,7 +67,7 @@ def eq(context: Context, x: Any, y: Any) -> SharedTensor:
     return difference.like(context.backend.is_zero(difference.shares), 0)
 
 
-@implements("ne", torch.ne, torch.not_equal, T.ne, T.__ne__, note="exact")
+@implements("ne", torch.ne, torch.not_equal, T.ne, T.not_equal, T.__ne__, note="exact")
 def ne(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, eq(context, x, y))
 

@@ -199,11 +199,11 @@ def _bilinear(func: Callable) -> Callable:
 
 for _function in (torch.mul, torch.multiply, T.mul, T.multiply, T.__mul__, T.__rmul__):
     of_complex(_function)(_bilinear(torch.mul))
-for _function in (torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv, T.mv, torch.dot,
-                  T.dot):  # fmt: skip
+for _function in (torch.matmul, torch.linalg.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm,
+                  torch.mv, T.mv, torch.dot, T.dot):  # fmt: skip
     of_complex(_function)(_bilinear(torch.matmul))
 of_complex(T.__rmatmul__)(_bilinear(lambda x, y: torch.matmul(y, x)))
-of_complex(torch.outer, T.outer)(_bilinear(torch.outer))
+of_complex(torch.outer, T.outer, torch.ger, T.ger)(_bilinear(torch.outer))
 
 
 @of_complex(torch.einsum)
@@ -261,7 +261,7 @@ def _several(func: Callable) -> Callable:
     return handler
 
 
-for _function in (torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack):
+for _function in (torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.row_stack):
     of_complex(_function)(_several(_function))
 
 

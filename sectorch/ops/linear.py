@@ -317,8 +317,8 @@ def _same_dtype(x: Any, y: Any) -> None:
         )
 
 
-@implements("matmul", torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
-            T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
+@implements("matmul", torch.matmul, torch.linalg.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm,
+            torch.mv, T.mv, torch.dot, T.dot, torch.vdot, T.vdot, note="1 round for two secrets")  # fmt: skip
 def matmul(context: Context, x: Any, y: Any) -> SharedTensor:
     _same_dtype(x, y)
     return bilinear(context, products.matmul, x, y, x.shape[-1], (rows_of, columns_of))
@@ -344,7 +344,7 @@ def sum_of_all(w: torch.Tensor) -> torch.Tensor:
     return w.sum()
 
 
-@implements("outer", torch.outer, T.outer, torch.ger, note="1 round for two secrets")
+@implements("outer", torch.outer, T.outer, torch.ger, T.ger, note="1 round for two secrets")
 def outer(context: Context, x: Any, y: Any) -> SharedTensor:
     return bilinear(context, torch.outer, x, y)
 

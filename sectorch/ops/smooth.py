@@ -276,7 +276,7 @@ def glu(context: Context, x: SharedTensor, dim: int = -1) -> torch.Tensor:
     return a * torch.sigmoid(b)
 
 
-@implements("expm1", torch.expm1, T.expm1, note="as exp", exact=False)
+@implements("expm1", torch.expm1, T.expm1, torch.special.expm1, note="as exp", exact=False)
 def expm1(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.exp(x) - 1
 
@@ -382,7 +382,7 @@ def log10(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(x) * (1 / math.log(10))
 
 
-@implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x", exact=False)
+@implements("log1p", torch.log1p, T.log1p, torch.special.log1p, note="as log of 1 + x", exact=False)
 def log1p(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(1 + x)
 

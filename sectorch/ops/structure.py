@@ -483,7 +483,9 @@ def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
 
 
 implements("hstack", torch.hstack, note="local")(lambda context, tensors: _join(context, tensors, torch.hstack))
-implements("vstack", torch.vstack, note="local")(lambda context, tensors: _join(context, tensors, torch.vstack))
+implements("vstack", torch.vstack, torch.row_stack, note="local")(
+    lambda context, tensors: _join(context, tensors, torch.vstack)
+)
 
 
 def _join_all(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
