@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -254,8 +254,3 @@ class CKKSModule(InferenceModule):
         answer = answer_form(self.model, parameters, x).ciphertext_bytes
         self.queries.append(Query(encrypting, evaluating, decrypting, query.content._value.ciphertext_bytes, answer))
         return y
-
-
-def received_ciphertexts(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
-    """The residues of a message as ciphertexts of this form, under the receiver's keys."""
-    return CKKSTensor(replace(form.cipher, data=data, keys=keys), form.batch, form.row_shape, form.float_dtype)

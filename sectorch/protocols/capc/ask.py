@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,13 +22,10 @@ from torch import nn
 
 from ...choreography import Located, Message, Net, Party, Phase, protocol
 from ...choreography.roles import STAR
-from ...ckks import CKKSTensor, choose, encrypt, explain, keygen, to_shares
+from ...ckks import CKKSTensor, LocatedCKKSTensor, LocatedKeys, choose, explain, keygen, to_shares
 from ...ckks.convert import finest_scale
-from ...ckks.module import received_ciphertexts, send_keys
-from ...ckks.scheme.ciphertext import residues
+from ...ckks.module import send_keys
 from ...ckks.scheme.keys import Keys, PublicKeys
-from ...ckks.scheme.seal import VALUE_BOUND
-from ...ckks.tensor.ckks_tensor import blank_encryption
 from ...dp import GNMax, Mechanism
 from ...dp.mechanisms import Drawn
 from ...errors import NetworkError
@@ -51,16 +48,12 @@ from .settings import Settings, TooFewVotersError
     "CaPC, step 1a",
     [Message("query", "Q", "S", "encrypted"), Message("query_forwarded", "S", "A", "encrypted")],
 )
-def encrypted_query(net: Net, queries: Located, encrypt: Callable[[torch.Tensor], torch.Tensor]) -> Located:
+def encrypted_query(net: Net, queries: LocatedCKKSTensor) -> LocatedCKKSTensor:
     """Q's queries go to A under Q's own key.
-
-    Args:
-        encrypt: from queries to residues.
 
     Rounds 2; bytes: the residues of the ciphertexts, twice. S and A learn the shape.
     """
-    sealed = net.fresh(net.Q, encrypt, queries)
-    return sealed.send(net.Q, net.S, "query").send(net.S, net.A, "query_forwarded").at("A")
+    return queries.to(net.A, "query")
 
 
 @protocol(
@@ -261,9 +254,8 @@ class Panel:
             message = setup.own(Q, public.message(), Phase.SETUP, "keys")
             self._sent[party] = PublicKeys.from_message(public.parameters, setup.read(send_keys(setup, message), party))
         with self.session.call(party) as net:
-            sealed = encrypted_query(net, net.own(Q, queries), lambda x: residues(encrypt(x, keys).cipher))
-            form = blank_encryption(queries, public.parameters, VALUE_BOUND)
-            return received_ciphertexts(form, net.read(sealed, party), self._sent[party])
+            own = LocatedKeys(net, Q, public.parameters, keys, {party: self._sent[party]})
+            return net.read(encrypted_query(net, own.encrypt(net.own(Q, queries))).content, party)
 
     def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
         answers = answer_of(voter.model, images)
