@@ -165,10 +165,6 @@ class CaPC(Experiment):
         """The finished stages."""
         return summary(self.records().values()) if self._asked else self.stages.table()
 
-    def estimate(self) -> Estimate | None:
-        """What is left: training, from a part of it; asking, from a few queries to each architecture. None apart."""
-        return super().estimate()
-
 
 def _validation_time(party: Party, how: Training, own: int) -> Estimate:
     """Five models of four fifths."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -176,7 +177,8 @@ class Federated:
                     value = {k: torch.tensor(v) for k, v in json.loads(path.read_text())["values"].items()}
                 else:
                     value = self.paper.of_file(torch.load(path, weights_only=True))
-                _flat(f"{name}/{path.relative_to(out)}", value, found)
+                stage = re.sub(r"-[0-9a-f]{12}(?=\.pt$)", "", str(path.relative_to(out)))  # its key is of drawn marks
+                _flat(f"{name}/{stage}", value, found)
         return found
 
     def close(self) -> None:
