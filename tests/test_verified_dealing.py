@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -373,7 +373,7 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
         with Transcript() as transcript, Session().call() as net:
             net.state(DealingProofs).required = verified
             relu(net, share(net, net.own(net.Q, x)), 20)
-            found = net.state(DealingProofs)
+            found = replace(net.state(DealingProofs))  # whose claims are taken out when they are proved
             prove_pending(net)
         sent[verified] = [line for line, _ in transcript.lines]
     width = count // 64
