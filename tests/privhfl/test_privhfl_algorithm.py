@@ -15,13 +15,14 @@ from cases import by_turns, long
 from commands import run_command
 from torch import nn
 
+from sectorch.dp import BudgetExhaustedError, BudgetFile
 from sectorch.errors import FixedPointRangeError
 from sectorch.federated import CheckpointError, FederationError, Participant, Training, Watch, Workers
 from sectorch.federated import folder as parallel_module
 from sectorch.federated.training import train
 from sectorch.protocols.privhfl import PrivHFL, Settings, federation, plain_query
 from sectorch.protocols.privhfl import algorithm as algorithm_module
-from sectorch.protocols.privhfl.settings import CONTROLS
+from sectorch.protocols.privhfl.settings import CONTROLS, epsilon
 
 QUICK = Settings(
     queries=24, local=Training("sgd", 0.1, 10, 3), retraining=Training("adam", 2e-3, 16, 2, (1,)), chunk=10
@@ -320,6 +321,26 @@ def test_local_training_is_shared(tmp_path: Path):
         out = tmp_path / str(queries)
         PrivHFL(clients, test, classes, how, out=out, local=tmp_path / "local").run(Steps())
     assert sum("local/" in step for step in steps) == 3
+
+
+def test_an_answering_party_is_charged_before_the_first_message(tmp_path: Path, monkeypatch):
+    """All of them or none, once for each batch; what is taken up from the folder is not charged again."""
+    clients, test, classes = small()
+    limits = dict(budgets=str(tmp_path / "budgets"), budget_epsilon=3.0)
+    how = replace(QUICK, normalise=True, sigma=16.0, **limits)
+    for _ in range(2):
+        PrivHFL(clients, test, classes, how, out=tmp_path / "run").run()
+        for name in ("c1", "c2", "c3"):
+            with BudgetFile(tmp_path / "budgets" / f"{name}.json") as file:
+                assert file.budget.spent == pytest.approx(epsilon(how, classes, 48))
+    asked = []
+    monkeypatch.setattr(algorithm_module, "secure_query", lambda *_, **__: asked.append(1))
+    with pytest.raises(BudgetExhaustedError, match="stage 'round-1/c1/labels' at c1: "):
+        PrivHFL(clients, test, classes, replace(how, queries=400, seed=1)).run()
+    assert not asked, "nobody was sent anything"
+    for wrong in (dict(sigma=0.0), dict(secure=False), dict(control="longer")):
+        with pytest.raises(FederationError, match="budgets are of secure runs with noise"):
+            replace(how, **wrong)
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path):

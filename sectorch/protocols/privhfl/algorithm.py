@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...choreography.roles import STAR
 from ...data.expansion import expand
 from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
+from ...dp.budget import charge
 from ...federated.participants import Participant, Samples
 from ...federated.parties import Parties
 from ...federated.run import Held, Run, estimated_by, note, progress
@@ -22,7 +24,7 @@ from ...federated.training import Training, accuracy, features, predict, seconds
 from ...federated.watch import Estimate
 from ...session import Session
 from .query import check_range, plain_query, secure_query, soft_labels
-from .settings import Settings
+from .settings import NoisySums, Settings
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def iteration(
                 run.at(a, check_range, a, answer, samples, how.frac_bits, stage=f"{stage}/{a}/range")
         protocol, roles = (ask, STAR) if how.secure else (ask_in_the_clear, None)
         cast, models = {"Q": q, "A": list(asked), "S": "S"}, [answer for _, answer in asked.values()]
-        rows = run.among(protocol, cast, queries, models, public, at=q, stage=f"{stage}/labels", roles=roles)  # 8-13
+        rows = run.among(
+            protocol, cast, queries, list(asked), models, public, at=q, stage=f"{stage}/labels", roles=roles
+        )  # 8-13
     else:
         rows = instead(run, q, t, data, model, seed, queries, others, public)
     found = run.at(q, retrain, data, model, seed, queries, rows, t, public, stage=f"{stage}/model", into=shape)  # 14
@@ -151,18 +155,27 @@ def choose(data: Participant, model: nn.Module, seed: int, t: int, how: Settings
     return pool[chosen(pool, data, model, seed, t, how)]
 
 
-def ask(session: Session, queries: torch.Tensor, models: Sequence[nn.Module], public: Public) -> dict:
+def ask(
+    session: Session, queries: torch.Tensor, names: Sequence[str], models: Sequence[nn.Module], public: Public
+) -> dict:
     """Lines 8 to 13 (section 3.3): the queries' soft labels at Q."""
     how = public.how
-    total, steps = secure_query(
-        queries, models, frac_bits=how.frac_bits, relu=how.relu, normalise=how.normalise, sigma=how.sigma,
-        chunk=how.chunk, tick=progress(None), session=session,
-    )  # fmt: skip
+    here = [a for a, model in zip(names, models, strict=True) if not any(p.is_meta for p in model.parameters())]
+    with ExitStack() as stack:
+        files = [stack.enter_context(how.budget_file(a)) for a in here] if how.budgets else []
+        if files:
+            stack.enter_context(charge(files, NoisySums(how, public.classes), len(queries)))
+        total, steps = secure_query(
+            queries, models, frac_bits=how.frac_bits, relu=how.relu, normalise=how.normalise, sigma=how.sigma,
+            chunk=how.chunk, tick=progress(None), session=session,
+        )  # fmt: skip
     note(**vars(steps))
     return {"labels": labels_of(total, len(models), public)}
 
 
-def ask_in_the_clear(_: Any, queries: torch.Tensor, models: Sequence[nn.Module], public: Public) -> dict:
+def ask_in_the_clear(
+    _: Any, queries: torch.Tensor, names: Sequence[str], models: Sequence[nn.Module], public: Public
+) -> dict:
     """What `ask` computes, as an ablation. Protects nothing."""
     how = public.how
     total = plain_query(queries, models, how.normalise, how.sigma, how.frac_bits)

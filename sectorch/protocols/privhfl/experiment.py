@@ -67,8 +67,11 @@ class PrivHFL(Experiment):
         self._query = check(self.clients, test, classes, how)
         people = [[c.name, len(c.images), c.shape, str(c.model)] for c in self.clients]
         self.stages = Run(
-            {"run": "privhfl", **how.as_dict(), "people": people, "classes": classes, "test": digest(*test)},
-            own={"clients": {c.name: c.fingerprint() for c in self.clients}},
+            {"run": "privhfl", **how.agreed, "people": people, "classes": classes},
+            own={
+                "clients": {c.name: c.fingerprint() for c in self.clients}, "test": digest(*test),
+                "budgets": how.budgets, "budget_epsilon": how.budget_epsilon,
+            },
             members=[*here, S.name], parties=parties, out=out, shared=local, workers=workers,
         )  # fmt: skip
         if self.stages.apart and not (how.asks and how.secure):
@@ -127,6 +130,6 @@ class PrivHFL(Experiment):
         among parties apart."""
         return self.stages.estimate(self.algorithm, {ask: self._asking})
 
-    def _asking(self, queries, models: Sequence[nn.Module], *_) -> Estimate:
+    def _asking(self, queries, names: Sequence[str], models: Sequence[nn.Module], *_) -> Estimate:
         measured = [self._query[str(model)] for model in models]
         return sum((session + query * len(queries) for session, query in measured), Estimate(0.0))

@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from ...config import RELU_MODES, Scheme
 from ...data.datasets import Dataset
 from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
 from ...data.selection import SELECTIONS
+from ...dp.budget import BudgetFile
 from ...dp.renyi import epsilon_of, gaussian_curve
 from ...errors import SectorchError
 from ...federated import participants
@@ -88,6 +91,14 @@ class Settings(Options):
         several=True,
     )
     delta: float = option(1e-5, "of the (epsilon, delta) that the noise gives", above=0, below=1)
+    budgets: str | None = option(
+        None, "a folder with the budget that each answering party has of its own, over all runs and askers, charged "
+        "before it answers (default: what runs add up to is not counted)", own="folder",
+    )  # fmt: skip
+    budget_epsilon: float | None = option(
+        None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
+        above=0, below=math.inf, own="value",
+    )  # fmt: skip
     average: bool = option(False, "Q divides the sum by the number of answers before its softmax")
     temperature: float = option(1.0, "that Q divides the logits by", above=0)
     secure: bool = option(
@@ -121,6 +132,21 @@ class Settings(Options):
             raise FederationError("noise (sigma) hides nothing beside relu='privhfl', which shows Q the activations")
         if self.sigma and not self.normalise:
             raise FederationError("noise (sigma) needs normalise: only a probability vector has a size that is known")
+
+        if self.budgets is not None and not (self.noised and self.secure):
+            raise FederationError("budgets are of secure runs with noise: name sigma, and normalise")
+        if self.budget_epsilon is not None and self.budgets is None:
+            raise FederationError("budget_epsilon is of budgets that last; name the folder they lie in, budgets")
+
+    def budget_file(self, party: str) -> BudgetFile:
+        """The budget of an answering party, which a run charges before that party answers."""
+        limit = None if self.budget_epsilon is None else (self.budget_epsilon, self.delta)
+        return BudgetFile(Path(self.budgets or "") / f"{party}.json", limit)
+
+    @property
+    def agreed(self) -> dict[str, Any]:
+        """What all parties have to have alike: where and how large a party's budget is, is its own."""
+        return {name: value for name, value in self.as_dict().items() if name not in ("budgets", "budget_epsilon")}
 
     def budget(self, samples: int) -> tuple[int, int]:
         """Queries and pool of a client with so many private samples."""
@@ -256,6 +282,19 @@ def controlled(how: Settings, control: str) -> Settings:
 def change(classes: int) -> float:
     """How far one party's answer moves the sum: sqrt(2), and twice the error of softmax on shares (docs/ops.md)."""
     return math.sqrt(2) + 2 * math.sqrt(classes) * (1e-5 + 2e-6 * math.sqrt(classes))
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """The mechanism that a budget is charged for: one sum with noise, to a party that answered it."""
+
+    how: Settings
+    classes: int
+
+    @property
+    def curve(self) -> np.ndarray:
+        """Its Renyi cost."""
+        return curve(self.how, self.classes, 1)
 
 
 def curve(how: Settings, classes: int, queries: int) -> np.ndarray:
