@@ -205,8 +205,11 @@ CASES = [
 
 
 COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
-OTHERS = {"weight", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares", "named_shares"}
-"""Methods with tests of their own: the last ones in test_indexing.py and test_generation.py."""
+OTHERS = {
+    "weight", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares", "named_shares",
+    "collect", "from_halves", "check_flags",
+}  # fmt: skip
+"""Methods with tests of their own: from the fourth on in test_indexing.py, test_generation.py and test_holders.py."""
 
 
 def test_every_method_has_a_case():

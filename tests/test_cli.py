@@ -111,7 +111,7 @@ BAD = {
         (["--weight-decay", "-1"], "--weight-decay must be"),
         (["--partitions", "0"], "partitions must be at least 1"),
         (["--threads", "0"], "threads must be at least 1"),
-        (["--data", "cifar100"], "name it with --data-root"),
+        (["--data", "cifar100"], "or name another folder (root=, --data-root"),
     ],
     "shapley": [
         (["--clients", "100000"], "100000 clients with at least"),

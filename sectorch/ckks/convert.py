@@ -286,6 +286,7 @@ def from_shares(
     """
     _check_trusting(x.scheme)
     refuse_infinite(x, "an encryption of shares")
+    x.session.answering_party(x.party)
     public = keys.public if isinstance(keys, Keys) else keys
     p = public.parameters
     with torch._C.DisableTorchFunctionSubclass():
