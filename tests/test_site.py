@@ -174,7 +174,10 @@ def exported(package: str) -> list[str]:
     return [alias.asname for step in steps for alias in step.names if alias.asname]
 
 
-INTERNAL = {"sectorch.choreography": {"PROTOCOLS", "Runtime", "Sent"}}
+INTERNAL = {
+    "sectorch.choreography": {"PROTOCOLS", "Runtime", "Sent"},
+    "sectorch.garbled": {"label_of_shares", "one_hot_of_classes", "onehot_of_shares"},
+}
 """Names that only the package itself takes from there."""
 
 

@@ -63,6 +63,9 @@ __all__ = [
     "Watch",
     "WorkerError",
     "Workers",
+    "estimated_by",
     "fedavg",
+    "note",
     "option",
+    "progress",
 ]

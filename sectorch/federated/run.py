@@ -367,8 +367,9 @@ class Run:
             roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
 
         Raises:
-            MisplacedValueError: an argument of a party that takes no part. PeerLostError, RefusedError and what the
-            protocol raises, with the stage in the text.
+            MisplacedValueError: an argument of a party that takes no part.
+            SectorchError: of the protocol, by its own type and with the stage in the text; PeerLostError and RefusedError
+                among them.
         """
         key, holders = self._begin(stage, function, args), tuple(as_list(at))
         members = [name for names in cast.values() for name in as_list(names)]
