@@ -368,8 +368,8 @@ class Run:
 
         Raises:
             MisplacedValueError: an argument of a party that takes no part.
-            SectorchError: of the protocol, by its own type and with the stage in the text; PeerLostError and RefusedError
-                among them.
+            SectorchError: of the protocol, by its own type and with the stage in the text; also PeerLostError and
+                RefusedError.
         """
         key, holders = self._begin(stage, function, args), tuple(as_list(at))
         members = [name for names in cast.values() for name in as_list(names)]
