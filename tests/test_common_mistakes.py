@@ -506,7 +506,7 @@ def test_a_program_s_digest_is_of_no_installed_package(place, tmp_path, monkeypa
     (tmp_path / place / "brought" / "__init__.py").write_text("import torch\n")
     (tmp_path / "mine.py").write_text("import brought\n\n\ndef program(parties):\n    return {}\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / place)])
-    used = source_of("mine.py:program", tmp_path).used
+    used = source_of("mine.py:program", tmp_path).imports
     assert used == ((tmp_path / place / "brought" / "__init__.py",) if place == "beside" else ())
 
 

@@ -107,7 +107,7 @@ class SharedTensor(SecretTensor):
         most = "vouched for" if self.bound is None else f"at most {self.bound * 2.0**-self.scale_bits:.6g}"
         facts = {
             "shape, dtype": f"{shape}, {dtype}", "fraction bits": self.scale_bits, "magnitude": most,
-            "held by": f"{self.party.name} and the server, half each",
+            "held by": f"{self.party.name} and the server, half each; neither knows it",
         }  # fmt: skip
         return Facts("SharedTensor", facts)._repr_html_()
 

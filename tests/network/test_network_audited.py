@@ -22,7 +22,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.mpc.star.audit import Promise
 from sectorch.network import answer
-from sectorch.network.federation.policy import _accepted
+from sectorch.network.federation.policy import _rule
 from sectorch.network.identity.identity import fingerprint
 from sectorch.network.parties.answer import Admission
 from sectorch.network.store import Store
@@ -224,7 +224,7 @@ def test_a_full_disk_is_no_way_out(insisting, monkeypatch, caplog):
 @pytest.mark.parametrize("said", [0, 65, 2.0, True, "2"])
 def test_a_policy_says_how_many(said):
     federated = SimpleNamespace(member=lambda name: SimpleNamespace(name=name))
-    accepted = partial(_accepted, own=None, federated=federated)
+    accepted = partial(_rule, own=None, federated=federated)
     model = {"model": "m.safetensors", "clients": ["alice"]}
     assert accepted({**model, "audited": 3}).audited == 3 and accepted(model).audited == 1
     with pytest.raises(errors.ArgumentError, match=r"audited in .* is 1 to 64 calls"):

@@ -19,7 +19,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.network import Store, answer
 from sectorch.network.commands.ask import query
-from sectorch.network.federation.policy import _accepted
+from sectorch.network.federation.policy import _rule
 from sectorch.network.messages import NumberFormat, message_form, parse_message
 from sectorch.network.parties.answer import Admission
 from sectorch.network.parties.session import scheme_from_message, scheme_to_message
@@ -330,7 +330,7 @@ def test_what_an_operator_asks_for_is_one_thing():
         Admission(verified=True, audited=2)
     federated = SimpleNamespace(member=lambda name: SimpleNamespace(name=name))
     said = {"model": "lenet", "clients": ["alice"]}
-    assert _accepted({**said, "verified": True}, None, federated).verified is True
-    assert _accepted(said, None, federated).verified is False
+    assert _rule({**said, "verified": True}, None, federated).verified is True
+    assert _rule(said, None, federated).verified is False
     with pytest.raises(errors.ArgumentError, match="true or false"):
-        _accepted({**said, "verified": 2}, None, None)
+        _rule({**said, "verified": 2}, None, None)

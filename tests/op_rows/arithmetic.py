@@ -25,6 +25,8 @@ DIV = (
     T.true_divide,
     T.__truediv__,
     T.div_,
+    T.divide_,
+    T.true_divide_,
     T.__itruediv__,
 )
 POW = (torch.pow, T.pow, T.__pow__, torch.float_power, T.float_power)

@@ -19,7 +19,8 @@ def n(*shape: int) -> Data:
 
 
 VARIANCE = number(3, low=0.5, high=2).public
-MM, BMM, MV, DOT = (torch.mm, T.mm), (torch.bmm, T.bmm), (torch.mv, T.mv), (torch.dot, T.dot, torch.vdot)
+MM, BMM, MV = (torch.mm, T.mm), (torch.bmm, T.bmm), (torch.mv, T.mv)
+DOT = (torch.dot, T.dot, torch.vdot, T.vdot)
 RIGHT = (T.__rmatmul__,)
 ADDMM, BADDBMM = (torch.addmm, T.addmm), (torch.baddbmm, T.baddbmm)
 ADDBMM, ADDMV = (torch.addbmm, getattr(T, "addbmm", None)), (torch.addmv, T.addmv)
