@@ -14,7 +14,7 @@ from rich.table import Table
 from ...display import Plot
 from ...dp import ORDERS, Budget, ConfidentGNMax, Mechanism, epsilon_of
 from ...federated.errors import FederationError
-from ...federated.outcome import Outcome, Scores, merged, table
+from ...federated.outcome import Outcome, Scores, learned, merged, table
 from .plan import Forecast
 from .settings import Party, Settings
 
@@ -213,12 +213,8 @@ def _lasting(result: Any) -> str:
 
 def _learned(result: Any) -> list[str]:
     """What each role received and learned, from the ledger's rows."""
-    out = []
-    for role, who in (("A", "Answering parties"), ("S", "The privacy guardian"), ("Q", "Querying parties")):
-        mine = [row for row in result.received if row["role"] == role]
-        size = sum(row["bytes"] for row in mine) / 1e6
-        shown = sorted({f"{row['shows']} ({row['protocol']})" for row in mine if row["shows"]})
-        out.append(f"{who} received {size:.2f} MB and learned: {'; '.join(shown) or 'nothing: masked values only'}.")
+    names = {"A": "Answering parties", "S": "The privacy guardian", "Q": "Querying parties"}
+    out = learned(result.received, names, "nothing: masked values only")
     if result.settings.inference == "open":
         out.append("The answering parties saw every query in plain (inference='open').")
     return out
