@@ -129,7 +129,6 @@ MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
         ("plots", "display", {}),
         ("privacy", "dp", {}),
         ("protocols.capride.directions", "protocols.capride.settings", {}),
-        ("protocols.capride.federation", "protocols.capride.cli", {}),
         ("protocols.capride.meter", "protocols.capride.training", {}),
         ("protocols.perturbation.data", "protocols.perturbation.settings", {}),
         ("protocols.perturbation.federated", "protocols.perturbation.experiment", {}),

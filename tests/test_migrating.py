@@ -64,7 +64,6 @@ DOCUMENTED = {
     "plots": "Plot",
     "privacy": "Budget, BudgetFile, PrivateGradients",
     "protocols.capride.directions": "Directions, features_and_logits",
-    "protocols.capride.federation": "federation",
     "protocols.capride.meter": "Meter",
     "protocols.perturbation.data": "Data, load",
     "protocols.perturbation.federated": "PerturbedFL, Settings, train",

@@ -203,7 +203,7 @@ def test_all_of_a_package_is_its_reference(package: str):
 OPEN = {
     "Call", "Inputs", "SecureModule.forward", "SecureModule.in_shares", "RemoteModel.check",  # a user's function
     "Square",  # of nn.Module
-    "Options.but", "Net.playing", "Store.shelves",  # names of a user's own fields, roles and entries
+    "Options.but", "note", "Net.playing", "Store.shelves",  # names of a user's own fields, roles and entries
     "federation", "collaboration",  # fields of a paper's federation
 }  # fmt: skip
 """Public functions with keyword arguments that nobody knows beforehand."""

@@ -163,7 +163,7 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name, package", [("digits", "scikit-learn"), ("images", "torchvision")])
 def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypatch):
-    for module in ("sklearn", "torchvision"):
+    for module in ("sklearn", "sklearn.datasets", "torchvision", "torchvision.datasets"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["--data", name, "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
     expected = f"error: {name} needs {package}, which is not installed: pip install 'sectorch["

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from operator import or_
 from typing import Any
 
 from ...choreography import Located
@@ -132,7 +133,7 @@ def sample_skip(
     skips = not known or skipping == "always" or not rest or tester.saves(coalition, everything, rest)
     skipped, rest = (known, rest) if skips else (0, everything)
     samples, right = tester.test(coalition, rest)  # 3, 10: Algorithm 4, or 2
-    samples = None if samples is None else samples | skipped  # 11
+    samples = None if samples is None else samples + skipped  # 11: two sets without a sample in common
     return {
         "right": right + skipped.bit_count(), "samples": None if samples is None else hex(samples),
         "tested": rest.bit_count(), "skippable": known.bit_count(), "skipped": hex(skipped),
@@ -152,7 +153,7 @@ def skippable(mask: int, correct: Mapping[int, int]) -> int:
     """
     found, part = 0, (mask - 1) & mask
     while part > mask ^ part:  # each pair of nonempty parts, once
-        found |= correct.get(part, 0) & correct.get(mask ^ part, 0)
+        found = or_(found, correct.get(part, 0) & correct.get(mask ^ part, 0))
         part = (part - 1) & mask
     return found
 
