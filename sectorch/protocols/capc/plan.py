@@ -119,8 +119,8 @@ def plan(
         )
     chance = mechanism.unanimous(len(voters), classes)
     if chance < how.reliability:
-        limits = dict(moved=moved, reliability=how.reliability)
-        reach = reachable_epsilon(law, len(voters), classes, how.delta, queries, **limits) if law == how.noise else 0.0
+        known = law, len(voters), classes, how.delta, queries
+        reach = reachable_epsilon(*known, moved=moved, reliability=how.reliability) if law == how.noise else 0.0
         could = f"reaches it from epsilon {reach:.2f} on" if reach else "never reaches it"
         raise TooFewVotersError(
             f"{len(voters)} answering parties are too few for {queries} queries within epsilon {how.epsilon:g}, delta "
@@ -201,7 +201,8 @@ def best(most: int, voters: int, classes: int, moved: int, how: Settings, own: f
     count = 1.0
     while (n := min(round(count), most)) not in found or n < most:
         if n not in found:
-            mechanism = MECHANISMS[how.noise](scale_for(how.noise, how.epsilon, how.delta, n, moved), moved)
+            law = str(how.noise)
+            mechanism = MECHANISMS[law](scale_for(law, how.epsilon, how.delta, n, moved), moved)
             chance = right(mechanism, voters, classes, how.voter_accuracy or own, how.correlation)
             found[n] = n * (chance - own)
         count *= 1.2
