@@ -7,12 +7,14 @@ A finished part is on disk as a whole or not at all, so a killed run goes on aft
     NAME.json       its record, written last: where it is, the tensors are
     NAME.jsonl      lines that are appended and synchronised one by one; a line that a kill cut short is dropped
 
-Names may have slashes. The run folder of a simulation has the models of all participants, and is as secret as they are.
+Names may have slashes. The run folder of a simulation has the models of all participants, and is as secret as they are:
+its files can be read by their owner alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -55,7 +57,7 @@ class RunFolder:
     """Finished work of one run. Without a path it keeps nothing, and every question is answered no.
 
     Raises:
-        CheckpointError: by any method, a file that cannot be read; the text says what to remove.
+        CheckpointError: by any method, a file that cannot be read or written; the text says what to do.
     """
 
     def __init__(self, path: str | Path | None):
@@ -102,7 +104,8 @@ class RunFolder:
 
     def drop(self, pattern: str, *but: str) -> None:
         """Remove the files that a glob pattern finds, but for those of these names."""
-        for old in self.path.glob(pattern) if self.path else ():
+        found = self.path.glob(pattern) if self.path else ()
+        for old in sorted(found, key=lambda path: path.suffix != ".json"):  # a record says that the others are there
             if old.name not in but:
                 old.unlink()
 
@@ -125,8 +128,8 @@ class RunFolder:
         path = self._file(f"{name}.jsonl")
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -178,12 +181,13 @@ def load_tensors(path: Path | None, way_out: str) -> Any:
 
 def save_json(path: Path | None, value: Any, indent: int | None = None) -> None:
     """Write a file, whole or not at all, and its folder where it is missing."""
-    _save(path, lambda p: p.write_text(json.dumps(value, indent=indent)))
+    _save(path, json.dumps(value, indent=indent).encode())
 
 
 def save_tensors(path: Path | None, value: Any) -> None:
     """Write a file, whole or not at all, and its folder where it is missing."""
-    _save(path, lambda p: torch.save(value, p))
+    torch.save(value, data := io.BytesIO())
+    _save(path, data.getvalue())
 
 
 def _load(path: Path | None, how: Callable[[Path], Any], way_out: str) -> Any:
@@ -195,13 +199,17 @@ def _load(path: Path | None, how: Callable[[Path], Any], way_out: str) -> Any:
         raise CheckpointError(f"{path} cannot be read ({type(error).__name__}); {way_out}") from error
 
 
-def _save(path: Path | None, write: Callable[[Path], Any]) -> None:
+def _save(path: Path | None, data: bytes) -> None:
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    write(beside)
-    files.move(beside, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.write(path, data, 0o600)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror or type(error).__name__}); what is finished is kept, and the "
+            f"same run goes on from there"
+        ) from error
 
 
 def _differences(there: dict, now: dict, within: str = "") -> Iterator[str]:
@@ -340,8 +348,8 @@ def _on_ray(tasks: Sequence, work: Callable[[Any, RunFolder], Any], path: Path, 
         made = found.get(ready)
         # Tensors first: a record says that they are there.
         for name in sorted(made, key=lambda n: n.endswith(".json")):
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            files.write(path / name, made[name])
+            (path / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.write(path / name, made[name], 0o600)
         done()
 
 

@@ -28,6 +28,7 @@ import re
 import time
 import types
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from torch import fx, nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.roles import STAR, Cast, Roles
-from ..errors import ArgumentError, MisplacedValueError, SectorchError
+from ..errors import ArgumentError, MisplacedValueError, RefusedError, SectorchError
 from .errors import CheckpointError, FederationError
 from .folder import RunFolder, Workers
 from .outcome import Outcome, Received, merged
@@ -51,7 +52,7 @@ from .watch import Estimate, Tick, Watch, silent
 
 FORMAT = 3
 """Of run folders. Older ones have no number."""
-STAGE = re.compile(r"[\w./ -]{1,120}")
+STAGE = re.compile(r"[\w./ -]{1,120}", re.ASCII)
 
 F = TypeVar("F", bound=Callable)
 
@@ -95,7 +96,7 @@ class Held:
         return f"Held by {' and '.join(self.parties)}" + ("" if self.present else ", not in this process")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_content": self.value} if self.present else vars(self)
+        return {**vars(self), "_content": _compact(self.value)} if self.present else vars(self)
 
     @property
     def present(self) -> bool:
@@ -167,22 +168,25 @@ def estimated_by(cost: Callable[..., Estimate]) -> Callable[[F], F]:
 @protocol(
     "run_turn",
     "Run.among",
-    [Message("wanted", "C", "S", "nothing", "whether the party whose turn it is lacks a stage's result")],
+    [Message("wanted", "C", "S", "nothing", "whether a party lacks a stage's result, and a digest of its lines")],
     roles=TURN,
 )
 def _announce(net: Net, wanted: Located) -> Located:
-    """A party that was stopped may have a result on disk, which is not computed twice. int64 [1]. Rounds 1, bytes 8."""
+    """A party that was stopped may have a result on disk, which is not computed twice. int64 [2]. Rounds 1, bytes 16.
+
+    The digest's 60 bits are those of what the party's program says of the stage: name, function, cast, numbers, words.
+    """
     return wanted.send(net.C, net.S, "wanted").at(net.S)
 
 
 @protocol(
     "run_turn_relay",
     "Run.among",
-    [Message("wanted", "S", "C", "nothing", "whether the party whose turn it is lacks a stage's result")],
+    [Message("wanted", "S", "C", "nothing", "whether any party lacks a stage's result, and whose lines differ")],
     roles=TURN,
 )
 def _relay(net: Net, wanted: Located) -> Located:
-    """The same, to another party. Rounds 1, bytes 8."""
+    """What all of them said, to another party. int64 [3]. Rounds 1, bytes 24."""
     return wanted.send(net.S, net.C, "wanted")
 
 
@@ -230,6 +234,7 @@ class Run:
     Raises:
         CheckpointError: `out` holds another run, or one of an older version.
         FederationError: workers, in a process that is one of several.
+        ArgumentError: a name twice in `members`, or no members, where parties are elsewhere.
     """
 
     def __init__(
@@ -246,6 +251,10 @@ class Run:
     ):
         self.parties: Parties = parties or Simulation()
         self.members, self.workers, self.watch = list(members), workers or Workers(), watch or Watch()
+        if len(set(self.members)) < len(self.members):
+            raise ArgumentError(f"members are the names of all parties, each once; got {', '.join(self.members)}")
+        if not self.members and not isinstance(self.parties, Simulation):
+            raise ArgumentError("parties may be elsewhere: name all of them, members=[...], so that they can meet")
         self.apart = not all(self.parties.present(name) for name in self.members)
         if self.apart and self.workers.count > 1:
             raise FederationError("one party of a federation works in one process; leave --processes out")
@@ -256,6 +265,7 @@ class Run:
         if what is not None:
             claim(self.folder, {**what, **(own or {})})
         self._seen: set[str] = set()
+        self._brought: dict[str, int] = {}
         self._turns: Turns | None = None
         self._stack = ExitStack()
         self._estimate: Estimate | None = None
@@ -270,7 +280,7 @@ class Run:
                 did not come. Nothing was computed.
         """
         if self.apart:
-            hub = "S" if "S" in self.members else self.members[0]
+            hub = self._hub
             clients = [name for name in self.members if name != hub]
             label = json.loads(self._agreed).get("run", "run")
             self._turns = self._stack.enter_context(
@@ -281,6 +291,10 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._turns = None
         self._stack.__exit__(*error)
+
+    @property
+    def _hub(self) -> str:
+        return "S" if "S" in self.members else self.members[0]
 
     # What an algorithm says.
 
@@ -304,9 +318,28 @@ class Run:
 
         Args:
             public: what stands for it where the party is elsewhere.
+
+        Raises:
+            CheckpointError: parties are elsewhere, and the run in this folder was begun with another value: the others
+                could not tell that what they have was made of that one.
+            ArgumentError: `public` is a tensor of another shape or dtype than the value.
         """
-        here = self.present(party)
-        return Held((party,), digest_of(value) if here else f"brought by {party}", value if here else ABSENT, public)
+        self._known("an input", (party,))
+        if not self.present(party):
+            return Held((party,), f"brought by {party}", public=public)
+        key, number = digest_of(value), self._brought.get(party, 0) + 1
+        _fits(f"input {number} of {party}", value, public)
+        if self.apart:
+            self._brought[party] = number
+            record = self.folder.record(name := f"brought/{party}-{number}")
+            if record is None:
+                self.folder.keep(name, record=key)
+            elif record != key:
+                raise CheckpointError(
+                    f"{self.folder.path} holds a run that was begun with another input of {party}; bring the same one, "
+                    f"or let all parties name other folders"
+                )
+        return Held((party,), key, value, public)
 
     def public(self, value: Any) -> Held:
         """What everybody knows, with a digest that is computed once."""
@@ -331,9 +364,11 @@ class Run:
             shared: whether other runs may take it up (`Run(shared=)`).
 
         Raises:
-            MisplacedValueError: an argument is another party's. ArgumentError: a second stage of that name.
+            MisplacedValueError: an argument is another party's. ArgumentError: a second stage of that name; a `Held`
+                value where it is not opened, as in a dataclass; a result that the folder could not give back as it is.
         """
         key = self._begin(stage, function, args)
+        self._known(f"stage '{stage}'", (party,))
         for one in held_in(args):
             if party not in one.parties and one.parties != EVERYBODY:
                 raise MisplacedValueError(
@@ -366,13 +401,19 @@ class Run:
             at: who learns the result.
             roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
 
+        Among parties apart rounds 2 and bytes 40 for each member but one, before the protocol's own.
+
         Raises:
             MisplacedValueError: an argument of a party that takes no part.
+            ArgumentError: as in `at`; a party that is no member.
+            RefusedError: another party is at another stage, or has other numbers or words among its arguments. All
+                parties raise it, before the protocol begins.
             SectorchError: of the protocol, by its own type and with the stage in the text; also PeerLostError and
                 RefusedError.
         """
         key, holders = self._begin(stage, function, args), tuple(as_list(at))
         members = [name for names in cast.values() for name in as_list(names)]
+        self._known(f"stage '{stage}'", (*holders, *members))
         for one in (holders, *(one.parties for one in held_in(args))):
             if not set(one) & set(members) and one != EVERYBODY:
                 raise MisplacedValueError(
@@ -380,7 +421,8 @@ class Run:
                     f"parties are {', '.join(members)}"
                 )
         if self.apart:
-            wanted = self._wanted(holders, stage, key)
+            lines = _sha(stage, digest_of([cast, holders, roles and str(roles)]), function.__qualname__, _words(args))
+            wanted = self._wanted(holders, stage, key, lines)
             if not any(self.present(name) for name in members):
                 return Held(holders, key, public=public)
             if wanted:
@@ -408,6 +450,13 @@ class Run:
         Raises:
             MisplacedValueError: several parties hold it. ArgumentError: it is no tensor, or its shape is not public.
         """
+        if not isinstance(value, Held):
+            raise ArgumentError(f"stage '{stage}': what `bring`, `at` or `among` gave is sent, got a {_kind(value)}")
+        if self.members and not isinstance(value.public, torch.Tensor):
+            raise ArgumentError(
+                f"stage '{stage}': whoever receives a tensor knows its shape; where {value.parties[0]} made it, say "
+                f"public=torch.empty(shape, device='meta')"
+            )
         if len(value.parties) != 1 or value.parties == EVERYBODY:
             raise MisplacedValueError(f"stage '{stage}': one party sends what it holds, got {value!r}")
         (sender,) = value.parties
@@ -499,7 +548,15 @@ class Run:
         if stage in self._seen:
             raise ArgumentError(f"two stages are called '{stage}': give each a name of its own, such as its round's")
         self._seen.add(stage)
-        return _sha(stage, digest_of(function), digest_of(args))
+        try:
+            return _sha(stage, digest_of(function, False), digest_of(args))
+        except ArgumentError as error:
+            raise ArgumentError(f"stage '{stage}': {error}") from error
+
+    def _known(self, where: str, names: Sequence[str]) -> None:
+        for name in names:
+            if self.members and name not in self.members:
+                raise ArgumentError(f"{where} is at {name}, which is no member; they are {', '.join(self.members)}")
 
     def _once(
         self, holders: tuple[str, ...], stage: str, key: str, function: Callable, args: tuple, public: Any,
@@ -521,17 +578,20 @@ class Run:
             try:
                 with Received() as received:
                     value = compute()
+                value = value.item() if isinstance(value, np.generic) else value
+                _fits("its result", value, public)
+                kept = _kept(value, into)
             except SectorchError as error:
                 raise _in_stage(error, stage, holders) from error
             finally:
                 _stage.reset(token)
             record = {"stage": stage, "parties": list(holders), "seconds": time.perf_counter() - start}
             record |= now.facts | ({"received": received.rows()} if received.messages else {})
-            if value is None or isinstance(value, bool | int | float | str):
+            if type(value) in PLAIN:
                 record["value"] = value
                 folder.keep(name, record=record)
             else:
-                folder.keep(name, [value.state_dict() if isinstance(value, nn.Module) else value], record)
+                folder.keep(name, [kept], record)
         elif "value" in record:
             value = record["value"]
         else:
@@ -552,17 +612,28 @@ class Run:
         with self.parties.session(roles, cast, label=stage, agreed=self._agreed) as session:
             return function(session, *known(args))
 
-    def _wanted(self, holders: Sequence[str], stage: str, key: str) -> bool:
-        """Whether any holder lacks the result; everybody hears the same."""
+    def _wanted(self, holders: Sequence[str], stage: str, key: str, lines: str) -> bool:
+        """Whether any holder lacks the result; everybody hears the same.
+
+        Args:
+            lines: a digest of what all parties' programs say of the stage.
+        """
         if self._turns is None:
             raise FederationError("parties are elsewhere: use the run as a context manager, `with run:`")
-        lacks = torch.tensor([int(self.folder.record(_file(stage, key)) is None)])
-        turn = lambda name: lacks if self.present(name) else None
+        lacks, mark = self.folder.record(_file(stage, key)) is None, int(lines[:15], 16)
+        own = {n: torch.tensor([int(lacks and n in holders), mark]) for n in self.members if self.present(n)}
         try:
-            heard = [self._turns.hear(name, turn(name), 1, _announce, _relay) for name in holders]
+            wanted, _, other = self._turns.compare(own, _announce, _relay)
         except SectorchError as error:
             raise _in_stage(error, stage, holders) from error
-        return any(bool(one) for one in heard)
+        if other >= 0:
+            clients = [name for name in self.members if name != self._hub]
+            raise RefusedError(
+                f"stage '{stage}' at {' and '.join(holders)}: {clients[other]} is at another stage than {self._hub}, "
+                f"or has another cast or other arguments for it. Nothing of the stage was sent; let all parties run "
+                f"the same program with the same settings"
+            )
+        return bool(wanted)
 
 
 def claim(folder: RunFolder, what: Mapping[str, Any]) -> None:
@@ -573,7 +644,7 @@ def claim(folder: RunFolder, what: Mapping[str, Any]) -> None:
     """
     found = folder.claimed()
     version = {"format": FORMAT, "sectorch": metadata.version("sectorch")}
-    if found is not None and found.get("format") != FORMAT:
+    if found is not None and not (isinstance(found, dict) and found.get("format") == FORMAT):
         raise CheckpointError(
             f"{folder.path} holds a run of an older version of sectorch, which this one cannot go on with; name "
             f"another folder or remove that one"
@@ -631,7 +702,7 @@ def held_in(value: Any) -> Iterator[Held]:
     """The `Held` values in arguments, also in lists, tuples and dicts."""
     if isinstance(value, Held):
         yield value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for one in value.values():
             yield from held_in(one)
     elif isinstance(value, list | tuple):
@@ -654,18 +725,27 @@ def _replaced(value: Any, by: Callable[[Held], Any]) -> Any:
         return by(value)
     if isinstance(value, dict):
         return {key: _replaced(one, by) for key, one in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(_replaced(one, by) for one in value)
+    if isinstance(value, list | tuple):
+        inner = (_replaced(one, by) for one in value)
+        return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
     return value
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: Any, opens: bool = True) -> str:
     """What an argument of a stage is known by: its content, as a SHA-256 digest in hexadecimal.
 
+    Args:
+        opens: whether a `Held` value that is found here is replaced by its value before the stage's function runs.
+
     Raises:
-        ArgumentError: a type that has no content that could be told.
+        ArgumentError: a type that has no content that could be told; a `Held` value where it is not opened.
     """
     if isinstance(value, Held):
+        if not opens:
+            raise ArgumentError(
+                f"what {' and '.join(value.parties)} holds lies inside another value or the function, where it is not "
+                f"opened; give it as an argument of its own, or in a list, tuple or dict"
+            )
         return value.key
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path | torch.dtype):
         return _sha(type(value).__name__, repr(value))
@@ -684,23 +764,28 @@ def digest_of(value: Any) -> str:
     if isinstance(value, fx.Graph):  # of a `GraphModule`, as `fhe_friendly` makes it
         return _sha("graph", str(value))
     if isinstance(value, nn.Module):
-        return _sha("module", *(digest_of([name, type(one), _attributes(one)]) for name, one in value.named_modules()))
+        return _sha(
+            "module", *(digest_of([name, type(one), _attributes(one)], False) for name, one in value.named_modules())
+        )
     if isinstance(value, functools.partial):
-        return _sha("partial", digest_of(value.func), digest_of(value.args), digest_of(value.keywords))
+        return _sha("partial", *(digest_of(one, False) for one in (value.func, value.args, value.keywords)))
     if isinstance(value, type):
         return _sha(value.__module__, value.__qualname__)
     if dataclasses.is_dataclass(value):
-        return _sha(digest_of(type(value)), *(digest_of(getattr(value, f.name)) for f in dataclasses.fields(value)))
+        return _sha(
+            digest_of(type(value)), *(digest_of(getattr(value, f.name), False) for f in dataclasses.fields(value))
+        )
     if isinstance(value, Mapping):
-        return _sha("mapping", *(x for k, v in value.items() for x in (digest_of(k), digest_of(v))))
+        opens = opens and isinstance(value, dict)
+        return _sha("mapping", *(x for k, v in value.items() for x in (digest_of(k, False), digest_of(v, opens))))
     if isinstance(value, list | tuple):
-        return _sha("sequence", *map(digest_of, value))
+        return _sha("sequence", *(digest_of(one, opens) for one in value))
     if isinstance(value, set | frozenset):
-        return _sha("set", *sorted(map(digest_of, value)))
+        return _sha("set", *sorted(digest_of(one, False) for one in value))
     if inspect.isroutine(value):
         owner = getattr(value, "__self__", None)
         held = None if isinstance(owner, types.ModuleType) else owner
-        return _sha(value.__module__ or "", value.__qualname__, digest_of(held), *_closure(value))
+        return _sha(value.__module__ or "", value.__qualname__, digest_of(held, False), *_closure(value))
     raise ArgumentError(
         f"a stage is known by its arguments, and a {type(value).__name__} has no content to know it by; give a "
         f"dataclass, tensors, or plain values"
@@ -717,15 +802,83 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 def _closure(function: Any) -> Iterator[str]:
     """What of a function its name does not tell: defaults and enclosed values, and the code of one without a name."""
     function = getattr(function, "__func__", function)
-    yield digest_of([getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)])
+    yield digest_of([getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)], False)
     for cell in getattr(function, "__closure__", None) or ():
-        yield digest_of(cell.cell_contents)
+        yield digest_of(cell.cell_contents, False)
     if "<lambda>" in function.__qualname__:
         yield digest_of([function.__code__.co_code, function.__code__.co_names, _constants(function.__code__)])
 
 
 def _constants(code: types.CodeType) -> list:
     return [_constants(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+
+
+def _words(value: Any) -> str:
+    """A digest of the numbers and words in arguments, which are the same at all parties, and of who holds the rest."""
+    if isinstance(value, Held):
+        return _sha("held", *value.parties)
+    if isinstance(value, dict):
+        return _sha("mapping", *(x for k, v in value.items() for x in (digest_of(k), _words(v))))
+    if isinstance(value, list | tuple):
+        return _sha("sequence", *map(_words, value))
+    return digest_of(value) if type(value) in PLAIN else _sha(type(value).__qualname__)
+
+
+# Results, and how they are kept.
+
+PLAIN = (type(None), bool, int, float, str)
+"""Results that stand in a stage's record."""
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _fits(what: str, value: Any, public: Any) -> None:
+    """Whether what stands for a value elsewhere has its shape and dtype."""
+    tensors = isinstance(value, torch.Tensor) and isinstance(public, torch.Tensor)
+    if tensors and (value.shape, value.dtype) != (public.shape, public.dtype):
+        raise ArgumentError(
+            f"{what} is a tensor of {value.dtype} {list(value.shape)}, and public= says {public.dtype} "
+            f"{list(public.shape)}"
+        )
+
+
+def _kept(value: Any, into: nn.Module | None) -> Any:
+    """What goes to disk for a result.
+
+    Raises:
+        ArgumentError: it could not be given back as it is.
+    """
+    if isinstance(value, nn.Module):
+        if into is None:
+            raise ArgumentError("its result is a model, of which the weights are kept; name its architecture, into=")
+        value = value.state_dict()
+    elif (odd := next(_odd(value), None)) is not None:
+        raise ArgumentError(
+            f"a result is kept as tensors, numbers, words, bytes, and lists, tuples, dicts and sets of these, got a "
+            f"{odd}; convert it (a dataclass by `dataclasses.asdict`, an array by `torch.from_numpy`)"
+        )
+    return _compact(value)
+
+
+def _odd(value: Any) -> Iterator[str]:
+    """The types in a result that would not come back."""
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        yield from (kind for pair in value.items() for one in pair for kind in _odd(one))
+    elif type(value) in (list, tuple, set):
+        yield from (kind for one in value for kind in _odd(one))
+    elif type(value) not in (*PLAIN, complex, bytes, torch.dtype, torch.Size, torch.Tensor, nn.Parameter):
+        yield _kind(value)
+
+
+def _compact(value: Any) -> Any:
+    """The same without the rest of the storage of which a tensor is a part: a file or a worker has no use for it."""
+    if type(value) is torch.Tensor and not value.is_meta and value.untyped_storage().nbytes() > value.nbytes:
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _compact(one) for key, one in value.items()}
+    return type(value)(map(_compact, value)) if type(value) in (list, tuple) else value
 
 
 def _sha(*parts: str) -> str:
