@@ -78,6 +78,12 @@ def test_averaging_learns_and_is_taken_up(example):
     assert first == second > 0.85
 
 
+def test_top_k_is_that_of_the_sums_and_is_taken_up(example):
+    for _ in range(2):
+        found = re.search(r"top 3: (.*), in the clear (.*); one", example("top_k")[1])
+        assert found and found[1] == found[2]
+
+
 def test_five_hospitals_train_on_shares(example):
     found, text = example("hospitals")
     for way in ("horizontal", "vertical"):

@@ -106,8 +106,12 @@ class RunFolder:
         """Remove the files that a glob pattern finds, but for those of these names."""
         found = self.path.glob(pattern) if self.path else ()
         for old in sorted(found, key=lambda path: path.suffix != ".json"):  # a record says that the others are there
-            if old.name not in but:
+            if old.name in but:
+                continue
+            try:
                 old.unlink()
+            except OSError as error:
+                raise CheckpointError(f"{old} cannot be removed ({error.strerror}); {AGAIN}") from error
 
     def lines(self, name: str) -> list[dict]:
         """What was appended to NAME.jsonl, in order."""

@@ -1,11 +1,14 @@
-"""What run folders have in common: what is said of a folder that holds another run."""
+"""What run folders have in common: who can read them, failures of the disk, and what is said of another run's."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from sectorch.errors import CheckpointError
-from sectorch.federated.folder import same_run
+from sectorch.federated.folder import RunFolder, same_run
 
 KEY, OTHER = "0" * 32, "1" * 32
 
@@ -35,3 +38,41 @@ def test_what_differs_is_said_in_short(tmp_path, there, now, words):
         f"{tmp_path} holds another run, which differs in {words}; name another folder or remove that one"
     )
     same_run(tmp_path, there, there)
+
+
+def test_a_run_folder_is_its_owners_alone(tmp_path):
+    """Found by attack: models and inputs were readable by every account of the machine."""
+    folder = RunFolder(tmp_path / "run")
+    folder.claim({"run": "example"})
+    folder.keep("part", [torch.ones(2)], {"stage": "part"})
+    folder.append("lines", {"a": 1})
+    folder.append("lines", {"a": 2})
+    assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
+    assert folder.path.stat().st_mode & 0o777 == 0o700 and len(folder.lines("lines")) == 2
+
+
+def test_a_record_goes_before_what_it_says_is_there(tmp_path, monkeypatch):
+    """Killed in the middle of `drop`: a record without its tensors would count as finished."""
+    folder, real = RunFolder(tmp_path), Path.unlink
+    for name in ("a", "b"):
+        folder.keep(name, [torch.ones(2)], {"stage": name})
+    gone = []
+
+    def unlink(path: Path) -> None:
+        if gone:
+            raise OSError(5, "Input/output error")
+        gone.append(path.name)
+        real(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(CheckpointError, match=r"a.pt cannot be removed \(Input/output error\)"):
+        folder.drop("a.*")
+    assert gone == ["a.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(CheckpointError, match="taken/part.pt cannot be written"):
+        folder.keep("taken/part", [torch.ones(2)])
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pickle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -101,9 +104,10 @@ def test_another_run_or_version_is_refused_by_name(tmp_path: Path):
     Run({"run": "example", "rounds": 3}, out=tmp_path)
     with pytest.raises(CheckpointError, match=r"differs in rounds \(3 there, 4 now\)"):
         Run({"run": "example", "rounds": 4}, out=tmp_path)
-    (tmp_path / "run.json").write_text('{"rounds": 3}')
-    with pytest.raises(CheckpointError, match="a run of an older version of sectorch"):
-        Run({"run": "example", "rounds": 3}, out=tmp_path)
+    for text in ('{"rounds": 3}', "[]", "3"):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(CheckpointError, match="a run of an older version of sectorch"):
+            Run({"run": "example", "rounds": 3}, out=tmp_path)
 
 
 def test_a_stage_takes_what_its_party_holds():
@@ -116,6 +120,100 @@ def test_a_stage_takes_what_its_party_holds():
         run.among(product, {"Q": "west", "A": "south", "S": "hub"}, a, at="west", stage="other")
     assert CALLS == []
     assert torch.equal(run.at("south", double, run.public(X), stage="open").value, 2 * X)
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    inner: object
+
+
+class Pair(NamedTuple):
+    a: object
+    b: int
+
+
+@pytest.mark.parametrize("wrap", [Box, lambda a: {a}, lambda a: {a: 1}, lambda a: [Box((a,))], lambda a: {"x": Box(a)}])
+def test_a_holder_cannot_hide_where_its_value_is_not_opened(wrap):
+    """Found by attack: in a dataclass, a set or a key, another party's value was read in a simulation."""
+    run = Run()
+    a = run.bring("north", X)
+    for stage in (
+        lambda: run.at("south", double, wrap(a), stage="peek"),
+        lambda: run.among(product, {"Q": "west", "A": "south", "S": "hub"}, wrap(a), at="west", stage="peek"),
+    ):
+        run._seen.clear()
+        with pytest.raises(ArgumentError, match="stage 'peek': what north holds lies inside another value"):
+            stage()
+    assert CALLS == []
+
+
+def test_a_function_encloses_no_holder():
+    run = Run()
+    a = run.bring("north", X)
+    for number, function in enumerate((lambda held=a: held.value, lambda: a.value, functools.partial(double, a))):
+        with pytest.raises(ArgumentError, match=f"stage '{number}': what north holds lies inside .* the function"):
+            run.at("south", function, stage=str(number))
+
+
+def test_a_named_tuple_is_opened():
+    run = Run()
+    pair = Pair(run.bring("north", X), 3)
+    assert torch.equal(run.at("north", lambda pair: pair.a * pair.b, pair, stage="times").value, 3 * X)
+    with pytest.raises(MisplacedValueError, match="south does not hold what north holds"):
+        run.at("south", double, pair, stage="peek")
+
+
+@pytest.mark.parametrize("value", [Box(1), np.arange(3), Pair(1, 2), Path("a"), [Box(1)], nn.Linear(2, 2)])
+def test_a_result_that_would_not_come_back_is_refused_at_once(tmp_path: Path, value):
+    """Found by attack: it was kept, and could not be read, or was another, when the run went on."""
+    for out in (None, tmp_path):
+        with pytest.raises(ArgumentError, match=r"stage 'odd' at north: (a result is kept as|its result is a model)"):
+            Run(out=out).at("north", lambda x: x, value, stage="odd")
+    assert not list(tmp_path.glob("odd*"))
+
+
+@pytest.mark.parametrize("value", [np.float64(1.5), np.int64(3), {1, 2}, (X, 1), {"a": [X, None]}, float("inf"), True])
+def test_a_result_comes_back_as_it_was(tmp_path: Path, value):
+    first, second = (Run(out=tmp_path).at("north", lambda: value, stage="s").value for _ in range(2))
+    assert type(first) is type(second) and repr(first) == repr(second)
+
+
+def test_what_is_public_of_a_value_is_true_of_it():
+    """Found as a newcomer: a wrong `public=` was right in a simulation, and wrong apart."""
+    run, wrong = Run(members=["north", "south"]), torch.empty(4, device="meta")
+    with pytest.raises(ArgumentError, match=r"input 1 of north is a tensor of torch.float32 \[3\], and public= says"):
+        run.bring("north", X, public=wrong)
+    a = run.bring("north", X)
+    with pytest.raises(
+        ArgumentError, match=r"stage 'twice' at north: its result is a tensor .* says torch.float32 \[4"
+    ):
+        run.at("north", double, a, stage="twice", public=wrong)
+    with pytest.raises(ArgumentError, match="stage 'give': whoever receives a tensor knows its shape"):
+        run.send(a, "south", stage="give")
+    with pytest.raises(ArgumentError, match="stage 'raw': what `bring`, `at` or `among` gave is sent, got a Tensor"):
+        run.send(X, "south", stage="raw")  # pyright: ignore[reportArgumentType]
+
+
+def test_members_are_named_once_and_nobody_else_plays():
+    with pytest.raises(ArgumentError, match="each once; got north, north"):
+        Run(members=["north", "north"])
+    run = Run(members=["north", "south"])
+    with pytest.raises(ArgumentError, match="an input is at nroth, which is no member"):
+        run.bring("nroth", X)
+    with pytest.raises(ArgumentError, match="stage 'a' is at nroth, which is no member; they are north, south"):
+        run.at("nroth", double, X, stage="a")
+    with pytest.raises(ArgumentError, match="stage 'b' is at west, which is no member"):
+        run.among(product, {"Q": "north", "A": "south", "S": "west"}, X, at="north", stage="b")
+    assert CALLS == []
+
+
+def test_a_stage_keeps_no_more_than_its_result(tmp_path: Path):
+    """Found by attack: a part of a tensor went to disk, and to a worker, with all of that tensor."""
+    run = Run(out=tmp_path)
+    few = run.at("north", lambda x: {"few": x[:2]}, run.bring("north", torch.rand(100_000)), stage="few")
+    [kept] = tmp_path.glob("few-*.pt")
+    assert kept.stat().st_size < 10_000 and len(pickle.dumps(few)) < 10_000
+    assert torch.equal(pickle.loads(pickle.dumps(few)).value["few"], few.value["few"])
 
 
 def test_a_value_is_sent_by_its_one_holder():
@@ -136,7 +234,8 @@ def test_names_of_stages():
     run.at("north", double, a, stage="one")
     with pytest.raises(ArgumentError, match="two stages are called 'one'"):
         run.at("north", double, a, stage="one")
-    for name in ("../up", "/root", "", "a\nb", "x*"):
+    run.at("north", double, a, stage="one/two")  # two files
+    for name in ("../up", "/root", "", "a\nb", "x*", "é" * 100):
         with pytest.raises(ArgumentError, match="a stage's name"):
             run.at("north", double, a, stage=name)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from cases import long
 from federation_world import World, each
 from network_world import until
 from torch import nn
 
 import sectorch
-from sectorch.errors import MisplacedValueError, NetworkError, SectorchError
-from sectorch.federated import FederationError, Watch
+from sectorch import files
+from sectorch.errors import ArgumentError, MisplacedValueError, NetworkError, RefusedError, SectorchError
+from sectorch.federated import CheckpointError, FederationError, Watch
 from sectorch.federated.parties import Simulation
 from sectorch.federated.run import Held, Run
 from sectorch.network.federation.party import Federation
@@ -115,6 +119,104 @@ def test_parties_that_disagree_are_refused_before_anything_is_computed(world, tm
     found = apart(world, tmp_path, three, lambda name: {"run": "example", "rounds": 3 + (name == "beta")})
     assert all(isinstance(result, SectorchError) for result in found.values()) and CALLS == []
     assert until(lambda: len(world.server._broker) == 0, 30)
+
+
+def swapped(run: Run, role: str) -> dict[str, Held]:
+    a, b = (run.bring("north", x if role == "north" else None, public=torch.empty(3, device="meta")) for x in (X, Y))
+    stages = {"weights": a, "scores": b}
+    names = sorted(stages, reverse=role == "south")
+    return {name: run.send(stages[name], ["south", "S"], stage=name) for name in names}
+
+
+def other_setting(run: Run, role: str) -> Held:
+    a, like = run.bring("north", X if role == "north" else None, public=torch.empty(3, device="meta")), None
+    cast, k = {"Q": "north", "A": "south", "S": "S"}, 1 + (role == "south")
+    return run.among(first, cast, a, k, at="north", stage="weights", public=like)
+
+
+def first(session: sectorch.Session, x: torch.Tensor, k: int) -> torch.Tensor:
+    CALLS.append("first")
+    return sectorch.share(x, session=session, owner="Q")[:k].reveal(to="Q")
+
+
+def other_holder(run: Run, role: str) -> Held:
+    here = "south" if role == "south" else "north"
+    a = run.bring(here, X if role == here else None, public=torch.empty(3, device="meta"))
+    return run.send(a, "S", stage="weights")
+
+
+@pytest.mark.parametrize("lines", [swapped, other_setting, other_holder])
+def test_parties_whose_lines_differ_are_refused_before_a_stage(world, tmp_path: Path, lines):
+    """Found by attack: two swapped lines of one party gave it scores for weights, without an error."""
+    found = apart(world, tmp_path, lines)
+    assert CALLS == [] and not list(tmp_path.glob("*/*.pt"))
+    for error in found.values():
+        assert isinstance(error, RefusedError) and re.search(r"stage '(weights|scores)' at .*: south is at", str(error))
+    assert until(lambda: len(world.server._broker) == 0, 30)
+
+
+def test_a_folder_goes_on_with_the_same_inputs(world, tmp_path: Path):
+    """Found by attack: north kept what was made of south's older input, and nobody heard of it."""
+
+    def lines(run: Run, role: str, more: float = 0.0) -> Held:
+        b = run.bring("south", Y + more if role == "south" else None, public=torch.empty(3, device="meta"))
+        return run.send(b, "north", stage="given")
+
+    assert torch.equal(apart(world, tmp_path, lines)["alpha"].value, Y)
+    found = apart(world, tmp_path, lambda run, role: lines(run, role, 1.0))
+    assert isinstance(found["beta"], CheckpointError) and "begun with another input of south" in str(found["beta"])
+    assert all(isinstance(found[name], NetworkError) for name in ("alpha", "gamma"))
+    shutil.rmtree(tmp_path / "beta")  # an empty folder beside others' goes on
+    assert torch.equal(apart(world, tmp_path, lines)["alpha"].value, Y)
+    assert until(lambda: len(world.server._broker) == 0, 30)
+
+
+def test_parties_that_may_be_elsewhere_are_named(world):
+    with (
+        Federation(world.path, "alpha", patience=60) as party,
+        pytest.raises(ArgumentError, match="parties may be elsewhere: name all of them"),
+    ):
+        Run({"run": "example"}, parties=party)
+
+
+WRITES = [("alpha", 5), ("alpha", 6), ("beta", 4), ("beta", 5), ("gamma", 2)]  # around the protocol's result
+
+
+@pytest.mark.parametrize("lost, write", [*WRITES, *long(*(("alpha", n) for n in (2, 3, 4)), ("beta", 2), ("beta", 3))])
+def test_a_write_that_fails_ends_the_run_for_all_and_it_goes_on(world, tmp_path: Path, monkeypatch, lost, write):
+    """A full disk at each write of a party: nobody waits, what north has is not asked again, the bits are the same."""
+    real, count, failing = files.move, dict.fromkeys(world.roles, 0), True
+
+    def move(partial: Path, path: Path) -> None:
+        if (name := threading.current_thread().name) in count:
+            count[name] += 1
+            if failing and name == lost and count[name] == write:
+                raise OSError(28, "No space left on device")
+        real(partial, path)
+
+    monkeypatch.setattr(files, "move", move)
+    found = apart(world, tmp_path, sums)
+    assert isinstance(found[lost], CheckpointError) and "(No space left on device)" in str(found[lost])
+    failing, has, _ = False, bool(list((tmp_path / "alpha").glob("sum-*.json"))), CALLS.clear()
+    assert until(lambda: len(world.server._broker) == 0, 30)
+    assert torch.equal(apart(world, tmp_path, sums)["alpha"].value, (X + Y) * 2) and has == (CALLS == [])
+    assert until(lambda: len(world.server._broker) == 0, 30)
+
+
+def sums(run: Run, role: str) -> Held:
+    like = torch.empty(3, device="meta")
+    a = run.bring("north", X if role == "north" else None, public=like)
+    b = run.bring("south", Y if role == "south" else None, public=like)
+    cast = {"Q": "north", "A": "south", "S": "S"}
+    twice = [
+        run.at(name, torch.mul, x, 2, stage=f"{name}/twice", public=like) for name, x in (("north", a), ("south", b))
+    ]
+    return run.among(add, cast, *twice, at="north", stage="sum", public=like)
+
+
+def add(session: sectorch.Session, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    CALLS.append("add")
+    return sum(sectorch.share(one, session=session, owner=who) for one, who in ((x, "Q"), (y, "A"))).reveal(to="Q")
 
 
 @pytest.mark.sectorch_long  # the tests above have the parts of it
