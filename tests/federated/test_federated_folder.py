@@ -73,6 +73,6 @@ def test_a_record_goes_before_what_it_says_is_there(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     folder = RunFolder(tmp_path)
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(CheckpointError, match="taken/part.pt cannot be written"):
+    with pytest.raises(CheckpointError, match=r"taken/part\.pt cannot be written"):
         folder.keep("taken/part", [torch.ones(2)])
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
