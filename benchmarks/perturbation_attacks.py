@@ -60,27 +60,29 @@ def prediction_from_reply(prediction: torch.Tensor, reply: Reply, partition: tor
 
 
 def prediction_from_request(key: Key, request: Request) -> torch.Tensor:
-    """Server: the true softmax of every sample of a client, from mu_ij and alpha; n_L of at least 4.
+    """Server: the true softmax of every sample of a client, from mu_ij and alpha; n_L of at least 3.
 
-    mu_ij - mu_ik = (e_j - e_k) / e_i with e = exp(y^): the lambda_i falls out, and two rows i give e_i' / e_i. Against
-    "the server only sees the aggregate".
+    With e = exp(y^) and any third class k, 1 + mu_ij - mu_ik = (e_i + e_j - e_k) / e_i: lambda_i falls out, and rows i
+    and j together give e_j / e_i. Against "the server only sees the aggregate".
 
     Returns:
         float64 [B, n_L].
     """
     outputs = request.log_mu.shape[1]
-    if outputs < 4:
-        raise BatchMismatchError(f"two rows need two columns besides them: n_L is at least 4, got {outputs}")
-    largest = request.log_mu.masked_fill(torch.eye(outputs, dtype=torch.bool), -torch.inf).amax(2)
-    mu = torch.exp(request.log_mu - largest[:, :, None])  # each row over exp(largest_i)
-    log_ratio = torch.zeros(len(mu), outputs, dtype=torch.float64)
-    for other in range(1, outputs):  # y^_other - y^_0, from the widest pair of columns that both rows have
-        columns = [c for c in range(outputs) if c not in (0, other)]
-        rows = mu[:, :, columns]
-        high = rows[:, other].argmax(1, keepdim=True)
-        low = rows[:, other].argmin(1, keepdim=True)
-        gap = [(rows[:, i].gather(1, high) - rows[:, i].gather(1, low))[:, 0] for i in (0, other)]
-        log_ratio[:, other] = torch.log(gap[0]) + largest[:, 0] - torch.log(gap[1]) - largest[:, other]
+    if outputs < 3:
+        raise BatchMismatchError(f"two rows need a column besides them: n_L is at least 3, got {outputs}")
+
+    def log_sum(i: int, j: int, k: torch.Tensor) -> torch.Tensor:
+        """log |1 + mu_ij - mu_ik|."""
+        terms = torch.stack([torch.zeros(len(k)), request.log_mu[:, i, j], request.log_mu[:, i].gather(1, k)[:, 0]])
+        scale = terms.amax(0)
+        return scale + (torch.exp(terms - scale) * torch.tensor([1, 1, -1])[:, None]).sum(0).abs().log()
+
+    log_ratio = torch.zeros(len(request.log_mu), outputs, dtype=torch.float64)
+    for j in range(1, outputs):  # y^_j - y^_0, by the smallest of the others
+        own = torch.zeros(outputs, dtype=torch.bool).index_fill(0, torch.tensor([0, j]), True)
+        third = request.log_mu[:, j].masked_fill(own, torch.inf).argmin(1, keepdim=True)
+        log_ratio[:, j] = log_sum(0, j, third) - log_sum(j, 0, third)
     return torch.softmax(log_ratio - request.alpha[:, None] * key.shift, 1)
 
 

@@ -19,7 +19,7 @@ from figures import FIGURES, drawn
 from measured import HUGGINGFACE, PRIVHFL, beside_others, headline
 from measured_capc import CAPC
 from measured_capride import CAPRIDE
-from papers import ITEMS
+from papers import CLAIMS, ITEMS, LABELS, VERDICTS
 from papers import KINDS as PAPER_KINDS
 from parties import picture
 from refusals import listed
@@ -141,24 +141,31 @@ def gradients() -> str:
 
 
 def papers() -> str:
-    """What the words mean, and a table for each paper."""
-    words = table(("word", "meaning"), ([f"**{word}**", meaning] for word, meaning in PAPER_KINDS.items()))
-    sections = [words]
-    for paper in dict.fromkeys(item.paper for item in ITEMS):
-        rows = (
-            [
-                ", ".join(item.numbers),
-                item.what,
-                f"**{item.kind}**",
-                item.found,
-                ", ".join(f"`{path}`" for path in item.code),
-                f"`{item.command}`" if item.command else "",
-            ]
-            for item in ITEMS
-            if item.paper == paper
+    """What the words mean, and for each paper a table of its claims and one of its figures and tables."""
+
+    def words(meanings: dict[str, str]) -> str:
+        return table(("word", "meaning"), ([f"**{word}**", meaning] for word, meaning in meanings.items()))
+
+    def code(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
+    sections = [f"Of claims:\n\n{words(VERDICTS)}\n\nOf figures and tables:\n\n{words(PAPER_KINDS)}"]
+    for paper in LABELS:
+        claims = (
+            [", ".join(c.labels), c.says, f"**{c.verdict}**", c.found, code(c.code), code(c.tests)]
+            for c in CLAIMS
+            if c.paper == paper
         )
-        head = ("there", "what", "here", "found", "code", "command")
-        sections.append(f"## {paper}\n\n{table(head, rows)}")
+        items = (
+            [
+                ", ".join(i.numbers), i.what, f"**{i.kind}**", i.found, code(i.code),
+                f"`{i.command}`" if i.command else "",
+            ]
+            for i in ITEMS
+            if i.paper == paper
+        )  # fmt: skip
+        head = ("there", "what", "here", "found", "code")
+        sections.append(f"## {paper}\n\n{table((*head, 'test'), claims)}\n\n{table((*head, 'command'), items)}")
     return "\n\n".join(sections)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import perturbation_attacks as attacks
 import pytest
 import torch
 from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
-from sectorch.protocols.perturbation import Noise, Request, Scheme, cohort
+from sectorch.protocols.perturbation import BatchMismatchError, Noise, Request, Scheme, cohort
 from sectorch.protocols.perturbation.algorithm import ask, finish
 
 
@@ -62,11 +64,12 @@ def test_powers_of_two_leave_the_digits_of_every_hidden_weight():
             assert same.float().mean() == pytest.approx(open_share, abs=0.1)
 
 
-def exchange_of(m: int, samples: int):
+def exchange_of(m: int, samples: int, classes: int = 4):
     torch.manual_seed(m)
-    scheme = Scheme(NETS["mlp3"][0]().double(), "cross_entropy", m, exchange="paper")
-    _, key = scheme.perturb(NETS["mlp3"][0]().double().state_dict())
-    true = 3 * torch.randn(samples, 4, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes)).double()
+    scheme = Scheme(model, "cross_entropy", m, exchange="paper")
+    _, key = scheme.perturb(model.state_dict())
+    true = 3 * torch.randn(samples, classes, dtype=torch.float64)
     alpha = torch.rand(samples, dtype=torch.float64) * 8 + 1
     *asked, secret = ask(true + alpha[:, None] * key.shift, alpha)
     request = Request(key.round, *asked)
@@ -83,12 +86,25 @@ def test_the_papers_exchange_shows_the_client_the_prediction(m):
     torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("m", [1, 2, 4])
-def test_the_papers_exchange_shows_the_server_the_prediction(m):
+@pytest.mark.parametrize(("m", "classes"), [(1, 3), (3, 3), (1, 4), (4, 4), (2, 10)])
+def test_the_papers_exchange_shows_the_server_the_prediction(m, classes):
     """Against "the server only sees the aggregate": one sample is enough, whatever lambda is."""
-    key, true, request, _, _ = exchange_of(m, 8)
+    key, true, request, _, _ = exchange_of(m, 200, classes)
     found = attacks.prediction_from_request(key, request)
     torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_of_two_classes_the_server_knows_the_odds_within_a_factor_of_twenty():
+    """log lambda is within 3 of the ratio that it masks, in both rows: two intervals that hold the noised odds."""
+    key, true, request, _, _ = exchange_of(1, 500, 2)
+    one, other, near, far = *(request.log_mu[:, i, 1 - i] for i in (0, 1)), *(math.log1p(math.exp(t)) for t in (-3, 3))
+    low, high = torch.maximum(one - far, near - other), torch.minimum(one - near, far - other)
+    noise = request.alpha * (key.shift[1] - key.shift[0])
+    odds = true[:, 1] - true[:, 0]
+    assert bool((low - noise <= odds + 1e-9).all() and (odds - 1e-9 <= high - noise).all())
+    assert float((high - low).max()) <= 3 + 1e-9
+    with pytest.raises(BatchMismatchError, match="n_L is at least 3"):
+        attacks.prediction_from_request(key, request)
 
 
 def test_the_shift_exchange_shows_the_client_the_softmax_but_not_the_logits():

@@ -17,10 +17,10 @@ import torch
 from helpers import STAND_FOR_THEIRS
 from own import OWN, Own
 
-from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.leaky import leaky_drelu, leaky_maxpool_privhfl, leaky_relu_privhfl
 from sectorch.mpc.star import truncate as truncate_module
 from sectorch.mpc.star.relu import relu
-from sectorch.mpc.star.shares import each
+from sectorch.mpc.star.shares import concatenate, each
 from sectorch.mpc.star.truncate import truncate
 from sectorch.testing import Given, ProtocolFault, check_protocol
 
@@ -61,10 +61,10 @@ def test_a_protocol_holds_its_word_in_many_runs(own):
 # Faults that we know of.
 
 
-def found_in(protocol, reference, given=ANY, **options) -> dict[str, str]:
+def found_in(protocol, reference, *given, **options) -> dict[str, str]:
     """What is found in it, by check."""
     with pytest.raises(ProtocolFault) as caught:
-        check_protocol(protocol, [given], reference, elements=1024, pairs=2, exhaustive=0, **options)
+        check_protocol(protocol, given or [ANY], reference, elements=1024, pairs=2, exhaustive=0, **options)
     return {finding.check: finding.text for finding in caught.value.report.findings}
 
 
@@ -115,11 +115,22 @@ def test_the_rounding_of_former_versions_is_found(monkeypatch):
     assert "which Q knows, decides it" in text["draws"]
 
 
-@pytest.mark.parametrize("protocol", [leaky_drelu, partial(leaky_relu_privhfl, shift=20)])
-def test_paper_mode_does_not_pass(protocol):
-    """Two ordinary activations are told apart, not only extremes."""
-    small = Given(low=-(1 << 50), high=1 << 50)
-    shift = 20 if isinstance(protocol, partial) else 0
-    result = lambda x: ((x + (1 << 19)) >> 20).clamp(min=0) if shift else (x >= 0).long()
-    text = found_in(protocol, result, small, uniform=False)
+def larger(net, x, y):
+    """The paper's max-pooling of two values."""
+    return leaky_maxpool_privhfl(net, each(concatenate, x[None], y[None]), 51)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "result", "inputs"),
+    [
+        (leaky_drelu, lambda x: (x >= 0).long(), 1),
+        (partial(leaky_relu_privhfl, shift=20), lambda x: ((x + (1 << 19)) >> 20).clamp(min=0), 1),
+        (larger, torch.maximum, 2),
+    ],
+    ids=["drelu", "relu", "maxpool"],
+)
+def test_paper_mode_does_not_pass(protocol, result, inputs):
+    """Two ordinary activations are told apart, not only extremes (against PrivHFL's Theorems 3 to 5)."""
+    small = Given(low=-(1 << 50) + 1, high=(1 << 50) - 1)
+    text = found_in(protocol, result, *[small] * inputs, uniform=False)
     assert text["view"].startswith("Q tells")
