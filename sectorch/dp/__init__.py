@@ -35,6 +35,7 @@ from .noise import on_grid as on_grid
 from .renyi import ORDERS as ORDERS
 from .renyi import epsilon_of as epsilon_of
 from .renyi import sampled_curve as sampled_curve
+from .sums import GaussianShares as GaussianShares
 
 __all__ = [
     "MECHANISMS",
@@ -48,6 +49,7 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "GNMax",
+    "GaussianShares",
     "LNMax",
     "Mechanism",
     "Noise",

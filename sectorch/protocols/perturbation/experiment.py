@@ -82,7 +82,7 @@ class PerturbedFL(Experiment):
             {c: c for c in (SERVER.name, *names)},
             roles_of(how.clients) if how.method == "perturbed" else None,
         )
-        every = max(1, how.rounds // 20)
+        every = stage_rounds(how)
         for first in range(0, how.rounds, every):
             last = min(first + every, how.rounds)
             state = run.among(
@@ -93,6 +93,11 @@ class PerturbedFL(Experiment):
 
     def run(self, watch: Watch | None = None) -> History:
         """All rounds, or those that are not in the folder yet."""
+        folder, how = self.stages.folder, self.settings
+        self._begun = len(folder.lines("begun"))
+        if how.private and not (folder.path and any(folder.path.glob(f"round-{how.rounds}-*.json"))):
+            folder.append("begun", {"rounds": how.rounds})  # what a run that is stopped has sent is sent again
+            self._begun += 1
         return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
 
     def outcome(self, found: tuple[Held, Held]) -> History:
@@ -104,8 +109,19 @@ class PerturbedFL(Experiment):
         client, server = (sum(r.get(f"{who}_seconds", 0.0) for r in records) for who in ("client", "server"))
         return History(
             self.settings, losses, score.value if score.present else float("nan"), client, server, self.stages.received,
-            self.data.regression, self.stages.apart, model,
+            self.data.regression, self.stages.apart, model, self._epsilon(),
         )  # fmt: skip
+
+    def _epsilon(self) -> float | None:
+        """Of a record, over all rounds and those that were sent again; None where the sums are not private."""
+        how, samples = self.settings, [len(part) for part in self.parts]
+        if (shares := how.private) is None:
+            return None
+        from ...dp import epsilon_of
+
+        sums = how.sums_of_a_record(samples, how.rounds)
+        sums += (self._begun - 1) * how.sums_of_a_record(samples, stage_rounds(how))
+        return epsilon_of(sums * shares.curve, how.delta)
 
     def estimate(self) -> Estimate | None:
         """What is left, from the second of two rounds; None among parties apart, who do not try it out."""
@@ -127,9 +143,14 @@ def train(data: Data, model: nn.Module, settings: Settings, perturbed: bool, wat
     return PerturbedFL(data, model, settings.but(method="perturbed" if perturbed else "fedavg")).run(watch)
 
 
+def stage_rounds(how: Settings) -> int:
+    """Rounds of a stage: what a run that was stopped repeats at most."""
+    return max(1, how.rounds // 20)
+
+
 def scheme_of(model: nn.Module, how: Settings) -> Scheme:
     """The scheme of these settings."""
-    return Scheme(model, how.loss, how.partitions, exchange=how.exchange, noise_on=how.noise_on)
+    return Scheme(model, how.loss, how.partitions, exchange=how.exchange, noise_on=how.noise_on, private=how.private)
 
 
 def train_rounds(

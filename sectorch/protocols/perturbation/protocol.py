@@ -106,6 +106,11 @@ class Federation:
     ):
         if clients < 1:
             raise ArgumentError(f"a federation has at least one client, got {clients}")
+        if scheme.private is not None and (not masked or clients < 2 or degree is not None):
+            raise ArgumentError(
+                "a private sum is of two clients or more under masks of all pairs: without masks the server sees one "
+                "share of the noise, and by a graph of masks (degree=) colluding clients can cut off a part of them"
+            )
         roles = roles_of(clients)
         self.session = session or Session(roles=roles)
         if self.session.roles != roles:
@@ -115,7 +120,8 @@ class Federation:
         self.scheme, self.clients, self._blank = scheme, clients, scheme.blank()
         self._masks = None
         if masked and clients > 1:
-            self._masks = PairwiseMasks(self.session, clients_of(clients), drop_outs=double, degree=degree)
+            least = 2 if scheme.private is None else scheme.private.least
+            self._masks = PairwiseMasks(self.session, clients_of(clients), drop_outs=double, degree=degree, least=least)
         self._star = self._masks or ServerAndClients(self.session, clients_of(clients))
 
     def __repr__(self) -> str:
@@ -202,7 +208,7 @@ class Federation:
         scheme, outputs = self.scheme, self.scheme.plan.outputs
 
         def begun(data: torch.Tensor) -> ClientRound:
-            return scheme.begin(self._blank.unpacked(data, scheme.device), batch)
+            return scheme.begin(self._blank.unpacked(data, scheme.device), batch, shares[client])
 
         def worked(data: torch.Tensor) -> torch.Tensor:
             step = begun(data)

@@ -23,6 +23,7 @@ class History(Outcome):
         losses: of each round, before its step; not a number where parties are apart, whose joint loss nobody knows.
         score: the test accuracy in percent, or the mean squared error of a regression; of the server.
         received: the ledger's rows: what each role received.
+        epsilon: of a record, at the settings' delta, where the sums are private.
     """
 
     settings: Settings
@@ -34,6 +35,7 @@ class History(Outcome):
     regression: bool
     apart: bool
     model: nn.Module = field(repr=False)
+    epsilon: float | None = None
 
     @property
     def down_bytes(self) -> int:
@@ -81,8 +83,14 @@ class History(Outcome):
             "samples, against Lemma 7. The server learns nothing of them.",
             None: "A client knows the true outputs of its own samples but for one direction a partition.",
         }
+        private = [] if self.epsilon is None else [
+            f"Each sum had the noise of {how.clients} clients, of which {how.clients - how.colluding} carry the "
+            f"promise: what the run shows the server, alone or with {how.colluding} clients, of one record (replaced "
+            f"by another) is within epsilon {self.epsilon:.4g} at delta {how.delta:g}."
+        ]  # fmt: skip
         return [
             f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
+            *private,
             exchange[how.exchange_used],
             "All parties ran in one process, which therefore protected nothing: this is a simulation."
             if not self.apart
@@ -92,7 +100,11 @@ class History(Outcome):
     def as_dict(self) -> dict[str, Any]:
         kept = ("score", "client_seconds", "server_seconds", "down_bytes", "up_bytes", "received")
         losses = [None if loss != loss else loss for loss in self.losses]
-        return {"settings": self.settings.as_dict(), "losses": losses, **{name: getattr(self, name) for name in kept}}
+        private = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        return {
+            "settings": self.settings.as_dict(), "losses": losses, **{name: getattr(self, name) for name in kept},
+            **private,
+        }  # fmt: skip
 
     def rows(self) -> dict[str, list[dict]]:
         return {"losses": [dict(round=t, loss=loss) for t, loss in enumerate(self.losses) if loss == loss]}

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ from .errors import (
 )
 from .messages import ROUND_BYTES, NoisyModel, Reply, Request, Update
 from .settings import EXCHANGES, LOSSES, PLACES, Noise, exchange_of
+
+if TYPE_CHECKING:  # it needs the accounting's packages
+    from ...dp import GaussianShares
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -160,10 +164,10 @@ class ClientRound:
         BatchMismatchError: no batch, or something else.
     """
 
-    def __init__(self, scheme: Scheme, noisy: NoisyModel, batches: Sequence[Batch]):
+    def __init__(self, scheme: Scheme, noisy: NoisyModel, batches: Sequence[Batch], share: float = 1.0):
         if not batches:
             raise BatchMismatchError("no batch was given")
-        self.noisy, self._scheme = noisy, scheme
+        self.noisy, self._scheme, self._share = noisy, scheme, share
         self._sizes = [batch_size(batch) for batch in batches]
         self._waiting = list(batches)
         self._running: tuple[Callable[[Reply | None], tuple], Request | None] | None = None
@@ -224,6 +228,8 @@ class ClientRound:
         (backward, _), self._running = self._running, None
         rows, seen = backward(reply)
         weight = len(self._waiting.pop(0)[0]) / sum(self._sizes)
+        if self._scheme.private is not None:  # what this batch adds to the sum is bounded
+            rows = self._scheme.private.clipped(rows.double() * (weight * self._share)) / (weight * self._share)
         if self._total is None or self._statistics is None:
             alone = len(self._sizes) == 1
             self._total, self._statistics = (rows, seen) if alone else (rows.mul_(weight), seen * weight)
@@ -521,6 +527,8 @@ class Scheme:
             alone. That hides less (docs/perturbation.md) and takes m + 1 terms in place of m + 2 or 3m + 1.
         noise: how large the noise is. frac_bits: fraction bits under client masks. channels: width of the input's
             dimension 1, for a model that concatenates its input before a layer tells that.
+        private: differential privacy of the sum: what each batch adds to it is clipped, and each client adds its share
+            of Gaussian noise under the masks. Takes the place of `frac_bits`; by the shift exchange only.
 
     Attributes:
         trained: the shapes of the parameters that train, in the model's order.
@@ -541,6 +549,7 @@ class Scheme:
         noise: Noise | None = None,
         frac_bits: int = FRAC_BITS,
         channels: int | None = None,
+        private: GaussianShares | None = None,
     ):
         if loss not in LOSSES:
             raise NotPerturbableError(f"loss {loss!r} is not known; there are {', '.join(LOSSES)}")
@@ -568,7 +577,7 @@ class Scheme:
         self.loss = loss
         self.exchange, self.partitions, self.noise_on = exchange, partitions, noise_on
         self.noise = noise or Noise()
-        self.frac_bits = frac_bits
+        self.frac_bits = frac_bits if private is None else private.frac_bits
         self._model, self._width = model, channels
         self._round = os.urandom(ROUND_BYTES)
         self._shapes = {name: p.shape for name, p in model.state_dict(keep_vars=True).items()}
@@ -576,6 +585,13 @@ class Scheme:
         self.body, self.spare = Pullback(plan.body, list(self.trained)), Spare()
         own = ((name, model.get_submodule(name)) for name, own in plan.channels.batch_norms.items() if own)
         self.norms = {name: (norm.num_features, norm.momentum) for name, norm in own if isinstance(norm, _BatchNorm)}
+        self.private = private
+        if private is not None and (exchange != "shift" or self.norms):
+            why = f"'{next(iter(self.norms))}' sends its batches' statistics" if self.norms else "it sends other terms"
+            raise NoiseError(
+                f"the noise covers a client's gradient, and beside it {why}; a private sum takes loss='cross_entropy' "
+                f"with exchange='shift', and norms in eval mode"
+            )
 
     @property
     def term_count(self) -> int:
@@ -754,7 +770,7 @@ class Scheme:
             WeightError, FixedPointRangeError: a share or a term that masks cannot carry.
                 In all cases nothing was sent, and no mask was used.
         """
-        step = self.begin(noisy, batch)
+        step = self.begin(noisy, batch, share)
         for _ in batches_of(batch):
             request = step.ask()
             if request is not None and server is None:
@@ -765,9 +781,9 @@ class Scheme:
             step.take(None if request is None or server is None else server(request))
         return self.update(noisy, *step.done(), masks=masks, share=share)
 
-    def begin(self, noisy: NoisyModel, batch: Batch | list[Batch]) -> ClientRound:
+    def begin(self, noisy: NoisyModel, batch: Batch | list[Batch], share: float = 1.0) -> ClientRound:
         """`client_step` before its messages: ask, take the reply, and so on; `update` ends it."""
-        return ClientRound(self, noisy, batches_of(batch))
+        return ClientRound(self, noisy, batches_of(batch), share)
 
     def sizes(self, batch: Batch | list[Batch]) -> list[int]:
         """The number of samples of each of a client's batches, which are public.
@@ -799,16 +815,22 @@ class Scheme:
         share: float = 1.0,
     ) -> Update:
         """What a client sends of its terms: see `client_step`."""
-        if masks is None:
+        if masks is None and self.private is None:
             return Update(noisy.round, terms, statistics, samples)
+        if masks is None:
+            raise MaskError("a private gradient is sent under masks: alone it has a part of the noise")
         if not 0 < share <= 1:
             raise WeightError(f"a masked update needs share = N_k / N in (0, 1], got {share}")
         parts = (terms.reshape(-1), statistics)
         for part in parts:
             check_range(part, noisy.frac_bits, 2.0 ** (HEADROOM_BITS - noisy.frac_bits))  # the shares sum to one
+        encoded = None if self.private is None else self.private.noisy(parts[0] * share)
         masked = masks.words(noisy.round, terms.numel() + len(statistics)).split([terms.numel(), len(statistics)])
-        for words, part in zip(masked, parts, strict=True):
-            add_encoded(words, part, share, noisy.frac_bits)
+        if encoded is not None:
+            masked[0].add_(encoded)
+        else:
+            for words, part in zip(masked, parts, strict=True):
+                add_encoded(words, part, share, noisy.frac_bits)
         rows = masked[0].view(terms.shape)
         return Update(
             noisy.round, rows, masked[1], samples, share, masks.client, masks.cohort, masks.double, masks.peers

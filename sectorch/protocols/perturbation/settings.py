@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +15,9 @@ from ...data.errors import DatasetMissingError
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
 from .errors import BatchMismatchError, NoiseError, WeightError
+
+if TYPE_CHECKING:  # it needs the accounting's packages
+    from ...dp import GaussianShares
 
 PAPERS_DATA = ("ubmd", "aptos", "ldc", "cifar100")
 """Section V-A: of the registry of `sectorch.data`."""
@@ -133,6 +138,47 @@ class Settings(Options):
     noise_on: str = option("weights", "where the noise is; bias: m + 1 terms, and hides less", among=PLACES)
     degree: int | None = option(None, "with how many others a client shares masks, even (default: all)", least=2)
     method: str = option("perturbed", "this scheme, or fedavg", among=METHODS)
+    clip: float | None = option(
+        None, "of a batch's gradient, in norm, at a client of mean weight; each client then adds a share of Gaussian "
+        "noise, and the statement has the epsilon of a record", above=0, below=math.inf,
+    )  # fmt: skip
+    noise_multiplier: float = option(
+        1.0, "deviation of the honest clients' noise over what one batch adds to the sum", above=0, below=math.inf
+    )
+    colluding: int = option(0, "clients that may work with the server, whose noise does not count", least=0)
+    delta: float = option(1e-5, "of (epsilon, delta)", above=0, below=1)
+
+    @property
+    def private(self) -> GaussianShares | None:
+        """The noise of a round's sum, where gradients are clipped."""
+        if self.clip is None or self.method != "perturbed":
+            return None
+        from ...dp import GaussianShares
+
+        if not self.clients - self.colluding > 0:
+            raise WeightError(f"{self.colluding} of {self.clients} clients collude, and none is left to be protected")
+        clip = self.clip / (self.clients * self.local_batches)
+        return GaussianShares(
+            self.noise_multiplier * clip, clip, self.clients - self.colluding, self.colluding
+        )
+
+    def sums_of_a_record(self, samples: Sequence[int], rounds: int) -> int:
+        """How often so many rounds add a record's batch to a private sum, at most; twice in one round counts four
+        times.
+
+        Batches of an epoch are disjoint, so it is once an epoch; in a round that reaches into several epochs, once in
+        each of these.
+
+        Args:
+            samples: of each client.
+        """
+        found = 0
+        for count in samples:
+            turns, epoch = self.local_batches, max(1, count // self.batch_size)
+            epochs = -(-rounds * turns // epoch)
+            together = 1 if epoch % turns == 0 else (turns + epoch - 2) // epoch + 1  # epochs that a round reaches into
+            found = max(found, epochs * min(epochs, together))
+        return found
 
     @property
     def exchange_used(self) -> str | None:
