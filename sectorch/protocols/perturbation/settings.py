@@ -158,9 +158,7 @@ class Settings(Options):
         if not self.clients - self.colluding > 0:
             raise WeightError(f"{self.colluding} of {self.clients} clients collude, and none is left to be protected")
         clip = self.clip / (self.clients * self.local_batches)
-        return GaussianShares(
-            self.noise_multiplier * clip, clip, self.clients - self.colluding, self.colluding
-        )
+        return GaussianShares(self.noise_multiplier * clip, clip, self.clients - self.colluding, self.colluding)
 
     def sums_of_a_record(self, samples: Sequence[int], rounds: int) -> int:
         """How often so many rounds add a record's batch to a private sum, at most; twice in one round counts four
