@@ -5,7 +5,8 @@
 
 The images are strokes that a public program draws, so every voter's model answers in the clear. Votes stay secret: they
 enter as shares, S adds the noise of GNMax, and each voter's budget is charged before it votes. Q trains on its own rows
-and the labels. docs/capc.md has what Q loses and gains beside secret queries.
+and the labels. docs/capc.md has what Q loses and gains beside secret queries. S keeps its folder with the noise: a vote
+that is paid for is not to be answered under another.
 """
 
 from contextlib import ExitStack
@@ -80,10 +81,6 @@ if __name__ == "__main__":
     data, target = load_digits(return_X_y=True)
     rows = torch.cat((torch.tensor(data) / 16, torch.tensor(target)[:, None]), 1).float()
     parts = dict(zip(("Q", *VOTERS), rows[:640].split(40), strict=True))
-    found = program(Simulation(parts, "public-queries-run"))
-    right = [
-        (scores(found[k], rows[640:, :-1]).argmax(1) == rows[640:, -1]).float().mean() for k in ("before", "after")
-    ]
-    print(
-        f"accuracy {right[0]:.3f} before and {right[1]:.3f} after {COUNT} labels; one process, which protects nothing"
-    )
+    found, x, y = program(Simulation(parts, "public-queries-run")), rows[640:, :-1], rows[640:, -1]
+    first, last = ((scores(found[k], x).argmax(1) == y).float().mean() for k in ("before", "after"))
+    print(f"accuracy {first:.3f}, after {COUNT} labels {last:.3f}; one process, which protects nothing")

@@ -16,6 +16,7 @@ from cases import long
 from commands import PIPE, Command, run_command
 
 from sectorch.choreography import PROTOCOLS
+from sectorch.dp import BudgetFile
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -82,6 +83,15 @@ def test_top_k_is_that_of_the_sums_and_is_taken_up(example):
     for _ in range(2):
         found = re.search(r"top 3: (.*), in the clear (.*); one", example("top_k")[1])
         assert found and found[1] == found[2]
+
+
+def test_public_queries_are_answered_within_budgets_and_taken_up(example, tmp_path):
+    texts = [example("public_queries")[1] for _ in range(2)]
+    assert texts[0] == texts[1] and number(texts[0], r"after 30 labels ([\d.]+)") > 0.6
+    for file in (files := sorted((tmp_path / "public-queries-run").glob("budget-V*.json"))):
+        with BudgetFile(file) as book:
+            assert 19 < book.budget.spent <= 20  # once for both
+    assert len(files) == 15
 
 
 def test_five_hospitals_train_on_shares(example):

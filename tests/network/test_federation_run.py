@@ -248,3 +248,26 @@ def test_the_example_ends_with_the_same_bits_after_a_stop(tmp_path: Path, monkey
     assert until(lambda: len(world.server._broker) == 0, 30)
     assert torch.equal(each(world.roles, one)["hub"]["model"], whole)
     world.close()
+
+
+def test_public_queries_have_the_same_labels_apart(tmp_path: Path):
+    """examples/public_queries.py with two voters as four parties: the noise of one process, which was kept, in both."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "public_queries.py"))
+    example["program"].__globals__["VOTERS"] = ("V1", "V2")
+    torch.manual_seed(0)
+    rows = torch.cat((torch.rand(60, 64), torch.randint(10, (60, 1))), 1)
+    parts = dict(zip(("Q", "V1", "V2"), rows.split(20), strict=True))
+    noise = example["MECHANISM"].draw(example["COUNT"], 10)
+    vars(example["MECHANISM"])["draw"] = lambda *_: noise
+    found = example["program"](Simulation(parts, tmp_path / "together"))
+    world = World(tmp_path, {"north": "Q", "south": "V1", "west": "V2", "hub": "S"})
+
+    def one(name: str) -> Any:
+        role = world.roles[name]
+        with Federation(world.path, name, patience=60, inputs={role: parts[role]} if role in parts else {}) as party:
+            return example["program"](party)
+
+    apart = each(world.roles, one)
+    assert all(apart[name] == {} for name in ("south", "west", "hub")), apart
+    assert {k: v.tolist() for k, v in apart["north"].items()} == {k: v.tolist() for k, v in found.items()}
+    world.close()
