@@ -86,6 +86,31 @@ def prediction_from_request(key: Key, request: Request) -> torch.Tensor:
     return torch.softmax(log_ratio - request.alpha[:, None] * key.shift, 1)
 
 
+def gamma_from_prediction(
+    logits: torch.Tensor, alpha: torch.Tensor, prediction: torch.Tensor, additive: torch.Tensor, partition: torch.Tensor
+) -> torch.Tensor:
+    """Client, once it has the true softmax p (`prediction_from_reply`): gamma, exactly.
+
+    log p is y less a constant c of each sample, so y^ - log p = c + alpha gamma_s r_a,i is linear in c and gamma. With
+    gamma the client has the true logits y^ - alpha gamma r_a, and of the last layer R o W: a network of the true
+    function. (With m = n_L a number that all gamma_i r_a,i have in common is left open, which softmax does not see.)
+    Rows are weighted by p, since log p errs by as much as p does, over p.
+
+    Args:
+        logits: y^ [B, n_L], of samples enough: B + m unknowns in B n_L equations.
+
+    Returns:
+        float64 [m].
+    """
+    members, batch = torch.nn.functional.one_hot(partition).to(prediction), len(logits)
+    own = torch.eye(batch, dtype=prediction.dtype).repeat_interleave(logits.shape[1], 0)
+    noise = (alpha.double()[:, None, None] * additive[:, None] * members).flatten(0, 1)
+    weight = prediction.clamp(min=0).flatten()[:, None]
+    difference = (logits.double() - prediction.clamp(min=1e-300).log()).flatten()[:, None]
+    system = torch.cat([noise, own], 1)
+    return torch.linalg.lstsq(weight * system, weight * difference, driver="gelsd").solution[: members.shape[1], 0]
+
+
 def gamma_from_targets(
     logits: torch.Tensor, alpha: torch.Tensor, targets: torch.Tensor, additive: torch.Tensor, partition: torch.Tensor
 ) -> torch.Tensor:

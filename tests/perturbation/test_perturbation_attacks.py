@@ -11,7 +11,7 @@ from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
 from sectorch.protocols.perturbation import BatchMismatchError, Noise, Request, Scheme, cohort
-from sectorch.protocols.perturbation.algorithm import ask, finish
+from sectorch.protocols.perturbation.algorithm import ask, finish, outputs
 
 
 def chain(model: nn.Module, state: dict) -> list[torch.Tensor]:
@@ -84,6 +84,32 @@ def test_the_papers_exchange_shows_the_client_the_prediction(m):
     torch.testing.assert_close(helper, noisy * reply.factor)
     found = attacks.prediction_from_reply(noisy, reply, key.partition)
     torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_the_papers_exchange_shows_the_client_a_network_of_the_true_function(m):
+    """With the prediction of eight samples gamma is known, and with gamma the noise on the last layer."""
+    torch.manual_seed(m)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    scheme = Scheme(model, "cross_entropy", m, exchange="paper")
+    noisy, key = scheme.perturb(model.state_dict())
+    body = {name: value for name, value in noisy.state.items() if name[0] == "0"}
+    hidden = torch.func.functional_call(model[:2], body, (torch.randn(8, 6).double(),))
+    logits, alpha = outputs(hidden, noisy.state["2.weight"], noisy.state["2.bias"], "weights")
+    *asked, secret = ask(logits, alpha)
+    reply = scheme.answer(key, Request(key.round, *asked))
+    star, _ = finish(reply.log_total, reply.log_mask, reply.factor, secret)
+    prediction = attacks.prediction_from_reply(star, reply, noisy.partition)
+    shift = attacks.gamma_from_prediction(logits, alpha, prediction, noisy.additive, noisy.partition)[noisy.partition]
+    shift *= noisy.additive
+    last = {"2.weight": noisy.state["2.weight"] - shift[:, None], "2.bias": noisy.state["2.bias"] - shift}
+    x = torch.randn(50, 6).double()
+    found, seen = (torch.func.functional_call(model, noisy.state | more, (x,)) for more in (last, {}))
+    torch.testing.assert_close(torch.softmax(found, 1), torch.softmax(model(x), 1), rtol=1e-4, atol=1e-5)
+    assert (seen - model(x)).abs().max() > 1e-2
+    if m < 4:
+        torch.testing.assert_close(shift, key.shift, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("m", "classes"), [(1, 3), (3, 3), (1, 4), (4, 4), (2, 10)])

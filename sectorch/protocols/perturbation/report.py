@@ -77,8 +77,8 @@ class History(Outcome):
         seen = "the sum of the clients' masked updates" if masked else "each client's update (no masks)"
         exchange = {
             "paper": "By the paper's exchange the server can compute the true prediction of every sample of every "
-            "client (of two classes, its odds within a factor of 20), and a client that of its own samples, against "
-            "Lemma 7.",
+            "client (of two classes, its odds within a factor of 20), and a client that of its own samples and with it "
+            "the noise on the last layer, against Lemma 7.",
             "shift": "By the shift exchange a client's softmax is the true one: it knows the prediction of its own "
             "samples, against Lemma 7. The server learns nothing of them.",
             None: "A client knows the true outputs of its own samples but for one direction a partition.",
