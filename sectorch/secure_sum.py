@@ -98,6 +98,7 @@ def _switched(count: int, degree: int, stream: KeyStream) -> list[set[int]]:
     near = [{(i + step) % count for step in range(-degree // 2, degree // 2 + 1) if step} for i in range(count)]
     drawn = np.empty(2 * _SWITCHES * len(edges), dtype=np.uint64)
     stream.fill(drawn.data.cast("B"))
+    # A draw is an edge and, in its lowest bit, a direction, so that both ways to switch two edges occur.
     for first, second in (drawn % np.uint64(2 * len(edges))).reshape(-1, 2).tolist():
         (a, b), (c, d) = edges[first // 2], edges[second // 2]
         if first % 2:
@@ -619,6 +620,7 @@ class PairwiseMasks(ServerAndClients):
         f = (FRAC_BITS if like.is_floating_point() else 0) if frac_bits is None else frac_bits
         if not 0 <= f <= 60:
             raise ArgumentError(f"frac_bits is a number from 0 to 60, got {f}")
+        # Each summand below 2^62 / K, so that no sum of K of them wraps.
         limit = 2.0 ** (HEADROOM_BITS - f) / len(self.clients)
         taking = [k for k, client in enumerate(self.clients) if client in values]
         self.lost.clear()

@@ -87,6 +87,7 @@ def _same(other: str, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
 
 def public_bytes(value: Any) -> Iterator[bytes | memoryview]:
     """Public values as bytes, the same in every process. Of secret tensors and meta tensors the shape counts."""
+    # Kinds are marked and containers closed, so that values of another kind or nesting give other bytes.
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta

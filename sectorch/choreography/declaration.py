@@ -187,6 +187,7 @@ def _foreign(value: Any, depth: int = 4) -> bool:
     named = value if isinstance(value, type) else kind
     if named.__module__.split(".")[0] not in _OURS:
         return True
+    # What has a runtime (a net, a session) reaches everything; it sends by declared steps only.
     if isinstance(value, type) or not named.__module__.startswith("sectorch.") or hasattr(value, "runtime"):
         return False
     slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]

@@ -147,10 +147,13 @@ class Builder:
         groups: dict[tuple[int, int], list[Wire]] = {}
         for wire, (nonlinear, x, y) in gates.items():
             if wire in needed:
+                # Gates of equal AND depth and equal XOR depth behind it do not depend on one another: they are one
+                # step.
                 ands, xors = max(place[x], place[y])
                 place[wire] = (ands + 1, 0) if nonlinear else (ands, xors + 1)
                 groups.setdefault(place[wire], []).append(wire)
         order = [groups[key] for key in sorted(groups)]
+        # The step after which a wire's slot is free; outputs and the constant keep theirs to the end.
         last = dict.fromkeys(range(self._first), -1) | {wire: i for i, group in enumerate(order) for wire in group}
         for i, group in enumerate(order):
             for wire in group:

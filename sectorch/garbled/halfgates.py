@@ -242,6 +242,7 @@ def share_outputs(
     p = colours(zero)
     plain = zero ^ (-p).unsqueeze(-1) & delta
     both = torch.stack((plain, plain ^ delta), 1)
+    # The ANDs have used the tweaks before: a tweak must not hash a second label.
     hashed = hash_blocks(tweaks(nonce, 2 * circuit.ands, both.shape[0]), both)[..., 0]
     return p - hashed[:, 0], 1 - 2 * p + hashed[:, 0] - hashed[:, 1]
 

@@ -30,6 +30,7 @@ def cos_sin(turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     half = turns * math.pi
     square = half * half
     cos, sin = torch.zeros_like(half), torch.zeros_like(half)
+    # At |half| <= pi/2 the first term left out is (pi/2)^24 / 24! < 2^-63. Horner's rule, from the last term on.
     for k in range(11, 0, -1):
         cos = (cos + 1.0) * square * (-1.0 / ((2 * k - 1) * (2 * k)))
         sin = (sin + 1.0) * square * (-1.0 / ((2 * k) * (2 * k + 1)))
@@ -61,6 +62,7 @@ def round_series(values: torch.Tensor) -> torch.Tensor:
 def _digits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """v = first + 2^-26 second, both at 26 fraction bits; the second within half a unit of the first."""
     whole = round_series(values)
+    # Rounded, not cut, so that the second digit is signed and at most half a unit of the first: 2^25.
     first = (whole + (1 << (DIGIT - 1))) >> DIGIT
     return first, whole.sub_(first << DIGIT)
 

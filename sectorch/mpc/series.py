@@ -185,5 +185,6 @@ def factor_steps(low: int, high: int) -> list[int]:
 
 def mantissa(product: Any, bits: Any, high: int) -> Any:
     """The product of x with its factor, and outside the range 1/2 or almost 1; linear in both."""
+    # Below the range product and bits are 0. In it bits[0] takes the half away. Above it the product is 0 again.
     half, largest = 1 << (high - 1), (1 << high) - 1
     return product + half - bits[0] * half + bits[-1] * largest

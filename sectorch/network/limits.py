@@ -321,6 +321,7 @@ class Usage:
 
     def _mark_alive(self) -> None:
         """Mark this process as a user of the file by a locked file, and remove the marks of processes that ended."""
+        # `_is_alive` removes the mark of a process that holds no lock on it: the system has unlocked it at its end.
         for name in os.listdir(self._processes):
             self._is_alive(name)
         self._alive = os.open(self._processes / self._process, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -351,6 +352,7 @@ class Usage:
             now = self._now()
             if charge.query and self._is_repetition(charge):
                 return False
+            # In one transaction, so that two processes cannot both find room for the last query.
             self._check_limits(charge, limits, now)
             self._count(charge, now)
             return True
@@ -472,6 +474,7 @@ class Usage:
             for account in (*charge.accounts, EVERYBODY):
                 for model in charge.models:
                     self._db.execute(f"INSERT INTO in_all VALUES (?, ?, ?, ?) {add}", (account, model, what, count))
+        # What has left the day's window is dropped here, so that the file does not grow.
         old = int((now - DAY) // SLOT)
         self._db.execute("DELETE FROM used WHERE slot < ?", (old,))
         self._db.execute("DELETE FROM asked WHERE slot < ?", (old,))

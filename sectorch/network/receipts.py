@@ -293,6 +293,7 @@ class Receipts:
         self._size = os.fstat(self._handle).st_size
         if not self._size:
             return {}, b""
+        # A half-written line, a whole one and their ends: two lines of the largest size hold the last whole line.
         tail_at = max(0, self._size - 2 * LONGEST - 2)
         tail = os.pread(self._handle, self._size - tail_at, tail_at)
         whole, _, half = tail.rpartition(b"\n")
@@ -347,6 +348,7 @@ class Receipts:
         time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         number = self._number
         line = sign_line({"number": number, "time": time, "previous": self._previous, **record}, self._key)
+        # Set before anything is written: if the process goes on after an error in the middle, it writes nothing more.
         self._broken = "an earlier line may not be on the disk; start again"
         try:
             self._put(line + b"\n")
@@ -355,6 +357,8 @@ class Receipts:
                 os.ftruncate(self._handle, self._size)
                 self._broken = ""
             raise
+        # The new line is written over the half-written one, so at every moment the file ends with a line or with a
+        # half.
         if len(over) > len(line) + 1:
             os.ftruncate(self._handle, self._size + len(line) + 1)
         os.fsync(self._handle)

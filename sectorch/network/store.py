@@ -194,6 +194,8 @@ class Shelf:
                 raise MaterialError(f"call {call} was not prepared for such inputs, or was used already")
             del self._pieces[call]
         path = self._path(call, kind)
+        # Removed from the disk before it is read, through a file that is open: a crash at any moment loses the piece,
+        # and none can be read twice. `Store._clean` removes what was claimed.
         claimed = path.with_suffix(".claimed")
         try:
             os.replace(path, claimed)

@@ -189,6 +189,7 @@ class OperationBudget(TorchDispatchMode):
         packet = func._schema.name.partition("::")[2]
         if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
             return
+        # Their sizes depend on contents, so they do not run on shapes: a bound that follows from the operands.
         if packet == "nonzero":
             return self._take(args[0].numel() * max(1, args[0].dim()) * 8)
         if packet == "masked_select":
@@ -224,6 +225,7 @@ class OperationBudget(TorchDispatchMode):
         sizes = [x.shape for x in leaves if isinstance(x, torch.Tensor)]
         if name in _SORTS:
             bits = max((max(s, default=1) for s in sizes), default=1).bit_length()
+            # A bitonic network on 2^b values has b (b + 1) / 2 stages.
             more = OPERATIONS_SORT * bits * (bits + 1) // 2
             self._operations = min(self._operations + more * self._more, OPERATIONS_MOST * self._more)
             return

@@ -30,32 +30,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..choreography.shapes import spare
-from ..errors import ArgumentError, NonFiniteError, SectorchError, UnsupportedOpError
+from ..errors import ArgumentError, NonFiniteError, SectorchError
 from ..ops.infinity import CARRIES
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner_ops
 from ..tensor.compile_mode import as_if_compiling
-from ..tensor.dispatch import METADATA, overlap, rewrite_views, strided_places, strided_view
+from ..tensor.dispatch import METADATA, rewrite_views, strided_places, strided_view
 from ..tensor.infinity import Infinite, infinite_of, mask_beyond_range
-from ..tensor.signatures import (
-    CONVERSIONS,
-    LIKE,
-    MASKED_FILL,
-    MASKED_SELECT,
-    READS_CONTENT,
-    as_sizes,
-    conversion_arguments,
-    first_positions,
-    is_number,
-    plain_arguments,
-    refuse_dropped,
-    require_dense,
-    selected_on_meta,
-    to_meta,
-    torch_on_meta,
-    without_like_tensor,
-)
-from ..tensor.table import BEFORE, COMPOSED, IN_PLACE, row_of, spell
+from ..tensor.signatures import refuse_dropped, result_on_meta
+from ..tensor.table import BEFORE, IN_PLACE, row_of, spell
 from . import bounds
 from .graph import (
     CONSTANT,
@@ -422,7 +405,12 @@ class StandIn(SharedTensor):
             cls, shape, recorder.scheme.frac_bits, session, session.answering[0], recorder.scheme, twin.dtype
         )
         self.twin, self.recorder, self.node = twin, recorder, node
+        self.layout_in_memory = dispatch.Layout(lambda: twin, recorder.stand_ins)
         return self
+
+    def on_meta(self) -> torch.Tensor:
+        """The twin itself, so that torch shares and changes its memory as it would that of a plain tensor."""
+        return self.twin
 
     def reveal(self, to: Any = None) -> torch.Tensor:
         raise CaptureFailure("the module reveals a value on its way")
@@ -440,7 +428,7 @@ class GraphRecorder(TorchFunctionMode):
         self._private: dict[int, fx.Node] = {}
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # objects kept alive, so that their ids stay theirs while the recording lasts
-        self._stand_ins: list[ref] = []
+        self.stand_ins: list[ref] = []
         self.writes = InplaceWrites(self._strided, weights.values())
 
     def inputs(self, given: Inputs) -> list[StandIn]:
@@ -453,55 +441,38 @@ class GraphRecorder(TorchFunctionMode):
         args, kwargs = self.writes.replace_plain((args, kwargs or {}), func)
         with self:
             args = self.writes.before_write(func, args)
-        return self.writes.note_result(func, self._record(func, types, args, dict(kwargs or {})))
+        return self.writes.note_result(func, self._record(func, args, dict(kwargs or {})))
 
-    def _record(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
-        leaves = pytree.arg_tree_leaves(*args, **kwargs)
-        secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
-        if not secrets:
+    def _record(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        if not any(isinstance(leaf, SecretTensor) for leaf in pytree.arg_tree_leaves(*args, **kwargs)):
             return call_with_zeros(func, args, kwargs)
-        args, kwargs = plain_arguments(args, kwargs)
-        if func in LIKE and not isinstance(args[0], StandIn):
-            func, args, kwargs = without_like_tensor(func, args, kwargs)
-            if not isinstance(args[0], SecretTensor):
-                return func(*args, **kwargs)
-            secrets = [args[0]]
-        if func in dispatch.METADATA:
-            if func in dispatch.IN_MEMORY and isinstance(args[0], StandIn):
-                args = (args[0].twin, *args[1:])
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        for secret in secrets:
-            if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
-                raise CaptureFailure("the module reads a tensor that an earlier call made")
         try:
-            require_dense(leaves)
-            if func in COMPOSED:
-                with self:
-                    made = COMPOSED[func](*args, **kwargs)
-                if made is not NotImplemented:
-                    return made
-            return self._record_secret(func, types, args, kwargs, secrets)
+            return dispatch.normal_form(func, args, kwargs, self._record_secret, self)
         except SectorchError as error:
             raise_located(error, SourceLocation.now(self.layers).text(name_of(func)))
 
-    def _record_secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
-        args, kwargs = as_sizes(func, args, kwargs)
-        shared = [s for s in secrets if isinstance(s, StandIn)]
+    def _record_secret(self, func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
+        if any(isinstance(s, SharedTensor) and getattr(s, "recorder", None) is not self for s in leaves):
+            raise CaptureFailure("the module reads a tensor that an earlier call made")
+        shared = [s for s in leaves if isinstance(s, StandIn)]
         row = row_of(func)
         if not shared and not owner_ops.meets_infinity(self.scheme, func, args, kwargs):
-            return self._record_private(func, types, args, kwargs)
-        writes = (row is not None and func in row.in_place) or getattr(func, "__name__", "") == "__setitem__"
-        elsewhere = writes and not isinstance(args[0], StandIn)
-        if func in dispatch.SECRETS or kwargs.get("out") is not None or elsewhere:
-            return dispatch.call(func, types, args, kwargs)
-        if row is not None and (row.name == "constant_like" or _publicly_finite(func, row.name, shared)):
-            return dispatch.call(func, types, args, kwargs)
+            return self._record_private(func, args, kwargs)
+        elsewhere = owner_ops.in_place(func) and not isinstance(args[0], StandIn)
+        public = row is not None and (row.name == "constant_like" or _publicly_finite(func, row.name, shared))
+        if public or elsewhere or kwargs.get("out") is not None:
+            return dispatch.call(func, (), args, kwargs)
         refuse_dropped(func)
         if func in BEFORE:
             BEFORE[func](*args, **kwargs)
         versions = [s.twin._version for s in shared]
-        meta = _on_twins(func, args, kwargs, row is None)
+        try:
+            with torch.inference_mode(False):
+                meta = result_on_meta(func, args, kwargs)
+        except SectorchError:
+            if row is None:
+                return dispatch.call(func, (), args, kwargs)  # raises, in the words of the table
+            raise
         changed = [s for s, version in zip(shared, versions, strict=True) if s.twin._version != version]
         mark = self._infinity_mark(row, args, kwargs)
         if changed:
@@ -511,7 +482,7 @@ class GraphRecorder(TorchFunctionMode):
         if not leaves and isinstance(meta, (list, tuple)):  # the rows of an empty batch
             return meta
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return dispatch.call(func, types, args, kwargs)
+            return dispatch.call(func, (), args, kwargs)
         if all(id(leaf) in known for leaf in leaves):  # torch gave its argument back: dropout in evaluation mode
             return pytree.tree_unflatten([known[id(leaf)] for leaf in leaves], spec)
         node = self._node(func, args, kwargs)
@@ -556,7 +527,7 @@ class GraphRecorder(TorchFunctionMode):
         storage = lambda s: s.twin.untyped_storage()._cdata
         if id(target) not in changed or any(storage(s) != storage(target) for s in changed.values()):
             raise CaptureFailure(f"{spell(func)} changes a tensor that is not its first argument")
-        others = self._of_its_memory(func, target)
+        others = dispatch.overlapping(func, target)
         dtypes = {a.dtype for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
         plain = functional_form(func) if len(dtypes) == 1 else None
         if kwargs.get("inplace"):
@@ -572,25 +543,6 @@ class GraphRecorder(TorchFunctionMode):
         target.infinite = mark
         return target
 
-    def _of_its_memory(self, func: Callable, target: StandIn) -> list[tuple[StandIn, torch.Tensor, torch.Tensor]]:
-        """The other tensors in use that a write into the target changes, each with the entries that they share."""
-        found = []
-        for other in (r() for r in self._stand_ins):
-            if other is None or other is target:
-                continue
-            try:
-                both = overlap(other.twin, target.twin)
-            except ValueError:
-                both = ()
-            if both == () or (both and (other.twin.dtype != target.twin.dtype or target.twin.is_complex())):
-                raise UnsupportedOpError(
-                    f"{spell(func)} would change a tensor that others are views of (or that is a view); "
-                    f"write it out of place"
-                )
-            if both:
-                found.append((other, *both))
-        return found
-
     def _strided(self, line: StandIn, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> StandIn:
         """As `dispatch.strided_view`, in the recording."""
         node = self._node(torch.index_select, (line, 0, strided_places(line, shape, stride, offset)), {})
@@ -602,17 +554,17 @@ class GraphRecorder(TorchFunctionMode):
         """Record a function that moves entries."""
         return self._node(func, args, {})
 
-    def _record_private(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+    def _record_private(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Record an operation among A's own tensors."""
         target = args[0] if args else None
         if owner_ops.in_place(func) and isinstance(target, PrivateTensor):
             if target.origin is not None:
                 raise CaptureFailure(f"{spell(func)} changes a weight's copy through a view")
             node = self._node(OutOfPlace(func), args, kwargs)
-            result = dispatch.call(func, types, args, kwargs)
+            result = dispatch.call(func, (), args, kwargs)
             self._private[id(target)] = node
             return result
-        result = dispatch.call(func, types, args, kwargs)
+        result = dispatch.call(func, (), args, kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, PrivateTensor)]
         if all(id(leaf) in self._private or id(leaf) in self._weights for leaf in leaves):
             return result  # a tensor that A derived before, or the argument itself
@@ -629,8 +581,7 @@ class GraphRecorder(TorchFunctionMode):
         node.meta.update(shape=tuple(twin.shape), dtype=twin.dtype)
         node.meta.setdefault("value", node.name)
         made = StandIn(twin, self, node)
-        self._stand_ins = [r for r in self._stand_ins if r() is not None]
-        self._stand_ins.append(ref(made))
+        self.stand_ins.append(ref(made))
         return made
 
     def _node(self, func: Callable, args: tuple, kwargs: dict) -> fx.Node:
@@ -682,33 +633,6 @@ def _paths(value: Any, path: tuple = ()) -> list[tuple[tuple, Any]]:
     if isinstance(value, (list, tuple)):
         return [found for i, v in enumerate(value) for found in _paths(v, (*path, i))]
     return [(path, value)]
-
-
-def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> Any:
-    """torch's own result on the twins, whose memory is shared as torch shares it; errors as of the dispatch table."""
-    called = func
-    if func in CONVERSIONS:
-        args, kwargs = conversion_arguments(args, kwargs)
-        called = _T.to
-    if func in MASKED_SELECT:
-        return selected_on_meta(*args, **kwargs)
-    number = lambda v: v.item() if func in MASKED_FILL and is_number(v) else v
-    public_too = func not in READS_CONTENT
-    args = first_positions(args) if func is _T.__getitem__ else args
-
-    def swap(leaf: Any) -> Any:
-        return leaf.twin if isinstance(leaf, StandIn) else to_meta(number(leaf), public_too)
-
-    try:
-        with torch.inference_mode(False):
-            if not public_too and args and not isinstance(args[0], StandIn):  # only an index is read
-                args = (to_meta(args[0], True), *args[1:])
-            swapped, named = map_aggregate((args, kwargs), swap)
-            return torch_on_meta(called, tuple(swapped), dict(named))
-    except SectorchError:
-        if unsupported:
-            return dispatch.call(func, (), args, kwargs)  # raises, in the words of the table
-        raise
 
 
 @torch.inference_mode(False)

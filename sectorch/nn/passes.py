@@ -275,6 +275,7 @@ def _even_divisor(program: Trace, pool: fx.Node) -> None:
     path, after = _layer_after(program, pool, True)
     if after is None:
         return
+    # The next power above: sums divided by it are below the means, so they stay in range without a further check.
     even = 1 << count.bit_length()
     after.set_weights(f"times {even}/{count}", lambda w, b: (w * (even / count), b))
     defaults = (None, None, None, 0, False, True)

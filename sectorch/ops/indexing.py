@@ -158,6 +158,7 @@ def index_by_secret(context: Context, x: torch.Tensor, index: Any) -> torch.Tens
     others = [parts[i].shape for i in taken if i != dim]
     block = torch.broadcast_shapes(tuple(secret.shape), *others)
     choices = x[tuple(public)]
+    # Where indices are neighbours torch puts their dimensions in the place of the first, else before all others.
     before = taken[0] if taken[-1] - taken[0] == len(taken) - 1 else 0
     front = list(range(len(block) + 1))
     choices = choices.movedim([before + d for d in front], front)

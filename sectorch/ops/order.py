@@ -100,6 +100,8 @@ def _sort(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair
         values = backend.affine(_pad_to, values, -(1 << 62), size)
         places = backend.affine(_pad_to, places, 0, size)
     block = 2
+    # Blocks of twice the size are merged in each round, those with bit `block` of the position clear falling: in the
+    # last round all of them. So the largest value comes first, and what pads, below every value in range, last.
     while block <= size:
         step = block // 2
         while step:

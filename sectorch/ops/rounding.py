@@ -200,6 +200,8 @@ def _divmod_by_integer(context: Context, x: SharedTensor, y: Any) -> tuple[Share
     while not last and (rest.bound is None or rest.bound >= size):
         bits = math.frexp(CAPACITY if rest.bound is None else rest.bound)[1]
         shift = max(0, bits - 30)
+        # In units of the quotient: the dropped bits are below 2^shift, and 1 / |y| in `factor` is short of less than
+        # 2^-deep, which for a rest below 2^bits is less than 2^(bits - 30) / |y|.
         error = ((1 << shift if shift else 0) + 2.0 ** (bits - 30)) / size
         last = error <= 1 / 4
         upper = floor_value(context, x.like(rest.shares, shift, rest.bound))
@@ -208,6 +210,7 @@ def _divmod_by_integer(context: Context, x: SharedTensor, y: Any) -> tuple[Share
         found = floor_value(context, plain)
         quotient = x.like(quotient.shares + found.shares, 0, CAPACITY / size)
         rest = x.like(rest.shares - found.shares * size, 0, size * (error + (1 / 2 if last else 1)))
+    # The last estimate was rounded to the nearest, so it is the quotient or one more, which leaves a negative rest.
     below = complement(context, not_negative(context, rest)).bounded(1.0)
     quotient, rest = (
         signed_sum(context, quotient, below, -1),

@@ -48,6 +48,8 @@ def load_rows(builder: Any, address: Any, stride: Any) -> list:
 def transpose_bytes(builder: Any, rows: list) -> list:
     """Eight lines, each word as eight bytes: byte j of line i becomes byte i of line j, word by word."""
     rows = [builder.bitcast(row, LINE_BYTES) for row in rows]
+    # A transposition by halves: each round exchanges the off-diagonal quarters of all squares of 2 distance rows and
+    # bytes. In a shuffle of two lines, 64 + b is byte b of the second one.
     for distance in (4, 2, 1):
         result = list(rows)
         for i in (i for i in range(8) if not i & distance):
@@ -73,6 +75,7 @@ def bits_of_rows(builder, x, apart, out, spread, threshold):
     """
     identity, less = builder.bitcast(line_of(_UNIT_VECTORS), LINE_BYTES), broadcast(builder, threshold)
     rows = [builder.sub(row, less) for row in load_rows(builder, x, apart)]
+    # The instruction takes bit i of a result from byte 7 - i of the matrix, so callers pass the rows from the last on.
     for i, row in enumerate(transpose_bytes(builder, rows)):
         bits = builder.bitcast(times_bit_matrix(builder, identity, row), LINE)
         store(builder, bits, offset(builder, out, spread, i))
@@ -105,6 +108,7 @@ def transpose_bits(a):
                 y[i] ^= swap
                 x[i] ^= swap << shift
         j >>= 1
+        # From the lower j of every 2 j bits to the lower half of these: 0x00000000FFFFFFFF becomes 0x0000FFFF0000FFFF.
         mask ^= mask << np.uint64(j)
 
 
@@ -144,6 +148,8 @@ def planes_at(v, width, word, out, threshold):
     columns."""
     count = out.shape[1]
     room = aligned_zeros(8 * min(_RUN, count))
+    # The last bit's row is the shortest: it has len(v) - 63 width words, or none. Vectors may not read beyond its end,
+    # where the shifts put zeros.
     whole = max(0, min(count, len(v) - 63 * width - word)) // LINE_WORDS * LINE_WORDS
     for start in range(0, whole, _RUN):
         _whole_lines(v, width, word + start, min(_RUN, whole - start), room, out[:, start:], threshold)
@@ -224,6 +230,8 @@ def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, ne
     product of the set's masks times the d_i of the others. `shares` has the rows of this party's halves of the mask
     products, by set. The sum is computed like a polynomial by Horner: one operand is factored out after the other.
     """
+    # shares[s] is the row of the products of set s, whose bits number the operands: 3 is {0, 1}, 13 is {0, 2, 3}. The
+    # product of public values alone, with `first`, is added by one party: both halves of it would cancel.
     d0, d1 = public[rows[0], : end - start], public[rows[1], : end - start]
     a0, a1 = alpha[at + rows[0], start:end], alpha[at + rows[1], start:end]
     s01, row = dealt[made + shares[3], start:end], new[start:end]
@@ -259,6 +267,9 @@ def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, ne
 @compiled
 def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, new, sets):
     """`_add_and` of any number of operands; `sets` is room for half of their sets."""
+    # Horner's rule over sets, from the last operand on. sets[s] is the sum of all terms whose masks, among the operands
+    # that are not factored out yet, are those of the set s. Operand k is factored out by sets[s] = sets[s | 2^k] ^ d_k
+    # sets[s].
     count = 0
     while count < len(rows) and rows[count] >= 0:
         count += 1
@@ -274,6 +285,7 @@ def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, n
                     found[w] = with_last[w] ^ (last[w] & first)
                 continue
             own = dealt[made + shares[s], low : low + size]
+            # The "product" of a single mask is the mask, which is not dealt.
             if s & (s - 1) == 0:
                 own = alpha[at + shares[s], low : low + size]
             for w in range(size):
@@ -298,6 +310,8 @@ def products(alpha, other, mask, sets, out, low, high):
         for i in range(len(alpha)):
             xor(alpha[i, start:end], other[i, start:end], both[i, : end - start])
         for i in range(len(sets)):
+            # Sets have -1 for the operands that they lack. Sets of two and three, by far the most, are computed in one
+            # pass.
             p, q, third, fourth = sets[i, 0], sets[i, 1], sets[i, 2], sets[i, 3]
             under, row = mask[i, start:end], out[i, start:end]
             if third < 0:
@@ -327,6 +341,7 @@ def floor_products(alpha, other, wraps, mask, out, low, high):
     (p0, p1, p2), (q0, q1, q2) = _three(alpha, low, high), _three(other, low, high)
     (m0, m1, m2), (m3, m4, m5) = _three(mask, low, high), _three(mask[3:], low, high)
     (y0, y1, y2), (y3, y4, y5) = _three(out, low, high), _three(out[3:], low, high)
+    # Row by row as `combine_floor` takes them, and as D proves them (`dealing_constraints.floor_products`).
     w = wraps[low:high]
     for i in range(len(w)):
         eq, k, u = p0[i] ^ q0[i], p1[i] ^ q1[i], p2[i] ^ q2[i]
@@ -340,6 +355,7 @@ def mask_floor_operands(equal, less, borrow, wraps, top, alpha, first, out, low,
     (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
     eq, lt, u, w, bits = equal[low:high], less[low:high], borrow[low:high], wraps[low:high], top[low:high]
     for i in range(len(eq)):
+        # The public c_63 and the negation go into one party's half.
         k = lt[i] ^ w[i] ^ (~bits[i] & first)
         y0[i], y1[i], y2[i] = a0[i] ^ eq[i], a1[i] ^ k, a2[i] ^ u[i]
 
@@ -351,9 +367,13 @@ def combine_floor(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, h
     (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
     (d0, d1, d2), (d3, d4, d5) = _three(dealt, low, high), _three(dealt[3:], low, high)
     (m0, m1, m2), w, above = _three(mask, low, high), wraps[low:high], top[low:high]
+    # What this party sent of k is its own half under its own mask, so that half need not be kept beside it.
     own = x1 if first else z1
     for i in range(len(w)):
         eq, k, u = x0[i] ^ z0[i], x1[i] ^ z1[i], x2[i] ^ z2[i]
+        # With x = X ^ a for each open X, this party's halves of a, and of w, which is never opened: every product of
+        # open values and one half is local, and every product of two secrets is dealt. X Y without a secret is added by
+        # one party.
         eq_u = d0[i] ^ (eq & a2[i]) ^ (u & (a0[i] ^ (eq & first)))
         k_u = d1[i] ^ (k & a2[i]) ^ (u & (a1[i] ^ (k & first)))
         wrapped = d2[i] ^ (k & w[i]) ^ (eq & u & w[i]) ^ (eq & d3[i]) ^ (u & d4[i]) ^ d5[i]
@@ -391,6 +411,7 @@ def _xor(x, y, out):
 @compiled
 def _picked(opened, unset, whole):
     """`unset` where a bit is zero, and whole - unset where it is set."""
+    # e xor b is 1 - b where e is set. Both parties negate their half of b, and the one with `whole` = 1 adds the one.
     return whole - unset if opened else unset
 
 
@@ -518,6 +539,8 @@ def floor_elements(e, other, c, dealt, wraps, number, copies, first, threshold, 
                 opened = e0[i] & bit
                 s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])
                 borrow = _picked(e1[i] & bit, s1[i], first)
+                # s msb(r) is shared mod 2^32. The shift by 64 - f >= 32 leaves the low f bits of it, so a carry beyond
+                # 2^32 falls off.
                 wrap = _picked(e2[i] & bit, np.int64(q[i]), first) << (64 - shift)
                 found[i] = s * logical_shift_right(np.uint64(x[i]) - np.uint64(threshold), shift) - half - borrow + wrap
 
@@ -544,6 +567,8 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
                 for w in range(len(found)):
                     opened = words[w] & bit
                     s, rest = _picked(opened, b[w], first), _picked(opened, p[w], R[w])
+                    # As in `floor_elements`: a share mod 2^32 under a shift of 32 or more. 2^64 was lost only where the
+                    # sign bit of c is clear.
                     wrap = _picked(opened, np.int64(q[w]), np.int64(whole[w])) << (64 - shift)
                     found[w] += s * logical_shift_right(x[w], shift) - rest + (wrap if x[w] >= 0 else 0)
 
@@ -646,6 +671,7 @@ def wide_leaves(bits, words, blocks, first, out, low, high):
     for left in range(low, high, _FEW):
         size, at = min(_FEW, high - left), 0
         for b in range(len(blocks)):
+            # hot[j] is [the public planes so far have the value j]. Each further plane splits it into j and j + 2^k.
             for w in range(size):
                 hot[0, w] = -1
             for k in range(blocks[b, 1]):
@@ -658,6 +684,8 @@ def wide_leaves(bits, words, blocks, first, out, low, high):
             less, equal = out[b, left : left + size], out[len(blocks) + b, left : left + size]
             for w in range(size):
                 less[w], equal[w] = 0, hot[0, w] & first
+            # For c = j: [r > c] is code j, and [r = c] is code j - 1 xor code j. The code before the first is 1, which
+            # one party adds, and the one after the last is 0.
             for j in range((1 << blocks[b, 1]) - 1):
                 code, here, above = words[at + j, left : left + size], hot[j], hot[j + 1]
                 for w in range(size):
@@ -691,6 +719,7 @@ def codes(r, mask, spans, tops, out, low, high):
             blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
             for p in range(spans[s, 1] - 3 * blocks, spans[s, 1], 3):
                 for w in range(end - start):
+                    # The lowest block of a span may reach below plane 0, where all numbers have zeros.
                     x0, x1 = a[p, w] if p >= 0 else 0, a[p + 1, w] if p >= -1 else 0
                     lower[0, w], lower[1, w], lower[2, w] = x1 | x0, x1, x1 & x0
                 for i in range(3):
@@ -717,6 +746,8 @@ def signs(v, out, low, high):
     for start in range(low, high, SPAN):
         found = out[start : min(start + SPAN, high)]
         found[:] = 0
+        # From the last bit down, so that each shift makes room for the next. Rows that end early have no element: a
+        # zero.
         for t in range(63, -1, -1):
             row = v[t * width + start : t * width + start + len(found)]
             for w in range(len(row)):
@@ -828,6 +859,7 @@ def sum_bits(x, y, mask, out, low, high):
                 first, second = np.uint64(x[at]), np.uint64(y[at])
                 found = first + second
                 a[t, c] = found
+                # The carry out of bit 63: both top bits are set, or one is and that of the sum is not.
                 carry[c] |= (((first & second) | ((first | second) & ~found)) >> np.uint64(63)) << np.uint64(t)
         transpose_bits(a)
         for t in range(64):
@@ -850,6 +882,8 @@ def complements(words, v, zero, difference, low, high):
                 place = element_slice(t, width, left, end)
                 halves, unset, different = v[k, place], zero[k, place], difference[k, place]
                 for i in range(len(unset)):
+                    # In the ring of v, which may be that of 32 bits, and then with its sign in 64 bits, as the claims
+                    # compare them.
                     bit, half = (bits[i] >> t) & 1, np.int64(halves[i])
                     found = np.int64(v.dtype.type(bit - half))
                     unset[i] = found
@@ -888,6 +922,8 @@ def quotients(v, r, low_bit, last_bit, shift, out, low, high):
             for i in range(len(base)):
                 rest = logical_shift_right(x[i], shift) - y[i]
                 bit, last = (lows[i] >> t) & 1, (lasts[i] >> t) & 1
+                # The value for each choice of (c, c'), as bit xor c is bit or 1 - bit. The coefficients of 1, c, c' and
+                # c c' over xor are f(0,0), f(0,0) ^ f(1,0), f(0,0) ^ f(0,1) and the xor of all four.
                 zero, one = rest + bit, rest + 1 - bit
                 last, without = last << top, (1 - last) << top
                 base[i] = zero - last

@@ -114,6 +114,7 @@ def carryless_by_shifts(x, y):
     for i in range(64):
         bit = np.uint64(0) - ((x >> np.uint64(i)) & np.uint64(1))
         low ^= (y << np.uint64(i)) & bit
+        # In two shifts: for i = 0 one by 64 would be undefined.
         high ^= (y >> np.uint64(63 - i) >> np.uint64(1)) & bit
     return low, high
 
@@ -166,6 +167,7 @@ else:
 @compiled
 def reduce_product(low, high):
     """low + x^64 high in the field."""
+    # high (x^4 + x^3 + x + 1) has a degree of at most 67, so `above` has four bits, and their product fits a word.
     first, above = carryless(high, _REDUCED)
     second, _ = carryless(above, _REDUCED)
     return low ^ first ^ second
@@ -633,6 +635,7 @@ def _spread_cubes(values, xors):
 def _reduce_cubes(totals, places, out):
     for q in range(len(places)):
         for p in range(_CUBE):
+            # A line of sums has four sums of two words each, low and high in turn.
             low, high = np.uint64(0), np.uint64(0)
             for i in range(0, LINE_WORDS, 2):
                 low ^= totals[_CUBE * places[q] + p, i]
@@ -704,6 +707,7 @@ def chosen_points_in_vectors(x, y, inner, scales, out):
         load_padded(scales, start, scale)
         for t in range(8):
             at, apart = x.ctypes.data + 8 * (t * width + start), 64 * width
+            # Whole lines are read, which may not reach into the next row: the last columns are copied beside zeros.
             if size < LINE_WORDS:
                 load_columns(x[:, t], start, rest)
                 at, apart = rest.ctypes.data, 64
@@ -780,6 +784,7 @@ def _folded_points_in_vectors(x, y, weights, scales, xors, places, out):
 def twice_folded_in_vectors(x, weights, second, scales, out):
     matrices, bits, found = _bit_matrices(weights), aligned_zeros(64), aligned_zeros(64)
     by, factors = np.empty(64, np.int64), np.empty(64, np.int64)
+    # Bit t counts x^t where words have scales, as in `folded_points`.
     for t in range(64):
         by[t], factors[t] = second[t % 16], np.int64(1) << t if len(scales) else np.int64(1)
     times_in_vectors(by, factors, by)

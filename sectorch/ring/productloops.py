@@ -104,6 +104,7 @@ def multiply_by_vectors(left, tile, columns, out):
     rows, depth = left.shape
     apart, out_stride = left.strides[0], out.strides[0]
     vectors = -(-columns // 8)
+    # The blocks add to the result, once for each part of the depth.
     out[:, : 8 * vectors] = 0
     for k in range(0, depth, DEEP):
         deep, vector = min(DEEP, depth - k), 0
@@ -113,6 +114,8 @@ def multiply_by_vectors(left, tile, columns, out):
             while i < rows:
                 if rows - i >= 6:
                     count = 6
+                    # The next six rows of the matrix, while these are multiplied by the first columns; the other
+                    # columns find them.
                     if vector == 0:
                         for following in range(x + 6 * apart, x + 12 * apart, apart):
                             for c in range(0, 8 * deep, 64):
@@ -161,6 +164,8 @@ def multiply_by_words(left, tile, columns, out):
             for c in range(columns):
                 c0, c1, c2, c3 = y0[c] & _LOW, y1[c] & _LOW, y2[c] & _LOW, y3[c] & _LOW
                 d0, d1, d2, d3 = y0[c] >> _HALF, y1[c] >> _HALF, y2[c] >> _HALF, y3[c] >> _HALF
+                # Four terms for one load and one store of each sum. All sums may wrap: of `whole` 64 bits count, of
+                # `cross` the low 32.
                 whole[c] += (a0 * c0 + a1 * c1) + (a2 * c2 + a3 * c3)
                 cross[c] += (a0 * d0 + b0 * c0) + (a1 * d1 + b1 * c1)
                 cross[c] += (a2 * d2 + b2 * c2) + (a3 * d3 + b3 * c3)
@@ -237,6 +242,7 @@ _copy_line = instruction(lambda builder, source, target: store(builder, load(bui
 def _unfold(images, places, depth, tile):
     """The words of 64 windows, one after the other; eight windows side by side are copied a line at a time."""
     beside = np.ones(8, np.bool_)
+    # Whether the windows of each group of eight follow one another; from one group to the next they need not.
     for c in range(63):
         beside[c // 8] &= places[c + 1] - places[c] == 1 or c % 8 == 7
     source, target = images.ctypes.data, tile.ctypes.data
@@ -426,6 +432,7 @@ def _read_windows(builder, source, width, target):
     """Eight windows side by side, in rows of `width` bytes, into 25 rows of 64 words; reads a word beyond them."""
     for r in range(5):
         row = offset(builder, source, width, r)
+        # Inputs 3 and 4 of a window are 0 and 1 of the next: they are every third word from three words (24 bytes) on.
         left, right = ([load(builder, builder.add(row, word(start + 64 * i))) for i in range(3)] for start in (0, 24))
         for s in range(5):
             words = _every_third(builder, left if s < 3 else right, s % 3)
@@ -467,6 +474,7 @@ def _write_windows(builder, source, target, width):
 def _side_by_side(source, sizes):
     """For each group of eight windows: whether they are side by side, and whether all of them have nine outputs too."""
     side, whole = np.ones(8, np.bool_), np.ones(8, np.bool_)
+    # A window of five inputs has three outputs, so the next one begins three words on.
     for q in range(64):
         side[q // 8] &= q % 8 == 0 or source[q] - source[q - 1] == 3
         whole[q // 8] &= sizes[q, 0] == 3 and sizes[q, 1] == 3
@@ -535,6 +543,7 @@ def convolve_windows(images, source, target, sizes, width, channel, weight, wide
         here, part = slice(at // parts * 64, at // parts * 64 + 64), at % parts
         side, whole = _side_by_side(source[here], sizes[here])
         columns = 64
+        # The last tile is filled up with windows that have no output.
         while sizes[here][columns - 1, 0] == 0:
             columns -= 1
         to_read = _one_by_one(side, source[here], all_inputs, 5, width)
@@ -581,6 +590,7 @@ def sums_of(keys, rows, out, block, low, high):
         width = min(block, rows.shape[1] - at)
         for q in range(0, len(keys), 2):
             for half in range(2):
+                # Sums with a row beyond the last keep what they had before: no key has the bit of such a row.
                 _sixteen_sums(sums[half], rows, 4 * (q + half), at, width)
             for s in range(keys.shape[1]):
                 first, second = sums[0, keys[q, s]], sums[1, keys[q + 1, s]]
@@ -651,6 +661,7 @@ def multiply_on_unit(
         tiles: `pack_tiles` of x, which is then not read.
     """
     prepared = _NO_TILES if tiles is None else _words(tiles)
+    # Blocks of whole pairs of tiles, as `_multiply_tiles` takes them, and at least one block for each thread.
     size = -(-len(x_rows) // (2 * SIDE * torch.get_num_threads())) * 2 * SIDE
     size = max(2 * SIDE, min(UNIT_ROWS, size))
     blocks = max(1, -(-len(x_depth) // FAN_IN))
@@ -792,6 +803,8 @@ def _pack_right(y, columns, depth, out):
 def _multiply_tiles(a, b, other_a, other_b, steps):
     """Add the products of tiles, over so many tiles of K; two beside each other at a time, or one."""
     for _ in range(steps):
+        # Tiles 0 to 3 are the sums, 4 and 5 two of x below each other, 6 and 7 two of y beside each other: dot t is
+        # that of tiles 4 + t // 2 and 6 + t % 2, so that each loaded tile is used twice.
         _load4(a)
         _load6(b)
         _dot0()
@@ -826,6 +839,7 @@ def _multiply_on_unit(
     """`multiply_on_unit` for the rows of x in blocks low .. high of `size`, with a fan-in of `depth` at a time."""
     deep, wide = len(x_depth), len(y_rows)
     configuration = np.zeros(64, np.uint8)
+    # Palette 1: bytes 16 + 2 t are the bytes of a row of tile t, and bytes 48 + t its rows (SDM, LDTILECFG).
     configuration[0] = 1
     for t in range(8):
         configuration[16 + 2 * t] = 64
@@ -885,6 +899,7 @@ def _multiply_on_unit(
                                     place += 8 * across * SIDE
                                     near += 64
         rows = out_rows[block * size : (block + 1) * size]
+        # In blocks of sixteen rows, as either index may be the contiguous one in `out`.
         for top in range(0, len(rows), SIDE):
             for j in range(wide):
                 for i in range(top, min(top + SIDE, len(rows))):

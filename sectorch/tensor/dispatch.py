@@ -2,8 +2,9 @@
 
 `SecretTensor.__torch_function__` hands every call to `call`, which takes these steps:
 
-1. `_dispatch` answers what computes nothing on secrets (shapes, dtypes, public tensors), and refuses what would take a
-   content out. Functions in `table.COMPOSED` are computed by other torch functions.
+1. `normal_form` answers what computes nothing on secrets (shapes, dtypes, public tensors), and refuses what would take
+   a content out. Functions in `table.COMPOSED` are computed by other torch functions. A recording (`nn/capture.py`)
+   takes this step and step 4 too, and makes a node in place of the others.
 2. The table gives the row. Without one the call ends in `UnsupportedOpError`, which names the nearest rows.
 3. `ops/infinity.py` takes over a call whose operands may stand for infinity.
 4. torch itself runs on meta tensors (`signatures.py`): shapes, dtypes, broadcasting and error texts are torch's own.
@@ -241,7 +242,7 @@ SECRETS = {
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     """`__torch_function__` of all secret tensors. Every exception becomes a `SectorchError` with a text."""
     try:
-        return _dispatch(func, args, dict(kwargs))
+        return normal_form(func, args, dict(kwargs), _operate)
     except SectorchError as error:
         if isinstance(error, DtypeError) and is_operator(func, args):
             raise UnsupportedOpError(str(error)) from error
@@ -268,14 +269,21 @@ def is_operator(func: Callable, args: tuple) -> bool:
     return by_operator and all(isinstance(a, (torch.Tensor, numbers.Number, np.ndarray)) for a in args)
 
 
-def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Steps 1 to 4 of a call; `_compute` does the others."""
+def normal_form(
+    func: Callable, args: tuple, kwargs: dict, then: Callable, composing: AbstractContextManager | None = None
+) -> Any:
+    """Step 1 of a call: answer what computes nothing on secrets; otherwise `then(func, args, kwargs, leaves)`.
+
+    Args:
+        then: takes the call in its normal form: torch's and Python's own types, sizes as numbers, and a shape or a
+            dtype in the place of a tensor of which only these are read. `leaves` are its arguments, flat.
+        composing: entered while another function of torch's is computed for this one.
+    """
     if func in METADATA:
         return _metadata(func, args, kwargs)
     args, kwargs = plain_arguments(args, kwargs)
     leaves = pytree.arg_tree_leaves(*args, **kwargs)
-    flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
+    secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
     if func == _SET_DATA and isinstance(args[0], PrivateTensor):  # as layer.to(x.device) does
         if args[0] is args[1]:
             return None
@@ -291,16 +299,25 @@ def _dispatch(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    require_dense(flat)
+    require_dense(leaves)
     if func in LIKE and not isinstance(args[0], SharedTensor):
         func, args, kwargs = without_like_tensor(func, args, kwargs)
         if not isinstance(args[0], SecretTensor):
             return func(*args, **kwargs)
-        secrets = [args[0]]
-    if func in COMPOSED and (result := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
-        return result
+        leaves = [args[0]]
+    if func in COMPOSED:
+        with composing or nullcontext():
+            result = COMPOSED[func](*args, **kwargs)
+        if result is not NotImplemented:
+            return result
     if func in SIZED:
         args, kwargs = as_sizes(func, args, kwargs)
+    return then(func, args, kwargs, leaves)
+
+
+def _operate(func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
+    """Steps 2 to 4 of a call; `_compute` does the others."""
+    secrets = [leaf for leaf in leaves if isinstance(leaf, SecretTensor)]
     context = _common_context(secrets)
     complex_operand = any(isinstance(leaf, ComplexShared) for leaf in secrets)
     secrets = [part for leaf in secrets for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
@@ -352,7 +369,7 @@ def _compute(
 ) -> Any:
     """Steps 5 and 6: the handler's result, wrapped, and written to all that share the memory of what it wrote into."""
     row, target = ROW_OF[func], _in_place_target(func, args) if func in IN_PLACE else None
-    views_of_target = [] if target is None else _overlapping(func, target)
+    views_of_target = [] if target is None else overlapping(func, target)
     in_complex = complex_operand or any(
         isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta)
     )
@@ -366,7 +383,7 @@ def _compute(
         else:
             result, raised = _share_public(context, public), ()
         written = [x for x, shares, _, _ in before if x.shares is not shares]  # by an `inplace=True`
-        views_of_written = [(x, _overlapping(func, x)) for x in written]
+        views_of_written = [(x, overlapping(func, x)) for x in written]
         may_copy = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None
         may_copy = may_copy or (func is _T.to and bool(kwargs.get("copy")))
         returned = secrets if (row.view or row.name in _RETURNS_ARGUMENT) and not may_copy else written
@@ -680,7 +697,7 @@ def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
             layout.members.append(weakref.ref(made))
 
 
-def _overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
+def overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
     """The living tensors that a write into the target changes too: each with its flat indices, and the target's.
 
     Raises:
@@ -705,9 +722,9 @@ def _overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.
             both = overlap(theirs, mine) if mine is not None and theirs is not None else ()
         except ValueError:
             both = ()
-        if both == ():
+        if both == () or (both and (mine.dtype != theirs.dtype or mine.is_complex())):
             raise refusal
-        if both is not None:
+        if both:
             found.append((other, *both))
     return found
 

@@ -85,6 +85,11 @@ class SecretTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise UnsupportedOpError(bypassed_dispatch(func))
 
+    def on_meta(self) -> torch.Tensor:
+        """A tensor of this shape and dtype without content, on which torch itself computes what a call gives."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Run torch's function of the same name, as in `array + secret`, with arrays as public tensors."""
         computed = getattr(torch, "pow" if ufunc is np.power else str(ufunc.__name__), None)

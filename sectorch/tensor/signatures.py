@@ -269,10 +269,12 @@ def to_meta(leaf: Any, public_too: bool) -> Any:
     """A secret tensor as a meta tensor, and with `public_too` a public one; anything else unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    with torch._C.DisableTorchFunctionSubclass():
-        if isinstance(leaf, SecretTensor) or public_too:
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+    if isinstance(leaf, SecretTensor):
+        return leaf.on_meta()
+    if not public_too:
         return leaf
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
 
 def first_positions(args: tuple) -> tuple:
@@ -318,13 +320,14 @@ def written_on_meta(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 
 def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """torch's own result on meta tensors.
+    """torch's own result on the operands' meta tensors (`SecretTensor.on_meta`).
 
     Raises:
         SectorchError: torch refuses the call; with torch's text.
         ShapeError: a result of `LARGEST` entries or more.
     """
-    func = _T.to if func in CONVERSIONS else func
+    if func in CONVERSIONS:
+        func, (args, kwargs) = _T.to, conversion_arguments(args, kwargs)
     if func is _T.__setitem__:
         return written_on_meta(*args)
     if func in MASKED_SELECT:

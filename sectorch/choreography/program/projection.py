@@ -382,6 +382,7 @@ def _in_place(lines: list[ProjectedStep], kept: set[Slot]) -> list[ProjectedStep
             fresh[line.outputs[0][1]] = phase
         if instead is None or first is None or type(first) is ConstantValue or not line.fits:
             continue
+        # Nobody else may read the memory: it was made in this phase, this step alone uses it, and it is no result.
         if fresh.get(first) == phase and uses[first] == 1 and first not in kept:
             line.step = replace(line.step, f=instead)
     return lines
@@ -509,6 +510,7 @@ class Setup:
         brought = [i for i in part.program.inputs if i.slot in needed]
         values = self._values | bring_inputs(brought, inputs)
         last = {slot: at for at, (_, line) in enumerate(plan) if line for slot in line.needed}
+        # A value may be forgotten only where no projection that was settled before reads it.
         used, forms, size = wanted.union(*self._of.values()), dict[Slot, Node](), 0
         for at, (node, line) in enumerate(plan[:count] if own else plan):
             if at == count:  # from here on, steps draw and send: the inputs are fixed
@@ -581,6 +583,7 @@ class Setup:
             if isinstance(node.step, Compute) and node.step.owners & part.here and node.needs <= brought:
                 own[node] = None
                 brought |= set(node.slots)
+        # Own steps first: a weight that does not fit is refused before the others see any draw or message.
         nodes = [*own, *(node for node in nodes if node not in own)]
         lines = [next(iter(lines_of([node], part.shapes, part.here)), None) for node in nodes]
         kept = wanted | {slot for node in nodes if _once(node) for slot in node.slots}
@@ -620,6 +623,7 @@ class DealerSplit:
 
     def __init__(self, part: Projection, dealer: Party, most: int):
         self.part = part
+        # A message of the dealer is in both halves: the first notes its content, the second sends it.
         mine = [line for line in part.offline if _is_of(line, dealer)]
         rest = [line for line in part.offline if isinstance(line.step, Move) or not _is_of(line, dealer)]
         made = {slot for line in rest for _, slot in line.outputs}

@@ -410,6 +410,7 @@ class PartyProgram:
         needs = {phase: {s for n in nodes if n.step.phase == phase for s in self._needs(n)} for phase in Phase}
         functions, before = [], []
         for phase in Phase:
+            # A phase returns the values that a later phase needs, in the order in which they were made.
             later = set().union(*(needs[p] for p in Phase if p > phase))
             kept = [slot for slot in made if slot in later and made[slot] == phase]
             mine = [node for node in nodes if node.step.phase == phase]

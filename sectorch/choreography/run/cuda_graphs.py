@@ -148,6 +148,7 @@ class CapturedGraph:
         self.calls += 1
         if self._pieces:
             return self._replay(runtime, call, inputs)
+        # The first call loads kernels and fills caches, the second is watched step by step, the third recorded.
         if self.calls > 2:
             return self._record(runtime, call, inputs)
         values = {**self.setup, **inputs}
@@ -203,6 +204,8 @@ class CapturedGraph:
             raise
         except (_Unrecordable, RuntimeError) as error:  # torch raises RuntimeError for both: no graph, and full memory
             self.refused = f"{type(error).__name__}: {error}"
+            # A stream gives each word once: what was drawn for the recording has to serve the call that is taken
+            # instead.
             draws = [one for piece in pieces for one in piece.draws if begun]
             there = {(d.owners, d.name, d.number): self._host[at] for d, at in draws}
             self._forget()
@@ -328,6 +331,7 @@ class Graphs:
         with self._lock, torch.cuda.device(self._device):
             of = self._of.setdefault(part, {})
             recorded = of.get(id(lines))
+            # A graph has the addresses of its setup's tensors, so another setup needs another graph.
             if recorded is None or recorded.setup is not setup:
                 recorded = of[id(lines)] = CapturedGraph(lines, setup, self._device, self._threads)
             values = recorded.take(runtime, call, inputs)

@@ -232,6 +232,7 @@ def switch_key_loop(source, key, out, tables, scales, primes, factors, low, high
                 first[t] = 0.0
                 second[t] = 0.0
             for j in range(count):
+                # A piece in its own prime is the source, which is in the transformed domain already.
                 if j == m:
                     row = source[i, 2, j]
                     for t in range(degree):
@@ -310,6 +311,7 @@ def ternary(bits, out):
 @inlined
 def ones(x):
     """How many of the lowest 32 bits are set."""
+    # Counts of pairs, of fours and of bytes; the product adds the four bytes up in the highest one.
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -353,6 +355,8 @@ def encrypt_loop(message, u, errors, key, out, tables, scales, primes, factors, 
                 special[t] = centre_residue(product(row[t], other[t], inverse, q), inverse, q)
             _inverse(special, tables[count], scales[count], q, turned)
             for t in range(degree):
+                # (key u + e) less its residue mod the special prime is a multiple of that prime. `key` has key u
+                # divided by it already, so what remains to divide is e less the residue.
                 special[t] = errors[i, k, t] - centre_residue(special[t] + errors[i, k, t], inverse, q)
             for j in range(count):
                 q, row, other, target = primes[j], values[j], key[k, j], out[i, k, j]

@@ -159,6 +159,8 @@ def choose(
             raise SecurityLevelError(f"the ring degree must be one of {DEGREES}, got {candidate}")
         if slots is not None and candidate // 2 < slots:
             continue
+        # depth primes of the scale's bits, q_0 with `integer_bits` more, and the special prime with `SPECIAL_BITS`
+        # beyond q_0.
         room = (max_bits(candidate) - 2 * integer_bits - SPECIAL_BITS) // (depth + 2)
         wanted = scale_bits or (_LEAST if degree is not None else _PREFERRED)
         # Primes lie a little above or below their power of two: where the product is a bit too long, one bit less will
@@ -420,6 +422,7 @@ class SealContext:
 
     @property
     def _largest(self) -> int:
+        # A ciphertext of three polynomials, and its headers.
         return 3 * len(self.parameters.primes) * self.parameters.degree * 8 + 4096
 
     def write(self, residues: torch.Tensor | np.ndarray, scale: float) -> Any:

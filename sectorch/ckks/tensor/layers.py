@@ -626,6 +626,7 @@ def _join(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
             raise _error_of_moved_samples(func)
         indices.append(index_of(t) + start)
         start += indices[-1].numel()
+    # The join runs on the indices of two samples at once: if it moved samples, the two would not come out alike.
     index = join([torch.stack([i, i + start]) for i in indices])
     if index.shape[0] != 2 or not torch.equal(index[0] + start, index[1]):
         raise _error_of_moved_samples(func)

@@ -70,6 +70,9 @@ def levels_of(blocks: int) -> int:
 
 def _bits(group: int, lowest: bool) -> int:
     """Bits that a node of so many blocks opens and has dealt; the lowest node of a level needs no eq."""
+    # eq_g .. eq_2 and lt_{g-1} .. lt_1 are opened. Dealt are the products of all sets of two and more of the operands
+    # of eq_g .. eq_2 lt_1, 2^g - g - 1, and those sets with lt_i of each shorter AND, 2^(g-1) - g. eq adds one operand,
+    # and the 2^(g-1) - 1 sets that have it.
     opened, dealt = 2 * group - 2, 2**group - group - 1 + 2 ** (group - 1) - group
     return 0 if group == 1 else 2 * opened + dealt if lowest else 2 * (opened + 1) + dealt + 2 ** (group - 1) - 1
 
@@ -86,6 +89,7 @@ def group_blocks(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], .
     if levels == 0:
         return 0, ()
     found = []
+    # So many groups that no node has more than `WIDEST` blocks, and few enough for the levels above.
     for groups in range(-(-count // WIDEST), min(count, WIDEST ** (levels - 1)) + 1):
         sizes = tuple(count // groups + (i < count % groups) for i in range(groups))
         bits, above = group_blocks(groups, levels - 1)

@@ -112,6 +112,8 @@ def ands(net: Net, alpha: DealerShares, sets: np.ndarray) -> Claim:
         factors: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets.tolist()]
         place = {rows: number for number, rows in enumerate(factors)}
         count = dealt.shape[0]  # rows of alpha are numbered after the dealt ones
+        # `sets` has all subsets that Beaver's formula needs, so a set without its last row is dealt too, or is one row
+        # of alpha.
         x = tuple(place[rows[:-1]] if rows[:-1] in place else count + rows[0] for rows in factors)
         sums = ProductSums(x, tuple(count + rows[-1] for rows in factors))
         _add_products(net, ProductClaims(dealt, alpha, sums))

@@ -230,6 +230,9 @@ class CodeSums:
 
     def sets(self, count: int, at_A: bool) -> RowSets:
         """A block's codes are sums of r_1 r_0, r_2 r_1, r_2 r_0, r_2 r_1 r_0 and of r_0, r_1, r_2."""
+        # u_j is [j < v] for a block's value v, so that u_i xor u_j is [i < v <= j]. `middle` is v in {2, 3, 6, 7},
+        # which is r_1; `both` is v in {3, 7}, r_1 r_0; `high` is v in {5, 7}, r_2 r_0; `low` is an odd v, r_0. u_3 is
+        # r_2 and u_5 r_2 r_1.
         starts = [plane for low, high in self.spans for plane in range(low, high, 3)]
         blocks = (count - len(self.tops)) // 7
         u = [[(k * blocks + block,) for block in range(blocks)] for k in range(7)]
@@ -294,6 +297,7 @@ def _placed(sums: tuple[ClaimSums, ...], shapes: tuple[torch.Size, ...], at_A: b
     at, zero, placed = 0, 3 * size, []
     for sets, width in found:
         count, lost = len(sets.z), len(sets.zeros)
+        # Words of one claim and one factor are contiguous, row after row, since `RowSums` writes row by row.
         starts = [part + at + i * width for part in (0, size, 2 * size) for i in range(count)]
         starts += [zero + i * width for i in range(lost)]
         placed.append(RowSums([*sets.x, *sets.y, *sets.z, *sets.zeros], starts))
@@ -349,6 +353,7 @@ def prove(net: Net, products: Sequence[ProductClaims], words: Sequence[WordClaim
     X, Y = terms.factors(nothing)
     count = X.A.shape[1] + X.S.shape[1]
 
+    # The order of messages is the proof's soundness: D learns a coin after S has received all that the coin tests.
     coins, coins_D = (
         compute(_first_coins, coin, x.shape[0] * x.shape[2], base.shape[1])
         for coin in _coin(net, *(v.S for v in (x, y, z, zero, base, X, Y)))
@@ -528,6 +533,7 @@ def _wanted(tests, weights: Sequence[torch.Tensor], points: Sequence[torch.Tenso
     """
     _, rows, outer, _ = weights
     corners = [torch.cat((_at_corners(rows, ROWS), _at_corners(outer, WORD_ROWS), tests.new_zeros(1)))]
+    # The claim of a step is the message before at its point: that message counts with the weights of the point as well.
     for number, point in enumerate(points[1:], 2):
         variables = round(math.log(point.shape[0], 3))
         corners[-1] ^= times(points[number - 2], tests[number : number + 1])
@@ -647,6 +653,8 @@ def check_proved(program: Program, dealer: Party) -> None:
     """
     latest: dict[Any, int] = {}  # for each value the last step of dealing that it depends on
     proof = -1
+    # A false value is found at the next proof, so a party beside A and S may get nothing that was dealt after the last
+    # one.
     for i, node in enumerate(program.call):
         depends = max((latest.get(slot, -1) for slot in node.operand_slots), default=-1)
         header = node.step.header if isinstance(node.step, Move) else None

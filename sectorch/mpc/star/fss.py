@@ -51,6 +51,7 @@ def _permute(cipher: Cipher, blocks: torch.Tensor) -> torch.Tensor:
     """AES_k(x) xor x for contiguous blocks [..., 2]."""
     if blocks.is_meta:
         return torch.empty_like(blocks)
+    # `update_into` asks for room for almost a block more than it writes.
     padded = torch.empty(blocks.numel() + 2, dtype=torch.int64, device="cpu")
     source, target = blocks.cpu().numpy().data, padded.numpy().data
     cipher.encryptor().update_into(source.cast("B"), target.cast("B"))
@@ -98,6 +99,8 @@ def _signed(values: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
 
 def _step_control(word: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The control correction of the chosen side, from the two low bits of a seed's correction word."""
+    # `right` is 0 or -1, so the shift by 63 or 62 brings bit 0 or 1 to the top, and the arithmetic shift fills the
+    # word.
     return _both(word[..., 0] << (63 + right[..., 0])).bitwise_right_shift_(63)
 
 
@@ -150,10 +153,14 @@ def _generate(s, path, flip, payload, seed_words, value_words) -> None:
 
         value_on_path = _pick(values, right)
         value_lost = values[:, 0] ^ values[:, 1] ^ value_on_path
+        # Where r's bit is 1, the points that leave the path lie left of r, where c < r: they get the payload, or with
+        # `flip` the others do. The second evaluator subtracts its share, so the word has the sign of its control bit.
         change = (value_lost[1] - value_lost[0]).sub_(given).add_(payload & (right ^ flip))
         given += value_on_path[0] - value_on_path[1] + change
         value_words[level] = _signed(change, t[1])
 
+        # An evaluator applies the correction where its control bit is set, and on r's path exactly one of the two has
+        # it set.
         s = (t & lost).bitwise_xor_(on_path)
         t = t.bitwise_and_(_step_control(word, right)).bitwise_xor_(on_path_control)
     leaves = _permute(_VALUES, s[:, None] ^ tweaks)

@@ -65,6 +65,7 @@ def _elements_mask(count: int, device: torch.device) -> torch.Tensor:
 
 def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Hash words: z = sum_j k_j w_j in GF(2^64), [W] and [W + 1] -> (z, k z), where k is the last key."""
+    # Both words of n are hidden where a flag is set: by z alone one would be, and Q could try its 2^64 values.
     z = inner_product(words, keys[:-1])
     return torch.cat((z, inner_product(z, keys[-1:])))
 
@@ -137,6 +138,7 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     flag that is set is missed with a probability of 2^-64.
     """
     Q, A, S, words = net.Q, net.A, net.S, finish_flags(net, flags)
+    # Before Q can learn anything: a false dealing has to be found while the result is still padded.
     prove_pending(net)
     count = sum(f.shape.numel() for f in words)
     keys = net.common(A, S, (count + 1,), "hash_keys")

@@ -244,6 +244,7 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWei
     D, A, S = net.D, net.A, net.S
     by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
     b = net.common(S, D, x.shape, "b")
+    # (x_A + m) omega + b (omega + a) = (x_A + x_S) omega + b a, so that D's c = b a is what the sum has too much.
     c = by_a(b)
     dealt = deal_product(net, setup, product, b, weight, c) if net.state(DealingProofs).required else None
     m = (x.S - b).send(S, A, "m")

@@ -141,6 +141,7 @@ def _winners() -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
     b = {pair: row for row, pair in enumerate(PAIRS)}
     first, second, third = b[0, 1], b[0, 2], b[1, 2]
     w_0 = circuit.gate((first, second, b[0, 3]))
+    # 1 - b is 1 xor b, so the products are multiplied out: (1 - b_01) b_12 b_13 = b_12 b_13 xor b_01 b_12 b_13.
     w_1 = circuit.gate((third, b[1, 3]), (first, third, b[1, 3]))
     w_2 = circuit.gate((second, b[2, 3]), (third, b[2, 3]), (second, third, b[2, 3]), onto=b[2, 3])
     return circuit.layers((w_0, w_1, w_2))
@@ -242,6 +243,7 @@ def plan_blocks(m: int, shift: int, between: int, high: int, limit_bits: int | N
     """The plan of `ramp_of_largest` for its arguments."""
     limit = high if limit_bits is None else min(high, shift + limit_bits)
     limited = limit < high
+    # Without a limit the border is any plane: eleven planes are two blocks of five and six bits.
     middle = limit if limited else max(shift + 1, high - 11)
     sizes = between, shift, middle - shift, high - middle
     if levels == 1:
@@ -316,6 +318,7 @@ def ramp_of_largest(
     width = masked.shape[2]
 
     mask = random_bits(net, torch.Size((64, m + 1, width)))
+    # The bits of the m values without the last copy, which masks the xor of all s_i u_i.
     own = BitMask(mask.b_A[: m * width], mask.b_S[: m * width], masked.shape, None)
     sign = _sign_words(masked.r)
     R = deal(net, ComputedCorrection(shifted_less, masked.shape, (masked.r, shift)))
@@ -436,6 +439,8 @@ def _circuit(plan: Plan) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
 
     middle = len(plan.middle.widths)
     u = [_below(circuit, blocks, plan.levels)[0] for blocks in low]
+    # The lowest block counts equality as less, so that a tree gives [c >> f <= r >> f]; with the signs in its top block
+    # that is not [D_i > 0], complemented already.
     q = [
         _above(circuit, [(at_most, blocks[0][1]), *blocks[1:]], middle, plan.levels)
         for at_most, blocks in zip(lowest, upper, strict=True)
@@ -485,6 +490,8 @@ def _pair(circuit: AndCircuit, blocks: list[Node], levels: int) -> Polynomial:
 
 def _gate(circuit: AndCircuit, p: Polynomial) -> int:
     """Add a gate for a polynomial without a constant, which has at most one row that is not in an AND."""
+    # A gate xors one row at most beside its ANDs; the polynomials of a window have no constant, as q_i is a factor of
+    # all.
     alone = [row for rows in p if len(rows) == 1 for row in rows]
     ands = sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1)
     return circuit.gate(*ands, onto=alone[0] if alone else None) if ands else alone[0]

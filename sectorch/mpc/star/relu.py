@@ -150,6 +150,7 @@ def _compare(
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
+    # The blocks from the limit on are compared once more, with the first threshold alone: `above` are their planes.
     top = block_count(plane, high)
     codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
@@ -167,6 +168,8 @@ def _compare(
         _leaves_and_above(bits, codes.S, spans, top, False, above),
     )
     state = and_layers(net, state, layers)
+    # The codes end with r's planes `high`, for the sign of x', and 63, for msb(r): one row where they are the same
+    # plane.
     r_high = -1 if high == 63 else -2
     if above is not None:
         raise_above(net, state, (u, *far), above[high], codes.shares, r_high, x.shape)
@@ -285,6 +288,8 @@ def _floor_halves(sent_A, sent_S, alpha, dealt, codes, c, b, first: bool) -> tor
         arrays = [v.numpy() for v in (sent_A, sent_S, alpha, dealt, w, c[63], b.view(out.shape), out)]
         loops.run_on_words(out.shape[1], loops.combine_floor, *arrays, -int(first))
         return out.view(-1)
+    # As `loops.combine_floor`: with x = X ^ a for each open X, products of two secrets are dealt, all others local. w
+    # is shared and never opened: with c it would tell something of x near a wrap.
     (eq, k, u), (a_eq, a_k, a_u) = sent_A ^ sent_S, alpha
     eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
     k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]

@@ -29,6 +29,7 @@ def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tens
     out = torch.empty_like(bits)
     out[:low].zero_()
     out[low:k] = bits[low:k]
+    # A subtraction borrows through zeros, an addition carries through ones. Row i becomes the AND of all rows up to i.
     carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: the carry into plane k + i + 1
     for i in range(1, len(carry)):
         torch.bitwise_and(carry[i], carry[i - 1], out=carry[i])
@@ -98,6 +99,7 @@ def raise_outside(
         return
     span = (shift, 63)
     blocks, top = block_count(*span), block_count(k, 63)
+    # The low blocks are compared once, for c itself: they stand below the top blocks of both differences.
     low = blocks - top
     codes = deal_codes(net, x, [span], (63,) if everywhere else ())
     bits = planes_of(x.c, (-half,)) if bits is None else bits
@@ -136,6 +138,7 @@ def _leaves_around(bits, less, more, codes, span: tuple[int, int], top: int, fir
 @leaf
 def _flag_outside(state, places: tuple[int, ...], shape: torch.Size, u=None, signs=None) -> torch.Tensor:
     """One party's half of the flag, or with u the rows e, u and l of it; the party that is given `signs` adds them."""
+    # [x >= 2^k] xor [x >= -2^k] is 1 inside the range. r's sign is in both comparisons, and cancels.
     less = places if u is None else places[::2]
     out = state[less[0]] ^ state[less[1]]
     out = clear_padding(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)

@@ -266,6 +266,7 @@ class SessionBroker:
                 if missing:
                     alone = self._waiting[label, names].alone
                     (alone.add if request.alone else alone.discard)(link.peer)
+        # Without the lock, since all of these send.
         if running is not None:
             self._begin(running)
         elif missing:

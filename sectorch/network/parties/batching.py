@@ -96,6 +96,7 @@ class ServerBatcher:
             The bytes, to be given back by `release`; None where the call cannot run in a batch.
         """
         count, size = sent_messages(part, party)
+        # What a message takes in a buffer beside its content: labels and the frames of its parts.
         size += count * (2 << 10)
         if size <= MAX_SENT and waits_before_sending(part.program, party):
             return None
@@ -135,6 +136,7 @@ class ServerBatcher:
         except _TakenByOther:
             pass
         except BaseException:
+            # Where it waits no more, another thread has taken it, runs it, and says how it ends.
             if self._withdraw(candidate):
                 raise
         while not candidate.done.wait(TICK):
@@ -168,6 +170,7 @@ class ServerBatcher:
             del waiting[: MAX_BATCH - 1]
             if not waiting:
                 del self._waiting[candidate.part]
+        # Those of the group that queue for a turn need none now: they look again, and leave the queue.
         self._turns.wake()
         return group
 
@@ -220,6 +223,7 @@ class AnsweringBatcher:
             group.append(candidate)
             if len(group) < count:
                 self._changed.wait_for(lambda: self._waiting.get(key) is not group, GATHER_TIME)
+            # One thread finds the group still there, and runs it: the last to come, or the first whose time is up.
             leads = self._waiting.get(key) is group
             if leads:
                 del self._waiting[key]

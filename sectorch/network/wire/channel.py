@@ -288,6 +288,7 @@ class Channel:
         with self._changed:
             known, self._failure = self._failure, self._failure or failure
             self._changed.notify_all()
+        # Outside of the lock, as the callbacks may use this channel.
         if known is None:
             self._frames.put(None)
             for callback in list(self._on_failure):
@@ -352,6 +353,8 @@ class Channel:
         Args:
             later: whether it may be deferred until there are `TOGETHER` bytes, another message, or `flush`.
         """
+        # Only the start of a message waits for the window: the receiver has room for a window and the largest message
+        # beside it.
         if self._sent - self._credit_received > WINDOW:
             self.flush()
             with self._changed:
@@ -493,6 +496,8 @@ class Outbox:
                 raise copy_error(self._closed)
             self.queued += len(data)
             self._waiting.append(data)
+            # One thread writes at a time. Others leave their frame in the queue, which that thread finds before it
+            # stops.
             if self._writing or self._write is None:
                 return
             self._writing = True
@@ -518,6 +523,8 @@ class Outbox:
         """
         with self._lock:
             if not self._waiting:
+                # Under the lock under which the queue was found empty: whoever adds a frame later finds that nobody
+                # writes.
                 self._writing = self._writing and not last
                 if self._closed is not None:
                     self._changed.release()
@@ -730,6 +737,7 @@ class Link:
             if self.closed is not None:
                 return
             self.closed = reason
+            # Failed below without the lock: a channel that closes asks the link to forget it.
             channels = list(self._channels.values())
         if isinstance(reason, FrameError):
             with suppress(SectorchError):
