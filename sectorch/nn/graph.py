@@ -93,8 +93,13 @@ def name_of(func: Callable) -> str:
 _TORCH = Path(torch.__file__).parent
 _LAYERS = f"{_TORCH / 'nn' / 'modules'}{os.sep}"
 _CALL = str(_TORCH / "nn" / "modules" / "module.py")
-_SKIPPED = (f"{_TORCH}{os.sep}", __file__, str(Path(__file__).with_name("capture.py")), "<")
-"""How the file names begin of frames that are no lines of the model: torch's, the recorder's, and generated code."""
+_HERE = Path(__file__).parent
+_SKIPPED = (
+    f"{_TORCH}{os.sep}", __file__, str(_HERE / "capture.py"), f"{_HERE.with_name('tensor')}{os.sep}",
+    f"{_HERE.with_name('ops')}{os.sep}", "<",
+)  # fmt: skip
+"""How the file names begin of frames that are no lines of the model: torch's, those of the dispatch, of operations and
+of the recorder, and generated code."""
 
 
 @dataclass(frozen=True)

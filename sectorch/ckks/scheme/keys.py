@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from tenseal import sealapi
 
 from ...errors import SecretAccessError
@@ -42,24 +44,67 @@ from .seal import (
 _MAGIC = b"SECTORCH-CKKS-1\n"
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEAD = 1 << 24
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class PublicHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The entry `meta` in the head of a file of public keys: the parameters.
+
+    Attributes:
+        kind: what such a file holds. needed: the byte strings that it has.
+    """
+
+    degree: Count
+    primes: Annotated[list[Count], Meta(max_length=40)]
+    special: Count
+    scale_bits: Count
+    kind: ClassVar[str] = "public keys"
+    needed: ClassVar[tuple[str, ...]] = ("public",)
+
+    @classmethod
+    def of(cls: type[Head], p: Parameters, **more: Any) -> Head:
+        """The entry for parameters, with the entries that a kind of file has in addition."""
+        return cls(degree=p.degree, primes=list(p.primes), special=p.special, scale_bits=p.scale_bits, **more)
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters(self.degree, tuple(self.primes), self.special, self.scale_bits)
+
+
+class SecretHead(PublicHead, frozen=True, kw_only=True):
+    """`meta` of a file of a secret key."""
+
+    identity: str
+    kind: ClassVar[str] = "secret key"
+    needed: ClassVar[tuple[str, ...]] = ("secret",)
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: str
+    meta: msgspec.Raw
+    blobs: list[tuple[str, Count]]
+
+
+Head = TypeVar("Head", bound=PublicHead)
 
 
 def write_container(
-    path: str | PathLike, kind: str, meta: dict, blobs: Mapping[str, bytes | memoryview], private: bool = False
+    path: str | PathLike, meta: PublicHead, blobs: Mapping[str, bytes | memoryview], private: bool = False
 ) -> None:
     """Write magic, head and blobs. A private file is made readable to its owner alone."""
-    head = json.dumps({"kind": kind, "meta": meta, "blobs": [[n, len(b)] for n, b in blobs.items()]}).encode()
+    sizes = [[name, len(blob)] for name, blob in blobs.items()]
+    head = json.dumps({"kind": meta.kind, "meta": msgspec.to_builtins(meta), "blobs": sizes}).encode()
     mode = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
     with os.fdopen(mode, "wb") as file:
         for part in (_MAGIC, _LENGTH.pack(len(head)), head, *blobs.values()):
             file.write(part)
 
 
-def read_container(path: str | PathLike, kind: str) -> tuple[dict, dict[str, bytes]]:
-    """The head's `meta` and the blobs.
+def read_container(path: str | PathLike, of: type[Head]) -> tuple[Head, dict[str, bytes]]:
+    """The head's `meta`, as its declared type, and the blobs.
 
     Raises:
-        SerialisationError: not such a file, of another kind, or of another length than its head says.
+        SerialisationError: not such a file, of another kind, or of another form or length than its head says.
     """
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -69,25 +114,18 @@ def read_container(path: str | PathLike, kind: str) -> tuple[dict, dict[str, byt
         if size > _LARGEST_HEAD:
             raise SerialisationError(f"{path} is damaged: its head is too long")
         try:
-            head = json.loads(file.read(size))
-            found, meta = head["kind"], dict(head["meta"])
-            sizes = [(str(name), int(length)) for name, length in head["blobs"]]
-        except (ValueError, KeyError, TypeError) as error:
+            head = msgspec.json.decode(file.read(size), type=_Head)
+            if head.kind != of.kind:
+                raise SerialisationError(f"{path} holds {head.kind!r}, not {of.kind!r}")
+            meta = msgspec.json.decode(head.meta, type=of)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise SerialisationError(f"{path} is damaged: its head cannot be read") from error
-        if found != kind:
-            raise SerialisationError(f"{path} holds {found!r}, not {kind!r}")
-        rest = os.fstat(file.fileno()).st_size - file.tell()
-        if any(length < 0 for _, length in sizes) or sum(length for _, length in sizes) != rest:
+        if sum(length for _, length in head.blobs) != os.fstat(file.fileno()).st_size - file.tell():
             raise SerialisationError(f"{path} is damaged: its length does not fit its head")
-        return meta, {name: file.read(length) for name, length in sizes}
-
-
-def _parameters_of(meta: dict) -> Parameters:
-    return Parameters(meta["degree"], tuple(meta["primes"]), meta["special"], meta["scale_bits"])
-
-
-def parameters_meta(p: Parameters) -> dict:
-    return {"degree": p.degree, "primes": list(p.primes), "special": p.special, "scale_bits": p.scale_bits}
+        blobs = {name: file.read(length) for name, length in head.blobs}
+    if missing := [name for name in of.needed if name not in blobs]:
+        raise SerialisationError(f"{path} is damaged: it has no part {missing[0]!r}")
+    return meta, blobs
 
 
 class SwitchingKey:
@@ -210,18 +248,18 @@ class PublicKeys:
 
     def save(self, path: str | PathLike) -> None:
         """Write the public keys; they are safe to hand out."""
-        write_container(path, "public keys", parameters_meta(self.parameters), self.blobs())
+        write_container(path, PublicHead.of(self.parameters), self.blobs())
 
     @classmethod
     def load(cls, path: str | PathLike) -> PublicKeys:
         """Raises:
         SerialisationError, SecurityLevelError: not such a file, or weaker than 128 bits.
         """
-        return cls.from_blobs(*read_container(path, "public keys"))
+        return cls.from_blobs(*read_container(path, PublicHead))
 
     @classmethod
-    def from_blobs(cls, meta: dict, blobs: dict[str, bytes]) -> PublicKeys:
-        return cls._accepted(_parameters_of(meta), blobs["public"], blobs.get("relin"), blobs.get("galois"))
+    def from_blobs(cls, meta: PublicHead, blobs: dict[str, bytes]) -> PublicKeys:
+        return cls._accepted(meta.parameters, blobs["public"], blobs.get("relin"), blobs.get("galois"))
 
 
 class SecretKey:
@@ -272,18 +310,17 @@ class SecretKey:
 
     def save(self, path: str | PathLike) -> None:
         """Write the secret key, readable to the owner of the file alone. Whoever reads it can decrypt everything."""
-        meta = parameters_meta(self.parameters) | {"identity": self.identity}
-        write_container(path, "secret key", meta, {"secret": save_seal_object(self._key)}, private=True)
+        meta = SecretHead.of(self.parameters, identity=self.identity)
+        write_container(path, meta, {"secret": save_seal_object(self._key)}, private=True)
 
     @classmethod
     def load(cls, path: str | PathLike) -> SecretKey:
         """Raises:
         SerialisationError, SecurityLevelError: not such a file, or weaker than 128 bits.
         """
-        meta, blobs = read_container(path, "secret key")
-        parameters = _parameters_of(meta)
-        key = load_seal_object(sealapi.SecretKey(), context_of(parameters), blobs["secret"], "secret key")
-        return cls(parameters, str(meta["identity"]), key)
+        meta, blobs = read_container(path, SecretHead)
+        key = load_seal_object(sealapi.SecretKey(), context_of(meta.parameters), blobs["secret"], "secret key")
+        return cls(meta.parameters, meta.identity, key)
 
 
 class OwnerKeys(PublicKeys):

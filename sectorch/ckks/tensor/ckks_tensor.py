@@ -15,10 +15,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from os import PathLike
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from tenseal import sealapi
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -58,12 +60,13 @@ from ..scheme.ciphertext import (
 )
 from ..scheme.encryption import add_flood_noise, encode_slots, encrypt_fresh
 from ..scheme.keys import (
+    Count,
     Keys,
     OwnerKeys,
+    PublicHead,
     PublicKeys,
     SecretKey,
     keygen,
-    parameters_meta,
     read_container,
     write_container,
 )
@@ -224,14 +227,29 @@ class CKKSTensor(torch.Tensor):
             LevelError: the tensor ends in a product with a weight of a single number, which takes a level.
         """
         c = clear_pending_factor(self.cipher)
-        meta = parameters_meta(self.keys.parameters) | {
-            "identity": self.keys.identity, "batch": self.batch, "shape": list(self.row_shape), "pending": c.pending,
-            "factor": c.factor, "size": c.size, "primes_left": c.level + 1, "dtype": str(self.float_dtype),
-        }  # fmt: skip
-        if c.declared and not math.isnan(c.largest):
-            meta |= {"bound": c.bound}
+        meta = CiphertextsHead.of(
+            self.keys.parameters, identity=self.keys.identity, batch=self.batch, shape=list(self.row_shape),
+            pending=c.pending, factor=c.factor, size=c.size, primes_left=c.level + 1, dtype=str(self.float_dtype),
+            bound=c.bound if c.declared and not math.isnan(c.largest) else None,
+        )  # fmt: skip
         blobs = {f"q{j}": _packed(c.data[:, :, j], q) for j, q in enumerate(c.primes)}
-        write_container(path, "ciphertexts", meta, blobs | (self.keys.blobs() if keys else {}))
+        write_container(path, meta, blobs | (self.keys.blobs() if keys else {}))
+
+
+class CiphertextsHead(PublicHead, frozen=True, kw_only=True):
+    """`meta` of a file of ciphertexts: their keys, shapes and state, and the bound that was declared for them."""
+
+    identity: str
+    batch: Count
+    shape: Annotated[list[Count], Meta(max_length=64)]
+    pending: Count
+    factor: float
+    size: Count
+    primes_left: Count
+    dtype: Literal["torch.float32", "torch.float64"]
+    bound: float | None = None
+    kind: ClassVar[str] = "ciphertexts"
+    needed: ClassVar[tuple[str, ...]] = ()
 
 
 def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTensor:
@@ -244,39 +262,24 @@ def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTen
         SerialisationError: damaged, or a residue beyond its prime.
         KeyMismatchError: no keys, or those of another set.
     """
-    meta, blobs = read_container(path, "ciphertexts")
+    meta, blobs = read_container(path, CiphertextsHead)
     keys = keys.public if isinstance(keys, Keys) else keys
-    try:
-        if keys is None:
-            if "public" not in blobs:
-                raise KeyMismatchError(f"{path} was saved without keys; name them: load(path, keys.public)")
-            keys = PublicKeys.from_blobs(meta, blobs)
-        if meta["identity"] != keys.identity or any(
-            meta.get(k) != v for k, v in parameters_meta(keys.parameters).items()
-        ):
-            raise KeyMismatchError(
-                f"{path} belongs to keys {str(meta['identity'])[:8]}, given were {keys.identity[:8]}"
-            )
-        batch, shape = int(meta["batch"]), tuple(int(d) for d in meta["shape"])
-        size, primes, pending = int(meta["size"]), int(meta["primes_left"]), int(meta["pending"])
-        dtype, factor = (
-            {"torch.float32": torch.float32, "torch.float64": torch.float64}[meta["dtype"]],
-            float(meta["factor"]),
-        )
-        bound = None if meta.get("bound") is None else float(meta["bound"])
-        blobs = [blobs[f"q{j}"] for j in range(primes)]
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, SerialisationError):
-            raise
-        raise SerialisationError(f"{path} is damaged: {error}") from None
-    p = keys.parameters
-    bad = not 1 <= batch <= p.slots or min(shape, default=1) < 0 or size not in (2, 3) or not 1 <= primes <= p.depth + 1
+    if keys is None:
+        if "public" not in blobs:
+            raise KeyMismatchError(f"{path} was saved without keys; name them: load(path, keys.public)")
+        keys = PublicKeys.from_blobs(meta, blobs)
+    own = msgspec.structs.asdict(PublicHead.of(keys.parameters))
+    if meta.identity != keys.identity or any(getattr(meta, name) != value for name, value in own.items()):
+        raise KeyMismatchError(f"{path} belongs to keys {meta.identity[:8]}, given were {keys.identity[:8]}")
+    p, batch, shape, dtype = keys.parameters, meta.batch, tuple(meta.shape), getattr(torch, meta.dtype[6:])
+    size, primes, pending, factor, bound = meta.size, meta.primes_left, meta.pending, meta.factor, meta.bound
+    bad = not 1 <= batch <= p.slots or size not in (2, 3) or not 1 <= primes <= p.depth + 1 or not pending < primes
     bad |= bound is not None and not 0 < bound < math.inf
-    if bad or not 0 <= pending < primes or not math.isfinite(factor) or factor == 0:
+    if bad or not math.isfinite(factor) or factor == 0 or any(f"q{j}" not in blobs for j in range(primes)):
         raise SerialisationError(f"{path} is damaged: its head does not describe ciphertexts")
     data = empty(math.prod(shape), size, primes, p.degree, False, "loading")
     for j, q in enumerate(p.primes[:primes]):
-        data[:, :, j] = _unpacked(blobs[j], data[:, :, j].shape, q)
+        data[:, :, j] = _unpacked(blobs[f"q{j}"], data[:, :, j].shape, q)
     left = primes - 1 - pending
     largest = capacity(p, left) / 2 if bound is None else bound / abs(factor)
     cipher = Cipher(data, keys, pending, factor, largest, fresh_error(p.degree, p.scales[left]), bound is not None)
