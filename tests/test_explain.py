@@ -84,6 +84,23 @@ def test_a_row_is_an_operation_by_its_name_and_not_one_of_its_results():
     assert sum(layer.profile.bytes for layer in said.layers) == said.bytes
 
 
+class Written(nn.Module):
+    """Writes into a part of a tensor that others are views of, and calls what other functions compute."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, 1:3] = x[:, 2:4]
+        y.t()[0] += 1
+        return torch.tensordot(y, torch.ones(6, 2), dims=1)
+
+
+def test_every_line_of_a_table_is_the_models():
+    """What a write changes elsewhere, and the steps of a composed function, have the line that asked for them."""
+    layers = sectorch.explain(Written().eval(), torch.ones(2, 6)).layers
+    places = {layer.source.rpartition(":")[0] for layer in layers if layer.source}
+    assert places == {__file__}
+
+
 def test_network_estimate_by_hand():
     """One linear layer: 3 messages online (share, m, and the two of reveal), with the bytes of their tensors."""
     said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))

@@ -1,8 +1,8 @@
-"""What a model description may ask for, whoever wrote it: bounds on its numbers, and on what its operations make.
+"""Limits on model descriptions, which another party may have written to do harm.
 
-`scalar`, `size` and `shape` bound what is read. A `Budget` watches a program's dry run on shapes: every
-operation below torch passes it, and is refused before it runs where it would make more than there is room for. Public
-values are computed in a dry run too; of those the sizes are worked out on shapes first.
+`scalar`, `size` and `shape` check the numbers of a description. An `OperationBudget` watches the program's dry run on
+shapes: it sees every operation of torch, and refuses one that would exceed the limits before it runs. A dry run
+computes public values with their content, so their sizes are determined on shapes first.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from ..tensor.table import row_of
 
 MAX_INTEGER = 1 << 31
 _NO_END = (1 << 63) - 1, -(1 << 63)
-"""What torch.export writes where a slice has no end."""
+"""The ends by which torch.export describes a slice without an end."""
 MAX_SIZE = 1 << 40
 MAX_ITEMS, MAX_DEPTH, MAX_TEXT, MAX_DIMS = 4096, 8, 256, 12
 MAX_ELEMENTS = 1 << 28
-"""Elements of one value of a call."""
+"""Most elements of one value of a call."""
 MAX_COUNTED = 1 << 20
-"""Rows of a call whose program counts them."""
+"""Most rows of a call whose program holds their number."""
 SAMPLE_ROWS = 64
-"""A dry run may look at so many rows at once although fewer are run together."""
+"""A dry run may use so many rows although a call runs fewer at a time; the limits of a value are larger by as much."""
 MAX_TOTAL = 1 << 42
-"""Elements of all values of a call."""
+"""Most elements of all values of a call together."""
 MAX_PUBLIC_BYTES = 256 << 20
-"""Bytes of the public values of a call."""
+"""Most bytes of the public values of a call."""
 MAX_PIECES = 1 << 14
-"""Results of one operation."""
+"""Most results of one operation."""
 MAX_CELLS = 1 << 16
-"""Cells of an adaptive pooling, and time steps of a recurrent layer."""
+"""Most cells of an adaptive pooling, and most time steps of a recurrent layer."""
 MAX_SENT = 1 << 30
-"""Bytes of one masked weight."""
+"""Most bytes of one masked weight."""
 OPERATIONS, OPERATIONS_EACH, OPERATIONS_SORT, OPERATIONS_MOST = 25_000, 2_000, 1_500, 800_000
-"""Steps below torch of a dry run: a start, more for each node and each layer of a sorting network, and an end."""
+"""Operations of torch that a dry run may take: a number to begin with, more for each node and each stage of a sorting
+network, and the most in all."""
 FEW_ROUNDS = 128
-"""How many times the steps and elements the protocols of few rounds may take."""
+"""The factor by which the protocols of few rounds may exceed the limits of operations and elements."""
 
 _CELLS = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
 _CUTS = ("tensor_split", "chunk")
@@ -56,10 +57,10 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def scalar(value: Any) -> Any:
-    """A number, text or nothing, if it is a small one.
+    """Return the value if it is None, a bool, a finite float, an integer of at most 2^31 or a short string.
 
     Raises:
-        ProgramError: an integer of 2^31 or more, a text of more than 256 characters, or another thing.
+        ProgramError: a larger integer, a string of more than 256 characters, or a value of another type.
     """
     if value is None or type(value) is bool or (type(value) is float and math.isfinite(value)):
         return value
@@ -71,7 +72,7 @@ def scalar(value: Any) -> Any:
 
 
 def size(value: Any) -> int:
-    """A length of one dimension.
+    """Return the value if it is the length of a dimension.
 
     Raises:
         ProgramError: not a whole number from 0 to 2^40.
@@ -82,10 +83,10 @@ def size(value: Any) -> int:
 
 
 def shape(value: Any, most: int) -> list[int]:
-    """A shape of at most 12 dimensions and `most` elements.
+    """Return the value if it is a shape of at most 12 dimensions and `most` elements.
 
     Raises:
-        ProgramError: it is not.
+        ProgramError: the value is no list, or a larger shape.
     """
     if type(value) is not list or len(value) > MAX_DIMS:
         raise ProgramError(f"a shape has at most {MAX_DIMS} sizes, got {str(value)[:40]!r}")
@@ -96,21 +97,21 @@ def shape(value: Any, most: int) -> list[int]:
 
 
 def item(values: Any, at: int) -> Any:
-    """One of several results."""
+    """Return one of the results of an operation that has several."""
     if not isinstance(values, (tuple, list)) or type(at) is not int or not -len(values) <= at < len(values):
-        raise ProgramError("a model description takes an item of what has none")
+        raise ProgramError("a model description takes an item of a value that has no such item")
     return values[at]
 
 
 class OperationBudget(TorchDispatchMode):
-    """What a dry run may make, and what it has made.
+    """Counts the operations and elements of a dry run, and refuses those beyond the limits.
 
     Args:
-        nodes: of the program.
-        few_rounds: whether it runs the protocols of few rounds, which take many more steps.
+        nodes: the number of nodes of the program.
+        few_rounds: whether it runs the protocols of few rounds, which take many more operations.
 
-    Raises from whatever runs inside:
-        ProgramError: more than there is room for; the operation was not run.
+    Raises, from any operation inside:
+        ProgramError: the operation exceeds a limit; it was not run.
     """
 
     def __init__(self, nodes: int, few_rounds: bool = False):
@@ -121,7 +122,7 @@ class OperationBudget(TorchDispatchMode):
         self.operations = self.largest = self.total = self.public_bytes = 0
 
     def step(self, node: fx.Node, compute: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run one node of the program; whatever goes wrong there is a typed error."""
+        """Run one node of the program; every exception becomes a `ProgramError` or is a `SectorchError` already."""
         try:
             self._look_at(node, args, kwargs)
             result = compute(*args, **kwargs)
@@ -133,7 +134,7 @@ class OperationBudget(TorchDispatchMode):
         return result
 
     def check_call(self) -> None:
-        """Raise ProgramError if a call of these shapes would take more than a party gives to one."""
+        """Raise ProgramError if a call of these shapes exceeds the limits of a call."""
         if self.largest > MAX_ELEMENTS or self.total > MAX_TOTAL * self._more:
             raise ProgramError(
                 f"a call of this shape has values of up to {self.largest} elements, {self.total} together; at most "
@@ -141,7 +142,7 @@ class OperationBudget(TorchDispatchMode):
             )
 
     def check_weights(self, profile: Profile) -> None:
-        """Raise ProgramError if a weight would be sent in a form that is larger than a party keeps."""
+        """Raise ProgramError if a masked weight is larger than a party stores."""
         sent = max((line.bytes for line in profile.ledger if line.phase == Phase.SETUP), default=0)
         if sent > MAX_SENT:
             raise ProgramError(f"the model has a weight that is sent in {sent} bytes; at most {MAX_SENT} are taken on")
@@ -173,7 +174,7 @@ class OperationBudget(TorchDispatchMode):
             )
 
     def _count_results(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """Refuse to cut a tensor into very many."""
+        """Refuse to split a tensor into more than `MAX_PIECES`."""
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         sizes, dim = args[0].shape, given.get("dim", 0)
         if not sizes or type(dim) is not int or not -len(sizes) <= dim < len(sizes):
@@ -185,7 +186,7 @@ class OperationBudget(TorchDispatchMode):
             raise ProgramError(f"the model cuts a tensor into {length // max(1, each)} parts; at most {MAX_PIECES}")
 
     def _make_public(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """Work out on shapes how large a public value is going to be."""
+        """Determine the size of a public value on shapes, before it is computed."""
         packet = func._schema.name.partition("::")[2]
         if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
             return
@@ -216,7 +217,7 @@ class OperationBudget(TorchDispatchMode):
             raise ProgramError(f"the model's public values take more than {MAX_PUBLIC_BYTES} bytes")
 
     def _look_at(self, node: fx.Node, args: tuple, kwargs: dict) -> None:
-        """What an operation makes lists of in Python, before torch sees it."""
+        """Check what an operation allocates in Python, before torch sees it: lists of results, cells or steps."""
         row = row_of(getattr(node.target, "func", node.target))  # of an operation in place, what it writes
         name = "" if row is None else row.name
         if name not in (*_CELLS, *_CUTS, *_RECURRENT, *_SORTS):
@@ -253,14 +254,14 @@ def _cuts(func: Any) -> bool:
 
 
 def _absent(args: tuple, kwargs: dict) -> bool:
-    """Whether a tensor among the arguments has a shape only."""
+    """Whether a tensor among the arguments has no content."""
     if any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
         return True
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in pytree.arg_tree_leaves(*args, **kwargs))
 
 
 def _indexed(values: Any, indices: list, *rest: Any) -> tuple:
-    """Masks among the indices as the positions that they name, which have a shape."""
+    """Replace masks among the indices by the positions that they select, whose number is known."""
     places: list[Any] = []
     for index in indices:
         masked = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

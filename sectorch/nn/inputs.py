@@ -31,6 +31,7 @@ from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import Scheme, SecretTensor, SharedTensor
 from ..tensor.infinity import Infinite, with_exact_infinities
+from ..tensor.secret import dtype_of
 from ..tensor.table import Context
 
 
@@ -105,6 +106,10 @@ class RetainedTensor(NamedTuple):
     spec: SharedInputSpec
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, y: SharedTensor) -> RetainedTensor:
+        return cls(y.backend.export_shares(y.shares), SharedInputSpec.of(y), dtype_of(y))
+
 
 class RetainedResults(NamedTuple):
     """A program's results in shares, and the flags on which all of them depend, joined as far as possible.
@@ -130,7 +135,7 @@ def retain_results(outputs: Any, learned: int = 0) -> RetainedResults:
     ready = [_ready(y) if isinstance(y, SharedTensor) and at >= learned else y for at, y in enumerate(leaves)]
     leaves = reveal_first(ready, learned)
     raised = dict.fromkeys(flag for y in leaves if isinstance(y, SharedTensor) for flag in y.flags)
-    kept, flags = [_kept(y) if isinstance(y, SharedTensor) else y for y in leaves], []
+    kept, flags = [RetainedTensor.of(y) if isinstance(y, SharedTensor) else y for y in leaves], []
     for dims in sorted({len(flag.shape) for flag in raised}):
         backend = next(y.backend for y in leaves if isinstance(y, SharedTensor))
         alike = [flag for flag in raised if len(flag.shape) == dims]
@@ -148,7 +153,7 @@ def reveal_first(results: list[Any], learned: int) -> list[Any]:
         return results
     flags = tuple(dict.fromkeys(flag for y in results if isinstance(y, SharedTensor) for flag in y.flags))
     results = [
-        _flagged(y, flags if at < learned or y.scheme.verified else ()) if isinstance(y, SharedTensor) else y
+        y.with_flags(flags if at < learned or y.scheme.verified else ()) if isinstance(y, SharedTensor) else y
         for at, y in enumerate(results)
     ]
     return [y.open() if isinstance(y, SharedTensor) and at < learned else y for at, y in enumerate(results)]
@@ -160,20 +165,12 @@ def reveal_tree(outputs: Any, learned: int) -> Any:
     return pytree.tree_unflatten(reveal_first(leaves, learned), spec)
 
 
-def _flagged(y: SharedTensor, flags: tuple[Value, ...]) -> SharedTensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        made = y.like(y.shares, bound=y.bound, dtype=y.dtype)
-    made.whole_bits, made.infinite, made.flags = y.whole_bits, y.infinite, flags
-    return made
-
-
 def _joined(*flags: torch.Tensor) -> torch.Tensor:
     return torch.cat(flags, -1)
 
 
 def _ready(y: SharedTensor) -> SharedTensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        dtype = y.dtype
+    dtype = dtype_of(y)
     y = with_exact_infinities(y)
     raised = len(y.session.net(y.party).state(RaisedFlags))
     most = None if y.infinite is None else 2 * y.infinite.size
@@ -184,11 +181,6 @@ def _ready(y: SharedTensor) -> SharedTensor:
     made.infinite = y.infinite
     made.flags = (*y.flags, *y.session.net(y.party).state(RaisedFlags)[raised:])
     return made
-
-
-def _kept(y: SharedTensor) -> RetainedTensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        return RetainedTensor(y.backend.export_shares(y.shares), SharedInputSpec.of(y), y.dtype)
 
 
 def as_shared(
@@ -367,8 +359,7 @@ class Inputs:
         A single tensor and nothing else stays "x". Tensors in the forward's `*args`, and all tensors of a forward
         without a signature, keep their names.
         """
-        args = pytree.tree_unflatten(list(self.form.leaves), self.form.spec)[0]
-        if self.single or not args:
+        if self.single or not pytree.tree_unflatten(list(self.form.leaves), self.form.spec)[0]:
             return self
         try:
             parameters = list(inspect.signature(forward).parameters.values())
@@ -380,14 +371,15 @@ class Inputs:
             if isinstance(leaf, Secret):
                 names.setdefault(leaf.name, name)
         swap = lambda leaf: dataclasses.replace(leaf, name=names[leaf.name]) if isinstance(leaf, Secret) else leaf
-        made = self.with_tensors(self.tensors)
-        made.form = dataclasses.replace(self.form, leaves=tuple(map(swap, self.form.leaves)))
-        return made
+        return self._in_form(dataclasses.replace(self.form, leaves=tuple(map(swap, self.form.leaves))))
 
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """A call of the same form with other tensors."""
+        return self._in_form(self.form, tensors)
+
+    def _in_form(self, form: CallForm, tensors: Sequence[torch.Tensor] | None = None) -> Inputs:
         made = object.__new__(Inputs)
-        made.form, made.tensors = self.form, tuple(tensors)
+        made.form, made.tensors = form, self.tensors if tensors is None else tuple(tensors)
         return made
 
     def arguments(self, forward: Any) -> tuple[Any, list[str]] | None:
@@ -425,15 +417,11 @@ class Inputs:
     def with_shared_inputs(self, held: Mapping[str, SharedInputSpec], learned: int | None) -> Inputs:
         """The same call, where the named tensors are in shares, and Q learns so many results."""
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
-        made = self.with_tensors(self.tensors)
-        made.form = CallForm(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
-        return made
+        return self._in_form(CallForm(self.form.spec, tuple(map(swap, self.form.leaves)), learned))
 
     def retaining_results(self, learned: int = 0) -> Inputs:
         """The same call with results that stay in shares, apart from the first ones, which Q learns."""
-        made = self.with_tensors(self.tensors)
-        made.form = dataclasses.replace(self.form, learned=learned)
-        return made
+        return self._in_form(dataclasses.replace(self.form, learned=learned))
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {list(shape)} {dtype}" for name, (shape, dtype) in self.described.items())
@@ -481,11 +469,11 @@ class Inputs:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(_shape(x) for x in self.tensors)
+        return tuple(map(_shape, self.tensors))
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        return tuple(_dtype(x) for x in self.tensors)
+        return tuple(map(dtype_of, self.tensors))
 
     @property
     def described(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -613,11 +601,6 @@ def _names(spec: Any, leaves: list[Any], by_place: Sequence[str] = ()) -> list[s
 
 def _shape(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(x.shares.shape) if isinstance(x, SharedTensor) else tuple(x.shape)
-
-
-def _dtype(x: torch.Tensor) -> torch.dtype:
-    with torch._C.DisableTorchFunctionSubclass():
-        return x.dtype
 
 
 _SINGLE = Inputs(torch.empty(0, device="meta")).form

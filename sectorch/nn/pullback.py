@@ -1,11 +1,11 @@
-"""The backward passes of T terms after one forward pass, an own file: a differentiation of its own beside autograd.
+"""T backward passes after one forward pass, an own file: a vector-Jacobian product for many cotangents at once.
 
-`torch.autograd.grad` would walk the whole graph once a term. Here a dense layer takes its T cotangents as one product,
-straight into its place in the update, which is where a small network's time goes. A convolution, whose T passes cost
-the same one by one as together, takes them one by one, but without autograd's own work. Everything else
-runs on a graph of one node by autograd, so its derivative is written once, in torch.
+`torch.autograd.grad` would walk the whole graph once for each of T cotangents. Here a dense layer multiplies all T
+cotangents in one product, whose result is written to its place in the update; small networks spend most of their time
+there. For a convolution T passes take as long one by one as together, so they run one by one, without autograd's
+overhead. Every other layer runs on a graph of its own, which autograd differentiates.
 
-The cotangents of a tensor are one tensor [T, B, ...], or a list of T tensors [B, ...] behind a convolution.
+The cotangents of a tensor are one tensor [T, B, ...], or a list of T tensors [B, ...] after a convolution.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ _SUMS = {("call_function", operator.add), ("call_function", torch.add), ("call_m
 
 
 class UpdateTerms:
-    """The flat rows of an update, float [T, P], and where in them each parameter's gradients go."""
+    """The rows of an update, float [T, P]: one for each of T cotangents, with the gradients of all parameters."""
 
     def __init__(self, count: int, parameters: Mapping[str, torch.Tensor], spare: Spare):
-        """`parameters`: those that train, in the update's order."""
+        """
+        Args:
+            count: T.
+            parameters: those that are trained, in the order of the update.
+            spare: the memory of earlier updates.
+        """
         sizes = [p.numel() for p in parameters.values()]
         self.rows = spare.take((count, sum(sizes)), next(iter(parameters.values())))
         parts = self.rows.split(sizes, 1)
@@ -44,7 +49,7 @@ class UpdateTerms:
         self._full: dict[str, torch.Tensor] = {}
 
     def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Add left[t]^T @ right for each t; [T, B, out] and [B, in]."""
+        """Add left[t]^T @ right to a parameter's gradient for each t: left [T, B, out], right [B, in]."""
         left, right = left.mT, right.expand(len(left), *right.shape)
         if (target := self._open.pop(name, None)) is not None:
             torch.bmm(left, right, out=target)
@@ -53,7 +58,7 @@ class UpdateTerms:
             self._full[name].baddbmm_(left, right)
 
     def put(self, name: str, values: Cotangents) -> None:
-        """Add one gradient a term."""
+        """Add T gradients of a parameter."""
         if (target := self._open.pop(name, None)) is not None:
             if isinstance(values, torch.Tensor):
                 target.copy_(values)
@@ -66,17 +71,18 @@ class UpdateTerms:
                 into.add_(value)
 
     def finish(self) -> torch.Tensor:
-        """The rows; zero where no gradient came."""
+        """Return the rows, with zeros for parameters without a gradient."""
         for target in self._open.values():
             target.zero_()
         return self.rows
 
 
 class Pullback:
-    """The body of a network as steps that run forward once and backward for many cotangents.
+    """The body of a network, which runs forward once and backward for many cotangents.
 
     Args:
-        body: a graph without in-place operations, with one tensor in and one out. trained: names that need gradients.
+        body: a graph without in-place operations, with one input tensor and one result.
+        trained: the names of the parameters that need gradients.
     """
 
     def __init__(self, body: fx.GraphModule, trained: Collection[str]):
@@ -96,7 +102,16 @@ class Pullback:
     def forward(
         self, state: Mapping[str, torch.Tensor], inputs: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[Cotangents, UpdateTerms], None]]:
-        """The features [B, F], and what adds the parameters' gradients to `Terms` given cotangents [T, B, F], once."""
+        """Run the network forward.
+
+        Args:
+            state: parameters and buffers by name.
+            inputs: [B, ...].
+
+        Returns:
+            The features [B, F], and a function that takes cotangents [T, B, F] and adds the gradients of the parameters
+            to `UpdateTerms`. It can be called once.
+        """
         values: dict[fx.Node, Any] = {}
         steps: list[tuple[fx.Node, Backward]] = []
         last = self._last
@@ -134,7 +149,10 @@ class Pullback:
         return [source for source in node.all_input_nodes if source in self._live]
 
     def _step(self, node: fx.Node, values: dict, state: Mapping) -> tuple[Any, Backward | None]:
-        """A node's value, and its backward pass where one is needed: cotangents in, those of its live inputs out."""
+        """Compute a node's value, and return its backward pass where one is needed.
+
+        The backward pass takes the cotangents of the value, and returns those of the inputs that need one.
+        """
         called, name = (node.op, node.target), str(node.target)
         module = self.body.get_submodule(name) if node.op == "call_module" else None
         x = values[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
@@ -147,7 +165,7 @@ class Pullback:
             padding = module.padding
             if not isinstance(padding, str):
                 return _convolve(name, module, padding, state, x, live, self.trained)
-        if isinstance(module, _BatchNorm) and x.device.type == "cpu":  # A GPU's own kernel keeps other values.
+        if isinstance(module, _BatchNorm) and x.device.type == "cpu":  # a GPU's kernel saves other values
             return _normalise(name, module, state, x, live, self.trained)
         if type(module) is nn.ReLU or called in _RELUS:
             out = torch.relu(x)
@@ -161,7 +179,7 @@ class Pullback:
         return self._anything(node, module, values, state)
 
     def _anything(self, node: fx.Node, module: nn.Module | None, values: dict, state: Mapping):
-        """A node on a graph of its own, which autograd walks once a term."""
+        """`_step` of any node, on a graph of its own that autograd walks T times."""
         sources, names = self._sources(node), self._parameters(node)
         leaves = {s: values[s].detach().requires_grad_() for s in sources if isinstance(values[s], torch.Tensor)}
         mine: dict[str, torch.Tensor] = {}

@@ -167,7 +167,8 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     """The entries that two tensors of one storage share, as flat indices into x and into y; None if there are none.
 
     Raises:
-        ValueError: two entries of y lie at one offset, as after `expand`.
+        ValueError: two entries of y lie at one offset, as after `expand`; or x and y are of two dtypes, or complex, so
+            that an entry of one is not an entry of the other.
     """
     if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
         return None
@@ -179,6 +180,8 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         return None
     at = torch.searchsorted(ordered, of_x).clamp(max=len(ordered) - 1)
     found = (ordered[at] == of_x).nonzero().squeeze(1)
+    if len(found) and (x.dtype != y.dtype or x.is_complex()):
+        raise ValueError("entries of two dtypes, or complex ones")
     return (found, order[at[found]]) if len(found) else None
 
 
@@ -697,7 +700,7 @@ def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
             layout.members.append(weakref.ref(made))
 
 
-def overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.Tensor, torch.Tensor]]:
+def overlapping(func: Callable, target: Any) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
     """The living tensors that a write into the target changes too: each with its flat indices, and the target's.
 
     Raises:
@@ -722,9 +725,9 @@ def overlapping(func: Callable, target: Any) -> list[tuple[SharedTensor, torch.T
             both = overlap(theirs, mine) if mine is not None and theirs is not None else ()
         except ValueError:
             both = ()
-        if both == () or (both and (mine.dtype != theirs.dtype or mine.is_complex())):
+        if both == ():
             raise refusal
-        if both:
+        if both is not None:
             found.append((other, *both))
     return found
 

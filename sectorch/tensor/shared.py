@@ -148,6 +148,12 @@ class SharedTensor(SecretTensor):
         """The same shares with another bound."""
         return self.like(self.shares, bound=bound)
 
+    def with_flags(self, flags: tuple[Value, ...]) -> SharedTensor:
+        """The same tensor with other range flags."""
+        made = self.bounded(self.bound)
+        made.whole_bits, made.infinite, made.flags = self.whole_bits, self.infinite, flags
+        return made
+
     def unchecked(self) -> SharedTensor:
         """The same tensor without its range check: a value that left its range gives a wrong result without an error.
 

@@ -26,6 +26,7 @@ from ..errors import ArgumentError
 from ..nn.inputs import RetainedTensor, SharedInputSpec
 from ..session import Session, default_session
 from ..tensor import SharedTensor
+from ..tensor.secret import dtype_of
 from ..tensor.table import Context, OpRow
 from .autograd_values import VARYING, Cell, InputSource, Pool, PublicForm, PublicInput, Publics
 from .operations import WRITES, Operation, compute_operation
@@ -414,9 +415,8 @@ def _key(recording: Recording, groups: dict[int, int]) -> Any:
     forms = []
     for number, (_, before) in recording.existing.items():
         x = before.content
-        with torch._C.DisableTorchFunctionSubclass():
-            form = tuple(x.shape), x.dtype
-        forms.append((number, *form, SharedInputSpec.of(x), before.gradient, groups.get(number), first_with[number]))
+        facts = x.shares.shape, dtype_of(x), SharedInputSpec.of(x)
+        forms.append((number, *facts, before.gradient, groups.get(number), first_with[number]))
     return context.party, context.scheme, tuple(forms), repr(recording.operations)
 
 
@@ -478,7 +478,7 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
             flags = {g: backend.import_shares(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
             cells: dict[int, Cell] = {}
             for number, (_, before) in recording.existing.items():
-                first, x, meta = first_with[number], before.content, _meta(before.content)
+                first, x, meta = first_with[number], before.content, before.content.on_meta()
                 content = (
                     SharedInputSpec.of(x).traced_input(f"cell {number}", meta, shapes, party, scheme)
                     if first == number
@@ -492,23 +492,14 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
     return TracedStep(program, wanted, publics.inputs)
 
 
-def _meta(x: SharedTensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.empty(x.shape, dtype=x.dtype, device="meta")
-
-
-def _retain(y: SharedTensor) -> RetainedTensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        return RetainedTensor(y.backend.export_shares(y.shares), SharedInputSpec.of(y), y.dtype)
-
-
 def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
     """The results that the parties keep: contents with reusable values, each cell's group, and the groups' flags."""
     contents, group_of, groups = {}, {}, {}
     for number in sorted(wanted):
         cell = cells[number]
-        lasting = {k: _retain(v) for k, v in cell.reusable.items() if k in LASTING and isinstance(v, SharedTensor)}
-        contents[number] = _retain(cell.content), cell.gradient, lasting
+        shared = {k: v for k, v in cell.reusable.items() if k in LASTING and isinstance(v, SharedTensor)}
+        lasting = {k: RetainedTensor.of(v) for k, v in shared.items()}
+        contents[number] = RetainedTensor.of(cell.content), cell.gradient, lasting
         flags = cell.pool.flags
         if flags and flags not in groups:
             groups[flags] = len(groups)

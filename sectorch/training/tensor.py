@@ -112,10 +112,7 @@ class DifferentiableTensor(SecretTensor):
         context = Context(x.session, x.party, x.scheme)
         with x.session.operation(x.party):
             flags = self.cell.pool.joint_flags(context)
-        with torch._C.DisableTorchFunctionSubclass():
-            made = x.like(x.shares, bound=x.bound, dtype=x.dtype)
-        made.whole_bits, made.infinite, made.flags = x.whole_bits, x.infinite, flags
-        return made
+        return x.with_flags(flags)
 
     def reveal(self, to: Any = None) -> torch.Tensor:
         """The plain tensor, which Q learns, or the parties named, and nobody else; see `SharedTensor.reveal`."""
