@@ -91,6 +91,7 @@ class PairKey:
         if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
             raise StreamReuseError("the counters of this session are used up; open a new session")
         with self._lock:  # if two threads ask for one place, one is refused
+            # Draws of a label go up, so the latest number of each label tells all that were made.
             latest = self._latest.setdefault(call, {})
             if draw <= latest.get(label, -1):
                 raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
@@ -107,6 +108,8 @@ class PairKey:
         key = self._keys.get(label)
         if key is None:
             key = self._keys[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
+        # The nonce of a call and a draw; the counter of blocks stands behind it, and starts at 2 as that of GCM does for
+        # its content.
         nonce = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(4)
         if by_gcm(len(out)):
             _fill(Cipher(key, modes.GCM(nonce)).encryptor(), out)

@@ -289,6 +289,7 @@ class InplaceWrites:
             args: tuple[Any, ...] = tree[0] if func is not None else ()
             target: Any = args[0] if args else None
             index: Any = args[1] if len(args) > 1 else ...
+            # A write takes its places off; what is read has to be written before.
             known = not any(isinstance(v, SecretTensor) for v in pytree.tree_leaves(index))
             if target is leaf and func in (_T.__setitem__, _T.copy_, _T.fill_, _T.zero_):
                 if func is not _T.__setitem__ or known:
@@ -331,6 +332,8 @@ class InplaceWrites:
         living = list({id(x): x for x in (one() for one in known) if x is not None}.values())
         if not any(x is target for x in living):
             return []
+        # torch counts one holder of the memory for each tensor: one more is a view that is not known here, which would
+        # miss the write.
         return living if _holders(target) == _holders(torch.zeros(1)) + len(living) - 1 else []
 
     def _can_replace(self, args: tuple, sharing: list[torch.Tensor]) -> bool:

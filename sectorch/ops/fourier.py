@@ -222,6 +222,7 @@ def stft(
             v = F.pad(v.unsqueeze(1), (n_fft // 2, n_fft // 2), pad_mode).squeeze(1)
         frames = v.unfold(-1, n_fft, hop)
         parts.append(frames * window if is_secret(window) else frames)
+    # A public window is a factor of the public matrix, so it costs nothing.
     if not is_secret(window):
         matrix = matrix * window.to(torch.float64).repeat(len(parts)).unsqueeze(1)
     frames = parts[0] if len(parts) == 1 else torch.cat(parts, -1)

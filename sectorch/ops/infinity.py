@@ -507,6 +507,8 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     limit = 2 * call.scheme.activation_limit
     tight = any(m is not None and _shared(t) and m.size <= limit and _is_nonzero(call, terms[1 - k])
                 for k, (m, t) in enumerate(zip(marks, terms, strict=True)))  # fmt: skip
+    # Infinities of two signs have no sum, so it is checked that there are none. A stand-in that is little beyond the
+    # numbers could come among them by a further summand: an exact one is put in its place first.
     if opposite or tight:
         if not any(_shared(t) and t.infinite is not None for t in terms):
             return NotImplemented
@@ -632,6 +634,7 @@ def _multiply(call: OperatorCall, input: Any, other: Any, *, rounding_mode: Any 
         made = call.without(input, other)  # what they stand for is in the range now
         value = next(v for v in values if v is not None)
         return _mark(_refill(call, made, _positions_in(known, input, made.shape), value, call.func in IN_PLACE), None)
+    # What a zero, two signs, or a factor that brings a stand-in among the numbers would give has no mark.
     if (
         least == 0 or mixed or not math.isfinite(most) or any(v < 16 * call.scheme.activation_limit for v in sizes)
         or known.size * least < LEAST or known.threshold * least < call.scheme.activation_limit * most / 2
@@ -701,6 +704,7 @@ def _compare(call: OperatorCall, input: Any, other: Any) -> Any:
         public = _constant_comparison(name, at)
         made = getattr(torch, name)(x, natural.to(c.dtype) if isinstance(c, torch.Tensor) else 0.0)
         return torch.where(_broadcast(far, made.shape), _broadcast(public, made.shape), made)
+    # A number among the stand-ins is moved below or beyond them, so that they compare as what they stand for.
     t, size = mark.threshold, mark.size
     moved = at.clone()
     for sign, value in ((-1, mark.low), (1, mark.high)):
@@ -771,6 +775,7 @@ def _clamp(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, **
         max(mark.low, low) if far[0] and mark.low is not None else mark.low if bounds[0] is None else None,
         min(mark.high, high) if far[1] and mark.high is not None else mark.high if bounds[1] is None else None,
     ]
+    # A bound among the stand-ins would cut them off, whatever they stand for.
     if any(b is not None and abs(b) >= mark.threshold for b in bounds):
         return _write_back(call, input, torch.clamp(_as_numbers(call, input), *bounds), inplace)
     most = 4 * max(mark.size, call.scheme.activation_limit)

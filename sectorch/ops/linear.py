@@ -432,6 +432,8 @@ def _einsum_pairwise(equation: str, operands: tuple) -> Any:
         i, j = pair
         entries = math.prod(sizes[name] for name in kept(i, j))
         shared = sum(isinstance(parts[k][1], SharedTensor) for k in pair)
+        # First pairs whose product fits in memory, then those with a common letter, then those with fewer secret
+        # factors.
         return entries > MOST_ENTRIES, not set(parts[i][0]) & set(parts[j][0]), shared, entries
 
     while len(parts) > 2:

@@ -191,6 +191,8 @@ def max_unpool2d(context: Context, x: Any, indices: Any, kernel_size: Any, strid
     chosen = indices.unsqueeze(-3) == at
     require(context, chosen.sum(-3), low=1)
     spread = (chosen * x.unsqueeze(-3)).flatten(-3)
+    # For each place of the result the value that goes there, or the zero behind all values. Entry -1 takes what is
+    # outside.
     sources = torch.full((high * wide + 1,), spread.shape[-1])
     sources[at.flatten()] = torch.arange(at.numel())
     return F.pad(spread, (0, 1))[..., sources[:-1]].unflatten(-1, (high, wide))

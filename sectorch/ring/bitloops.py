@@ -116,6 +116,7 @@ def transpose_bits(a):
 def _lines_in_vectors(v, width, word, count, room, out, threshold):
     """The bit planes of the elements, less a threshold, in `count` words from `word` on: whole lines, _RUN at most."""
     x, apart, bits, to, spread = v.ctypes.data + 8 * word, 8 * width, room.ctypes.data, out.ctypes.data, out.strides[0]
+    # From the last of eight rows up, as `bits_of_rows` takes them.
     for i in range(0, 64, 8):
         for c in range(0, count, LINE_WORDS):
             bits_of_rows(x + (i + 7) * apart + 8 * c, -apart, bits + 512 * c + 8 * i, 512, threshold)
@@ -200,6 +201,7 @@ def layer(
         borrow_array(new),
         borrow_array(out),
     )
+    # Opened rows are operands of several ANDs, so both parties' halves are combined once for a span.
     public = np.empty((len(mine), _SPAN), np.int64)
     sets = np.empty((shares.shape[1] // 2 if ands.shape[1] > 4 else 0, _FEW), np.int64)
     for start in range(low, high, _SPAN):

@@ -454,6 +454,7 @@ def twice_folded(x, weights, second, scales, out):
     width, tables = LINE_WORDS * len(x), _tables(weights)
     a, found, by = aligned_words(64), aligned_words(64), np.empty(64, np.uint64)
     for t in range(64):
+        # The second weights, times x^t of bit t where words have scales.
         by[t] = product(second[t % 16], np.uint64(1) << np.uint64(t if len(scales) else 0))
     for tile in range(len(x)):
         _tile(x[tile], tables, a, found)

@@ -218,6 +218,7 @@ def convolve_tiles(images, places, depth, left, wide, out, low, high):
     for at in range(low, high):
         _unfold(images, places[64 * at : 64 * at + 64], depth, tile)
         image, start = 64 * at // positions, 64 * at % positions
+        # A tile whose windows belong to two images, or end before it does, is computed beside and copied from there.
         columns, whole = min(64, len(out) * positions - 64 * at), start + 64 <= positions
         place = out[image, :, start : start + 64] if whole else columns_beside
         multiply_tile(left, tile, columns, wide, place)

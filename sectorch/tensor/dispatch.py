@@ -684,6 +684,7 @@ def _mark_views(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         )
     given = pytree.tree_leaves((args[1:], kwargs))
     known = all(isinstance(x, SharedTensor) for x in (source, *results))
+    # Where the entries of a view are not known, nobody may write into any tensor of that memory.
     if not known or any(isinstance(x, SecretTensor) for x in given):
         for leaf in _shared_leaves((args, result)):
             members = [] if leaf.layout_in_memory is None else leaf.layout_in_memory.members

@@ -182,6 +182,7 @@ def _change_in_place(
     def viewed(value: torch.Tensor) -> torch.Tensor:
         return reduce(lambda v, view: view(v), views, value)
 
+    # The value is replaced and never written: other tensors and caches may hold the old one.
     def written(value: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         value = _in_double(value.clone())
         run(viewed(value), *rest)

@@ -130,6 +130,7 @@ class Recording:
         """Record an operation and return its results as cells without content, or the target if it is in place."""
         if op.row.name == "detach":
             return op.args[0]
+        # A write through a view changes its base, of which a recording knows nothing: it is taken at once.
         if op.target is not None and op.target.base is not None:
             self.flush()
             return compute_operation(self.context, op)

@@ -391,6 +391,7 @@ def shared(
             raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
     scheme = scheme_of("shared", scheme)
     limit = 2.0 ** parameter_bits(scheme)
+    # By identity, so that a parameter that two layers have stays one tensor.
     made: dict[int, Any] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, DifferentiableTensor):

@@ -104,6 +104,7 @@ def _run_all(alive: list[BatchedCall]) -> None:
     for line in first.part.lines:
         header = line.step.header if isinstance(line.step, Move) else None
         if header is not None and header.dst in first.part.here and header.src not in first.own:  # waits
+            # The other end may wait for what was deferred, and send nothing before it comes.
             alive[0].runtime.flush_together([one.runtime for one in alive[1:]])
         for one in alive:
             try:

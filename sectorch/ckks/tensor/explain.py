@@ -159,6 +159,7 @@ def explain(
     if x.dim() < 1:
         raise ArgumentError("explain() needs an input with a batch dimension")
     if keys is None:
+        # A chain that does not run out, to count the levels that the model takes.
         fake = SimpleNamespace(
             degree=8192, primes=(1 << 48, *(1 << 28,) * _UNBOUNDED), scales=(2.0**28,) * (_UNBOUNDED + 1),
             depth=_UNBOUNDED, slots=1 << 20, special=1 << 50,

@@ -332,8 +332,10 @@ class AndCircuit:
         layers = []
         for depth in sorted(by_depth):
             place = {number: row for row, number in enumerate(state)}
+            # Gates that add to a row come first: `onto` lists the rows of the first new ones.
             numbers = sorted(by_depth[depth], key=lambda n: self._of(n).onto is None)
             gates = [self._of(n) for n in numbers]
+            # A row stays in the state as long as a later layer, or the result, reads it.
             later = set(results) | {x for d in by_depth if d > depth for n in by_depth[d] for x in self._of(n).operands}
             opened = tuple(dict.fromkeys(number for gate in gates for number in gate.factors))
             index = {number: i for i, number in enumerate(opened)}

@@ -180,6 +180,7 @@ class SealedChannel:
             raise FrameError(f"a frame of '{other}' was changed on the way, or is not of this session") from None
 
     def _encrypt(self, part: bytes) -> bytes:
+        # A nonce is used once: numbers go up, under the lock of the sender, and each direction has its own key.
         number = next(self._sent)
         if self._seal is None or number >= LAST:
             raise FrameError("an edge without keys, or at the end of their use; begin a new session")

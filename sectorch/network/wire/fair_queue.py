@@ -111,6 +111,8 @@ class FairQueue:
 
     def _may_go(self, ticket: tuple[int, str]) -> bool:
         """Whether this call is the next, and may run now. Called with the lock held."""
+        # Fewest running calls first, then the client that was served the longest ago. Where one client has all the
+        # running calls, there is a place more for another: so long calls of one do not block all others.
         first = min(self._waiting, key=lambda t: (self._running[t[1]], self._served.get(t[1], 0), t[0]))
         alone = self._limit > 1 and len(self._running) == 1 and first[1] not in self._running
         return first is ticket and self._running.total() < self._limit + alone
