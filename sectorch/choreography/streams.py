@@ -108,8 +108,7 @@ class PairKey:
         key = self._keys.get(label)
         if key is None:
             key = self._keys[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
-        # The nonce of a call and a draw; the counter of blocks stands behind it, and starts at 2 as that of GCM does for
-        # its content.
+        # A nonce for each call and draw. The counter of blocks follows it, and starts at 2, as GCM's content does.
         nonce = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(4)
         if by_gcm(len(out)):
             _fill(Cipher(key, modes.GCM(nonce)).encryptor(), out)
