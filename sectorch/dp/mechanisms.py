@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -121,9 +121,19 @@ class NoisyMax(ABC):
         """The noise of `count` queries."""
         return (self.noise.sample(count, classes),)
 
+    def noisy(self, votes: Any, noise: Any) -> Any:
+        """The counts [N, classes] of which the largest wins, from votes and noise: tensor code that runs on plain
+        tensors and on a histogram that Q and S hold in shares alike.
+
+        This is the function to override for a mechanism of one's own. `curve` covers whatever is made of votes + noise,
+        and a change of the votes before it if a vote that moves still changes two counts by one. Otherwise override
+        `_curve` and `curve_of` as well.
+        """
+        return votes + noise
+
     def labels(self, votes: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """The mechanism in the clear: votes [N, classes] -> labels [N]. With `noise`, its own is not drawn."""
-        return (votes + (self.noise.sample(*votes.shape) if noise is None else noise)).argmax(1)
+        return self.noisy(votes, self.noise.sample(*votes.shape) if noise is None else noise).argmax(1)
 
     def labelled(self, votes: torch.Tensor, drawn: Drawn) -> torch.Tensor:
         """`labels` with noise of `draw`."""
@@ -144,7 +154,7 @@ class NoisyMax(ABC):
             int64 [N] at Q; elsewhere a tensor without content.
         """
         (noise,) = drawn or (None,)
-        noisy = votes + _drawn_at_S(votes, self.noise, votes.shape, noise)
+        noisy = self.noisy(votes, _drawn_at_S(votes, self.noise, votes.shape, noise))
         return reveal_argmax(noisy, engine=engine, party=party)
 
 
@@ -264,7 +274,7 @@ class ConfidentGNMax:
         """As `NoisyMax.release`, and -1 where the query is not answered, of which S learns nothing."""
         check, noise = drawn or (None, None)
         checked = votes + _drawn_at_S(votes, self.noise, votes.shape[:1], check).unsqueeze(1) - self.threshold
-        noisy = votes + _drawn_at_S(votes, self.answer.noise, votes.shape, noise)
+        noisy = self.answer.noisy(votes, _drawn_at_S(votes, self.answer.noise, votes.shape, noise))
         return reveal_argmax(noisy, where=checked, engine=engine, party=party)
 
     def curve_of(self, votes: Votes, answered: bool) -> np.ndarray:

@@ -8,6 +8,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import os
 import re
 import statistics
@@ -38,10 +39,12 @@ from ..cli.command import (
 from ..data.datasets import ROOT_HELP
 from ..deprecation import deprecate
 from ..display import Plot
+from ..dp.budget import BudgetFile
 from .errors import FederationError
 from .folder import KINDS, RunFolder, Workers
 from .outcome import Outcome, write_csv
 from .parties import Parties, Simulation
+from .run import digest_of
 from .watch import Estimate, Screen, Watch, agree
 
 # Settings that are declared once: a field gives the check, the command line's option, and the line in the docs.
@@ -72,7 +75,7 @@ class Option:
     hidden: bool = False
     own: str | None = None
     bare: str | None = None
-    objects: tuple[type, ...] = ()
+    objects: tuple[Any, ...] = ()
 
     @property
     def limits(self) -> str:
@@ -106,7 +109,7 @@ def option(
     hidden: bool = False,
     own: str | None = None,
     bare: str | None = None,
-    objects: tuple[type, ...] = (),
+    objects: tuple[Any, ...] = (),
 ) -> Any:
     """A field of `Options`.
 
@@ -122,7 +125,7 @@ def option(
         hidden: whether the command line leaves it out.
         own: "value", or "folder" for a path, if each party of a federation sets it for itself.
         bare: the value of an option that the command line names without one.
-        objects: classes of which Python code may give an object in the place of a word; a dataclass is recorded.
+        objects: classes of which Python code may give an object in the place of a word.
     """
     made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own, bare, objects)
     return field(default=default, metadata={"option": made})
@@ -161,8 +164,46 @@ class Options:
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings, for JSON and for recognising a run."""
-        return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
+        """All settings, for JSON and for recognising a run. An object in the place of a word is known by its class, or
+        a function by its name, and by what it holds (`sectorch.federated.run.digest_of`)."""
+        found = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]  subclasses are dataclasses
+        for name, _, _, o in declared(type(self)):
+            if isinstance(value := getattr(self, name), o.objects):
+                own = found[name] if isinstance(found[name], dict) else {}
+                kind = getattr(getattr(value, "func", value), "__qualname__", type(value).__qualname__)
+                found[name] = {"kind": kind, **own, "digest": digest_of(value)[:16]}
+        return found
+
+    @property
+    def agreed(self) -> dict[str, Any]:
+        """The settings that all parties have to have alike: without those that each sets for itself."""
+        own = owned(type(self))
+        return {name: value for name, value in self.as_dict().items() if name not in own}
+
+
+@dataclass(frozen=True)
+class BudgetOptions(Options):
+    """The settings of a run that charges budgets which last."""
+
+    delta: float = option(1e-5, "of (epsilon, delta)", above=0, below=1)
+    budgets: str | None = option(
+        None, "a folder with the budget that each answering party or organisation has of its own, over all runs and "
+        "askers, charged before it answers (default: what runs add up to is not counted)", own="folder",
+    )  # fmt: skip
+    budget_epsilon: float | None = option(
+        None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
+        above=0, below=math.inf, own="value",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget_epsilon is not None and self.budgets is None:
+            raise FederationError("budget_epsilon is of budgets that last; name the folder they lie in, budgets")
+
+    def budget_file(self, owner: str) -> BudgetFile:
+        """The budget of who answers."""
+        limit = None if self.budget_epsilon is None else (self.budget_epsilon, self.delta)
+        return BudgetFile(Path(self.budgets or "") / f"{owner}.json", limit)
 
 
 def _check(name: str, value: Any, kind: type, o: Option) -> None:
@@ -470,7 +511,7 @@ class Command(Generic[F, S]):
         cast: the roles of a federation that take part.
         prepare: makes a run; it checks everything that can be known before any work.
         base: the settings that a federation's data set has unless the command line says otherwise.
-        controls: what a run can be compared with, by name: other settings, from the run's own.
+        controls: what a run can be compared with, by name: changes of the run's settings.
     """
 
     name: str
@@ -481,7 +522,7 @@ class Command(Generic[F, S]):
     cast: Callable[[F, S], Sequence[str]]
     prepare: Callable[[F, S, Place], Trial]
     base: Callable[[F], S]
-    controls: Mapping[str, Callable[[S], S]] = field(default_factory=dict)
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def parser(self, join: Join | None = None) -> Parser:
         """The options: the federation's, the settings', and those of all papers' commands."""
@@ -589,7 +630,7 @@ class Command(Generic[F, S]):
             federation = _with(chosen(options, self.federation), changes)
             settings = _with(chosen(options, self.base(federation)), changes)
             if control is not None:
-                settings = self.controls[control](settings)
+                settings = settings.but(**self.controls[control])
             words = [f"{name} {value}"] if name else []
             condition = ", ".join([*words, *([control] if control else [])]) or self.name
             found.append((condition, seed, federation, settings))

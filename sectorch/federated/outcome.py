@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..choreography.ledger import Observer
 from ..choreography.net import Sent
 from ..display import Plot
 from .errors import FederationError
+from .watch import Estimate
 
 
 class Outcome(ABC):
@@ -118,6 +120,18 @@ class Received(Observer):
         ]
 
 
+def first_and_later(call: Callable[[], Any]) -> tuple[Estimate, Estimate]:
+    """What the first call in a session takes beyond a later one, and what a later one takes, from two calls."""
+    found = []
+    for _ in range(2):
+        with Received() as received:
+            start = time.perf_counter()
+            call()
+            found.append(Estimate(time.perf_counter() - start, sum(received.bytes.values())))
+    first, later = found
+    return first + later * -1.0, later
+
+
 def merged(reports: Iterable[list[dict]]) -> list[dict]:
     """Rows of several ledgers added up."""
     total: dict[Key, dict] = {}
@@ -145,6 +159,13 @@ def learned(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], nothing
         size = sum(row["bytes"] for row in mine) / 1e6
         found.append(f"{name} received {size:.2f} MB and learned: {'; '.join(shown) or nothing}.")
     return found
+
+
+def where_it_ran(apart: bool) -> str:
+    """The last sentence of a statement: whether the run protected anything."""
+    if apart:
+        return "Each party ran in a process of its own."
+    return "All parties ran in one process, which therefore protected nothing: this is a simulation."
 
 
 def table(rows: list[dict]) -> Table:

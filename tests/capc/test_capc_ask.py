@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from capc_cases import CLASSES, Known, KnownNoise, Lost, models, voters, votes_of
 from cases import long
 from frequencies import fits
@@ -62,6 +64,57 @@ def test_confident_label_is_that_of_the_mechanism_in_the_clear(inference, argmax
     # Nobody but Q is shown anything of it.
     shown = {m.dst.role for m in profile.ledger if m.shows and m.phase is not Phase.SETUP}
     assert shown <= ({"Q"} if inference == "mpc" else {"A", "Q"})
+
+
+def weighted(logits, name, weights):
+    return weights[name] * F.one_hot(logits.argmax(1), CLASSES)
+
+
+def top_two(logits, name):
+    return F.one_hot(logits.topk(2).indices, CLASSES).sum(1)
+
+
+def approval(logits, name):
+    return logits > logits.mean(1, keepdim=True)
+
+
+VOTES = [functools.partial(weighted, weights={f"v{i}": i for i in range(5)}), top_two, approval]
+
+
+@pytest.mark.parametrize(("inference", "argmax"), ROUTES)
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_vote_of_ones_own_is_that_in_the_clear(inference, argmax, vote):
+    """The label for the noise that was drawn, on shares as by the same function on plain logits. Nobody but Q is shown
+    anything, and a party that is lost is left out."""
+    found, mechanism = models(5), Known(1.0)
+    panel = Panel(voters(found), inference=inference, argmax=argmax, vote=vote, **SMALL)
+    with Profile() as profile:
+        answer = panel.ask(IMAGES[:8], mechanism)
+    with torch.no_grad():
+        ballots = [vote(model(IMAGES[:8]), f"v{i}").long() for i, model in enumerate(found)]
+    assert torch.equal(answer.labels, (sum(ballots) + mechanism.drawn[0]).argmax(1))
+    plain = SimulatedPanel(voters(found), CLASSES, vote).votes(IMAGES[:8])
+    assert torch.equal(plain, sum(ballots)) and not torch.equal(plain, votes_of(found, IMAGES[:8]))
+    shown = {m.dst.role for m in profile.ledger if m.shows and m.phase is not Phase.SETUP}
+    assert shown <= ({"Q"} if inference == "mpc" else {"A", "Q"})
+    with Lost("A2", "collect"):
+        rest = panel.ask(IMAGES[:8], mechanism)
+    assert rest.lost == ["v1"]
+    assert torch.equal(rest.labels, (sum(ballots) - ballots[1] + mechanism.drawn[1]).argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("vote", "text"),
+    [
+        (lambda logits, name: logits, r"whole numbers \(4, 10\), a row .* got torch.float32 \(4, 10\)"),
+        (lambda logits, name: logits.argmax(1), r"got torch.int64 \(4,\)"),
+        (lambda logits, name: 1, "a tensor computed from the logits, and this one is a int"),
+    ],
+)
+def test_a_vote_that_is_no_ballot(vote, text):
+    for panel in (Panel(voters(models(2)), vote=vote, **SMALL), SimulatedPanel(voters(models(2)), CLASSES, vote)):
+        with pytest.raises(FederationError, match=text):
+            panel.ask(IMAGES[:4], GNMax(1.0))
 
 
 def test_confident_answers_are_as_frequent_as_they_should_be():

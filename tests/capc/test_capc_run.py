@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from torch import nn
 from sectorch.data import DataError, Dataset
 from sectorch.data.datasets import Split
 from sectorch.dp import Budget, ConfidentGNMax, GNMax, PrivacyError, epsilon_for, epsilon_of
+from sectorch.errors import SecretAccessError
 from sectorch.federated import ArchitectureError, CheckpointError, FederationError, Training, Watch, Workers
 from sectorch.protocols.capc import (
     PRESETS,
@@ -26,8 +28,8 @@ from sectorch.protocols.capc import (
     Collaboration,
     Party,
     Settings,
+    SimulatedPanel,
     TooFewVotersError,
-    algorithm,
     cli,
     collaboration,
     plan,
@@ -64,14 +66,8 @@ def test_budget_is_kept_and_reported(noise):
 class NeverZero(GNMax):
     """A mechanism of a reader's own: no query is answered with class 0."""
 
-    def labels(self, votes, noise=None):
-        return super().labels(self.without(votes), noise)
-
-    def release(self, votes, drawn=None, **how):
-        return super().release(self.without(votes), drawn, **how)
-
-    def without(self, votes):
-        return votes - 1000 * (torch.arange(votes.shape[1]) == 0).long()
+    def noisy(self, votes, noise):
+        return votes + noise - 1000 * (torch.arange(10) == 0).long()
 
 
 def test_a_mechanism_of_ones_own_takes_the_place_of_gnmax(tmp_path):
@@ -88,6 +84,45 @@ def test_a_mechanism_of_ones_own_takes_the_place_of_gnmax(tmp_path):
         run(small(9, models_each=3), how)
     with pytest.raises(FederationError, match="a mechanism has its own noise"):
         replace(how, scale=2.0)
+
+
+def top_two(logits, name):
+    return F.one_hot(logits.topk(2).indices, 10).sum(1)
+
+
+def test_a_vote_of_ones_own_takes_the_place_of_the_argmax(tmp_path):
+    """In a simulation and on shares; its noise is for two votes, and a run is known by its vote."""
+    made = small(5, pool=6)
+    how = replace(QUICK, queries=4, vote=top_two, ballot_votes=2, epsilon=2000.0, argmax="shares")
+    labels = {}
+    for inference in ("simulated", "mpc"):
+        result = run(made, replace(how, inference=inference), out=tmp_path / inference)
+        labels[inference] = torch.cat([record.labels for record in result.records.values()])
+        assert all(record.mechanism.moved == 2 for record in result.records.values())
+        assert "ballot was that of top_two: at most 2 votes in all" in " ".join(result.sentences())
+        assert result.as_dict()["querying"][0]["forecast"]["right"] is None
+    assert torch.equal(labels["simulated"], labels["mpc"])
+    with pytest.raises(CheckpointError, match=r"holds another run, which differs in vote\.digest"):
+        run(made, replace(how, inference="mpc", vote=lambda logits, name: top_two(logits, name)), out=tmp_path / "mpc")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (dict(vote=top_two), FederationError, "a ballot of p2 gives 2 votes in all, .* name ballot_votes=2"),
+        (dict(vote=top_two, ballot_votes=2, noise=GNMax(2.0)), PrivacyError, "for 1 votes .* here it moves 2"),
+        (dict(vote=lambda x, name: -top_two(x, name)), FederationError, "p2 has -1 votes for a class"),
+        (dict(vote=lambda x, name: torch.tensor(x.tolist()).long()), SecretAccessError, "take the content out"),
+        (dict(vote="plurality"), FederationError, "there is no vote 'plurality'"),
+        (dict(vote=top_two, planned=True), FederationError, "leave scale, threshold and vote out"),
+        (dict(vote=top_two, ballot_votes=2, threshold=5), TooFewVotersError, "4 answering parties have no 5 votes"),
+    ],
+)
+def test_a_vote_is_refused_before_any_training(change, error, text, tmp_path):
+    with pytest.raises(error, match=text):
+        how = replace(QUICK, inference="mpc", epsilon=500.0, **change)
+        CaPC(*small(5, pool=6), replace(how, queries=4), out=tmp_path)
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_querying_stops_before_the_budget_is_overrun():
@@ -183,7 +218,7 @@ def test_a_question_without_an_answer_is_paid_once(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(algorithm.SimulatedPanel, "ask", dies)
+        patch.setattr(SimulatedPanel, "ask", dies)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 CaPC(*made, settings, out=tmp_path).run()
@@ -225,7 +260,7 @@ def test_virtual_parties_need_more_noise():
         (dict(colluding=0), "colluding must be at least 1"),
         (dict(check_scale=2.0), "a run without a threshold does not make"),
         (dict(threshold=5, noise="laplace"), "under gaussian noise"),
-        (dict(planned=True, scale=2.0), "leave scale and threshold out"),
+        (dict(planned=True, scale=2.0), "leave scale, threshold and vote out"),
         (dict(noise="cauchy"), "there is no noise 'cauchy'"),
         (dict(inference="tee"), "there is no inference 'tee'"),
         (dict(argmax="no"), "there is no argmax 'no'"),
@@ -396,7 +431,7 @@ def test_the_planner_takes_as_many_as_bring_the_most():
     result = run(small(20, pool=75), replace(QUICK, planned=True, queries=None, epsilon=10.0))
     for name, record in result.records.items():
         assert len(record.asked) < 75 and record.budget.spent <= 10
-        own = validated(next(p for p in result.parties if p.name == name), result.settings)
+        own = validated(next(p for p in result.parties if p.name == name), result.settings.local, 0)
         assert result.forecasts[name].own == own
 
 

@@ -1,13 +1,9 @@
-"""CaPC from end to end, to be read beside the paper (4.2): local models, queries within a budget, retraining.
-
-Steps 1 to 3 of section 3.2 for a batch of queries are `Panel.ask` of `ask.py`, and `release` of
-`sectorch/dp/mechanisms.py`.
-"""
+"""CaPC, to be read beside the paper: steps 1 to 3 of section 3.2 (`label`), and the collaboration of 4.2 (`capc`)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +13,7 @@ from torch import nn
 from ...data.seeds import derive
 from ...data.selection import NEEDS, select
 from ...dp import BudgetFile, Mechanism, charge
+from ...dp.mechanisms import Drawn
 from ...federated.outcome import scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties
@@ -34,20 +31,53 @@ from ...federated.training import (
 )
 from ...federated.watch import Estimate
 from ...session import S
-from .ask import SimulatedPanel, Sitting, Voter
+from ...tensor.holders import collect
 from .plan import Plan
 from .questions import Questions
 from .settings import Party, Settings
+from .votes import CONTROL
+
+
+def label(panel: Any, queries: torch.Tensor, mechanism: Mechanism, least: int, noise: Drawn | None) -> torch.Tensor:
+    """3.2: the labels of queries x of P_i*, which P_i* alone learns, and nobody anything else.
+
+    Args:
+        panel: the answering parties, an `ask.Panel`.
+    """
+    ballots = []
+    for voter in panel.there:  # 1: for each i != i*
+        with panel.unless_lost(voter):
+            logits = panel.logits(voter, queries)  # 1a: Enc(r_i)
+            ballots.append(panel.ballot(voter, logits))  # 1b, 1c: s_i + s^_i = OneHot(argmax(r_i)); 2: s^_i to the PG
+    panel.check_votes(len(ballots), least)
+    votes = collect(ballots)  # 2: s is the sum of all s_i, s^ that of all s^_i
+    return mechanism.release(votes, noise, engine=panel.argmax, party=panel.helper)  # 2: + DPNoise(eps), 3: argmax
 
 
 @dataclass(frozen=True)
-class Public:
-    """What everybody knows of a run: the parties (of those elsewhere sizes and architectures) and the settings."""
+class Inputs:
+    """What a collaboration starts from: of parties elsewhere their sizes and architectures.
+
+    Attributes:
+        agreed: what all parties have to have alike.
+        own: a party's own seed, of what it draws and nobody else needs to know.
+        sitting: opens an asker's session with its voters (`ask.Sitting`).
+        plans: of the querying parties that are here.
+        books: the budgets of the organisations that are here.
+    """
 
     parties: Sequence[Party]
+    test: Samples
     classes: int
     how: Settings
     agreed: str
+    own: int
+    sitting: Callable[[str, Settings, int, str], Any]
+    plans: Mapping[str, Plan]
+    books: Mapping[str, BudgetFile]
+
+    def party(self, name: str) -> Party:
+        return next(party for party in self.parties if party.name == name)
 
 
 @dataclass
@@ -65,56 +95,46 @@ class Asked:
     after: Held | None = None
 
 
-def capc(
-    run: Run, public: Public, test: Samples, own: int, plans: Mapping[str, Plan], books: Mapping[str, BudgetFile]
-) -> dict[str, Asked]:
-    """Local models; then for each querying party: queries, answers, and a model from scratch.
-
-    Args:
-        own: a party's own seed, of what it draws and nobody else needs to know.
-        plans: of the querying parties that are here.
-        books: the budgets of the organisations that are here.
-    """
-    data = {p.name: Held((p.name,), p.fingerprint(), p if run.present(p.name) else ABSENT, p) for p in public.parties}
-    models, measured = local_models(run, public, own), run.public(test)
-    askers = [p.name for p in public.parties if len(p.questions)]
-    known = lambda q: (data[q], models, own, measured, public, plans.get(q), books)
-    if books or run.apart:  # which one process has, and others follow
-        asked = {q: query(run, q, *known(q)) for q in askers}
-        return {q: retrained(run, q, one, *known(q)) if run.present(q) else one for q, one in asked.items()}
-    return run.each(askers, alone, known)  # pyright: ignore[reportArgumentType, reportReturnType]
+def capc(run: Run, given: Inputs) -> dict[str, Asked]:
+    """4.2, Collaboration: what each querying party did, in the end with its model."""
+    models, test = local_models(run, given), run.public(given.test)  # "we first train local models for all parties"
+    askers = [party.name for party in given.parties if len(party.questions)]
+    if not (given.books or run.apart):
+        return run.each(askers, alone, lambda q: (models, test, given))  # pyright: ignore[reportArgumentType, reportReturnType]
+    asked = {q: query(run, q, models, test, given) for q in askers}  # "query-answer pairs for each querying party"
+    return {q: retrained(run, q, one, test, given) if run.present(q) else one for q, one in asked.items()}
 
 
-def alone(run: Run, q: str, *known: Any) -> Asked:
+def alone(run: Run, q: str, models: Mapping[str, Held], test: Held, given: Inputs) -> Asked:
     """A querying party that waits for no other."""
-    return retrained(run, q, query(run, q, *known), *known)
+    return retrained(run, q, query(run, q, models, test, given), test, given)
 
 
-def query(
-    run: Run, q: str, data: Held, models: Mapping[str, Held], own: int, test: Held, public: Public,
-    planned: Plan | None, books: Mapping[str, BudgetFile],
-) -> Asked:  # fmt: skip
-    """Section 3.2 for P_q's queries, "until their privacy budget of epsilon is reached"."""
-    how, asker = public.how, data.public
-    asked = Asked(planned, run.at(q, measure, models[q], test, public.classes, stage=f"{q}/before"))
+def query(run: Run, q: str, models: Mapping[str, Held], test: Held, given: Inputs) -> Asked:
+    """4.2: the queries of P_q, "until their privacy budget of epsilon is reached"."""
+    how, classes, planned, data = given.how, given.classes, given.plans.get(q), brought(run, q, given)
+    asked = Asked(planned, run.at(q, measure, models[q], test, classes, stage=f"{q}/before"))
     if planned is not None:
-        seed = derive(own, q, "select")
+        seed = derive(given.own, q, "select")
         asked.chosen = run.at(q, choose, data, models[q], how.selection, planned.queries, seed, stage=f"{q}/chosen")
     if how.control is not None:
-        return instead(run, q, asked, data, models, public)
-    questions = Questions(run, public.parties, asker, planned, public.classes, how, books, public.agreed)
-    with Sitting(q, how, public.classes, public.agreed) as sitting:
+        if planned is not None and how.control in CONTROL:  # another function in the protocol's place
+            cast, voters = {"Q": q, "A": list(planned.voters)}, [models[name] for name in planned.voters]
+            args = (data, asked.chosen, models[q], list(planned.voters), voters, how, classes)
+            found = run.among(CONTROL[how.control], cast, *args, at=q, stage=f"{q}/labels", roles=None)
+            asked.labels.append(found)
+        return asked
+    questions = Questions(run, given.parties, given.party(q), planned, classes, how, given.books, given.agreed)
+    with given.sitting(q, how, classes, given.agreed) as sitting:
         for k, start, n, mark in questions:
             stage, mechanism, names = f"{q}/{k}", questions.plan.mechanism, questions.plan.voters
-            shape = asker.questions[:n].to("meta")
+            shape = given.party(q).questions[:n].to("meta")
             images = run.at(q, taken, data, asked.chosen, start, n, stage=f"{stage}/queries", public=shape, keep=False)
-            noise = run.at(S.name, draw_noise, mechanism, n, public.classes, mark, q, k, stage=f"{stage}/noise")
-            voters, cast = [models[name] for name in names], {"Q": q, "A": list(names), "S": S.name}
+            noise = run.at(S.name, draw_noise, mechanism, n, classes, mark, q, k, stage=f"{stage}/noise")
+            cast, voters = {"Q": q, "A": list(names), "S": S.name}, [models[name] for name in names]
             with charge(questions.budgets(), mechanism, n, mark=mark, asker=q):
-                labels = run.among(
-                    ask, cast, sitting, images, names, voters, mechanism, noise, at=q, stage=f"{stage}/labels",
-                    roles=None,
-                )  # fmt: skip
+                args = (sitting, images, names, voters, mechanism, noise)
+                labels = run.among(ask, cast, *args, at=q, stage=f"{stage}/labels", roles=None)
             asked.labels.append(labels)
             questions.answered(labels, mark)
     asked.plan, asked.curve = questions.plan, questions.curve
@@ -122,40 +142,42 @@ def query(
     return asked
 
 
-def retrained(
-    run: Run, q: str, asked: Asked, data: Held, models: Mapping[str, Held], own: int, test: Held, public: Public,
-    planned: Plan | None, books: Mapping[str, BudgetFile],
-) -> Asked:  # fmt: skip
-    """ "Retrained on their D_i plus the newly labelled data", from scratch."""
-    shape, seed = data.known.model, derive(own, "retraining")
-    known = isinstance(shape, nn.Module)
+def retrained(run: Run, q: str, asked: Asked, test: Held, given: Inputs) -> Asked:
+    """4.2: P_q is "retrained on their D_i plus the newly labelled data", from scratch."""
+    data, shape, count = brought(run, q, given), given.party(q).model, asked.plan.queries if asked.plan else 0
+    known, seed = isinstance(shape, nn.Module), derive(given.own, "retraining")
     asked.model = run.at(
-        q, retrain, data, asked.chosen, asked.labels, public.how, planned.queries if planned else 0, seed,
-        stage=f"{q}/model", into=shape if known else None, keep=known,
+        q, retrain, data, asked.chosen, asked.labels, given.how, count, seed, stage=f"{q}/model",
+        into=shape if known else None, keep=known,
     )  # fmt: skip
-    asked.after = run.at(q, measure, asked.model, test, public.classes, stage=f"{q}/after")
+    asked.after = run.at(q, measure, asked.model, test, given.classes, stage=f"{q}/after")
     return asked
 
 
-def local_models(run: Run, public: Public, own: int) -> dict[str, Held]:
-    """ "We first train local models for all parties", those of one architecture side by side."""
-    here = [Task(p.name, p.model, p.images, p.labels) for p in public.parties if run.present(p.name)]
-    groups = {group[0].name: group for group in grouped(here, public.how.local)}
+def brought(run: Run, name: str, given: Inputs) -> Held:
+    """A party with its data, at that party."""
+    party = given.party(name)
+    return Held((name,), party.fingerprint(), party if run.present(name) else ABSENT, party)
+
+
+def local_models(run: Run, given: Inputs) -> dict[str, Held]:
+    """The parties' models, those of one architecture trained side by side."""
+    how, seed = given.how.local, derive(given.own, "local")
+    here = [Task(p.name, p.model, p.images, p.labels) for p in given.parties if run.present(p.name)]
+    groups = {group[0].name: group for group in grouped(here, how)}
     kept = [name for name, group in groups.items() if isinstance(group[0].model, nn.Module)]
-    states = run.each(kept, trained, lambda name: (groups[name], public.how.local, derive(own, "local")))
-    fingerprint, models = {p.name: p.fingerprint() for p in public.parties}, dict[str, Held]()
+    states = run.each(kept, trained, lambda name: (groups[name], how, seed))
+    models: dict[str, Held] = {}
     for first, group in groups.items():
-        there: Any = ABSENT
+        found: Any = ABSENT
         if not run.dry:  # what scikit-learn fits is not kept
-            there = (
-                states[first].value if first in states else train_group(group, public.how.local, derive(own, "local"))
-            )
+            found = states[first].value if first in states else train_group(group, how, seed)
         for task in group:
-            made = (states[first], task.name) if first in states else (fingerprint[task.name], public.how.local, own)
-            model = there if there is ABSENT else there[task.name]
+            model = found if found is ABSENT else found[task.name]
             model = loaded(task.model, model) if isinstance(model, dict) else model
+            made = (states[first], task.name) if first in states else (given.party(task.name).fingerprint(), how, seed)
             models[task.name] = Held((task.name,), digest_of(made), model, task.model)
-    for p in public.parties:
+    for p in given.parties:
         shape = copy.deepcopy(p.model).to("meta").eval() if isinstance(p.model, nn.Module) else None
         models.setdefault(p.name, Held((p.name,), f"brought by {p.name}", ABSENT, shape))
     return models
@@ -205,19 +227,17 @@ def taken(data: Party, chosen: torch.Tensor, start: int, count: int) -> torch.Te
     return data.questions[chosen[start : start + count]]
 
 
-def draw_noise(
-    mechanism: Mechanism, count: int, classes: int, mark: str, asker: str, number: int
-) -> list[torch.Tensor]:
+def draw_noise(mechanism: Mechanism, count: int, classes: int, mark: str, asker: str, number: int) -> list:
     """DPNoise at the guardian (step 2): drawn once for the mark of a question."""
     return list(mechanism.draw(count, classes))
 
 
 @estimated_by(lambda sitting, images, names, voters, *_: sitting.cost(images, names, voters))
 def ask(
-    parties: Parties, sitting: Sitting, images: torch.Tensor, names: Sequence[str], voters: Sequence[Any],
+    parties: Parties, sitting: Any, images: torch.Tensor, names: Sequence[str], voters: Sequence[Any],
     mechanism: Mechanism, noise: Sequence[torch.Tensor] | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Steps 1 to 3: the labels, to the querying party."""
+    """Steps 1 to 3 (`label`) of a question: the labels, to the querying party."""
     tick = progress(len(images))
     panel = sitting.panel(parties, images[:1], names, voters)
     answer = panel.ask(images, mechanism, sitting.how.least, None if noise is None else tuple(noise))
@@ -245,37 +265,3 @@ def retrain(
     task = Task(data.name, data.model, torch.cat((data.images, images)), torch.cat((data.labels, targets)))
     (model,) = train_all([task], how.local, seed, progress(1)).values()
     return model
-
-
-# In a control nobody is asked, and nothing is spent.
-
-
-def instead(run: Run, q: str, asked: Asked, data: Held, models: Mapping[str, Held], public: Public) -> Asked:
-    """What stands in the answers' place."""
-    control, planned = public.how.control, asked.plan
-    if control == "true-labels":
-        asked.labels.append(run.at(q, true_labels, data, asked.chosen, stage=f"{q}/labels"))
-    elif control == "own-labels":
-        asked.labels.append(run.at(q, own_labels, data, asked.chosen, models[q], stage=f"{q}/labels"))
-    elif control == "no-noise" and planned is not None:
-        cast = {"Q": q, "A": list(planned.voters)}
-        voters = [models[name] for name in planned.voters]
-        asked.labels.append(
-            run.among(
-                plain_vote, cast, data, asked.chosen, voters, public.classes, at=q, stage=f"{q}/labels", roles=None
-            )
-        )
-    return asked
-
-
-def true_labels(data: Party, chosen: torch.Tensor) -> torch.Tensor:
-    return data.truth[chosen] if data.truth is not None else chosen
-
-
-def own_labels(data: Party, chosen: torch.Tensor, model: Any) -> torch.Tensor:
-    return answer_of(model, data.questions[chosen])
-
-
-def plain_vote(_: Parties, data: Party, chosen: torch.Tensor, voters: Sequence[Any], classes: int) -> torch.Tensor:
-    panel = SimulatedPanel([Voter(str(i), model) for i, model in enumerate(voters)], classes)
-    return panel.votes(data.questions[chosen]).argmax(1)

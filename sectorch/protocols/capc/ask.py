@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ...choreography import Located, Message, Net, Party, Phase, protocol
@@ -30,15 +29,16 @@ from ...dp import GNMax, Mechanism
 from ...dp.mechanisms import Drawn
 from ...errors import NetworkError
 from ...federated.errors import FederationError
-from ...federated.outcome import Received
+from ...federated.outcome import first_and_later
 from ...federated.parties import Parties
-from ...federated.training import answer_of
 from ...federated.watch import Estimate
 from ...nn.secure import secure
 from ...session import S, Session
 from ...tensor import Scheme, SharedTensor, share_tensor
 from ...tensor.holders import collect, one_hot_argmax
-from .settings import Settings, TooFewVotersError
+from .algorithm import label
+from .settings import Settings, TooFewVotersError, Vote
+from .votes import plain_ballot, whole_numbers
 
 # The messages of CaPC that are its own; the rest is the secure inference and the garbled circuits.
 
@@ -95,8 +95,8 @@ class Answer:
     """What came of a batch of queries.
 
     `labels` [N] int64 is what Q learns, -1 where a query was not answered. `voters` is how many votes were counted,
-    `lost` who was lost on the way.
-    `votes` is None but in a simulation in the clear.
+    `lost` who was lost on the way. `seconds` of step 1a, of 1b and 1c, and of 2 and 3. `votes` is None but in a
+    simulation in the clear.
     """
 
     labels: torch.Tensor = field(repr=False)
@@ -118,6 +118,7 @@ class Panel:
         classes: of every model.
         inference: step 1a, "mpc", "ckks" or "open"; see `Settings`.
         argmax: steps 1c and 3, "yao" or "shares".
+        vote: step 1c, "argmax" or a function; see `Settings`. The noise must cover what one ballot gives (`moved`).
         frac_bits: fraction bits of the secure inference.
         sample: one image, for its shape; "ckks" needs it.
         batch: the most queries that are asked at once; "ckks" makes its keys for it.
@@ -137,6 +138,7 @@ class Panel:
         *,
         inference: str = "mpc",
         argmax: str = "yao",
+        vote: str | Vote = "argmax",
         frac_bits: int = 20,
         sample: torch.Tensor | None = None,
         batch: int = 64,
@@ -157,14 +159,15 @@ class Panel:
         self.session = session or Session(answering=len(voters))
         if not self.session.complete and inference != "mpc":
             raise FederationError(f"among parties apart the inference is mpc, got {inference!r}")
-        self.classes, self.inference = classes, inference
+        self.voters, self.classes, self.inference, self.vote = list(voters), classes, inference, vote
         self.argmax: Any = argmax
         self.scheme = Scheme(frac_bits)
-        self.members = dict(zip(self.session.answering, voters, strict=True))
+        self.party = {voter.name: party for voter, party in zip(voters, self.session.answering, strict=True)}
         self.lost: list[str] = []
-        self._secured: dict[Party, Any] = {}
-        self._sent: dict[Party, PublicKeys] = {}
-        self._keys = self._keygen(voters, sample, batch) if inference == "ckks" else None
+        self.seconds: dict[str, float] = {}
+        self._secured: dict[str, Any] = {}
+        self._sent: dict[str, PublicKeys] = {}
+        self._keys = self._keygen(sample, batch) if inference == "ckks" else None
 
     def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
         """Labels of the queries by noisy vote. Q learns the labels and nothing else, the others nothing.
@@ -186,92 +189,110 @@ class Panel:
             TooFewVotersError: fewer votes than `least`; no noise was drawn and nothing revealed.
             NetworkError: the querying party or the guardian was lost.
         """
-        spent, ballots = {"infer": 0.0, "onehot": 0.0, "argmax": 0.0}, []
-        for party, voter in self.members.items():
-            if voter.name in self.lost:
-                continue
-            try:
-                start = time.perf_counter()
-                logits = self._logits(party, voter, queries)  # 1a
-                inferred = time.perf_counter()
-                spent["infer"] += inferred - start
-                ballots.append(collect([self._ballot(logits)]))  # 1b, 1c: s_i + s_hat_i
-                spent["onehot"] += time.perf_counter() - inferred
-            except NetworkError:
-                if not self.session.complete:
-                    raise
-                self.lost.append(voter.name)
-        if len(ballots) < max(1, least):
+        self.seconds, start = {"infer": 0.0, "onehot": 0.0}, time.perf_counter()
+        labels = label(self, queries, mechanism, least, drawn)
+        seconds = {**self.seconds, "argmax": time.perf_counter() - start - sum(self.seconds.values())}
+        return Answer(labels, len(self.voters) - len(self.lost), list(self.lost), seconds)
+
+    @property
+    def there(self) -> list[Voter]:
+        """The voters that were not lost."""
+        return [voter for voter in self.voters if voter.name not in self.lost]
+
+    @property
+    def helper(self) -> Party:
+        """The answering party that deals in step 3 on shares."""
+        return self.party[self.there[0].name]
+
+    @contextmanager
+    def unless_lost(self, voter: Voter) -> Iterator[None]:
+        """A block that ends where the voter is lost, who then votes no more."""
+        try:
+            yield
+        except NetworkError:
+            if not self.session.complete:
+                raise
+            self.lost.append(voter.name)
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[step] += time.perf_counter() - start
+
+    def check_votes(self, count: int, least: int) -> None:
+        """Raises:
+        TooFewVotersError: fewer ballots than an answer needs.
+        """
+        if count < max(1, least):
             raise TooFewVotersError(
-                f"{len(ballots)} of {len(self.members)} answering parties voted and an answer needs {least}; lost: "
+                f"{count} of {len(self.voters)} answering parties voted and an answer needs {least}; lost: "
                 f"{', '.join(self.lost)}; nothing was revealed; ask again when they are back"
             )
-        start = time.perf_counter()
-        third = next(party for party, voter in self.members.items() if voter.name not in self.lost)
-        labels = mechanism.release(collect(ballots), drawn, engine=self.argmax, party=third)  # 2, 3
-        spent["argmax"] += time.perf_counter() - start
-        return Answer(labels, len(ballots), list(self.lost), spent)
 
-    def _ballot(self, logits: SharedTensor) -> SharedTensor:
-        """Steps 1b and 1c. Whether a logit left its range is nobody's to know: it would be told without noise."""
-        if self.inference == "open":
-            return logits
-        return one_hot_argmax(logits.unchecked(), engine=self.argmax, frac_bits=KEPT_BITS)
-
-    def _logits(self, party: Party, voter: Voter, queries: torch.Tensor) -> SharedTensor:
-        """Step 1a: [N, classes] in shares of A and S; votes, where A sees the queries."""
-        if self.inference == "open":
-            with self.session.call(party) as net:
-                plain = net.read(open_query(net, net.own(net.Q, queries.double())), party)
-            votes = self._one_hot(voter, plain.to(queries.dtype))
-            return share_tensor(votes, session=self.session, party=party, scheme=self.scheme, owner=party)
-        if self._keys is not None:
-            with torch.no_grad():
-                answered = voter.model(self._query(self._keys, party, queries))
-            logits = to_shares(
-                answered.bounded(2.0**LOGIT_BOUND_BITS), self._keys.secret, session=self.session, party=party,
-                scheme=self.scheme,
-            )  # fmt: skip
-        else:
-            if party not in self._secured:
-                self._secured[party] = secure(
-                    voter.model, Scheme(frac_bits=self.scheme.frac_bits), session=self.session, party=party
+    def logits(self, voter: Voter, queries: torch.Tensor) -> SharedTensor:
+        """Step 1a: [N, classes] in shares of A and S; the ballots, where A sees the queries."""
+        with self.timed("infer"):
+            party = self.party[voter.name]
+            if self.inference == "open":
+                with self.session.call(party) as net:
+                    plain = net.read(open_query(net, net.own(net.Q, queries.double())), party)
+                votes = plain_ballot(self.vote, voter.name, voter.model, plain.to(queries.dtype), self.classes)
+                return share_tensor(votes, session=self.session, party=party, scheme=self.scheme, owner=party)
+            if self._keys is not None:
+                with torch.no_grad():
+                    answered = voter.model(self._query(self._keys, voter.name, queries))
+                logits = to_shares(
+                    answered.bounded(2.0**LOGIT_BOUND_BITS), self._keys.secret, session=self.session, party=party,
+                    scheme=self.scheme,
+                )  # fmt: skip
+            else:
+                if voter.name not in self._secured:
+                    self._secured[voter.name] = secure(voter.model, self.scheme, session=self.session, party=party)
+                secured = self._secured[voter.name]
+                shared = share_tensor(queries.detach(), session=self.session, party=party, scheme=secured.scheme)
+                logits = secured(shared)
+            if tuple(logits.shape) != (len(queries), self.classes):
+                raise FederationError(
+                    f"{voter.name}'s model gives {tuple(logits.shape)} for {len(queries)} queries, but {self.classes} "
+                    f"classes need {(len(queries), self.classes)}"
                 )
-            secured = self._secured[party]
-            logits = secured(share_tensor(queries.detach(), session=self.session, party=party, scheme=secured.scheme))
-        if tuple(logits.shape) != (len(queries), self.classes):
-            raise FederationError(
-                f"{voter.name}'s model gives {tuple(logits.shape)} for {len(queries)} queries, but {self.classes} "
-                f"classes need {(len(queries), self.classes)}"
-            )
-        return logits
+            return logits
 
-    def _query(self, keys: Keys, party: Party, queries: torch.Tensor) -> CKKSTensor:
+    def ballot(self, voter: Voter, logits: SharedTensor) -> SharedTensor:
+        """Steps 1b and 1c, and the first half of 2: [N, classes], whole numbers in shares of Q and S.
+
+        Whether a value left its range is nobody's to know: it would be told without noise.
+        """
+        with self.timed("onehot"):
+            if self.inference == "open":
+                return collect([logits])
+            logits = logits.unchecked()
+            if not callable(self.vote):
+                return collect([one_hot_argmax(logits, engine=self.argmax, frac_bits=KEPT_BITS)])
+            return collect([whole_numbers(self.vote(logits, voter.name), logits.shape).unchecked()])
+
+    def _query(self, keys: Keys, name: str, queries: torch.Tensor) -> CKKSTensor:
         """The queries at A, encrypted under Q's keys, which A gets with the first of them."""
-        public, Q = keys.public, self.session.Q
-        if party not in self._sent:
+        public, Q, party = keys.public, self.session.Q, self.party[name]
+        if name not in self._sent:
             setup = self.session.setup(party)
             message = setup.own(Q, public.message(), Phase.SETUP, "keys")
-            self._sent[party] = PublicKeys.from_message(public.parameters, setup.read(send_keys(setup, message), party))
+            self._sent[name] = PublicKeys.from_message(public.parameters, setup.read(send_keys(setup, message), party))
         with self.session.call(party) as net:
-            own = LocatedKeys(net, Q, public.parameters, keys, {party: self._sent[party]})
+            own = LocatedKeys(net, Q, public.parameters, keys, {party: self._sent[name]})
             return net.read(encrypted_query(net, own.encrypt(net.own(Q, queries))).content, party)
 
-    def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
-        answers = answer_of(voter.model, images)
-        if int(answers.max()) >= self.classes or int(answers.min()) < 0:
-            raise FederationError(f"{voter.name}'s model names a class outside of 0..{self.classes - 1}")
-        return F.one_hot(answers, self.classes)
-
-    def _keygen(self, voters: Sequence[Voter], sample: torch.Tensor | None, batch: int):
+    def _keygen(self, sample: torch.Tensor | None, batch: int) -> Keys:
         if sample is None:
             raise FederationError("inference='ckks' makes its keys for a model and a shape: name sample, one image")
-        reports = [explain(voter.model, sample, None) for voter in voters]
-        for voter, report in zip(voters, reports, strict=True):
+        depth = 1
+        for voter in self.voters:
+            report = explain(voter.model, sample, None)
             if report.problem:
                 raise FederationError(f"{voter.name}'s model cannot be evaluated under encryption: {report.problem}")
-        depths = [report.depth for report in reports if report.depth is not None]
-        depth = max([1, *depths]) + SPARE_LEVELS
+            depth = max(depth, report.depth or 0)
+        depth += SPARE_LEVELS
         # A long chain has room for a finer scale than the shares have bits for.
         scale_bits = min(choose(depth, slots=batch).scale_bits, finest_scale(self.scheme.frac_bits))
         return keygen(depth, slots=batch, scale_bits=scale_bits)
@@ -280,10 +301,10 @@ class Panel:
 class SimulatedPanel(Panel):
     """The same votes and the same mechanism in the clear: for learning curves. Protects nothing, sends nothing."""
 
-    def __init__(self, voters: Sequence[Voter], classes: int):
+    def __init__(self, voters: Sequence[Voter], classes: int, vote: str | Vote = "argmax"):
         if not voters:
             raise FederationError("a panel needs at least one voter, got none")
-        self.classes, self.voters = classes, list(voters)
+        self.voters, self.classes, self.vote = list(voters), classes, vote
 
     def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
         if len(self.voters) < least:
@@ -297,10 +318,11 @@ class SimulatedPanel(Panel):
 
     def votes(self, queries: torch.Tensor) -> torch.Tensor:
         """The counts, [N, classes]."""
-        return torch.stack([self._one_hot(voter, queries) for voter in self.voters]).sum(0)
+        ballots = [plain_ballot(self.vote, v.name, v.model, queries, self.classes) for v in self.voters]
+        return torch.stack(ballots).sum(0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sitting:
     """A querying party and those who answer it: their session lasts for all its questions, until the block's end."""
 
@@ -309,53 +331,45 @@ class Sitting:
     classes: int
     agreed: str
 
+    def __post_init__(self) -> None:
+        self._stack, self._panel = ExitStack(), None
+        self._costs: dict[str, tuple[Estimate, Estimate]] = {}
+
     def __enter__(self) -> Sitting:
-        vars(self)["stack"] = ExitStack()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        vars(self).pop("opened", None)
-        vars(self).pop("stack").__exit__(*error)
+        self._panel = None
+        self._stack.__exit__(*error)
 
     def panel(self, parties: Parties, sample: torch.Tensor, names: Sequence[str], models: Sequence[Any]) -> Panel:
         """The panel of these voters, opened with the first question."""
-        if "opened" not in vars(self):
-            voters, how = [Voter(*pair) for pair in zip(names, models, strict=True)], self.how
-            if how.inference == "simulated":
-                return SimulatedPanel(voters, self.classes)
-            cast = {"Q": self.asker, "A": list(names), "S": S.name}
-            session = parties.session(STAR, cast, label=f"capc {self.asker}", agreed=self.agreed)
-            vars(self)["opened"] = self._opened(voters, sample, vars(self)["stack"].enter_context(session))
-        return vars(self)["opened"]
+        if self._panel is None:
+            voters = [Voter(*pair) for pair in zip(names, models, strict=True)]
+            if self.how.inference == "simulated":
+                self._panel = SimulatedPanel(voters, self.classes, self.how.vote)
+            else:
+                cast = {"Q": self.asker, "A": list(names), "S": S.name}
+                session = parties.session(STAR, cast, label=f"capc {self.asker}", agreed=self.agreed)
+                self._panel = self._opened(voters, sample, self._stack.enter_context(session))
+        return self._panel
 
     def _opened(self, voters: Sequence[Voter], sample: torch.Tensor, session: Session | None = None) -> Panel:
         how = self.how
         return Panel(
-            voters, self.classes, inference=how.inference, argmax=how.argmax, frac_bits=how.frac_bits, sample=sample,
-            batch=how.chunk, session=session,
+            voters, self.classes, inference=how.inference, argmax=how.argmax, vote=how.vote, frac_bits=how.frac_bits,
+            sample=sample, batch=how.chunk, session=session,
         )  # fmt: skip
 
     def cost(self, images: torch.Tensor, names: Sequence[str], models: Sequence[Any], rows: int = 4) -> Estimate:
         """What a question takes, measured with one model of each architecture on black images."""
-        total = Estimate(0.0)
+        total, black = Estimate(0.0), torch.zeros((rows, *images.shape[1:]), dtype=images.dtype)
         for name, model in zip(names, models, strict=True):
             if self.how.inference == "simulated" or not isinstance(model, nn.Module):
                 continue
-            measured: dict[str, tuple[Estimate, Estimate]] = vars(self).setdefault("measured", {})
-            if str(model) not in measured:
-                measured[str(model)] = self._measured(Voter(name, model), images, rows)
-                total += measured[str(model)][0]
-            total += measured[str(model)][1] * len(images)
+            if str(model) not in self._costs:
+                panel = self._opened([Voter(name, copy.deepcopy(model).eval())], black[:1])
+                self._costs[str(model)] = first_and_later(lambda panel=panel: panel.ask(black, GNMax(1.0)))
+                total += self._costs[str(model)][0]
+            total += self._costs[str(model)][1] * (len(images) / rows)
         return total
-
-    def _measured(self, voter: Voter, images: torch.Tensor, rows: int) -> tuple[Estimate, Estimate]:
-        """A session with a model, and then each query."""
-        black = torch.zeros((rows, *images.shape[1:]), dtype=images.dtype)
-        panel, found = self._opened([Voter(voter.name, copy.deepcopy(voter.model).eval())], black[:1]), []
-        for _ in range(2):
-            with Received() as received:
-                start = time.perf_counter()
-                panel.ask(black, GNMax(1.0))
-                found.append(Estimate(time.perf_counter() - start, sum(received.bytes.values())))
-        first, later = found
-        return first + later * -1.0, later * (1 / rows)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from ...federated.command import Command, Place
 from ...federated.participants import dataset_of
 from ...session import S
 from .experiment import CaPC
-from .settings import CONTROLS, PRESETS, Collaboration, Settings, controlled, divided
+from .settings import CONTROLS, PRESETS, Collaboration, Settings, divided
 
 
 def _prepare(how: Collaboration, settings: Settings, place: Place) -> CaPC:
@@ -45,7 +44,7 @@ COMMAND = Command(
     _cast,
     _prepare,
     _base,
-    {name: functools.partial(controlled, control=name) for name in CONTROLS},
+    {name: {"control": name} for name in CONTROLS},
 )
 parser, main = COMMAND.parser, COMMAND.main
 

@@ -13,14 +13,15 @@ from ...federated.folder import Workers, digest
 from ...federated.outcome import Scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties, Simulation
-from ...federated.run import Experiment, Held, Run, estimated_by
-from ...federated.training import Task, Training, seconds_of_all
-from ...federated.watch import Estimate, Watch
+from ...federated.run import Experiment, Held, Run
+from ...federated.watch import Watch
 from ...session import S
-from .algorithm import Asked, Public, capc
+from .algorithm import Asked, Inputs, capc
+from .ask import Sitting
 from .plan import Forecast, Plan, check_spent, forecast, organisations, plan, validated
 from .report import Record, Result, summary
 from .settings import Party, Settings, check, check_apart
+from .votes import try_on_shares
 
 
 class CaPC(Experiment):
@@ -69,19 +70,19 @@ class CaPC(Experiment):
         if not (all(here.values()) and who.present(S.name)):
             check_apart(self.parties, how, (workers or Workers()).count)
         check(self.parties, test, classes, how)
+        if callable(how.vote) and how.inference in ("mpc", "ckks"):
+            try_on_shares(how.vote, self.parties[0].name, classes)
         self.querying = [party for party in self.parties if len(party.questions)]
         for party in self.querying:
             plan(self.parties, party, classes, how)
-        # Where and how large an organisation's budget is, is its own.
-        agreed = {n: v for n, v in how.as_dict().items() if n not in ("budgets", "budget_epsilon")}
         people = [[p.name, p.owner, len(p.images), p.shape, len(p.questions), str(p.model)] for p in self.parties]
-        what = {"run": "capc", **agreed, "people": people, "classes": classes}
+        what = {"run": "capc", **how.agreed, "people": people, "classes": classes}
         budgets = {"budgets": how.budgets, "budget_epsilon": how.budget_epsilon, "test": digest(*test)}
         self.stages = Run(
             what, own={**budgets, "parties": {p.name: p.fingerprint() for p in self.parties}},
             members=[*here, S.name], parties=who, out=out, shared=local, workers=workers,
         )  # fmt: skip
-        self._public = Public(self.parties, classes, how, json.dumps(what))
+        self._agreed = json.dumps(what)
         self._books: Mapping[str, BudgetFile] = {}
         self._asked: dict[str, Asked] = {}
         self.forecasts: dict[str, Forecast] = {}
@@ -110,14 +111,15 @@ class CaPC(Experiment):
         if not run.apart and not run.dry:
             fresh = [p.name for p in self.querying if not run.folder.record(f"questions/{p.name}-0")]
             check_spent({n: self.plans[n] for n in fresh}, {p.name: p.owner for p in self.parties}, self._books)
-        return capc(run, self._public, self.test, self._own, self.plans, self._books)
+        fixed = self.parties, self.test, self.classes, self.settings, self._agreed, self._own
+        return capc(run, Inputs(*fixed, Sitting, self.plans, self._books))
 
     def _forecast(self, run: Run, party: Party) -> None:
         """What the asker's own data say of its model, and so of what it is to ask; a warning where that is little."""
         name, how = party.name, self.settings
         mine = Held((name,), party.fingerprint(), party)
-        own = run.at(name, accuracy, mine, how.local, self._own, stage=f"{name}/validated", shared=True)
-        planned = plan(self.parties, party, self.classes, how, Forecast(own.value, 0.0) if own.present else None)
+        own = run.at(name, validated, mine, how.local, self._own, stage=f"{name}/validated", shared=True)
+        planned = plan(self.parties, party, self.classes, how, Forecast(own.value) if own.present else None)
         self.plans[name] = planned
         if own.present:
             self.forecasts[name] = forecast(planned, self.classes, own.value, how)
@@ -164,15 +166,3 @@ class CaPC(Experiment):
     def so_far(self) -> Table:
         """The finished stages."""
         return summary(self.records().values()) if self._asked else self.stages.table()
-
-
-def _validation_time(party: Party, how: Training, own: int) -> Estimate:
-    """Five models of four fifths."""
-    task = Task(party.name, party.model, party.images, party.labels)
-    return Estimate(4 * seconds_of_all([task], how))
-
-
-@estimated_by(_validation_time)
-def accuracy(party: Party, how: Training, own: int) -> float:
-    """`validated`, as a stage."""
-    return validated(party, Settings(local=how), own)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,8 +30,11 @@ from ...dp import (
     scale_for,
 )
 from ...federated.errors import FederationError
-from ...federated.training import Task, answer_of, train_all
+from ...federated.run import estimated_by
+from ...federated.training import Task, Training, answer_of, seconds_of_all, train_all
+from ...federated.watch import Estimate
 from .settings import Party, Settings, TooFewVotersError
+from .votes import unanimous_votes
 
 FOLDS = 5
 CHECKED = 2.0
@@ -50,19 +52,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an asker expects: the accuracy of its own model by cross-validation, and of the answers."""
+    """What an asker expects: the accuracy of its own model by cross-validation, and of the answers (None: of a vote of
+    the user's own nothing is known)."""
 
     own: float
-    vote: float
+    vote: float | None = None
 
     @property
     def worse(self) -> bool:
         """Whether the answers are expected to be worse than the asker's own."""
-        return self.vote < self.own
+        return self.vote is not None and self.vote < self.own
 
     def warning(self, name: str) -> str:
         """A sentence for people; empty where there is nothing to warn of."""
-        if not self.worse:
+        if self.vote is None or not self.worse:
             return ""
         return (
             f"{name}: the noisy vote is expected to be right in {100 * self.vote:.0f} % of its answers, and its own "
@@ -98,9 +101,10 @@ def plan(
     voters = tuple(party.name for party in parties if party.owner != asking.owner)
     if len(voters) < how.least:
         raise TooFewVotersError(f"{asking.name} has {len(voters)} answering parties, and a query needs {how.least}")
-    if how.threshold is not None and how.threshold > len(voters):
+    votes = unanimous_votes(voters, classes, how)
+    if how.threshold is not None and how.threshold > int(votes.max()):
         raise TooFewVotersError(f"{len(voters)} answering parties have no {how.threshold} votes; lower the threshold")
-    moved, size = moved_by(parties, asking, how.colluding), len(asking.questions)
+    moved, size = how.ballot_votes * moved_by(parties, asking, how.colluding), len(asking.questions)
     queries = min(how.queries or size, size)
     if how.planned:
         # Without a forecast, a single query: what is refused then is refused for any number.
@@ -117,16 +121,18 @@ def plan(
             f"{law} noise of scale {mechanism.scale:g} spends more than epsilon {how.epsilon:g} on the first "
             f"query ({epsilon_for(mechanism, 1, how.delta):.3f}); use a larger scale or budget"
         )
-    chance = mechanism.unanimous(len(voters), classes)
+    chance = unanimous(mechanism, votes)
     if chance < how.reliability:
-        known = law, len(voters), classes, how.delta, queries
-        reach = reachable_epsilon(*known, moved=moved, reliability=how.reliability) if law == how.noise else 0.0
-        could = f"reaches it from epsilon {reach:.2f} on" if reach else "never reaches it"
+        could = ""
+        if law == how.noise and how.vote == "argmax":
+            known = law, len(voters), classes, how.delta, queries
+            reach = reachable_epsilon(*known, moved=moved, reliability=how.reliability)
+            could = f"reaches it from epsilon {reach:.2f} on" if reach else "never reaches it"
+            could = f"this number of parties {could}; or "
         raise TooFewVotersError(
             f"{len(voters)} answering parties are too few for {queries} queries within epsilon {how.epsilon:g}, delta "
             f"{how.delta:g}: at noise of scale {mechanism.scale:.2f} even a unanimous vote would come out with "
-            f"probability {chance:.2f}, below {how.reliability:g}; this number of parties {could}; or ask fewer "
-            f"queries, or find more parties"
+            f"probability {chance:.2f}, below {how.reliability:g}; {could}ask fewer queries, or find more parties"
         )
     if how.selection != "random" and queries == size:
         raise FederationError(
@@ -134,6 +140,13 @@ def plan(
             f"ask fewer queries than that, half as many say, or take selection 'random'"
         )
     return Plan(mechanism, queries, voters)
+
+
+def unanimous(mechanism: Mechanism, votes: torch.Tensor) -> float:
+    """Pr[a class with the most of these votes is returned]: how useful the mechanism can be at best."""
+    if isinstance(mechanism, ConfidentGNMax):
+        return math.exp(mechanism.log_answered(votes)) * unanimous(mechanism.answer, votes)
+    return float(mechanism.distribution(votes)[(votes == votes.max()).numpy()].sum())
 
 
 def _mechanism(queries: int, moved: int, how: Settings) -> Mechanism:
@@ -161,6 +174,8 @@ def _mechanism(queries: int, moved: int, how: Settings) -> Mechanism:
 
 def forecast(planned: Plan, classes: int, own: float, how: Settings) -> Forecast:
     """Of the answers of a plan."""
+    if callable(how.vote):
+        return Forecast(own)
     mechanism = planned.mechanism.answer if isinstance(planned.mechanism, ConfidentGNMax) else planned.mechanism
     return Forecast(own, right(mechanism, len(planned.voters), classes, how.voter_accuracy or own, how.correlation))
 
@@ -209,24 +224,27 @@ def best(most: int, voters: int, classes: int, moved: int, how: Settings, own: f
     return max(found, key=lambda n: found[n])
 
 
-def validated(party: Party, how: Settings, own: int | None = None) -> float:
+def _validation_time(party: Party, how: Training, seed: int) -> Estimate:
+    """Five models of four fifths."""
+    return Estimate((FOLDS - 1) * seconds_of_all([Task(party.name, party.model, party.images, party.labels)], how))
+
+
+@estimated_by(_validation_time)
+def validated(party: Party, how: Training, seed: int) -> float:
     """The accuracy of the party's model by cross-validation on its own data: each fifth by a model of the others.
 
     Args:
-        own: seed of the fifths and of the training; that of the settings unless given.
+        seed: of the fifths and of the training.
     """
-    own = how.seed if own is None else own
     count = min(FOLDS, len(party.images))
     if count < 2:
         return 0.0
-    order = torch.randperm(len(party.images), generator=generator(own, party.name, "folds"))
-    folds = [order[i::count] for i in range(count)]
-    tasks = [
-        Task(f"{party.name}-{i}", party.model, party.images[kept], party.labels[kept])
-        for i in range(count)
-        for kept in [torch.cat([fold for k, fold in enumerate(folds) if k != i])]
-    ]
-    models = train_all(tasks, how.local, derive(own, party.name, "validation"))
+    order = torch.randperm(len(party.images), generator=generator(seed, party.name, "folds"))
+    folds, tasks = [order[i::count] for i in range(count)], []
+    for i in range(count):
+        rest = torch.cat(folds[:i] + folds[i + 1 :])
+        tasks.append(Task(f"{party.name}-{i}", party.model, party.images[rest], party.labels[rest]))
+    models = train_all(tasks, how, derive(seed, party.name, "validation"))
     hits = [
         int((answer_of(models[task.name], party.images[fold]) == party.labels[fold]).sum())
         for task, fold in zip(tasks, folds, strict=True)
@@ -249,10 +267,8 @@ def organisations(
     with ExitStack() as stack:
         found: dict[str, BudgetFile] = {}
         if how.budgets is not None and how.control is None:
-            limit = None if how.budget_epsilon is None else (how.budget_epsilon, how.delta)
-            owners = {a.owner for q in asking for a in answering if a.owner != q.owner}
-            for owner in sorted(owners):
-                found[owner] = stack.enter_context(BudgetFile(Path(how.budgets) / f"{owner}.json", limit))
+            for owner in sorted({a.owner for q in asking for a in answering if a.owner != q.owner}):
+                found[owner] = stack.enter_context(how.budget_file(owner))
         yield found
 
 

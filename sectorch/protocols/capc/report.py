@@ -186,6 +186,12 @@ def sentences(result: Any) -> list[str]:
                 f"If all {len(result.records)} querying parties pool their labels, the figures add up: epsilon "
                 f"{result.epsilon_of_all:.3f} for an organisation that answered all of them."
             )
+    if callable(how.vote):
+        name = how.as_dict()["vote"]["kind"]
+        out.append(
+            f"A party's ballot was that of {name}: at most {how.ballot_votes} votes in all, which the noise covers. "
+            f"That was tried on random logits before the run; on shares nobody can look."
+        )
     repeated = "what repeated runs add up to (each starts a new budget)"
     if result.lasting:
         out.append(_lasting(result))

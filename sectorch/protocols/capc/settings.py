@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...data.seeds import derive, generator
 from ...data.selection import SELECTIONS
 from ...dp import MECHANISMS, ConfidentGNMax, NoisyMax
 from ...federated import participants
-from ...federated.command import Options, option
+from ...federated.command import BudgetOptions, Options, option
 from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.participants import NAME, Participant, Samples, build, check_federation, check_fits
@@ -25,6 +25,9 @@ from ...federated.training import Training
 INFERENCE = ("mpc", "ckks", "open", "simulated")
 ARGMAX = ("yao", "shares")
 CONTROLS = ("longer", "own-labels", "true-labels", "no-noise")
+Vote = Callable[[Any, str], Any]
+"""A party's ballots [N, classes], whole numbers from 0, of its logits [N, classes] and its name: tensor code that runs
+on shares and on plain tensors alike."""
 
 
 @dataclass
@@ -102,25 +105,27 @@ PRESETS: dict[str, Preset] = {
 
 
 @dataclass(frozen=True)
-class Settings(Options):
-    """How a run goes."""
+class Settings(BudgetOptions):
+    """How a run goes. `vote` and `noise` take a function and a mechanism of one's own (docs/capc.md)."""
 
     epsilon: float = option(
         10.0, "of each querying party: what it may learn about any organisation", above=0, below=math.inf, several=True
     )
-    delta: float = option(1e-5, "of (epsilon, delta)", above=0, below=1)
-    budgets: str | None = option(
-        None, "a folder with the budget that each answering organisation has of its own, over all runs and askers "
-        "(default: what runs add up to is not counted)", own="folder",
-    )  # fmt: skip
-    budget_epsilon: float | None = option(
-        None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
-        above=0, below=math.inf, own="value",
-    )  # fmt: skip
     noise: str | NoisyMax | ConfidentGNMax = option(
         "gaussian", "its law; in Python also a mechanism, whose noise it is then", among=tuple(MECHANISMS),
         several=True, objects=(NoisyMax, ConfidentGNMax),
     )  # fmt: skip
+    vote: str | Vote = option(
+        "argmax", "a party's ballot, the one-hot argmax of its logits; in Python also a function: shared logits "
+        "[N, classes] and the party's name -> whole numbers [N, classes], none below 0", among=("argmax",), hidden=True,
+        objects=(Callable,),
+    )  # fmt: skip
+    ballot_votes: int = option(
+        1,
+        "votes that such a ballot gives to all classes together, at most; the noise covers them",
+        least=1,
+        hidden=True,
+    )
     queries: int | None = option(
         None, "of each querying party (default: its whole pool); fewer where the budget ends first", least=1,
         several=True,
@@ -174,10 +179,8 @@ class Settings(Options):
             raise FederationError(f"a threshold is checked under gaussian noise (Confident-GNMax), not {self.noise}")
         if not isinstance(self.noise, str) and (self.scale is not None or self.threshold is not None or self.planned):
             raise FederationError("a mechanism has its own noise; leave scale, threshold and planned out")
-        if self.budget_epsilon is not None and self.budgets is None:
-            raise FederationError("budget_epsilon is of budgets that last; name the folder they lie in, budgets")
-        if self.planned and (self.threshold is not None or self.scale is not None):
-            raise FederationError("a plan chooses the noise of plain votes; leave scale and threshold out")
+        if self.planned and (self.threshold is not None or self.scale is not None or self.vote != "argmax"):
+            raise FederationError("a plan chooses the noise of plain votes; leave scale, threshold and vote out")
 
 
 @dataclass(frozen=True)
@@ -307,11 +310,6 @@ def _check_model(party: Party, classes: int, how: Settings) -> None:
             f"{party.name}'s {type(party.model).__name__} cannot be evaluated on secrets; use inference='open', "
             f"which shows the queries to the answering parties"
         )
-
-
-def controlled(how: Settings, control: str) -> Settings:
-    """The same run as a control."""
-    return replace(how, control=control)
 
 
 # What is CaPC's own to go wrong; the rest is `sectorch.federated.FederationError`.

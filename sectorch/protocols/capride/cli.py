@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,10 +195,6 @@ def _prepare(how: Parties, settings: Settings, place: Place) -> CaPriDe:
     )
 
 
-def _by(settings: Settings, method: str) -> Settings:
-    return settings.but(method=method)
-
-
 def _cast(how: Parties, settings: Settings) -> list[str]:
     return [f"P{i}" for i in range(1, how.parties + 1)]
 
@@ -219,7 +214,7 @@ COMMAND = Command(
     _cast,
     _prepare,
     lambda how: Settings(),
-    {method: functools.partial(_by, method=method) for method in METHODS if method != "capride"},
+    {method: {"method": method} for method in METHODS if method != "capride"},
 )
 parser, main = COMMAND.parser, COMMAND.main
 

@@ -56,7 +56,7 @@ COMMAND = Command(
     _cast,
     _prepare,
     lambda how: Settings(learning_rate=0.05, loss="mse" if how.data in REGRESSIONS else "cross_entropy"),
-    {"fedavg": lambda settings: settings.but(method="fedavg")},
+    {"fedavg": {"method": "fedavg"}},
 )
 parser, main = COMMAND.parser, COMMAND.main
 

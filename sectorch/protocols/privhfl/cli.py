@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from ...federated.command import Command, Place
 from ...federated.participants import FederatedData, dataset_of
 from ...session import S
 from .experiment import PrivHFL
-from .settings import CONTROLS, PRESETS, Settings, controlled, divided
+from .settings import CONTROLS, PRESETS, Settings, divided
 
 
 def _prepare(how: FederatedData, settings: Settings, place: Place) -> PrivHFL:
@@ -47,7 +46,7 @@ COMMAND = Command(
     _cast,
     _prepare,
     _base,
-    {name: functools.partial(controlled, control=name) for name in CONTROLS},
+    {name: {"control": name} for name in CONTROLS},
 )
 parser, main = COMMAND.parser, COMMAND.main
 

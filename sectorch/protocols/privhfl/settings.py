@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +14,12 @@ from ...config import RELU_MODES, Scheme
 from ...data.datasets import Dataset
 from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
 from ...data.selection import SELECTIONS
-from ...dp.budget import BudgetFile
 from ...dp.renyi import epsilon_of, gaussian_curve
 from ...errors import SectorchError
 from ...federated import participants
-from ...federated.command import Options, option
+from ...federated.command import BudgetOptions, option
 from ...federated.errors import ArchitectureError, FederationError
-from ...federated.outcome import Received
+from ...federated.outcome import first_and_later
 from ...federated.participants import FAMILIES, Participant, Samples, build, check_federation, check_fits
 from ...federated.training import Training
 from ...federated.watch import Estimate
@@ -57,7 +53,7 @@ PRESETS: dict[str, Preset] = {
 
 
 @dataclass(frozen=True)
-class Settings(Options):
+class Settings(BudgetOptions):
     """Algorithm 1's inputs, with the paper's defaults but for the data set's own training settings."""
 
     queries: int | None = option(
@@ -90,15 +86,6 @@ class Settings(Options):
         most=1024,
         several=True,
     )
-    delta: float = option(1e-5, "of the (epsilon, delta) that the noise gives", above=0, below=1)
-    budgets: str | None = option(
-        None, "a folder with the budget that each answering party has of its own, over all runs and askers, charged "
-        "before it answers (default: what runs add up to is not counted)", own="folder",
-    )  # fmt: skip
-    budget_epsilon: float | None = option(
-        None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
-        above=0, below=math.inf, own="value",
-    )  # fmt: skip
     average: bool = option(False, "Q divides the sum by the number of answers before its softmax")
     temperature: float = option(1.0, "that Q divides the logits by", above=0)
     secure: bool = option(
@@ -135,18 +122,6 @@ class Settings(Options):
 
         if self.budgets is not None and not (self.noised and self.secure):
             raise FederationError("budgets are of secure runs with noise: name sigma, and normalise")
-        if self.budget_epsilon is not None and self.budgets is None:
-            raise FederationError("budget_epsilon is of budgets that last; name the folder they lie in, budgets")
-
-    def budget_file(self, party: str) -> BudgetFile:
-        """The budget of an answering party, which a run charges before that party answers."""
-        limit = None if self.budget_epsilon is None else (self.budget_epsilon, self.delta)
-        return BudgetFile(Path(self.budgets or "") / f"{party}.json", limit)
-
-    @property
-    def agreed(self) -> dict[str, Any]:
-        """What all parties have to have alike: where and how large a party's budget is, is its own."""
-        return {name: value for name, value in self.as_dict().items() if name not in ("budgets", "budget_epsilon")}
 
     def budget(self, samples: int) -> tuple[int, int]:
         """Queries and pool of a client with so many private samples."""
@@ -250,26 +225,16 @@ def _asked(client: Participant, how: Settings, rows: int = 8) -> tuple[Estimate,
 
     A model that cannot be asked is refused.
     """
-    found = []
+    black = torch.zeros((rows, *client.images.shape[1:]))
     try:
         secured = secure(copy.deepcopy(client.model).eval(), Scheme(how.frac_bits, how.relu), session=Session())
-        black = torch.zeros((rows, *client.images.shape[1:]))
-        for _ in range(2):
-            with torch.no_grad(), Received() as received:
-                start = time.perf_counter()
-                secured(black)
-                found.append(Estimate(time.perf_counter() - start, sum(received.bytes.values())))
+        with torch.no_grad():
+            session, queries = first_and_later(lambda: secured(black))
     except SectorchError as error:
         raise ArchitectureError(
             f"{client.name}'s {client.architecture} cannot be asked securely: {str(error).splitlines()[0]}"
         ) from error
-    first, later = found
-    return first + later * -1.0, later * (1 / rows)
-
-
-def controlled(how: Settings, control: str) -> Settings:
-    """The same run as a control."""
-    return how.but(control=control)
+    return session, queries * (1 / rows)
 
 
 # What noise at the server costs and gives: (epsilon, delta) for an answering party's model and the data in it.

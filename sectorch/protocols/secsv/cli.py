@@ -97,7 +97,7 @@ COMMAND = Command(
     _cast,
     _prepare,
     lambda how: Settings(),
-    {"in the clear": lambda settings: settings.but(protocol="plain")},
+    {"in the clear": {"protocol": "plain"}},
 )
 parser, main = COMMAND.parser, COMMAND.main
 
