@@ -257,3 +257,20 @@ def test_secsv_linear_layers_are_no_one_way_functions(d_in, more, seed):
     torch.testing.assert_close(solve(weights, weights @ x), x, **close)
     with_own, without = (0.25 * weights + 0.75 * others) @ x, 0.75 * others @ x
     torch.testing.assert_close(solve(0.25 * weights, with_own - without), x, **close)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
+def test_secsv_who_reduces_after_decryption_sees_sums_of_weights(d_in, d_out, seed):
+    """Algorithm 4, step 7: shares add up to x or to x + p, so that a client decrypts A x + p A k with k of 0 and 1, and
+    what is left of a division by p are sums of A's columns. Each column stands alone where one feature wraps around."""
+    draws, p = np.random.default_rng(seed), 2**31 - 1
+    weights, x = draws.integers(-50, 50, (d_out, d_in)), draws.integers(0, 50, (d_in, 64))
+    first = draws.integers(0, p, x.shape)
+    second = (x - first) % p
+    decrypted = weights @ first + weights @ second
+    wrapped = (first + second) // p
+    left = (decrypted + p // 2) // p
+    np.testing.assert_array_equal(decrypted - p * left, weights @ x)
+    np.testing.assert_array_equal(left, weights @ wrapped)
+    for column in np.flatnonzero(wrapped.sum(0) == 1):
+        np.testing.assert_array_equal(left[:, column], weights[:, wrapped[:, column].argmax()])
