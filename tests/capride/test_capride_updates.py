@@ -18,6 +18,8 @@ from sectorch.federated import FederationError
 from sectorch.protocols.capride import ModelError, training
 from sectorch.protocols.capride.settings import (
     Directions,
+    Party,
+    Settings,
     contrasts,
     deep_directions,
     deep_parameters,
@@ -63,6 +65,25 @@ def test_equations_8_and_9(seed: int, temperature: float, classes: int):
     torch.testing.assert_close(training.true_kl(u, z, temperature), true, **EXACT)
     gradients = [torch.autograd.grad(f(u, z, temperature), u)[0] for f in (training.true_kl, training.approximate_kl)]
     torch.testing.assert_close(*gradients, **EXACT)
+
+
+@given(st.integers(0, 10**6), st.floats(0.5, 8), st.floats(0.1, 50), st.integers(1, 4), st.integers(1, 30))
+def test_equations_4_to_6(seed: int, temperature: float, weight: float, peers: int, size: int):
+    """What a batch adds to the cross-entropy: lambda T^2 times the peers' mean of Equation 9, a mean over the batch. Of
+    samples outside the round's subset nothing is added, and in scalar mode of the peers nothing."""
+    model, x, _ = case(seed=seed)
+    draws = torch.Generator().manual_seed(seed)
+    z = 5 * torch.randn(peers, 30, 4, generator=draws, dtype=torch.float64)
+    subset, batch = (torch.randperm(30, generator=draws)[:count] for count in (20, size))
+    party = Party("P", model, x, torch.zeros(30).long())
+    how = Settings(temperature=temperature, weight=weight)
+    u, inside = model(x[batch]), torch.isin(batch, subset)
+    added = training.distillation(model, party, training.Update(0.0, subset, z.mean(0)[subset]), how)(batch, u)
+    mean = sum(training.approximate_kl(u[inside], one[batch][inside], temperature) for one in z) / peers
+    torch.testing.assert_close(added, weight * temperature**2 * mean / size, **EXACT)
+    scalar = training.distillation(model, party, training.Update(0.0, subset), how)(batch, u)
+    own = training.local_uncertainty(u[inside], temperature)
+    torch.testing.assert_close(scalar, weight * temperature**2 * own / size, **EXACT)
 
 
 @given(st.integers(0, 10**6), st.floats(0.5, 8), st.booleans(), st.integers(2, 9), st.integers(1, 40))

@@ -33,6 +33,22 @@ def test_training_together_is_training_alone():
             torch.testing.assert_close(a, b, rtol=0, atol=5e-3)
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_step_is_along_the_gradient_of_the_mean_cross_entropy(soft):
+    """By hard labels with smoothing, or by probabilities; and of what is added to it."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(5, 3).double(), torch.randn(12, 5).double(), torch.randint(3, (12,))
+    probabilities = torch.softmax(torch.randn(12, 3).double(), 1) if soft else F.one_hot(y, 3) * 0.9 + 0.1 / 3
+    before = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    logits = F.linear(x, *before)
+    loss = -(probabilities * logits.log_softmax(1)).sum() / 12 + 0.3 * logits.square().mean()
+    wanted = [p - 0.5 * g for p, g in zip(before, torch.autograd.grad(loss, before), strict=True)]
+    how = Training("sgd", 0.5, 12, 1, label_smoothing=0.1)
+    train(model, x, probabilities if soft else y, how, 0, extra=lambda _, logits: 0.3 * logits.square().mean())
+    for found, right in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(found, right)
+
+
 @pytest.mark.parametrize("size", [30, 32, 33, 34])
 def test_a_model_rests_where_it_would_on_its_own(size):
     """Beside a larger one, and with a last batch of one sample, which training alone leaves out: its steps are those
