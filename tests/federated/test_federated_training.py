@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from sectorch.federated import FederationError, Scores, Training
 from sectorch.federated.outcome import equal_opportunity, equalized_odds, scores
