@@ -12,20 +12,25 @@ import json
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from public_queries import strokes
 
+import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.dp import GNMax
 from sectorch.federated.command import verdict
-from sectorch.federated.training import Task, train_all
+from sectorch.federated.training import Task, answer_of, train_all
 from sectorch.protocols.capc import PRESETS, CaPC, Panel, Settings, Voter, collaboration
+from sectorch.session import Session
 
 
 def drawn(kind: str, count: int, seed: int) -> torch.Tensor:
@@ -63,26 +68,36 @@ def gains(options: argparse.Namespace) -> dict:
     return found
 
 
+def voted(session: Session, votes: list[torch.Tensor], argmax: Any) -> torch.Tensor:
+    """`winners` of examples/public_queries.py."""
+    own = zip(session.answering, votes, strict=True)
+    shared = [sectorch.share(v, owner=p.name, session=session, party=p) for p, v in own]
+    return GNMax(7.0).release(sectorch.collect(shared), engine=argmax)
+
+
 def cost(options: argparse.Namespace) -> dict:
-    """The same voters on the same images, each party's processor time in one."""
+    """The same voters on the same images; processor time of all parties."""
     people, _, classes = collaboration("digits", options.counts[0], querying=1, seed=0)
     tasks = [Task(p.name, p.model, p.images, p.labels) for p in people[1:]]
     models = train_all(tasks, replace(PRESETS["digits"].training, epochs=5), 0)
     images, found = people[0].pool[: options.queries or 30], {}
-    for inference in ("mpc", "open"):
-        for argmax in ("yao", "shares"):
-            panel = Panel([Voter(*pair) for pair in models.items()], classes, inference=inference, argmax=argmax)
-            panel.ask(images, GNMax(7.0))  # keys, base transfers and masked weights, once a session
+    for argmax in ("yao", "shares"):
+        panel = Panel([Voter(*pair) for pair in models.items()], classes, argmax=argmax)
+        session = Session(answering=len(models))
+        for way in ("secret", "public"):
             spent, profile = [], Profile()
-            for _ in range(options.seeds):
+            for turn in range(options.seeds + 1):  # the first makes keys, base transfers and masked weights
                 start = time.process_time()
-                with profile:
-                    panel.ask(images, GNMax(7.0))
+                with profile if turn else nullcontext():
+                    if way == "secret":
+                        panel.ask(images, GNMax(7.0))
+                    else:
+                        voted(session, [F.one_hot(answer_of(m, images), classes) for m in models.values()], argmax)
                 spent.append(time.process_time() - start)
-            seconds, size = statistics.median(spent), profile.bytes / options.seeds
-            found[f"{inference}, {argmax}"] = dict(seconds=seconds, bytes=size)
+            seconds, size = statistics.median(spent[1:]), profile.bytes / options.seeds
+            found[f"{way}, {argmax}"] = dict(seconds=seconds, bytes=size, rounds=profile.rounds / options.seeds)
             shape = f"{len(images)} images, {len(models)} voters"
-            print(f"{inference}, {argmax}: {seconds:.3f} s, {size / 1e6:.3f} MB: {shape}", flush=True)
+            print(f"{way}, {argmax}: {seconds:.3f} s, {size / 1e6:.3f} MB: {shape}", flush=True)
     return found
 
 

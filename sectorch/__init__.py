@@ -41,6 +41,7 @@ with interruptible(is_command()):
     from .tensor.holders import collect as collect
     from .tensor.holders import draw as draw
     from .tensor.holders import one_hot_argmax as one_hot_argmax
+    from .tensor.holders import reshare as reshare
     from .tensor.holders import reveal_argmax as reveal_argmax
     from .tensor.table import supported_ops as supported_ops
     from .training.checkpoints import Checkpoints as Checkpoints
@@ -100,6 +101,7 @@ __all__ = [
     "public",
     "reference",
     "register_op",
+    "reshare",
     "reveal_argmax",
     "secure",
     "secure_sum",

@@ -226,3 +226,67 @@ def test_draws_are_anew_in_each_call_and_nobody_elses():
     assert len(drawn) == 4
     half = sectorch.draw("S", torch.zeros, (2,), session=session, dtype=torch.float32) + 0.5
     assert half.reveal().tolist() == [0.5, 0.5]
+
+
+OWNERS = [("A", "S"), ("Q", "S"), ("S", "A"), ("H1", "A"), ("S", "H2"), ("H1", "H2")]
+"""Who in a new session the two holders of an old one are: both stay, one, none; and those who hold nothing there."""
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("owners", OWNERS, ids="-".join)
+def test_a_tensor_of_two_parties_is_one_of_two_others(owners, reference):
+    """Bit for bit, numbers of all kinds, with fraction bits of a product and of none, and what is computed of them."""
+    old, new = (sectorch.Session(owners=names, reference=reference) for names in ((), ("H1", "H2")))
+    x, i = sectorch.share(numbers(4, 5), session=old, limit=64.0), sectorch.share(torch.arange(6), session=old)
+    for y, limit in ((x * x - 3, 2.0**21), (x, 64.0), (i * 3, 2.0**24), (x > 0, None), ((x > 0).float(), 8.0)):
+        moved = sectorch.reshare(y, new, owners, limit=limit)
+        assert moved.session is new and moved.dtype == y.dtype and torch.equal(moved.reveal(), y.reveal())
+        assert torch.equal(moved.reveal("H1"), y.reveal())
+    moved = sectorch.reshare(x * x - 3, new, owners, limit=2.0**21)
+    same = sectorch.share(moved.reveal(), session=new, limit=2.0**21)
+    for f in (lambda x: (x / 64).exp(), lambda x: x.relu() + 1, lambda x: x.amax(1), lambda x: x.argmax(1)):
+        assert torch.equal(f(moved).reveal(), f(same).reveal())
+    if owners[0] == "A":
+        session = sectorch.Session(answering=2, reference=reference)
+        own = sectorch.reshare(sectorch.collect([sectorch.share(torch.ones(3), session=session)]), new, ("Q", "S"))
+        assert own.reveal().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("owners", OWNERS, ids="-".join)
+def test_a_half_moves_under_fresh_masks(owners):
+    """What is received is uniform, and another in each move; a half of a new holder does not move."""
+    views, x = [], sectorch.share(torch.ones(40, 25), session=sectorch.Session(), scheme=sectorch.Scheme(20))
+    for _ in range(2):
+        new = sectorch.Session(owners=["H1", "H2"])
+        with Profile() as profile, Transcript() as transcript:
+            sectorch.reshare(x.unchecked(), new, owners)
+        moves = sum(owner not in ("A", "S") for owner in owners)
+        assert [(m.label, m.dst.role, m.bytes) for m in profile.ledger] == moves * [("x_S", "S", 8 * 1000)]
+        assert not any(m.learner for m in profile.ledger)
+        views.append(torch.cat([value.flatten() for _, value in transcript.lines] or [torch.empty(0).long()]))
+    assert not bool((views[0] == views[1]).any())
+    if len(views[0]):
+        tops = np.bincount((torch.cat(views).numpy() >> 56) & 255, minlength=256)
+        assert chisquare(tops).pvalue > 1e-6
+
+
+def test_what_cannot_be_moved_to_another_session_is_refused():
+    old, new, x = sectorch.Session(), sectorch.Session(owners=["H1"]), torch.ones(3)
+    shared, other = sectorch.share(x, session=old), sectorch.share(x, session=sectorch.Session(reference=True))
+    verified = sectorch.share(x, session=sectorch.Session(), scheme=sectorch.Scheme(verified=True))
+    with pytest.raises(RangeExceededError):
+        sectorch.reshare(sectorch.share(5000.0 * x, session=old).relu(), new, ("A", "S"))
+    for bad, owners, how, error, text in (
+        (sectorch.share(x, session=new), ("A", "S"), {}, ArgumentError, "of another session"),
+        (other, ("A", "S"), {}, ArgumentError, "both or none"),
+        (shared, ("A", "A"), {}, ArgumentError, "of two parties"),
+        (shared, ("A", "H7"), {}, ArgumentError, "'H7'"),
+        (shared, "AS", {}, ArgumentError, "two owners"),
+        (None, ("A", "S"), {}, ArgumentError, "of a shape that all know"),
+        (None, ("A", "S"), dict(shape=(3,)), ArgumentError, "has no half of this tensor"),
+        (shared, ("A", "S"), dict(limit=0.5), FixedPointRangeError, "name limit= above"),
+        (verified, ("A", "S"), {}, ArgumentError, "proves nothing"),
+    ):
+        with Profile() as profile, pytest.raises(error, match=text):
+            sectorch.reshare(bad, new, owners, **how)
+        assert not profile.ledger

@@ -1,9 +1,9 @@
-"""Tensors that Q and S hold: collected from answering parties, or drawn by one party; and the argmax by either engine.
+"""Tensors and their holders: collected to Q and S, drawn by one party, reshared between sessions; argmax by two engines.
 
 A SharedTensor is two halves, one at `x.party` and one at S. `x.party` is an answering party, or Q. All operations run
 on tensors of Q and S, too: Q then plays the answering party, and the first answering party deals
-(`session.Members.cast`). So no two of Q, S and that party may collude. Yao's protocol (`engine="yao"`) runs between two
-parties alone.
+(`session.Members.cast`). So no two of Q, S and that party may collude. Two other parties hold a tensor in a session of
+their own, and `reshare` moves it. Yao's protocol (`engine="yao"`) runs between two parties alone.
 
 Source: CaPC, 3.2, steps 1b to 3.
 """
@@ -19,14 +19,22 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 
+from ..backend import RaisedFlags
 from ..choreography import Party, with_shapes
 from ..config import scheme_of
-from ..errors import ArgumentError, DtypeError, NetworkError, SessionMismatchError, ShapeError
+from ..errors import (
+    ArgumentError,
+    DtypeError,
+    FixedPointRangeError,
+    NetworkError,
+    SessionMismatchError,
+    ShapeError,
+)
 from ..ring import range_limit
 from ..session import Session, default_session
 from .infinity import refuse_infinite
 from .secret import dtype_of
-from .shared import CollectedFlag, Scheme, SharedTensor, encoded_input
+from .shared import CollectedFlag, Scheme, SharedTensor, encoded_input, round_shares
 
 ENGINES = ("shares", "yao")
 
@@ -167,6 +175,98 @@ def _checked_draw(f: Callable[[torch.Size], torch.Tensor], like: torch.Tensor) -
     if x.dtype != like.dtype:
         raise DtypeError(f"draw() was told a tensor of {like.dtype}, and its function gave one of {x.dtype}")
     return x
+
+
+def reshare(
+    x: SharedTensor | None,
+    session: Session,
+    owners: Sequence[Any],
+    *,
+    party: Party | None = None,
+    scheme: Scheme | Literal["lan", "wan"] | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    limit: float | None = None,
+) -> SharedTensor:
+    """A tensor of one session as a tensor of another, whose parties play other roles; not opened.
+
+        with parties.session(STAR, {"Q": "S", "A": "north", "S": "south"}, label="pair") as pair:  # halves of these two
+            squares = sectorch.share(x, owner="A", session=pair).square()
+            with parties.session(STAR, {"Q": "Q", "A": "north", "S": "S", "O": ["south"]}) as star:
+                found = sectorch.reshare(squares, star, ("A", "south")).reveal(to="Q")
+
+    Two holders of a session are an answering party or Q, and S. Which party plays S, and who deals, is the session's
+    cast; so a tensor of any two parties is one of a session in which these play A and S, and a third deals. The two
+    share their halves with the new holders; a half of a new holder stays there.
+
+    Args:
+        x: of a session of its own; None at a party that takes no part in that, which names `shape` and `dtype`.
+        session: the new one.
+        owners: who in the new session the two holders of x are, `x.party` first: Q, `party`, S or an owner.
+        party: the new holder beside S: the session's first answering party unless given.
+        scheme: of the new tensor; x's, where that is here.
+        limit: what x may not reach; the largest of the scheme unless given. It is public and the same everywhere.
+
+    Rounds 1, bytes 8 per element for each half that moves; those of a range check of x before, and of the truncation to
+    `frac_bits` where x has more fraction bits. Exact but for that. New holders receive uniform bits. Whether a value on
+    which x depends left its range, the Q of x's session learns. No two of the three parties of either session may
+    collude. In the new session x is an input of the two owners: from whose inputs it was computed is not followed.
+
+    Raises:
+        ArgumentError: x is of the new session, or of another kind; owners who are one party, or have no half; no shape.
+        FixedPointRangeError: x may reach the limit. RangeExceededError: a value on which x depends left its range.
+    """
+    party, scheme = session.answering_party(party), x.scheme if x is not None else scheme_of("reshare", scheme)
+    _check_holders(scheme)
+    first, second = (session.parties_named(owner, party)[0] for owner in _two(owners))
+    dtype, shape = (dtype, shape) if x is None else (dtype_of(x), x.shares.shape)
+    if first == second or shape is None:
+        raise ArgumentError(f"reshare() moves halves of two parties, of a shape that all know, got {owners}, {shape}")
+    bits, halves = scheme.frac_bits if dtype.is_floating_point else 0, (None, None)
+    bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits
+    if x is not None:
+        if x.session is session or x.session.reference != session.reference:
+            raise ArgumentError("reshare() takes a tensor of another session, and both or none are references")
+        refuse_infinite(x, "reshare()")
+        if scheme.range_check and (x.bound is None or x.bound * 2.0 ** (bits - x.scale_bits) > bound):
+            raise FixedPointRangeError("a tensor that may reach the limit is not moved; clamp it, or name limit= above")
+        halves = _halves_read(x, bits)
+    like = torch.empty(tuple(shape), dtype=torch.int64, device="meta")
+    session.agreement.note(party, "reshare", (tuple(shape), dtype, first.name, second.name, limit, str(scheme)))
+    with session.operation(party) as net:
+        backend, parts = session.backend(net, scheme), []
+        for holder, half in zip((first, second), halves, strict=True):
+            half = like if half is None else half
+            if half.is_meta == session.present(holder):
+                raise ArgumentError(f"{holder.name} has no half of this tensor here, or another party has; name owners")
+            own = net.own(holder, half, name=f"half of {holder.name}")
+            parts.append(backend.share(own, True) if holder == session.Q else backend.owned(own, holder))
+        shares = parts[0] + parts[1]
+    return SharedTensor(shares, bits, session, party, scheme, dtype, bound if scheme.range_check else None)
+
+
+def _two(owners: Any) -> tuple[Any, Any]:
+    if not isinstance(owners, (list, tuple)) or len(owners) != 2:
+        raise ArgumentError(f"reshare() takes the two owners of the halves, got {owners!r:.60}")
+    return owners[0], owners[1]
+
+
+def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The halves of x with so many fraction bits, at their holders, after a check of its range."""
+    with x.session.operation(x.party) as net:
+        backend, raised = x.session.backend(net, x.scheme), () if x.session.reference else net.state(RaisedFlags)
+        before = len(raised)
+        shares, found = round_shares(backend, x.shares, x.scale_bits, x.scheme)
+        shares = shares << bits - found if found < bits else shares
+        rounded = SharedTensor(shares, bits, x.session, x.party, x.scheme, dtype_of(x), x.bound)
+        rounded.flags = (*x.flags, *tuple(raised)[before:])
+    if rounded.flags:
+        rounded.check_range()
+    if x.session.reference:
+        return shares, torch.zeros_like(shares)
+    with x.session.operation(x.party) as net:
+        party, server = x.session.holders(x.party)
+        return net.read(shares.A, party), net.read(shares.S, server)
 
 
 # Engines: the argmax by Yao's protocol between two holders, or on three-party shares.
