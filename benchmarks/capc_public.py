@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from public_queries import strokes
+from public_queries import strokes  # pyright: ignore[reportMissingImports]  an example
 
 import sectorch
 from sectorch.choreography.ledger import Profile
@@ -55,7 +55,9 @@ def gains(options: argparse.Namespace) -> dict:
                 records = CaPC(people, test, classes, now).run().records.values()
                 row = found.setdefault(f"{parties} parties, {kind}", {"gain": [], "before": [], "entropy": []})
                 row["before"].append(100 * statistics.fmean(r.before.accuracy for r in records))
-                row["gain"].append(100 * statistics.fmean(r.after.accuracy - r.before.accuracy for r in records))
+                row["gain"].append(
+                    100 * statistics.fmean(r.after.accuracy - r.before.accuracy for r in records if r.after)
+                )
                 labels = torch.cat([torch.as_tensor(r.labels) for r in records]) if kind != "longer" else torch.zeros(1)
                 shares = torch.bincount(labels.long(), minlength=classes).double() / len(labels)
                 row["entropy"].append(float(torch.special.entr(shares).sum() / torch.tensor(2.0).log()))
@@ -80,7 +82,7 @@ def cost(options: argparse.Namespace) -> dict:
     people, _, classes = collaboration("digits", options.counts[0], querying=1, seed=0)
     tasks = [Task(p.name, p.model, p.images, p.labels) for p in people[1:]]
     models = train_all(tasks, replace(PRESETS["digits"].training, epochs=5), 0)
-    images, found = people[0].pool[: options.queries or 30], {}
+    images, found = people[0].questions[: options.queries or 30], {}
     for argmax in ("yao", "shares"):
         panel = Panel([Voter(*pair) for pair in models.items()], classes, argmax=argmax)
         session = Session(answering=len(models))

@@ -50,8 +50,9 @@ def strokes(count: int) -> torch.Tensor:
 
 def fit(rows: torch.Tensor, images: torch.Tensor | None = None, labels: torch.Tensor | None = None) -> torch.Tensor:
     """A linear model [10, 65] of rows that end in their class, and of labelled images beside them."""
-    x, y = (rows[:, :-1], rows[:, -1].long()) if images is None else (
-        torch.cat((rows[:, :-1], images)), torch.cat((rows[:, -1].long(), labels)))  # fmt: skip
+    x, y = rows[:, :-1], rows[:, -1].long()
+    if images is not None and labels is not None:
+        x, y = torch.cat((x, images)), torch.cat((y, labels))
     model = torch.zeros(10, 65, requires_grad=True)
     adam = torch.optim.Adam([model], 0.05, weight_decay=1e-3)
     for _ in range(150):

@@ -141,6 +141,10 @@ class Backend(Protocol):
     def collect(self, x: Any, to: Any) -> Any:
         """Return x, a value of this backend's call, as one of the call of `to`, whose tensors Q and S hold."""
 
+    def halves(self, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the two halves of x, each with content at its holder alone; of a value that is whole, it and zeros."""
+        ...
+
     def from_halves(self, first: Located, at_S: Located) -> Any:
         """Return the value whose halves the first holder of this backend's call and S have."""
 

@@ -1,4 +1,4 @@
-"""Tensors and their holders: collected to Q and S, drawn by one party, reshared between sessions; argmax by two engines.
+"""Tensors and their holders: collected to Q and S, drawn by one party, reshared; and the argmax by either engine.
 
 A SharedTensor is two halves, one at `x.party` and one at S. `x.party` is an answering party, or Q. All operations run
 on tensors of Q and S, too: Q then plays the answering party, and the first answering party deals
@@ -262,11 +262,8 @@ def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor
         rounded.flags = (*x.flags, *tuple(raised)[before:])
     if rounded.flags:
         rounded.check_range()
-    if x.session.reference:
-        return shares, torch.zeros_like(shares)
     with x.session.operation(x.party) as net:
-        party, server = x.session.holders(x.party)
-        return net.read(shares.A, party), net.read(shares.S, server)
+        return x.session.backend(net, x.scheme).halves(shares)
 
 
 # Engines: the argmax by Yao's protocol between two holders, or on three-party shares.
