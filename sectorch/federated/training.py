@@ -22,8 +22,13 @@ from ..nn.symbolic_trace import calls_of
 from ..optional_deps import required_imports
 from .command import Options, option
 from .errors import FederationError
+from .participants import Participant
+from .run import ABSENT, Held, Run, digest_of, estimated_by, progress
+from .watch import Estimate
 
 OPTIMIZERS = ("sgd", "adam")
+State = dict[str, torch.Tensor]
+"""A state_dict."""
 Extra = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Places of a batch and the logits on it -> what is added to its loss."""
 
@@ -309,13 +314,57 @@ def logits_of(model: Any, images: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(model.predict_proba(images.flatten(1).numpy())).clamp_min(1e-12).log()
 
 
+# The same as stages of a run.
+
+
+def local_models(run: Run, people: Sequence[Participant], how: Training, seed: int) -> dict[str, Held]:
+    """Each participant's trained model, at the participant; of those elsewhere the architecture. Groups of one
+    architecture are trained together, by several workers beside each other; what scikit-learn fits is not kept."""
+    tasks = [Task(p.name, p.model, p.images, p.labels) for p in people if run.present(p.name)]
+    groups = {group[0].name: group for group in grouped(tasks, how)}
+    kept = [name for name, group in groups.items() if isinstance(group[0].model, nn.Module)]
+    states = run.each(kept, _group_states, lambda name: (groups[name], how, seed))
+    prints, models = {p.name: p.fingerprint() for p in people}, dict[str, Held]()
+    for first, group in groups.items():
+        found: Any = ABSENT
+        if not run.dry:
+            found = states[first].value if first in states else train_group(group, how, seed)
+        for task in group:
+            model = found if found is ABSENT else found[task.name]
+            model = _loaded(task.model, model) if isinstance(model, dict) else model
+            made = (states[first], task.name) if first in states else (prints[task.name], how, seed)
+            models[task.name] = Held((task.name,), digest_of(made), model, task.model)
+    for p in people:
+        shape = copy.deepcopy(p.model).to("meta").eval() if isinstance(p.model, nn.Module) else None
+        models.setdefault(p.name, Held((p.name,), f"brought by {p.name}", ABSENT, shape))
+    return models
+
+
+def _group_states(run: Run, first: str, group: Sequence[Task], how: Training, seed: int) -> Held:
+    """The weights of a group's models, at the first of its participants."""
+    return run.at(first, train_states, group, how, seed, stage=f"local/{first}", shared=True)
+
+
+@estimated_by(lambda group, how, seed: Estimate(seconds_of_all(group, how)))
+def train_states(group: Sequence[Task], how: Training, seed: int) -> dict[str, State]:
+    """The stage of `local_models`: the weights of each model of a group."""
+    tick = progress(len(group))
+    found = {name: model.state_dict() for name, model in train_group(group, how, seed).items()}
+    tick(len(group))
+    return found
+
+
+def _loaded(model: nn.Module, state: State) -> nn.Module:
+    model = copy.deepcopy(model)
+    model.load_state_dict(state)
+    return model.eval()
+
+
 # FedAvg (McMahan et al., 2017), in the clear and for parties that add up shares of their models.
 #
 # Models are averaged in whole multiples of 2^-30, so that a sum of shares is the sum of the models bit for bit.
 
 
-State = dict[str, torch.Tensor]
-"""A state_dict."""
 AVERAGED_BITS = 30
 """Fraction bits of the models that are averaged."""
 

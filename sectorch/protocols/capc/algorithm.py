@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +16,8 @@ from ...dp.mechanisms import Drawn
 from ...federated.outcome import scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties
-from ...federated.run import ABSENT, Held, Run, digest_of, estimated_by, note, progress
-from ...federated.training import (
-    Task,
-    Training,
-    answer_of,
-    features,
-    grouped,
-    logits_of,
-    seconds_of_all,
-    train_all,
-    train_group,
-)
+from ...federated.run import ABSENT, Held, Run, estimated_by, note, progress
+from ...federated.training import Task, answer_of, features, local_models, logits_of, seconds_of_all, train_all
 from ...federated.watch import Estimate
 from ...session import S
 from ...tensor.holders import collect
@@ -97,10 +86,11 @@ class Asked:
 
 def capc(run: Run, given: Inputs) -> dict[str, Asked]:
     """4.2, Collaboration: what each querying party did, in the end with its model."""
-    models, test = local_models(run, given), run.public(given.test)  # "we first train local models for all parties"
-    askers = [party.name for party in given.parties if len(party.questions)]
+    test, askers = run.public(given.test), [party.name for party in given.parties if len(party.questions)]
+    models = local_models(run, given.parties, given.how.local, derive(given.own, "local"))  # "local models for all"
     if not (given.books or run.apart):
-        return run.each(askers, alone, lambda q: (models, test, given))  # pyright: ignore[reportArgumentType, reportReturnType]
+        each: Any = run.each  # of a part that gives more than one value
+        return each(askers, alone, lambda q: (models, test, given))
     asked = {q: query(run, q, models, test, given) for q in askers}  # "query-answer pairs for each querying party"
     return {q: retrained(run, q, one, test, given) if run.present(q) else one for q, one in asked.items()}
 
@@ -160,50 +150,7 @@ def brought(run: Run, name: str, given: Inputs) -> Held:
     return Held((name,), party.fingerprint(), party if run.present(name) else ABSENT, party)
 
 
-def local_models(run: Run, given: Inputs) -> dict[str, Held]:
-    """The parties' models, those of one architecture trained side by side."""
-    how, seed = given.how.local, derive(given.own, "local")
-    here = [Task(p.name, p.model, p.images, p.labels) for p in given.parties if run.present(p.name)]
-    groups = {group[0].name: group for group in grouped(here, how)}
-    kept = [name for name, group in groups.items() if isinstance(group[0].model, nn.Module)]
-    states = run.each(kept, trained, lambda name: (groups[name], how, seed))
-    models: dict[str, Held] = {}
-    for first, group in groups.items():
-        found: Any = ABSENT
-        if not run.dry:  # what scikit-learn fits is not kept
-            found = states[first].value if first in states else train_group(group, how, seed)
-        for task in group:
-            model = found if found is ABSENT else found[task.name]
-            model = loaded(task.model, model) if isinstance(model, dict) else model
-            made = (states[first], task.name) if first in states else (given.party(task.name).fingerprint(), how, seed)
-            models[task.name] = Held((task.name,), digest_of(made), model, task.model)
-    for p in given.parties:
-        shape = copy.deepcopy(p.model).to("meta").eval() if isinstance(p.model, nn.Module) else None
-        models.setdefault(p.name, Held((p.name,), f"brought by {p.name}", ABSENT, shape))
-    return models
-
-
-def trained(run: Run, first: str, group: Sequence[Task], how: Training, seed: int) -> Held:
-    """The weights of a group's models, at the first of its parties."""
-    return run.at(first, side_by_side, group, how, seed, stage=f"local/{first}", shared=True)
-
-
 # The stages: functions at one party.
-
-
-@estimated_by(lambda group, how, seed: Estimate(seconds_of_all(group, how)))
-def side_by_side(group: Sequence[Task], how: Training, seed: int) -> dict[str, dict]:
-    tick = progress(len(group))
-    found = {name: model.state_dict() for name, model in train_group(group, how, seed).items()}
-    tick(len(group))
-    return found
-
-
-def loaded(model: nn.Module, state: dict) -> nn.Module:
-    """A copy with these weights, in evaluation mode."""
-    model = copy.deepcopy(model)
-    model.load_state_dict(state)
-    return model.eval()
 
 
 def measure(model: Any, test: Samples, classes: int) -> dict:

@@ -15,7 +15,8 @@ from ...federated.parties import Parties, Simulation
 from ...federated.run import Experiment, Held, Run
 from ...federated.watch import Estimate, Watch
 from ...session import S
-from .algorithm import answering, ask, privhfl
+from .algorithm import Inputs, answering, ask, privhfl
+from .controls import control
 from .report import Result, accuracies
 from .settings import Settings, check
 
@@ -78,7 +79,11 @@ class PrivHFL(Experiment):
             raise FederationError("controls, and queries in the clear, are for a simulation: they protect nothing")
 
     def algorithm(self, run: Run) -> dict[str, Held]:
-        return privhfl(run, self.clients, self.test, self.classes, self.settings, self._own)
+        how, clients = self.settings, {c.name: c for c in self.clients}
+        data = {name: run.bring(name, c, public=c.elsewhere()) for name, c in clients.items()}
+        seed = {name: run.bring(name, self._own) for name in clients}
+        given = Inputs(clients, data, seed, run.public(self.test), self.classes, how, None if how.asks else control)
+        return privhfl(run, given)
 
     def run(self, watch: Watch | None = None) -> Result:
         """The whole of Algorithm 1, or the part of it that is not in `out` yet.

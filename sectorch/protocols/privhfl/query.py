@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from ...errors import FixedPointRangeError
 from ...federated.errors import FederationError
 from ...federated.participants import Participant
 from ...nn.inputs import Inputs
+from ...nn.module import SecureModule
 from ...nn.secure import ranges, record_program, secure
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor
@@ -36,7 +38,15 @@ class Steps:
     aggregate: float = 0.0
     chunk: int = 0
 
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """A block of one of the steps."""
+        start = time.perf_counter()
+        yield
+        setattr(self, step, getattr(self, step) + time.perf_counter() - start)
 
+
+@torch.no_grad()
 def secure_query(
     queries: torch.Tensor,
     models: Sequence[nn.Module],
@@ -75,33 +85,31 @@ def secure_query(
     """
     if not models:
         raise FederationError("a query needs at least one answering party, got none")
-    session = session or Session(answering=len(models))
-    steps = Steps()
-    answers: list[list[SharedTensor]] = []
-    with torch.no_grad():
-        for model, party in zip(models, session.answering, strict=True):
-            secured = secure(model, Scheme(frac_bits, relu), session=session, party=party)
-            # All parties cut the batch in the same places, so that their answers can be added up.
-            steps.chunk = steps.chunk or chunk or secured.pieces(queries)[0].shapes[0][0]
-            answers.append([])
-            for piece in queries.split(steps.chunk):
-                start = time.perf_counter()
-                shared = share_tensor(piece.detach(), session=session, party=party, scheme=secured.scheme)
-                shared_at = time.perf_counter()
-                logits = secured(shared)
-                answer = torch.softmax(logits, 1) if normalise else logits
-                if not isinstance(answer, SharedTensor):
-                    raise FederationError(f"a model answers with a tensor of logits, got a {type(answer).__name__}")
-                answers[-1].append(answer)
-                steps.share += shared_at - start
-                steps.predict += time.perf_counter() - shared_at
-                tick()
-            del secured
-        start = time.perf_counter()
+    session, steps, y = session or Session(answering=len(models)), Steps(), []
+    for model, party in zip(models, session.answering, strict=True):  # 8
+        secured = secure(model, Scheme(frac_bits, relu), session=session, party=party)
+        # All parties cut the batch in the same places, so that their answers can be added up.
+        steps.chunk = steps.chunk or chunk or secured.pieces(queries)[0].shapes[0][0]
+        y.append([])
+        for x in queries.split(steps.chunk):
+            y[-1].append(predictions(secured, x, normalise, steps))  # 9-11
+            tick()
+        del secured
+    with steps.timed("aggregate"):
         noise = functools.partial(on_grid, sigma) if sigma else None
-        total = torch.cat([aggregate(terms, noise).double() for terms in zip(*answers, strict=True)])
-        steps.aggregate = time.perf_counter() - start
-    return total, steps
+        return torch.cat([aggregate(terms, noise).double() for terms in zip(*y, strict=True)]), steps  # 13
+
+
+def predictions(secured: SecureModule, x: torch.Tensor, normalise: bool, steps: Steps) -> SharedTensor:
+    """Lines 9 to 11: one answering party's predictions of queries, [N, classes], in shares of it and the server."""
+    with steps.timed("share"):
+        shared = share_tensor(x.detach(), session=secured.session, party=secured.party, scheme=secured.scheme)  # 9
+    with steps.timed("predict"):
+        logits = secured(shared)  # 10
+        answer = torch.softmax(logits, 1) if normalise else logits
+    if not isinstance(answer, SharedTensor):
+        raise FederationError(f"a model answers with a tensor of logits, got a {type(answer).__name__}")
+    return answer  # 11
 
 
 def check_range(name: str, model: nn.Module, owner: Participant, frac_bits: int) -> None:
