@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from perturbation_attacks import deep_leakage, gamma_from_model, gamma_from_targets
+from perturbation_attacks import View, deep_leakage, gamma_from_model, gamma_from_rounds, gamma_from_targets
 from perturbation_cost import cost, split
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +29,7 @@ from torch import nn
 from torch.func import functional_call
 
 from sectorch.protocols.perturbation import Federation, Scheme, cohort
+from sectorch.protocols.perturbation.algorithm import outputs
 from sectorch.protocols.perturbation.experiment import train
 from sectorch.protocols.perturbation.nets import DenseNet, ResNet, build, mlp
 from sectorch.protocols.perturbation.settings import Settings, load
@@ -217,46 +218,54 @@ def figure3(options: argparse.Namespace) -> list[dict]:
 
 
 def gamma(options: argparse.Namespace) -> list[dict]:
-    """What a client finds of the prediction under MSE at m = 1 with the noise on the weights and on the bias, after so
-    many steps of plain training: the root mean square error over the predictions' deviation, with gamma taken for zero
-    ('noised'), read off the model, and found by a batch of 32 targets. Medians of 20 keys; MLP-3."""
+    """What a client finds of the prediction under MSE with the noise on the weights and on the bias, after so many
+    steps of plain training: the root mean square error over the predictions' deviation, with gamma taken for zero
+    ('noised'), read off the model, found by a batch of 32 targets, and by the same 32 samples in this round and the
+    next. Medians of 20 keys; MLP-3; m = 1 and n_L."""
     rows = []
     for name in ("digits", "diabetes"):
         data = load(name)
         model, (x, y) = build("mlp3", data, torch.float64, 0), data.train
         y = data.targets(y, "mse", torch.float64)
-        layers = list(model)
         optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.9)
         loss, done = Scheme(model, "mse").loss_fn, 0
         for steps in (0, 20, 200, 1000):
-            for _ in range(steps - done):
-                chosen = torch.randperm(len(x))[: options.batch_size]
+            for _ in range(done, steps + 1):
+                before, chosen = copy.deepcopy(model), torch.randperm(len(x))[: options.batch_size]
                 optimizer.zero_grad()
                 loss(model(x[chosen]), y[chosen]).backward()
                 optimizer.step()
-            done = steps
-            for place in ("weights", "bias"):
-                tried = [_found(model, layers, x, y, place) for _ in range(20)]
-                medians = {kind: statistics.median(one[kind] for one in tried) for kind in tried[0]}
-                rows.append({"data": name, "steps": steps, "noise on": place} | medians)
+            done = steps + 1
+            for m in sorted({1, data.outputs}):
+                for place in ("weights", "bias"):
+                    tried = [_found(before, model, m, x, y, place) for _ in range(20)]
+                    medians = {kind: statistics.median(one[kind] for one in tried) for kind in tried[0]}
+                    rows.append({"data": name, "steps": steps, "m": m, "noise on": place} | medians)
     return rows
 
 
 @torch.no_grad()
-def _found(model: nn.Module, layers: list[nn.Module], x: torch.Tensor, y: torch.Tensor, place: str) -> dict:
-    noisy, _ = Scheme(model, "mse", noise_on=place).perturb(model.state_dict())
-    body = {name: t for name, t in noisy.state.items() if int(name.split(".")[0]) < len(layers) - 1}
-    features = functional_call(nn.Sequential(*layers[:-1]), body, (x,))
-    weight, bias = (noisy.state[f"{len(layers) - 1}.{kind}"] for kind in ("weight", "bias"))
-    seen, true = features @ weight.T + bias, model(x)
-    alpha = features.sum(1) + 1 if place == "weights" else torch.ones(len(x), dtype=x.dtype)
-    batch = torch.randperm(len(x))[:32]
+def _found(model: nn.Module, after: nn.Module, m: int, x: torch.Tensor, y: torch.Tensor, place: str) -> dict:
+    """Of `model`, where `after` is that of the next round."""
+    views, layers = [], list(model)
+    for one in (model, after):
+        noisy, _ = Scheme(one, "mse", m, noise_on=place).perturb(one.state_dict())
+        body = {name: t for name, t in noisy.state.items() if int(name.split(".")[0]) < len(layers) - 1}
+        features = functional_call(nn.Sequential(*layers[:-1]), body, (x,))
+        last = weight, bias = [noisy.state[f"{len(layers) - 1}.{kind}"] for kind in ("weight", "bias")]
+        views.append(View(*outputs(features, *last, place), noisy.additive, noisy.partition))
+        if one is model:
+            off = gamma_from_model(weight if place == "weights" else bias, noisy.additive, noisy.partition)
+    now, true, batch = views[0], model(x), torch.randperm(len(x))[:32]
+    some = [view._replace(logits=view.logits[batch], alpha=view.alpha[batch]) for view in views]
+    targets = gamma_from_targets(some[0].logits, some[0].alpha, y[batch], now.additive, now.partition)
     guesses = {
-        "noised": torch.zeros(1, dtype=x.dtype),
-        "off the model": gamma_from_model(weight if place == "weights" else bias, noisy.additive, noisy.partition),
-        "by targets": gamma_from_targets(seen[batch], alpha[batch], y[batch], noisy.additive, noisy.partition),
+        "noised": torch.zeros(m, dtype=x.dtype), "off the model": off,
+        "by targets": targets, "two rounds": gamma_from_rounds(*some),
+    }  # fmt: skip
+    found = {
+        kind: now.logits - now.alpha[:, None] * guess[now.partition] * now.additive for kind, guess in guesses.items()
     }
-    found = {kind: seen - alpha[:, None] * (guess[0] * noisy.additive) for kind, guess in guesses.items()}
     size = float((true - true.mean(0)).square().mean().sqrt())
     errors = {kind: float((one - true).square().mean().sqrt()) / size for kind, one in found.items()}
     if true.shape[1] == 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -102,13 +103,40 @@ def gamma_from_prediction(
     Returns:
         float64 [m].
     """
-    members, batch = torch.nn.functional.one_hot(partition).to(prediction), len(logits)
-    own = torch.eye(batch, dtype=prediction.dtype).repeat_interleave(logits.shape[1], 0)
-    noise = (alpha.double()[:, None, None] * additive[:, None] * members).flatten(0, 1)
+    noise = _noise_by_gamma(alpha, additive, partition)
+    own = torch.eye(len(logits), dtype=torch.float64).repeat_interleave(logits.shape[1], 0)
     weight = prediction.clamp(min=0).flatten()[:, None]
     difference = (logits.double() - prediction.clamp(min=1e-300).log()).flatten()[:, None]
     system = torch.cat([noise, own], 1)
-    return torch.linalg.lstsq(weight * system, weight * difference, driver="gelsd").solution[: members.shape[1], 0]
+    return torch.linalg.lstsq(weight * system, weight * difference, driver="gelsd").solution[: noise.shape[1], 0]
+
+
+def _noise_by_gamma(alpha: torch.Tensor, additive: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+    """The matrix [B n_L, m] by which gamma becomes the noise alpha gamma_s r_a,i on all logits."""
+    members = torch.nn.functional.one_hot(partition).double()
+    return (alpha.double()[:, None, None] * additive[:, None] * members).flatten(0, 1)
+
+
+class View(NamedTuple):
+    """What a client has of a round: y^ [B, n_L] and alpha [B] of its samples, r_a [n_L], and the partition [n_L]."""
+
+    logits: torch.Tensor
+    alpha: torch.Tensor
+    additive: torch.Tensor
+    partition: torch.Tensor
+
+
+def gamma_from_rounds(first: View, second: View) -> torch.Tensor:
+    """Client, from the same samples in two rounds: gamma of the first, float64 [m].
+
+    A step of training moves the true prediction little, and the noise is drawn anew: y^ - y^' is alpha gamma r_a less
+    alpha' gamma' r_a' but for that step, which is linear in the 2 m unknown gammas. Off by about the step, averaged
+    over all outputs of all samples.
+    """
+    noise = [_noise_by_gamma(*view[1:]) for view in (first, second)]
+    difference = (first.logits - second.logits).double().flatten()[:, None]
+    found = torch.linalg.lstsq(torch.cat([noise[0], -noise[1]], 1), difference, driver="gelsd").solution
+    return found[: noise[0].shape[1], 0]
 
 
 def gamma_from_targets(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import statistics
 
 import perturbation_attacks as attacks
 import pytest
@@ -10,8 +12,8 @@ import torch
 from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
-from sectorch.protocols.perturbation import BatchMismatchError, Noise, Request, Scheme, cohort
-from sectorch.protocols.perturbation.algorithm import ask, finish, outputs
+from sectorch.protocols.perturbation import BatchMismatchError, Noise, Request, Scheme, algorithm, cohort
+from sectorch.protocols.perturbation.algorithm import ask, finish
 
 
 def chain(model: nn.Module, state: dict) -> list[torch.Tensor]:
@@ -95,7 +97,7 @@ def test_the_papers_exchange_shows_the_client_a_network_of_the_true_function(m):
     noisy, key = scheme.perturb(model.state_dict())
     body = {name: value for name, value in noisy.state.items() if name[0] == "0"}
     hidden = torch.func.functional_call(model[:2], body, (torch.randn(8, 6).double(),))
-    logits, alpha = outputs(hidden, noisy.state["2.weight"], noisy.state["2.bias"], "weights")
+    logits, alpha = algorithm.outputs(hidden, noisy.state["2.weight"], noisy.state["2.bias"], "weights")
     *asked, secret = ask(logits, alpha)
     reply = scheme.answer(key, Request(key.round, *asked))
     star, _ = finish(reply.log_total, reply.log_mask, reply.factor, secret)
@@ -175,6 +177,40 @@ def test_mse_gamma_is_found_once_the_model_fits():
     alpha = hidden.detach().sum(1) + 1
     found = attacks.gamma_from_targets(logits, alpha, targets, noisy.additive, noisy.partition)
     assert ((found - key.gamma) / key.gamma).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(("loss", "m"), [("mse", 1), ("mse", 2), ("mse", 4), ("cross_entropy", 1)])
+def test_gamma_is_found_from_two_rounds_whatever_m_is(loss, m):
+    """Against Lemma 7 at m = n_L too, and by `shift` the number that all logits have in common. Medians of 20 keys; the
+    control has another model in the second round."""
+    torch.manual_seed(m)
+    x, target = torch.randn(64, 12).double(), 3 * torch.randn(64, 4).double()
+    model, other = NETS["mlp3"][0]().double(), NETS["mlp3"][0]().double()
+    scheme = Scheme(model, loss, m)
+    optimizer, after = torch.optim.SGD(model.parameters(), 0.02), []
+    for _ in range(51):
+        after = [*after[-1:], copy.deepcopy(model)]
+        optimizer.zero_grad()
+        scheme.loss_fn(model(x), target if loss == "mse" else target.argmax(1)).backward()
+        optimizer.step()
+
+    def view(model: nn.Module) -> attacks.View:
+        noisy, _ = scheme.perturb(model.state_dict())
+        body = {name: value for name, value in noisy.state.items() if name[0] != "4"}
+        hidden = torch.func.functional_call(model[:-1], body, (x,)).detach()
+        seen = algorithm.outputs(hidden, noisy.state["4.weight"], noisy.state["4.bias"], "weights")
+        return attacks.View(*seen, noisy.additive, noisy.partition)
+
+    true, errors = after[0](x).detach(), []
+    spread = (true - true.mean(0)).square().mean().sqrt()
+    for _ in range(20):
+        first, *seconds = (view(one) for one in (after[0], after[1], other))
+        gammas = [attacks.gamma_from_rounds(first, second) for second in seconds]
+        noise = [first.alpha[:, None] * gamma[first.partition] * first.additive for gamma in gammas]
+        guesses = [*(first.logits - one for one in noise), first.logits]
+        errors.append([float((guess - true).square().mean().sqrt() / spread) for guess in guesses])
+    step, control, noised = (statistics.median(column) for column in zip(*errors, strict=True))
+    assert step < 0.2 and 3 * step < control and noised > 3, (step, control, noised)
 
 
 def test_gamma_is_read_off_the_model_alone():

@@ -185,7 +185,7 @@ def test_a_folder_without_the_data_says_what_it_should_hold(tmp_path):
     (dict(exchange="paper"), ("the true prediction of every sample of every client", "a client that of its"), "shift"),
     (dict(partitions=2), ("server can compute the true prediction of every sample",), "shift"),
     (dict(), ("a client's softmax is the true one", "The server learns nothing of them"), "can compute"),
-    (dict(loss="mse"), ("the true outputs of its own samples but for one direction",), "softmax"),
+    (dict(loss="mse"), ("the true outputs of its own samples but for one direction", "from two rounds"), "softmax"),
     (dict(method="fedavg"), ("Protects nothing",), "softmax"),
 ])  # fmt: skip
 def test_the_statement_says_who_reads_predictions(settings, words, silent):

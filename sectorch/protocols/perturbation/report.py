@@ -75,13 +75,17 @@ class History(Outcome):
             return ["FedAvg: every client sees the model, and the server every client's gradient. Protects nothing."]
         masked = how.masked and how.clients > 1
         seen = "the sum of the clients' masked updates" if masked else "each client's update (no masks)"
+        bias = how.noise_on == "bias"
         exchange = {
             "paper": "By the paper's exchange the server can compute the true prediction of every sample of every "
             "client (of two classes, its odds within a factor of 20), and a client that of its own samples and with it "
             "the noise on the last layer, against Lemma 7.",
             "shift": "By the shift exchange a client's softmax is the true one: it knows the prediction of its own "
-            "samples, against Lemma 7. The server learns nothing of them.",
-            None: "A client knows the true outputs of its own samples but for one direction a partition.",
+            "samples, against Lemma 7, and from two rounds the noise on the last layer. The server learns nothing of "
+            "them.",
+            None: "A client knows the true outputs of its own samples but for one direction a partition, and from two "
+            "rounds these as well, up to what a step changes, against Lemma 7"
+            + (", if fewer than half as many partitions as outputs have noise of their own." if bias else "."),
         }
         private = [] if self.epsilon is None else [
             f"Each sum had the noise of {how.clients} clients, of which {how.clients - how.colluding} carry the "
