@@ -285,7 +285,7 @@ def test_what_cannot_be_moved_to_another_session_is_refused():
         (None, ("A", "S"), {}, ArgumentError, "of a shape that all know"),
         (None, ("A", "S"), dict(shape=(3,)), ArgumentError, "has no half of this tensor"),
         (shared, ("A", "S"), dict(limit=0.5), FixedPointRangeError, "name limit= above"),
-        (verified, ("A", "S"), {}, ArgumentError, "proves nothing"),
+        (verified, ("A", "S"), {}, ArgumentError, "proved by nobody"),
     ):
         with Profile() as profile, pytest.raises(error, match=text):
             sectorch.reshare(bad, new, owners, **how)

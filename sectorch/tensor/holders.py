@@ -209,7 +209,8 @@ def reshare(
 
     Rounds 1, bytes 8 per element for each half that moves; those of a range check of x before, and of the truncation to
     `frac_bits` where x has more fraction bits. Exact but for that. New holders receive uniform bits. Whether a value on
-    which x depends left its range, the Q of x's session learns. No two of the three parties of either session may
+    which x depends left its range, the Q of x's session learns; between processes its parties compare what they have
+    computed before a half moves (2 rounds). No two of the three parties of either session may
     collude. In the new session x is an input of the two owners: from whose inputs it was computed is not followed.
 
     Raises:
@@ -217,7 +218,11 @@ def reshare(
         FixedPointRangeError: x may reach the limit. RangeExceededError: a value on which x depends left its range.
     """
     party, scheme = session.answering_party(party), x.scheme if x is not None else scheme_of("reshare", scheme)
-    _check_holders(scheme)
+    if scheme.verified or scheme.audited != 1:
+        raise ArgumentError(
+            "halves that come from another session are proved by nobody there: use a scheme without verified=True and "
+            "audited"
+        )
     first, second = (session.parties_named(owner, party)[0] for owner in _two(owners))
     dtype, shape = (dtype, shape) if x is None else (dtype_of(x), x.shares.shape)
     if first == second or shape is None:
@@ -262,6 +267,8 @@ def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor
         rounded.flags = (*x.flags, *tuple(raised)[before:])
     if rounded.flags:
         rounded.check_range()
+    x.session.agreement.note(x.party, "reshare", x)
+    x.session.agreement.compare(x.party)  # no half moves before the party that hears of the range has confirmed
     with x.session.operation(x.party) as net:
         return x.session.backend(net, x.scheme).halves(shares)
 

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import torch
 from federation_world import World, each
+from network_world import until
 
 import sectorch
 from sectorch.choreography.roles import STAR
-from sectorch.errors import ArgumentError
+from sectorch.errors import ArgumentError, RangeExceededError, SectorchError
 from sectorch.federated.parties import Simulation
 
 PARTIES = {"north": "A1", "south": "A2", "west": "Q", "hub": "S"}
 X, Y = torch.tensor([1.5, -2.0, 3.25]), torch.tensor([2.0, 0.5, -1.0])
 
 
-def program(parties, wrong: bool = False) -> torch.Tensor:
+def program(parties, wrong: bool = False, large: float = 1.0) -> torch.Tensor:
     """relu(x y) of A1's x and A2's y in halves of these two; then in halves of A1 and S, opened to Q."""
     mine = lambda role, x: x if parties.present(role) else x.to("meta")
     with ExitStack() as stack:
@@ -25,21 +26,21 @@ def program(parties, wrong: bool = False) -> torch.Tensor:
         if any(map(parties.present, ("S", "A1", "A2"))):
             cast = {"Q": "S", "A": "A1", "S": "A2"}  # S deals, as Q does elsewhere
             pair = stack.enter_context(parties.session(STAR, cast, label="pair"))
-            x = sectorch.share(mine("A1", X), owner="A", session=pair, limit=4.0)
+            x = sectorch.share(mine("A1", large * X), owner="A", session=pair, limit=4.0 * large)
             product = (x * sectorch.share(mine("A2", Y), owner="S", session=pair, limit=4.0)).relu()
         cast = {"Q": "Q", "A": "A1", "S": "S", "O": ["A2"]}
         star = stack.enter_context(parties.session(STAR, cast, label="star"))
         owners = ("A2", "A") if wrong else ("A", "A2")
-        moved = sectorch.reshare(product, star, owners, shape=(3,), limit=64.0)
+        moved = sectorch.reshare(product, star, owners, shape=(3,), limit=64.0 * large)
         return (moved + 1).reveal(to="Q")
 
 
 def test_two_parties_hold_a_tensor_and_give_it_to_others(tmp_path: Path):
     world = World(tmp_path, PARTIES)
 
-    def work(name: str, wrong: bool = False) -> torch.Tensor:
+    def work(name: str, wrong: bool = False, large: float = 1.0) -> torch.Tensor:
         with world.party(name) as party:
-            return program(party, wrong)
+            return program(party, wrong, large)
 
     found = each(PARTIES, work)
     assert torch.equal(found["west"], program(Simulation())), found
@@ -47,4 +48,8 @@ def test_two_parties_hold_a_tensor_and_give_it_to_others(tmp_path: Path):
     assert all(found[name].is_meta for name in ("north", "south", "hub")), found
     refused = each(PARTIES, lambda name: work(name, True))
     assert isinstance(refused["north"], ArgumentError) and isinstance(refused["south"], ArgumentError), refused
+    assert until(lambda: len(world.server._broker) == 0, 30)
+    withheld = each(PARTIES, lambda name: work(name, large=4000.0))
+    assert isinstance(withheld["hub"], RangeExceededError), withheld
+    assert all(isinstance(withheld[name], SectorchError) for name in PARTIES), withheld
     world.close()
