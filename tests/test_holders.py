@@ -276,12 +276,15 @@ def test_what_cannot_be_moved_to_another_session_is_refused():
     verified = sectorch.share(x, session=sectorch.Session(), scheme=sectorch.Scheme(verified=True))
     with pytest.raises(RangeExceededError):
         sectorch.reshare(sectorch.share(5000.0 * x, session=old).relu(), new, ("A", "S"))
+    assert sectorch.reshare(shared, None, ("A", "S")) is shared
+    with pytest.raises(ArgumentError, match="of neither"):
+        sectorch.reshare(None, None, ("A", "S"), shape=(3,))
     for bad, owners, how, error, text in (
         (sectorch.share(x, session=new), ("A", "S"), {}, ArgumentError, "of another session"),
         (other, ("A", "S"), {}, ArgumentError, "both or none"),
         (shared, ("A", "A"), {}, ArgumentError, "of two parties"),
         (shared, ("A", "H7"), {}, ArgumentError, "'H7'"),
-        (shared, "AS", {}, ArgumentError, "two owners"),
+        (shared, "AS", {}, ArgumentError, "of two parties"),
         (None, ("A", "S"), {}, ArgumentError, "of a shape that all know"),
         (None, ("A", "S"), dict(shape=(3,)), ArgumentError, "has no half of this tensor"),
         (shared, ("A", "S"), dict(limit=0.5), FixedPointRangeError, "name limit= above"),

@@ -179,7 +179,7 @@ def _checked_draw(f: Callable[[torch.Size], torch.Tensor], like: torch.Tensor) -
 
 def reshare(
     x: SharedTensor | None,
-    session: Session,
+    session: Session | None,
     owners: Sequence[Any],
     *,
     party: Party | None = None,
@@ -191,9 +191,9 @@ def reshare(
     """A tensor of one session as a tensor of another, whose parties play other roles; not opened.
 
         with parties.session(STAR, {"Q": "S", "A": "north", "S": "south"}, label="pair") as pair:  # halves of these two
-            squares = sectorch.share(x, owner="A", session=pair).square()
+            squares = sectorch.share(x, owner="A", session=pair, limit=8).square()
             with parties.session(STAR, {"Q": "Q", "A": "north", "S": "S", "O": ["south"]}) as star:
-                found = sectorch.reshare(squares, star, ("A", "south")).reveal(to="Q")
+                found = sectorch.reshare(squares, star, ("A", "south"), limit=128).reveal(to="Q")
 
     Two holders of a session are an answering party or Q, and S. Which party plays S, and who deals, is the session's
     cast; so a tensor of any two parties is one of a session in which these play A and S, and a third deals. The two
@@ -201,7 +201,7 @@ def reshare(
 
     Args:
         x: of a session of its own; None at a party that takes no part in that, which names `shape` and `dtype`.
-        session: the new one.
+        session: the new one; None at a party of x's session alone, which is given x back.
         owners: who in the new session the two holders of x are, `x.party` first: Q, `party`, S or an owner.
         party: the new holder beside S: the session's first answering party unless given.
         scheme: of the new tensor; x's, where that is here.
@@ -217,30 +217,36 @@ def reshare(
         ArgumentError: x is of the new session, or of another kind; owners who are one party, or have no half; no shape.
         FixedPointRangeError: x may reach the limit. RangeExceededError: a value on which x depends left its range.
     """
-    party, scheme = session.answering_party(party), x.scheme if x is not None else scheme_of("reshare", scheme)
+    scheme = x.scheme if x is not None else scheme_of("reshare", scheme)
     if scheme.verified or scheme.audited != 1:
         raise ArgumentError(
             "halves that come from another session are proved by nobody there: use a scheme without verified=True and "
             "audited"
         )
-    first, second = (session.parties_named(owner, party)[0] for owner in _two(owners))
     dtype, shape = (dtype, shape) if x is None else (dtype_of(x), x.shares.shape)
-    if first == second or shape is None:
+    if shape is None or not isinstance(owners, (list, tuple)) or len(owners) != 2 or owners[0] == owners[1]:
         raise ArgumentError(f"reshare() moves halves of two parties, of a shape that all know, got {owners}, {shape}")
     bits, halves = scheme.frac_bits if dtype.is_floating_point else 0, (None, None)
     bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits
+    if session is not None:
+        party = session.answering_party(party)
+        holders = [session.parties_named(owner, party)[0] for owner in owners]
     if x is not None:
-        if x.session is session or x.session.reference != session.reference:
+        if x.session is session or (session is not None and x.session.reference != session.reference):
             raise ArgumentError("reshare() takes a tensor of another session, and both or none are references")
         refuse_infinite(x, "reshare()")
         if scheme.range_check and (x.bound is None or x.bound * 2.0 ** (bits - x.scale_bits) > bound):
             raise FixedPointRangeError("a tensor that may reach the limit is not moved; clamp it, or name limit= above")
         halves = _halves_read(x, bits)
+    if session is None or party is None:
+        if x is None:
+            raise ArgumentError("reshare() is called by the parties of either session, and this one is of neither")
+        return x
     like = torch.empty(tuple(shape), dtype=torch.int64, device="meta")
-    session.agreement.note(party, "reshare", (tuple(shape), dtype, first.name, second.name, limit, str(scheme)))
+    session.agreement.note(party, "reshare", (tuple(shape), dtype, *(p.name for p in holders), limit, str(scheme)))
     with session.operation(party) as net:
         backend, parts = session.backend(net, scheme), []
-        for holder, half in zip((first, second), halves, strict=True):
+        for holder, half in zip(holders, halves, strict=True):
             half = like if half is None else half
             if half.is_meta == session.present(holder):
                 raise ArgumentError(f"{holder.name} has no half of this tensor here, or another party has; name owners")
@@ -248,12 +254,6 @@ def reshare(
             parts.append(backend.share(own, True) if holder == session.Q else backend.owned(own, holder))
         shares = parts[0] + parts[1]
     return SharedTensor(shares, bits, session, party, scheme, dtype, bound if scheme.range_check else None)
-
-
-def _two(owners: Any) -> tuple[Any, Any]:
-    if not isinstance(owners, (list, tuple)) or len(owners) != 2:
-        raise ArgumentError(f"reshare() takes the two owners of the halves, got {owners!r:.60}")
-    return owners[0], owners[1]
 
 
 def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
