@@ -228,9 +228,8 @@ def reshare(
         raise ArgumentError(f"reshare() moves halves of two parties, of a shape that all know, got {owners}, {shape}")
     bits, halves = scheme.frac_bits if dtype.is_floating_point else 0, (None, None)
     bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits
-    if session is not None:
-        party = session.answering_party(party)
-        holders = [session.parties_named(owner, party)[0] for owner in owners]
+    party = None if session is None else session.answering_party(party)
+    holders = [] if session is None or party is None else [session.parties_named(o, party)[0] for o in owners]
     if x is not None:
         if x.session is session or (session is not None and x.session.reference != session.reference):
             raise ArgumentError("reshare() takes a tensor of another session, and both or none are references")
