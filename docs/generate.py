@@ -149,16 +149,33 @@ def papers() -> str:
     def code(names: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
 
+    def joined(labels: Iterable[str]) -> str:
+        """Labels as people write them: "Equation 5, Equation 6, Equation 7, Lemma 1" is "Equations 5 to 7, Lemma 1"."""
+        runs: list[tuple[str, list[int]]] = []
+        for label in labels:
+            kind, _, number = label.rpartition(" ")
+            if not (kind and number.isdigit()):
+                runs.append((label, []))
+            elif runs and runs[-1][0] == kind and runs[-1][1][-1] + 1 == int(number):
+                runs[-1][1].append(int(number))
+            else:
+                runs.append((kind, [int(number)]))
+        names = {1: "{0} {1[0]}", 2: "{0}s {1[0]} and {1[1]}"}
+        return ", ".join(
+            names.get(len(numbers), "{0}s {1[0]} to {2}").format(kind, numbers, numbers[-1]) if numbers else kind
+            for kind, numbers in runs
+        )
+
     sections = [f"Of claims:\n\n{words(VERDICTS)}\n\nOf figures and tables:\n\n{words(PAPER_KINDS)}"]
     for paper in LABELS:
         claims = (
-            [", ".join(c.labels), c.says, f"**{c.verdict}**", c.found, code(c.code), code(c.tests)]
+            [joined(c.labels), c.says, f"**{c.verdict}**", c.found, code(c.code), code(c.tests)]
             for c in CLAIMS
             if c.paper == paper
         )
         items = (
             [
-                ", ".join(i.numbers), i.what, f"**{i.kind}**", i.found, code(i.code),
+                joined(i.numbers), i.what, f"**{i.kind}**", i.found, code(i.code),
                 f"`{i.command}`" if i.command else "",
             ]
             for i in ITEMS
