@@ -28,6 +28,8 @@ graph is d-regular, so d of them can always cut one client off. Whether fewer ca
 `tests/test_secure_sum.py` computes; nearly every random d-regular graph has d. The graph follows from a name that the
 server draws and sends with the keys: whoever colludes must not have been chosen after that.
 
+Noise that makes a sum differentially private, in shares of the clients: `sectorch.dp.GaussianShares`.
+
 Source: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, 4; Bell et
 al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020, 3.
 """

@@ -117,11 +117,11 @@ def test_a_record_is_found_as_often_as_the_noise_allows(seed, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda s: Scheme(net(), "mse", private=s), NoiseError, "it sends other terms"),
-        (lambda s: Scheme(net(), exchange="paper", private=s), NoiseError, "it sends other terms"),
+        (lambda s: Scheme(net(), "mse", private=s), NoiseError, "also sends other terms"),
+        (lambda s: Scheme(net(), exchange="paper", private=s), NoiseError, "also sends other terms"),
         (lambda s: Scheme(net(), partitions=2, private=s), NoiseError, "exchange='shift'"),
         (lambda s: Scheme(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), private=s),
-         NoiseError, "'1' sends its batches' statistics"),
+         NoiseError, "statistics for '1'"),
         (lambda s: Federation(Scheme(net(), private=s), 3, masked=False), ArgumentError, "two clients or more"),
         (lambda s: Federation(Scheme(net(), private=s), 6, degree=2), ArgumentError, "degree="),
         (lambda s: Federation(Scheme(net(), private=s), 1), ArgumentError, "two clients or more"),
@@ -157,7 +157,7 @@ def test_a_run_says_its_epsilon_and_counts_what_it_repeats(tmp_path):
     run = lambda: PerturbedFL(data, model, HOW, out=tmp_path).run()
     begun = run()
     assert begun.epsilon == epsilon_of(gaussian_curve(4.0, 2.0), HOW.delta)  # 48 batches of an epoch of 113
-    assert "alone or with 1 clients" in " ".join(begun.sentences())
+    assert "with 1 other clients at most" in " ".join(begun.sentences())
     assert begun.epsilon and run().epsilon == begun.epsilon  # all is on disk
     for file in tmp_path.glob("round-[56]-*"):  # as a kill in the fifth round would leave it
         file.unlink()

@@ -587,10 +587,10 @@ class Scheme:
         self.norms = {name: (norm.num_features, norm.momentum) for name, norm in own if isinstance(norm, _BatchNorm)}
         self.private = private
         if private is not None and (exchange != "shift" or self.norms):
-            why = f"'{next(iter(self.norms))}' sends its batches' statistics" if self.norms else "it sends other terms"
+            more = f"its batches' statistics for '{next(iter(self.norms))}'" if self.norms else "other terms"
             raise NoiseError(
-                f"the noise covers a client's gradient, and beside it {why}; a private sum takes loss='cross_entropy' "
-                f"with exchange='shift', and norms in eval mode"
+                f"the noise covers a client's gradient, and this scheme also sends {more}; a private sum takes "
+                f"loss='cross_entropy' with exchange='shift', and norms in eval mode"
             )
 
     @property
