@@ -89,8 +89,8 @@ class History(Outcome):
         }
         private = [] if self.epsilon is None else [
             f"Each sum had the noise of {how.clients} clients, of which {how.clients - how.colluding} carry the "
-            f"promise. What the run shows of one record, replaced by another, is within epsilon {self.epsilon:.4g} at delta "
-            f"{how.delta:g}: to the server, and to it with {how.colluding} other clients at most."
+            f"promise. What the run shows of one record, replaced by another, is within epsilon {self.epsilon:.4g} at "
+            f"delta {how.delta:g}: to the server, and to it with {how.colluding} other clients at most."
         ]  # fmt: skip
         return [
             f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
