@@ -72,16 +72,13 @@ class SharedInputSpec:
         return self.scale_bits, self.bound, self.whole_bits
 
     @classmethod
-    def from_description(cls, said: Any) -> SharedInputSpec:
+    def from_description(cls, scale_bits: int, bound: float | None, whole_bits: int) -> SharedInputSpec:
         """The facts that a description holds.
 
         Raises:
-            ProgramError: the value does not hold such facts.
+            ProgramError: no tensor in the ring has them.
         """
-        if said is None or not isinstance(said, list) or [*map(type, said)][::2] != [int, int] or len(said) != 3:
-            raise ProgramError("a model description does not say what is known of a tensor in shares")
-        scale_bits, bound, whole_bits = said
-        fits = bound is None or (type(bound) in (int, float) and 0 <= bound < 2.0**HEADROOM_BITS)
+        fits = bound is None or 0 <= bound < 2.0**HEADROOM_BITS
         if not (fits and 0 <= scale_bits <= HEADROOM_BITS and abs(whole_bits) <= 2 * HEADROOM_BITS):
             raise ProgramError("a model description holds a tensor in shares that is not in the ring")
         return cls(scale_bits, bound, whole_bits)

@@ -15,9 +15,11 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.fx.node import map_arg
@@ -234,55 +236,126 @@ def load_program(description: dict, weights: dict[str, torch.Tensor] | None = No
         ProgramError: anything outside the closed lists, a reference to a later node, or sizes beyond the limits.
     """
     try:
-        return _Loader(description, weights).served
+        return _Loader(_parsed(description), weights).served
     except ProgramError:
         raise
     except SectorchError as error:
         raise ProgramError(f"the model description is malformed: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ProgramError(f"the model description is malformed: {ascii(str(error))[1:161]}") from None
     except Exception as error:
         raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
 
 
+# A description as declared types. References and arguments in it are values of the grammar above.
+
+
+class WeightEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A weight: `dtype` is that in which it is kept, and `passes` the one that it has for torch, where it differs from
+    the model's. `statistic`: whether it belongs to a layer that normalises."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=bounds.MAX_TEXT, pattern=rf"\A(?!{re.escape(CONSTANT)})")]
+    shape: list[int]
+    dtype: str
+    statistic: bool
+    passes: str | None = None
+
+
+class ConstantEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A public tensor of the program; its entries in base64."""
+
+    shape: list[int]
+    dtype: str
+    data: str
+
+
+class InputEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret tensor of a call; `held` is what is known of one in shares (`SharedInputSpec`)."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    held: tuple[int, float | None, int] | None
+
+
+class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation by its name in `operations`, and its arguments."""
+
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program: the call that it is for, and the least number of rows for which it holds; 0 if it holds for these
+    shapes only. `learned`: how many results Q learns of a call on shares."""
+
+    inputs: Annotated[list[InputEntry], Meta(max_length=MAX_INPUTS)]
+    call: Any
+    learned: Annotated[int, Meta(ge=0, le=bounds.MAX_ITEMS)] | None
+    rows: Annotated[int, Meta(ge=0, le=bounds.MAX_ELEMENTS)]
+    nodes: list[NodeEntry]
+    result: Any
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model's description; `format` has the fraction bits and the bits of the activation limit, where the weights do
+    not allow the default ones."""
+
+    version: int
+    dtype: str
+    weights: Annotated[list[WeightEntry], Meta(max_length=MAX_NODES)]
+    constants: Annotated[list[ConstantEntry], Meta(max_length=MAX_NODES)]
+    programs: Annotated[list[ProgramEntry], Meta(min_length=1, max_length=MAX_PROGRAMS)]
+    texts: Any
+    format: tuple[int, int] | None = None
+
+
+def _parsed(description: dict) -> Description:
+    version, expected = description["version"], FORMAT_VERSION if "format" in description else VERSION
+    if version == 1 and type(version) is int:
+        raise ProgramError("a model description of version 1, which this release does not read; save the model again")
+    if version != expected or type(version) is not int:
+        raise ProgramError(f"a model description of version {str(version)[:40]}, expected {expected}")
+    return msgspec.convert(description, Description)
+
+
 class _Loader:
-    def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None):
-        _check_version(description["version"], FORMAT_VERSION if "format" in description else VERSION)
+    def __init__(self, description: Description, weights: dict[str, torch.Tensor] | None):
         self._listed, self._reader = operations(), Reader(MAX_LEAVES)
         self._left = MAX_NODES
-        self._weights = [_weight(entry) for entry in _list(description["weights"], "weights", MAX_NODES)]
+        self._weights = [_weight(entry) for entry in description.weights]
         if len({weight.name for weight in self._weights}) < len(self._weights):
             raise ProgramError("a model description has two weights of one name")
         values = {weight.name: _value(weight, weights) for weight in self._weights}
-        self._constants = [_constant(entry) for entry in _list(description["constants"], "constants", MAX_NODES)]
-        programs = _list(description["programs"], "programs", MAX_PROGRAMS)
-        calls = [self._call(entry, values) for entry in programs]
-        if not calls or len({call.inputs.key for call in calls}) < len(calls):
-            raise ProgramError("a model description has no program, or two for one call")
-        texts = description["texts"]
+        self._constants = [_constant(entry) for entry in description.constants]
+        calls = [self._call(entry, values) for entry in description.programs]
+        if len({call.inputs.key for call in calls}) < len(calls):
+            raise ProgramError("a model description has two programs for one call")
+        texts, form = description.texts, description.format
         texts = None if texts is None else TextSettings.from_description(texts)
-        form = _format(description.get("format"))
-        self.served = RemoteProgram(_FLOATING[description["dtype"]], self._weights, values, calls, texts, form)
+        if form is not None:
+            Scheme(form[0], limit_bits=form[1])
+        self.served = RemoteProgram(_FLOATING[description.dtype], self._weights, values, calls, texts, form)
 
-    def _call(self, entry: dict, values: dict[str, torch.Tensor]) -> RemoteCall:
-        inputs = self._inputs(entry)
-        least = entry["rows"]
-        fixed = inputs.rows is None or inputs.in_shares
-        if type(least) is not int or not 0 <= least <= bounds.MAX_ELEMENTS or (least and fixed):
+    def _call(self, entry: ProgramEntry, values: dict[str, torch.Tensor]) -> RemoteCall:
+        inputs, least = self._inputs(entry), entry.rows
+        if least and (inputs.rows is None or inputs.in_shares):
             raise ProgramError("a program for any number of rows has inputs that have their rows in common")
-        nodes = _list(entry["nodes"], "nodes", self._left)
-        self._left -= len(nodes)
+        self._left -= len(entry.nodes)
+        if self._left < 0:
+            raise ProgramError(f"a model description has programs of at most {MAX_NODES} nodes together")
         graph = fx.Graph()
         places = _Places(graph, inputs.names, self._weights, self._constants, bool(least))
-        for node in nodes:
-            args, kwargs = self._reader.read(node["args"], places.of), node["kwargs"]
-            if not isinstance(args, list) or not isinstance(kwargs, dict):
-                raise ProgramError("an operation has a list of arguments, and others by name")
-            named = {_keyword(key): self._reader.read(value, places.of) for key, value in kwargs.items()}
-            function = operation(node["name"], self._listed)
+        for node in entry.nodes:
+            args = self._reader.read(node.args, places.of)
+            named = {_keyword(key): self._reader.read(value, places.of) for key, value in node.kwargs.items()}
+            function = operation(node.name, self._listed)
             made = graph.create_node("call_function", function, tuple(args), named, name=name_of(function))
             if all(n.op == "get_attr" and str(n.target).startswith(CONSTANT) for n in made.all_input_nodes):
-                raise ProgramError(f"a model description has '{node['name']}' computed of public values alone")
+                raise ProgramError(f"a model description has '{node.name}' computed of public values alone")
             places.made.append(made)
-        result = self._reader.read(entry["result"], places.of)
+        result = self._reader.read(entry.result, places.of)
         leaves, spec = pytree.tree_flatten(result)
         if any(isinstance(leaf, (RowCount, slice)) for leaf in leaves):
             raise ProgramError("a model description has a result of no kind")
@@ -292,15 +365,10 @@ class _Loader:
         trace = Trace(graph, {name: known[name] for name in held}, spec, inputs.rows)
         return RemoteCall(inputs, least, trace, places.grown)
 
-    def _inputs(self, entry: dict) -> Inputs:
+    def _inputs(self, entry: ProgramEntry) -> Inputs:
         """The call that a program is for, with tensors that have a shape only."""
-        given = _list(entry["inputs"], "inputs", MAX_INPUTS)
-        tensors = []
-        for x in given:
-            tensors.append(
-                torch.empty(bounds.shape(x["shape"], bounds.MAX_ELEMENTS), dtype=DTYPES[x["dtype"]], device="meta")
-            )
-
+        shapes = [(bounds.shape(x.shape, bounds.MAX_ELEMENTS), DTYPES[x.dtype]) for x in entry.inputs]
+        tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
         marks = [Public(value) for value in self._constants]
 
         def ref(kind: str, number: int) -> Any:
@@ -309,29 +377,16 @@ class _Loader:
                 raise ProgramError("the call of a model description refers to what is not there")
             return known[number]
 
-        args, kwargs = self._reader.read(entry["call"], ref)
-        held, learned = (
-            {x["name"]: SharedInputSpec.from_description(x["held"]) for x in given if x["held"] is not None},
-            entry["learned"],
-        )
-        if not (learned is None and not held) and (type(learned) is not int or not 0 <= learned <= bounds.MAX_ITEMS):
+        args, kwargs = self._reader.read(entry.call, ref)
+        held = {x.name: SharedInputSpec.from_description(*x.held) for x in entry.inputs if x.held is not None}
+        if held and entry.learned is None:
             raise ProgramError("a model description has a call on shares that does not say what is learned")
-        inputs = Inputs(*args, **kwargs).with_shared_inputs(held, learned)
-        if inputs.names != [x["name"] for x in given] or any(
+        inputs = Inputs(*args, **kwargs).with_shared_inputs(held, entry.learned)
+        if inputs.names != [x.name for x in entry.inputs] or any(
             a is not b for a, b in zip(inputs.tensors, tensors, strict=True)
         ):
             raise ProgramError("the inputs of a model description are not those of its call")
         return inputs
-
-
-def _format(entry: Any) -> tuple[int, int] | None:
-    """Fraction bits and bits of the activation limit that the weights allow, where they are not the default ones."""
-    if entry is None:
-        return None
-    if not isinstance(entry, list) or len(entry) != 2 or not all(type(bits) is int for bits in entry):
-        raise ProgramError("a model description has a number format of no kind")
-    Scheme(entry[0], limit_bits=entry[1])
-    return entry[0], entry[1]
 
 
 class _Places:
@@ -382,27 +437,11 @@ class _Places:
         return name
 
 
-def _check_version(version: Any, expected: int) -> None:
-    if version == 1 and type(version) is int:
-        raise ProgramError("a model description of version 1, which this release does not read; save the model again")
-    if version != expected or type(version) is not int:
-        raise ProgramError(f"a model description of version {str(version)[:40]}, expected {expected}")
-
-
-def _list(value: Any, what: str, most: int) -> list:
-    if not isinstance(value, list) or len(value) > most:
-        raise ProgramError(f"a model description has a list of at most {most} {what}")
-    return value
-
-
-def _weight(entry: dict) -> WeightSpec:
-    name, dtype, statistic = entry["name"], _KEPT[entry["dtype"]], entry["statistic"]
-    if not isinstance(name, str) or not 0 < len(name) <= bounds.MAX_TEXT or name.startswith(CONSTANT):
-        raise ProgramError(f"a weight has a name of up to {bounds.MAX_TEXT} letters, got {str(name)[:40]!r}")
-    if type(statistic) is not bool:
-        raise ProgramError("a model description does not say whether a weight is a statistic")
-    passes = _FLOATING[entry["passes"]] if "passes" in entry else None
-    return WeightSpec(name, tuple(bounds.shape(entry["shape"], MAX_WEIGHT)), dtype, statistic, passes)
+def _weight(entry: WeightEntry) -> WeightSpec:
+    passes = None if entry.passes is None else _FLOATING[entry.passes]
+    return WeightSpec(
+        entry.name, tuple(bounds.shape(entry.shape, MAX_WEIGHT)), _KEPT[entry.dtype], entry.statistic, passes
+    )
 
 
 def _value(weight: WeightSpec, weights: dict[str, torch.Tensor] | None) -> torch.Tensor:
@@ -418,11 +457,11 @@ def _value(weight: WeightSpec, weights: dict[str, torch.Tensor] | None) -> torch
     return value
 
 
-def _constant(entry: dict) -> torch.Tensor:
-    shape, dtype, data = bounds.shape(entry["shape"], MAX_CONSTANT), PUBLIC_DTYPES[entry["dtype"]], entry["data"]
+def _constant(entry: ConstantEntry) -> torch.Tensor:
+    shape, dtype = bounds.shape(entry.shape, MAX_CONSTANT), PUBLIC_DTYPES[entry.dtype]
     try:
-        held = bytearray(base64.b64decode(data, validate=True))
-    except (TypeError, ValueError, binascii.Error):
+        held = bytearray(base64.b64decode(entry.data, validate=True))
+    except (ValueError, binascii.Error):
         raise ProgramError("a public constant is not written in base64") from None
     if len(held) != math.prod(shape) * dtype.itemsize:
         raise ProgramError(f"a public constant of shape {shape} does not have its entries")
@@ -431,9 +470,9 @@ def _constant(entry: dict) -> torch.Tensor:
     return torch.frombuffer(held, dtype=dtype).reshape(shape) if held else torch.empty(shape, dtype=dtype)
 
 
-def _keyword(name: Any) -> str:
+def _keyword(name: str) -> str:
     """An argument's name."""
-    if not isinstance(name, str) or not re.fullmatch("_?[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
+    if not re.fullmatch("_?[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
         raise ProgramError("a model description holds an argument of an impossible name")
     return name
 
