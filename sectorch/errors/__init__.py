@@ -1,11 +1,11 @@
-"""Every exception of sectorch, one tree under `SectorchError`.
+"""All exceptions and warnings of sectorch; the exceptions are one tree under `SectorchError`.
 
 Each also derives from the built-in that a PyTorch user would expect (`TypeError`, `ValueError`, `RuntimeError`), so
 `except ValueError` works as it does with torch. No message carries a share, a key or a secret value; a message about a
 value outside its range names the largest magnitude at the party that owns it, and never leaves that party.
 
-The docstring of each says when it comes, gives a text that it has, and says what to do. docs/errors.md is made of them,
-with those of `sectorch.ckks`, `dp`, `data`, `federated` and the papers, which have errors of their own.
+Each docstring says when the error is raised, gives an example of its text, and says what to do. docs/errors.md is
+generated from them, and from those of `sectorch.ckks`, `dp`, `data`, `federated` and the papers.
 """
 
 from .base import SectorchError as SectorchError

@@ -1,17 +1,17 @@
-"""The root of the tree."""
+"""The base class of all exceptions of sectorch."""
 
 from __future__ import annotations
 
 
 class SectorchError(Exception):
-    """Base of everything that sectorch raises on purpose.
+    """The base class of all errors that sectorch raises.
 
     Attributes:
-        place: where in a model the step belongs that raised it, if it is a step of a model.
-        layer: the same, where the text names it.
+        place: the layer and line of the model whose step raised it; empty where it was no step of a model.
+        layer: the same, where the text begins with it.
 
     What to do:
-        Read the class that came, and its entry. Catch this one to tell an error of sectorch from any other; a failed
+        Read the entry of the class that was raised. Catch this one to tell errors of sectorch from others; a failed
         call has changed no state, so the same object can be used again.
     """
 

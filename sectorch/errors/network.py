@@ -1,4 +1,4 @@
-"""What can be wrong between the parties' processes, and with the files that a party keeps; none reveals anything."""
+"""Errors between the processes of parties, and about the files of a party. None of them reveals a secret."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from .protocols import MaterialError
 
 
 class NetworkError(SectorchError, ConnectionError):
-    """Something between the parties' processes went wrong; nothing was revealed.
+    """The base class of errors between the processes of parties. Nothing was revealed.
 
     Example:
         the parties did not come up in 60 s
 
     What to do:
-        Most come as one of the kinds below, which say more. Catch this one to ask again later: a query that has
-        failed has told nobody anything, and asking again is a new query.
+        Most errors are of a kind below, which says more. Catch this one to ask again later: a query that failed has
+        revealed nothing, and asking again is a new query.
     """
 
 
 class FrameError(NetworkError):
-    """A frame that is malformed, or does not belong where it came.
+    """A frame is malformed, or is not the one that the protocol expects next.
 
     Example:
         S sent a frame that does not belong here (wrong shape): expected relu/c_S (64,) in call 3; both sides must run
@@ -33,14 +33,14 @@ class FrameError(NetworkError):
 
 
 class PeerLostError(NetworkError):
-    """A party's process died, hangs, closed the connection, or was never there.
+    """The process of a party died, hangs, closed the connection, or was never started.
 
     Example:
         the server has not replied for 60 s
 
     What to do:
-        Look whether that party's process runs and listens (`sectorch models` asks the server), and at its log. Then
-        ask again: what was asked has no result, and a program among parties goes on from its folder. On a slow link,
+        Check whether that party's process runs and listens (`sectorch models` asks the server), and read its log. Then
+        ask again: the query has no result, and a program among parties continues from its folder. On a slow link,
         raise `--patience`.
     """
 
@@ -57,10 +57,10 @@ class AbortedError(NetworkError):
 
 
 class IdentityError(NetworkError, PermissionError):
-    """A certificate, a long-term identity key or a file that says who is who, and that is not the expected one.
+    """A certificate, a long-term identity key or a file of identities is not the expected one.
 
     Attributes:
-        told: what the other parties are told of it instead of the text, which is for this party's own user.
+        told: the text that the other parties get; the error's own text is for this party's user.
 
     Example:
         the federation file names the key SHA256:abc for 'north', and this one is SHA256:def: somebody may stand in
@@ -91,9 +91,9 @@ class UnknownModelError(NetworkError, LookupError):
 
 
 class RefusedError(NetworkError):
-    """A party does not take part in what was asked: a number format, a version, or a program that it has not accepted.
+    """A party refuses a request: its number format, its version, or a program that the party has not accepted.
 
-    Its own log says more.
+    The log of that party says more.
 
     Example:
         'hospital-b' answers with range checks only: leave range_check=False out
@@ -105,7 +105,7 @@ class RefusedError(NetworkError):
 
 
 class DisagreementError(NetworkError):
-    """The parties have not computed the same: a public number, a shape or a setting differs at one of them.
+    """The parties have not run the same computation: a public number, a shape or a setting differs at one of them.
 
     Example:
         'A' has computed with another public number, shape or setting than this party (a learning rate, a batch's rows,
@@ -119,10 +119,10 @@ class DisagreementError(NetworkError):
 
 
 class DeadlockError(NetworkError):
-    """Parties of a federation wait for each other in a circle, each of them in another session, and none will come.
+    """Parties of a federation wait for each other in a circle, each in another session, so that no session can begin.
 
-    It comes to all of them, and to those that wait with them, as soon as the last one waits. So it may be after one was
-    lost and started again: it begins with its first session, and the others are at a later one.
+    It is raised at all of them, and at those that wait with them, as soon as the circle is closed. It can happen when a
+    party was lost and started again: that party begins with its first session, while the others are at a later one.
 
     Example:
         these parties wait in a circle, and none of them will come: 'north' waits for 'south' in 'second', 'south' waits
@@ -136,7 +136,7 @@ class DeadlockError(NetworkError):
 
 
 class BusyError(NetworkError):
-    """A party has as much to do as it takes on, or is doing just this already.
+    """A party has as many requests as it accepts, or is running this one already.
 
     Example:
         8 calls wait for the server, 4 of them of 'alice'; ask again in a moment
@@ -148,7 +148,7 @@ class BusyError(NetworkError):
 
 
 class QuotaError(NetworkError):
-    """A client has used what a party lets it ask; the text says of which limit, and when it is free again.
+    """A client has reached a limit of what a party answers; the text names the limit, and when it ends.
 
     Example:
         hospital-b lets this client ask 'tagger' for 1000 rows in all; 990 are used, and 32 more asked for; they do
@@ -161,7 +161,7 @@ class QuotaError(NetworkError):
 
 
 class QuotaFileError(SectorchError, RuntimeError):
-    """What is used of a limit cannot be read or written, and what cannot be counted is not served.
+    """The file that counts the use of limits cannot be read or written. A query that cannot be counted is not served.
 
     Example:
         cannot keep what is used in used.db: No space left on device
@@ -174,18 +174,18 @@ class QuotaFileError(SectorchError, RuntimeError):
 
 
 class SessionOverError(NetworkError):
-    """A session that another party ended between two calls, as one that was idle, or that asked an older version.
+    """Another party ended the session between two calls: it was idle, or asked for an older version of the model.
 
     Example:
         nothing was asked for 600 s, and the session is over; asking again opens another
 
     What to do:
-        Ask again: it opens a new session. What was prepared ahead in the old one is lost unless it is in a store.
+        Ask again: that opens a new session. Material that was prepared in the old one is lost unless it is in a store.
     """
 
 
 class StoreFullError(MaterialError):
-    """Offline material does not fit the disk budget of a party; the text says how much does.
+    """Offline material does not fit the disk budget of a party; the text says how many calls fit.
 
     Example:
         a prepared call takes 12.5 MB and 10.0 of 2000.0 MB are free in the store: 0 more fit
@@ -197,7 +197,7 @@ class StoreFullError(MaterialError):
 
 
 class StoreInUseError(MaterialError):
-    """Another process has the folder in which offline material is kept.
+    """Another process uses the folder of offline material.
 
     Example:
         the store material is in use by another process; name another --store
@@ -208,7 +208,7 @@ class StoreInUseError(MaterialError):
 
 
 class ReceiptError(SectorchError, RuntimeError):
-    """A receipt that cannot be written, and what it is for is not served; or a file of receipts that is not whole.
+    """A receipt cannot be written, so the query is not served; or a file of receipts is damaged.
 
     Example:
         no receipt can be written (No space left on device), and what has none is not served
@@ -221,7 +221,7 @@ class ReceiptError(SectorchError, RuntimeError):
 
 
 class ReceiptsInUseError(ReceiptError):
-    """Another process has the file of receipts.
+    """Another process uses the file of receipts.
 
     Example:
         the receipts b/receipts.jsonl are in use by another process; name another file, one for each party

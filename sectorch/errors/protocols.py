@@ -1,4 +1,4 @@
-"""What can be wrong in a protocol or a session: values, messages, keys and material at the wrong place."""
+"""Errors of protocols and sessions: about values, messages, keys and prepared material."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import SectorchError
 
 
 class MisplacedValueError(SectorchError, RuntimeError):
-    """A computation was asked of a party that lacks one of its inputs.
+    """No party holds all the inputs of a computation.
 
     Example:
         nobody holds all that mul takes: (4, 3) at Q; (3,) at A; send it there
@@ -20,7 +20,7 @@ class MisplacedValueError(SectorchError, RuntimeError):
 
 
 class TopologyError(SectorchError, RuntimeError):
-    """A message between two parties that have no channel. In the star, clients talk to the server S only.
+    """A message is addressed to a party to which there is no channel. In the star, clients are connected to S only.
 
     Example:
         no channel from Q to A; the roles are Q A S with edges A-S Q-S
@@ -56,7 +56,7 @@ class SecretBranchError(SectorchError, TypeError):
 
 
 class SessionMismatchError(SectorchError, RuntimeError):
-    """Tensors of two sessions, or of two answering parties, met in one operation.
+    """An operation has operands of two sessions, or of two answering parties.
 
     Example:
         tensors of two sessions cannot meet: their shares have different keys
@@ -68,7 +68,7 @@ class SessionMismatchError(SectorchError, RuntimeError):
 
 
 class StreamReuseError(SectorchError, RuntimeError):
-    """Random material was about to be used a second time, which would show the difference of what it hides.
+    """Random material would be used a second time, which would reveal the difference of the two values that it masks.
 
     Example:
         draw 3 of 'share' in call 7 was made already
@@ -80,7 +80,7 @@ class StreamReuseError(SectorchError, RuntimeError):
 
 
 class MaterialError(SectorchError, RuntimeError):
-    """Prepared offline material is missing, was used already, or belongs to another program.
+    """Prepared offline material is missing, was used before, or belongs to another program.
 
     Example:
         the material of call 4 was used already; prepare it again
@@ -92,7 +92,7 @@ class MaterialError(SectorchError, RuntimeError):
 
 
 class KeyAgreementError(SectorchError, RuntimeError):
-    """The pair keys of a session could not be agreed, or what came for it is no valid key.
+    """The parties could not agree on the pair keys of a session, or received an invalid key.
 
     Example:
         the peer's X25519 public key is not valid
@@ -104,10 +104,10 @@ class KeyAgreementError(SectorchError, RuntimeError):
 
 
 class FalseDealingError(SectorchError, RuntimeError):
-    """The dealer has not dealt what the program says. Nothing that depends on the model went to it.
+    """The dealer has dealt other values than the program says. It received nothing that depends on the model.
 
-    Where dealing is audited, its `evidence` says what was promised and signed; see docs/audited.md. Where it is
-    verified, it has none; see docs/verified.md.
+    With audited dealing, `evidence` holds what the dealer promised and signed (docs/audited.md). With verified dealing
+    there is none (docs/verified.md).
 
     Example:
         Q has dealt something else in call 7 than it promised
@@ -123,7 +123,7 @@ class FalseDealingError(SectorchError, RuntimeError):
 
 
 class MaskError(SectorchError, RuntimeError):
-    """Pairwise masks of clients that cannot cancel: a client missing, twice, unknown, or a sum masked a second time.
+    """The pairwise masks of clients cannot cancel: a client is missing, twice or unknown, or a mask was used before.
 
     Example:
         this round was masked already; a second update needs a new noisy model

@@ -1,4 +1,4 @@
-"""What can be wrong with a run that several packages have in common: its folder, its ciphertexts, its pictures."""
+"""Errors of runs that several packages raise: about run folders, ciphertexts and plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .base import SectorchError
 
 
 class CheckpointError(SectorchError, RuntimeError):
-    """A run folder that belongs to another run, or that cannot be read.
+    """A run folder belongs to another run, or cannot be read.
 
     Example:
         runs/a holds another run, which differs in seed, rounds; name another folder or remove that one
@@ -18,7 +18,7 @@ class CheckpointError(SectorchError, RuntimeError):
 
 
 class CorruptedCiphertextError(SectorchError, RuntimeError):
-    """Ciphertexts that are not those that were sent, or a decryption that no honest computation gives.
+    """Ciphertexts differ from those that were sent, or decrypt to numbers that no honest computation gives.
 
     Example:
         gradients arrived damaged: they do not have the digest that they were sent with; ask for them again
@@ -31,7 +31,7 @@ class CorruptedCiphertextError(SectorchError, RuntimeError):
 
 
 class PlotError(SectorchError, ImportError):
-    """Plots were asked for and matplotlib is missing.
+    """A plot needs matplotlib, which is not installed.
 
     Example:
         a plot needs matplotlib, which is not installed: pip install 'sectorch[plots]', or leave plots out

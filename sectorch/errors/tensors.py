@@ -1,4 +1,4 @@
-"""What can be wrong with a model, an input or an operation on tensors. Raised before anything is sent."""
+"""Errors about models, inputs and operations on tensors. They are raised before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .base import SectorchError
 
 
 class UnsupportedOpError(SectorchError, NotImplementedError):
-    """An operation, or a form of one, that the dispatch table lacks. Nothing was computed.
+    """The operation, or this form of it, is not in the dispatch table. Nothing was computed.
 
-    Not a TypeError: Python's operators would take that for "try the other operand", and go on.
+    It is no TypeError: Python's operators take that for "try the other operand", and go on.
 
     Example:
         torch.erfinv(SharedTensor(2, 3)) is not supported on secret tensors; nearest supported: erf.
@@ -22,7 +22,7 @@ class UnsupportedOpError(SectorchError, NotImplementedError):
 
 
 class SecretAccessError(SectorchError, TypeError):
-    """Something asked a secret tensor for its values: `.numpy()`, `.item()`, `float()`, `bool()`, pickling, ...
+    """Code asked a secret tensor for its values: `.numpy()`, `.item()`, `float()`, `bool()`, pickling, ...
 
     Example:
         Tensor.numpy would take the content out of a SharedTensor; use .reveal(), which gives a SharedTensor's value
@@ -35,7 +35,7 @@ class SecretAccessError(SectorchError, TypeError):
 
 
 class UnsupportedDeviceError(SectorchError, RuntimeError):
-    """A tensor on a device for which there is no exact integer kernel.
+    """A tensor is on a device that has no exact integer kernel.
 
     Example:
         ring products run on the CPU or on CUDA, got tensors on mps; move the model and the input to one of the two
@@ -46,7 +46,7 @@ class UnsupportedDeviceError(SectorchError, RuntimeError):
 
 
 class FixedPointRangeError(SectorchError, ValueError):
-    """A value that its owner can look at (an input, a weight) does not fit the fixed-point ring.
+    """A value that its owner can check (an input, a weight) does not fit the range of the fixed-point numbers.
 
     Example:
         the input reaches magnitude 5000, and activations are below 4096 with 20 fraction bits; scale it down, or take
@@ -59,11 +59,11 @@ class FixedPointRangeError(SectorchError, ValueError):
     """
 
     needs: tuple = ()
-    """What the weights that do not fit ask of a number format (`ring.scheme.Need`): their owner's alone."""
+    """The number formats that the weights need (`config.WeightNeed`); known to their owner alone."""
 
 
 class PrecisionError(SectorchError, ValueError):
-    """A model that was to be exact (`strict=True`, `sectorch answer`) loses digits in fixed point, as its owner found.
+    """A model loses digits in fixed point, and its owner asked for an error in that case (`strict=True`, `answer`).
 
     Example:
         layer 'head' (Linear) at model.py:12: with 20 fraction bits the result is off by 0.012 of 0.03 on numbers that
@@ -79,7 +79,7 @@ class PrecisionError(SectorchError, ValueError):
 
 
 class RangeExceededError(SectorchError, ArithmeticError):
-    """A secret value left the range in which results are right: there is no result, and nobody learned which value.
+    """A secret value left the range in which results are correct. There is no result, and nobody learned which value.
 
     Example:
         a value between input and result left the range in which results are right, so there is no result (which value
@@ -96,7 +96,7 @@ class RangeExceededError(SectorchError, ArithmeticError):
 
 
 class NonFiniteError(SectorchError, ValueError):
-    """NaN or infinity where a number has to be encoded.
+    """A tensor holds NaN or infinity, which fixed point cannot encode.
 
     Example:
         the input holds 1 NaN and 0 infinite entries of 12
@@ -108,7 +108,7 @@ class NonFiniteError(SectorchError, ValueError):
 
 
 class DtypeError(SectorchError, TypeError):
-    """A tensor of a dtype, or of a layout, that the operation does not take.
+    """The operation does not take tensors of this dtype or layout.
 
     Example:
         the input has dtype torch.complex64; sectorch takes real floating-point or integer tensors
@@ -119,7 +119,7 @@ class DtypeError(SectorchError, TypeError):
 
 
 class ChannelScaleError(SectorchError, TypeError):
-    """A network whose channels cannot be scaled by positive numbers (`sectorch.nn.channels`): names layer and reason.
+    """The channels of a network cannot be scaled by positive numbers (`sectorch.nn.channels`); names layer and reason.
 
     Example:
         parameters that no layer of the graph uses: extra; remove them
@@ -131,7 +131,7 @@ class ChannelScaleError(SectorchError, TypeError):
 
 
 class ShapeError(SectorchError, RuntimeError):
-    """Shapes that do not fit, in torch's own words where torch has some.
+    """Shapes do not fit together. Where torch has an error text for it, this is that text.
 
     Example:
         aggregate() needs equal shapes, got [(1, 2), (1, 3)]
@@ -143,7 +143,7 @@ class ShapeError(SectorchError, RuntimeError):
 
 
 class DimensionError(SectorchError, IndexError):
-    """A dimension or an index that a tensor lacks, in torch's own words where torch has some.
+    """A tensor has no such dimension or index. Where torch has an error text for it, this is that text.
 
     Example:
         index out of range: a table of 10 rows, indices to 12
@@ -155,7 +155,7 @@ class DimensionError(SectorchError, IndexError):
 
 
 class ArgumentError(SectorchError, ValueError):
-    """An argument, an option or a setting that the call does not take.
+    """An argument, an option or a setting has a value that is not allowed.
 
     Example:
         chunk must be at least one row, got 0
@@ -167,7 +167,7 @@ class ArgumentError(SectorchError, ValueError):
 
 
 class TrainingModeError(SectorchError, RuntimeError):
-    """`secure()`, or what serves a model, was given a module in training mode.
+    """`secure()`, or a function that serves a model, was given a module in training mode.
 
     Example:
         the model is in training mode (Dropout); call model.eval() first
@@ -178,7 +178,7 @@ class TrainingModeError(SectorchError, RuntimeError):
 
 
 class ProgramError(SectorchError, ValueError):
-    """A model description that is malformed, too large, or asks for something outside the closed list of operations.
+    """A model description is malformed, too large, or uses an operation outside the closed list.
 
     Example:
         a tensor of shape [100000, 100000] is too large: a model has tensors of at most 16777216 elements

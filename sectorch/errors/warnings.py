@@ -1,10 +1,10 @@
-"""Warnings: the result is right, and something about it should be known."""
+"""Warnings: the result is correct, and the user should know something about it."""
 
 from __future__ import annotations
 
 
 class LeakyProtocolWarning(UserWarning):
-    """A protocol was chosen that shows a party more than the result. See docs/paper-mode.md.
+    """The chosen protocol reveals more than the result to a party (docs/paper-mode.md).
 
     Example:
         relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same thing
@@ -17,7 +17,7 @@ class LeakyProtocolWarning(UserWarning):
 
 
 class CaptureWarning(UserWarning):
-    """A graph pass, or the recording of a module, did not compute what the module does, and is not used.
+    """A graph pass, or the recorded graph of a module, differs from the module, and is not used.
 
     Example:
         the graph pass fold changes what Net computes, so that no pass is applied; the results are right and cost
@@ -29,7 +29,7 @@ class CaptureWarning(UserWarning):
 
 
 class PrecisionWarning(UserWarning):
-    """A model's weights lose digits in fixed point: its owner found it on numbers of its own, before a call was made.
+    """A model's weights lose digits in fixed point, as its owner found on its own numbers before a call.
 
     Example:
         layer 'head' (Linear) at model.py:12: with 20 fraction bits the result is off by 0.012 of 0.03 on numbers that
