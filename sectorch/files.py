@@ -22,17 +22,13 @@ def write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 def move(partial: Path, path: Path) -> None:
     """Move a complete file to `path`, replacing an older one; after the return a power cut does not undo it."""
-    _synchronise(partial)
+    flush_to_disk(partial)
     os.replace(partial, path)
     flush_to_disk(path.parent)
 
 
-def flush_to_disk(folder: Path) -> None:
-    """Make the folder's removed and new names permanent; before the return a power cut could undo them."""
-    _synchronise(folder)
-
-
-def _synchronise(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Make a file's content, or a folder's removed and new names, permanent: a power cut can undo them before."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sectorch.ring import bitplanes, logical_shift
 from sectorch.ring.bitplanes import (
     RowSums,
-    bits_shape,
     from_rows,
     masks_of,
     planes,
@@ -71,7 +70,6 @@ def test_rows_and_back(shape):
     assert matrix.shape == (64, words_for(x.numel()))
     assert torch.equal(from_rows(matrix, x.shape), x)
     assert matrix.reshape(-1)[x.numel() :].count_nonzero() == 0
-    assert bits_shape(x.numel()) == (words_for(x.numel()),)
 
 
 def test_rows_is_a_view_where_nothing_has_to_be_padded():

@@ -22,7 +22,6 @@ from sectorch.ring import (
     range_limit,
     sign_mask,
 )
-from sectorch.ring.fixed_point import MSB
 
 MODULUS = 1 << 64
 INT64 = st.integers(LOWEST, HIGHEST) | st.sampled_from([0, 1, -1, LOWEST, HIGHEST])
@@ -37,7 +36,7 @@ def test_signed_is_the_representative_that_torch_uses(value: int):
 
 
 def test_constants():
-    assert MSB == LOWEST == as_signed(1 << 63)
+    assert as_signed(1 << 63) == LOWEST
     assert 2.0 ** (HEADROOM_BITS - 2 * FRAC_BITS) == range_limit(FRAC_BITS) == 2.0**22
 
 

@@ -539,8 +539,9 @@ class GraphRecorder(TorchFunctionMode):
         node = self._node(plain or OutOfPlace(func), args, kwargs)
         node.meta.update(shape=tuple(target.twin.shape), dtype=target.twin.dtype)
         target.node = node
+        record = lambda f, *args: self._node(f, args, {})
         for other, theirs, mine in others:
-            other.node = rewrite_views(other, target, tuple(other.twin.shape), theirs, mine, self._local)
+            other.node = rewrite_views(other, target, tuple(other.twin.shape), theirs, mine, record)
             other.node.meta.update(shape=tuple(other.twin.shape), dtype=other.twin.dtype)
             other.infinite = other.infinite or mark
         target.infinite = mark
@@ -552,10 +553,6 @@ class GraphRecorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             twin = line.twin.as_strided(shape, stride, offset)
         return self._stand_in(twin, self._node(torch.reshape, (node, shape), {}))
-
-    def _local(self, func: Callable, *args: Any) -> fx.Node:
-        """Record a function that moves entries."""
-        return self._node(func, args, {})
 
     def _record_private(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Record an operation among A's own tensors."""
@@ -671,16 +668,12 @@ def capture(
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     used = {n.target for n in recorder.graph.nodes if n.op == "get_attr"}
     kept = {name: value for name, value in {**values, **recorder.values}.items() if name in used}
-    _drop_unread(recorder.graph)
+    for node in reversed(list(recorder.graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users:
+            recorder.graph.erase_node(node)
     with torch._C.DisableTorchFunctionSubclass():
         dtypes = {name: weight.dtype for name, weight in weights.items()}
     return Trace(recorder.graph, kept, spec, inputs.rows, dtypes), changed
-
-
-def _drop_unread(graph: fx.Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users:
-            graph.erase_node(node)
 
 
 # A module that runs operation by operation, by its own forward.

@@ -411,7 +411,7 @@ class _PrecisionCheck:
                     )
             y = compute(*args, **kwargs)
             with torch._C.DisableTorchFunction():
-                results = [v for v in _leaves(y) if isinstance(v, torch.Tensor)]
+                results = [v for v in pytree.tree_leaves(y) if isinstance(v, torch.Tensor)]
                 self.work += sum(v.numel() for v in (*results, *public) if isinstance(v, torch.Tensor))
                 if not all(self._in_range(v, node in infinite) for v in results if v.is_floating_point()):
                     raise _Stop
@@ -519,7 +519,7 @@ class _PrecisionCheck:
         with session.call(party), torch.no_grad():
             places = [n for n in self.program.graph.nodes if n.op == "placeholder"]
             made.update(zip(places, shared_inputs(given, session, self.scheme, party).tensors, strict=True))
-            y = [_decoded(v) for v in _leaves(computed(node)) if isinstance(v, SharedTensor)]
+            y = [_decoded(v) for v in pytree.tree_leaves(computed(node)) if isinstance(v, SharedTensor)]
         rounded = lambda v: near(v) if isinstance(v, torch.Tensor) else v
         args, kwargs = _map_operands(lambda n, x: pytree.tree_map(rounded, x) if self._is_secret(n) else x, node, *read)
         target: Any = node.target
@@ -606,12 +606,8 @@ def _map_operands(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwar
     return tuple(at(n, x) for n, x in zip(node.args, args, strict=True)), at(node.kwargs, kwargs)
 
 
-def _leaves(x: Any) -> list[Any]:
-    return pytree.tree_leaves(x)
-
-
 def _floats(x: Any) -> list[torch.Tensor]:
-    return [v.double() for v in _leaves(x) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return [v.double() for v in pytree.tree_leaves(x) if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
 
 def _decoded(y: SharedTensor) -> torch.Tensor:

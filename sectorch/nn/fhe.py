@@ -120,7 +120,7 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
             new = _replacement(child, coefficients)
             if new is not child:
                 setattr(module, name, new)
-    graph = trace_leaves(friendly)
+    graph = symbolic_trace(friendly, _Leaves)
     if graph is None:
         return friendly
     _functional(graph, coefficients)
@@ -139,7 +139,7 @@ def fold_batchnorms(model: nn.Module) -> nn.Module:
     A copy as the model is where fx cannot see through the forward.
     """
     copied = copy.deepcopy(model).eval()
-    graph = trace_leaves(copied)
+    graph = symbolic_trace(copied, _Leaves)
     if graph is None:
         return copied
     with torch.no_grad():
@@ -147,11 +147,6 @@ def fold_batchnorms(model: nn.Module) -> nn.Module:
     graph.recompile()
     graph.delete_all_unused_submodules()
     return graph
-
-
-def trace_leaves(model: nn.Module) -> fx.GraphModule | None:
-    """The graph with `Polynomial` as a leaf, or None where fx cannot see through the forward."""
-    return symbolic_trace(model, _Leaves)
 
 
 def _fold_batchnorm(graph: fx.GraphModule) -> None:

@@ -180,15 +180,10 @@ class _RoundingEffect:
                 return _doubled(v) * (1 + size * (2 * random - 1))
 
             moved = self.inputs.with_tensors([nudge(x) if x.is_floating_point() else x for x in self.inputs.tensors])
-            pairs = zip(
-                _leaves(plain(self.program, self.inputs)), _leaves(plain(self.program, moved, nudge)), strict=True
-            )
+            results = plain(self.program, self.inputs), plain(self.program, moved, nudge)
+            pairs = zip(*map(pytree.tree_leaves, results), strict=True)
             self._found = [_difference(a, b) for a, b in pairs]
         return SLACK * self._found[leaf]
-
-
-def _leaves(result: Any) -> list[Any]:
-    return pytree.tree_leaves(result)
 
 
 def _difference(a: Any, b: Any) -> float:
@@ -207,7 +202,7 @@ def _agrees(program: Trace, inputs: Inputs, expected: Any, reached: _RoundingEff
         got = plain(program, inputs)
     except Exception:
         return False
-    got, expected = _leaves(got), _leaves(expected)
+    got, expected = pytree.tree_leaves(got), pytree.tree_leaves(expected)
     if len(got) != len(expected):
         return False
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
@@ -218,18 +213,6 @@ def _agrees(program: Trace, inputs: Inputs, expected: Any, reached: _RoundingEff
         if error > ROUNDING * size and not error <= reached.of(i):
             return False
     return True
-
-
-def results_agree(got: Any, expected: Any, of_largest: float = 1e-3) -> bool:
-    """Whether two results agree but for rounding to float32 on the way, by a part of the largest value."""
-    got, expected = _leaves(got), _leaves(expected)
-    if len(got) != len(expected):
-        return False
-    return all(
-        _difference(a, b) <= of_largest * float(b.double().abs().nan_to_num().max())
-        if isinstance(b, torch.Tensor) and b.numel() else _difference(a, b) == 0.0
-        for a, b in zip(got, expected, strict=True)
-    )  # fmt: skip
 
 
 KEPT_SHAPES = 16

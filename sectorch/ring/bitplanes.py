@@ -135,11 +135,6 @@ def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torc
     return matrices.flatten(1)[:, : shape.numel()].view(copies, *shape)
 
 
-def bits_shape(count: int) -> torch.Size:
-    """The shape of one packed bit per element."""
-    return torch.Size((words_for(count),))
-
-
 Rows = tuple[int, ...]
 """Numbers of rows."""
 

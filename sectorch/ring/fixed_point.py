@@ -17,9 +17,6 @@ FRAC_BITS = 20
 HEADROOM_BITS = 62
 """Every protocol is exact for ring values below 2^62 in magnitude."""
 
-MSB = -(1 << 63)
-"""The ring element 2^63, as a signed 64-bit constant."""
-
 
 def as_signed(value: int) -> int:
     """`value` mod 2^64 as a signed 64-bit integer."""

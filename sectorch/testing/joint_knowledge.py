@@ -223,35 +223,6 @@ Bit = tuple[int, int]
 """The places of two rows in a list."""
 
 
-class Span:
-    """The span over the two-element field of vectors of bits and the constant one, with how each vector is made."""
-
-    def __init__(self, length: int):
-        self._basis: dict[int, tuple[int, int]] = {}
-        self.rank = 0
-        self._count = 0
-        self.add((1 << length) - 1)
-        self.rank = 0
-
-    def reduce(self, vector: int) -> tuple[int, int]:
-        """A vector reduced by the basis, and the vectors that were subtracted, as bits of a number."""
-        taken = 0
-        while vector and (top := vector.bit_length()) in self._basis:
-            other, parts = self._basis[top]
-            vector ^= other
-            taken ^= parts
-        return vector, taken
-
-    def add(self, vector: int) -> bool:
-        """Add a vector; return whether it is independent of those before."""
-        left, taken = self.reduce(vector)
-        if left:
-            self._basis[left.bit_length()] = left, taken ^ (1 << self._count)
-            self.rank += 1
-        self._count += 1
-        return left != 0
-
-
 def count_bits(bits: np.ndarray, count: int) -> int:
     """Of `count` packed bits, the number of ones or of zeros, whichever is smaller."""
     ones = int(np.unpackbits(bits, count=count).sum())
@@ -298,11 +269,6 @@ def broken_sum(
         else:
             basis[vector.bit_length()] = vector, taken
     return None
-
-
-def largest_correlation(vectors: np.ndarray) -> float:
-    """The largest correlation of two rows of packed bits, or of a row with a constant, in standard deviations."""
-    return float(np.abs(_correlations(vectors)).max())
 
 
 def _correlations(vectors: np.ndarray) -> np.ndarray:

@@ -157,12 +157,6 @@ def _alike(x: Any, y: Any) -> bool:
     return tensors and (x.shape, x.dtype) == (y.shape, y.dtype)
 
 
-def _shapes_of(program: Program) -> dict[Slot, Any]:
-    """The shape of every value of a program, as meta tensors."""
-    found = {slot: value for node in program.nodes for slot, value in zip(node.slots, node.results, strict=True)}
-    return found | {i.slot: torch.empty(i.shape, dtype=i.dtype, device="meta") for i in program.inputs}
-
-
 class Projection:
     """The steps of a program for the process that holds the values of the parties `here`. It holds no secret.
 
@@ -175,7 +169,9 @@ class Projection:
     def __init__(self, program: Program, here: frozenset[Party]):
         self.program, self.here = program, here
         self.splits: dict[Any, DealerSplit] = {}  # by dealer, see `split_of`
-        self.shapes = _shapes_of(program)
+        results = ((node.slots, node.results) for node in program.nodes)
+        self.shapes = {slot: value for slots, values in results for slot, value in zip(slots, values, strict=True)}
+        self.shapes |= {i.slot: torch.empty(i.shape, dtype=i.dtype, device="meta") for i in program.inputs}
         lines = lines_of(program.call, self.shapes, here)
         made = {slot for line in lines for _, slot in line.outputs}
         self._results = [_result(y, made, program.call) for y in program.leaves]

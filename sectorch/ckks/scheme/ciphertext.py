@@ -703,11 +703,6 @@ def depth(coefficients: Sequence[float]) -> int:
     return max(top, depth(coefficients[: 1 << k]))
 
 
-def powers_depth(exponent: int) -> int:
-    """Levels of the exponent-th power."""
-    return depth([0.0] * exponent + [1.0])
-
-
 def _degree(coefficients: Sequence[float]) -> int:
     return max((k for k, c in enumerate(coefficients) if c != 0), default=0)
 

@@ -103,7 +103,9 @@ def weighted_sums(
     positions = 1 if gather is None else gather.shape[0]
     if c.pending and weights.shape[0] * positions > c.count:
         c = settle(c)  # the inputs are fewer than the outputs, so rescale them now
-    rows, terms = (1.0, 1) if weights.is_meta else (_row_sum(weights), weights.shape[1])
+    rows, terms = 1.0, 1
+    if not weights.is_meta:
+        rows, terms = float(weights.abs().sum(1).max()) if weights.numel() else 0.0, weights.shape[1]
     error = rows * abs(c.multiplier) * c.error + terms * (c.largest + c.error) / (2 * weight_scale(c))
     offset = max(map(abs, bias), default=0.0) if bias is not None else 0.0
     result = replace(
@@ -118,10 +120,6 @@ def weighted_sums(
         constants = None if bias is None else integer_constants(result, bias)
         _sum_into(out, c, torch.arange(c.count).view(1, -1) if gather is None else gather, integers, constants)
     return result
-
-
-def _row_sum(weights: torch.Tensor) -> float:
-    return float(weights.abs().sum(1).max()) if weights.numel() else 0.0
 
 
 def gathered_sums(c: Cipher, gather: torch.Tensor) -> Cipher:

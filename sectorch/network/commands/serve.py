@@ -392,6 +392,10 @@ def _reserve_port(stack: ExitStack, address: str) -> str:
     return f"{address.rpartition(':')[0]}:{number}"
 
 
+_ADDED = add_store, add_patience, add_drain, add_log, add_receipts, add_limits
+"""Options that a server and an answering party have in common."""
+
+
 def server(arguments: Sequence[str] | None = None) -> int:
     """`sectorch server`: runs until Ctrl-C or SIGTERM, and then ends with exit code 0."""
     p = Parser(
@@ -413,15 +417,8 @@ def server(arguments: Sequence[str] | None = None) -> int:
         help="seconds, and one for each MiB, that a party may hold up a call",
     )
     p.add_argument("--idle", type=above_zero, default=IDLE, help="seconds without a call after which a session ends")
-    add_store(p)
-    add_patience(p)
-    add_drain(p)
-    add_log(p)
-    add_receipts(p)
-    add_limits(p)
-    add_watch(p)
-    add_core(p)
-    add_workers(p)
+    for add in (*_ADDED, add_watch, add_core, add_workers):
+        add(p)
     given = list(sys.argv[2:] if arguments is None else arguments)
     return command_status(p, arguments, lambda options, _: _server(options, given))
 
@@ -484,16 +481,8 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--verified", action="store_true", help="answer those only who prove what they deal")
     p.add_argument("--imprecise", action="store_true", help="answer with a model that loses digits in fixed point, too")
     p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
-    add_client(p)
-    add_pins(p)
-    add_store(p)
-    add_patience(p)
-    add_drain(p)
-    add_log(p)
-    add_receipts(p)
-    add_limits(p)
-    add_core(p)
-    add_watch(p)
+    for add in (add_client, add_pins, *_ADDED, add_core, add_watch):
+        add(p)
     return command_status(p, arguments, _answer)
 
 

@@ -25,7 +25,7 @@ from ..identity.identity import fingerprint
 from ..wire.channel import Channel
 
 _TAG = b"sectorch v1 edge signature"
-KEY_BYTES, SIGNATURE_BYTES, SEAL_BYTES = 32, 64, 16
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
 LAST = 1 << 32
 
 
