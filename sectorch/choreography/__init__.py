@@ -15,17 +15,6 @@ from .roles import Party as Party
 from .roles import Phase as Phase
 from .roles import Roles as Roles
 
-__all__ = [
-    "Located",
-    "Message",
-    "Net",
-    "Party",
-    "Phase",
-    "ProtocolSpec",
-    "Roles",
-    "leaf",
-    "protocol",
-    "with_shapes",
-]
+__all__ = ["Located", "Message", "Net", "Party", "Phase", "ProtocolSpec", "Roles", "leaf", "protocol", "with_shapes"]
 
 __getattr__ = renamed_names(__name__, shaped="with_shapes")

@@ -18,13 +18,7 @@ with suppress(ArgumentError):  # scikit-learn is missing
     from .linear import LogisticRegression as LogisticRegression
     from .linear import Ridge as Ridge
 
-__all__ = [
-    "FitError",
-    "KMeans",
-    "LinearRegression",
-    "LogisticRegression",
-    "Ridge",
-]
+__all__ = ["FitError", "KMeans", "LinearRegression", "LogisticRegression", "Ridge"]
 
 
 def __getattr__(name: str) -> object:

@@ -106,9 +106,7 @@ def in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
 
 
 @protocol(
-    "garbled_argmax_onehot",
-    "CaPC, step 1c",
-    [Message("words", "S", "Q", "hashes of the labels that Q does not hold")],
+    "garbled_argmax_onehot", "CaPC, step 1c", [Message("words", "S", "Q", "hashes of the labels that Q does not hold")]
 )
 def argmax_onehot(
     net: Net, pair: Pair, at_garbler: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
@@ -323,11 +321,7 @@ def position(hot: torch.Tensor) -> torch.Tensor:
     return (hot * torch.arange(hot.shape[-1], device=hot.device)).sum(-1)
 
 
-@protocol(
-    "argmax_onehot_shares",
-    "CaPC, step 1c, on three-party shares",
-    [Message("half", "S", "Q", "rho of k_SA")],
-)
+@protocol("argmax_onehot_shares", "CaPC, step 1c, on three-party shares", [Message("half", "S", "Q", "rho of k_SA")])
 def argmax_onehot_shares(
     net: Net, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
 ) -> tuple[Located, Located]:

@@ -12,15 +12,7 @@ if TYPE_CHECKING:
     from .fhe import fhe_friendly as fhe_friendly
     from .fhe import fine_tune as fine_tune
 
-__all__ = [
-    "Channels",
-    "SecureModule",
-    "channels",
-    "fhe_friendly",
-    "fine_tune",
-    "reference",
-    "secure",
-]
+__all__ = ["Channels", "SecureModule", "channels", "fhe_friendly", "fine_tune", "reference", "secure"]
 
 
 def __getattr__(name: str):

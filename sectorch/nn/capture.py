@@ -40,16 +40,7 @@ from ..tensor.infinity import Infinite, infinite_of, mask_beyond_range
 from ..tensor.signatures import refuse_dropped, result_on_meta
 from ..tensor.table import BEFORE, IN_PLACE, row_of, spell
 from . import bounds
-from .graph import (
-    CONSTANT,
-    OutOfPlace,
-    SourceLocation,
-    Trace,
-    functional_form,
-    layers_refusals,
-    name_of,
-    raise_located,
-)
+from .graph import CONSTANT, OutOfPlace, SourceLocation, Trace, functional_form, layers_refusals, name_of, raise_located
 from .inputs import Inputs, flatten_tree, refuse_results
 
 

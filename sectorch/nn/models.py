@@ -59,8 +59,7 @@ class BasicBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False),
-                nn.BatchNorm2d(out_channels),
+                nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -243,12 +242,7 @@ def mlp(num_classes: int = 10) -> nn.Sequential:
     runtimes of this model are not directly comparable with the row MLP of Table 4.
     """
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, 128),
-        nn.ReLU(),
-        nn.Linear(128, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
+        nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, num_classes)
     )
 
 
@@ -257,11 +251,7 @@ def mlp(num_classes: int = 10) -> nn.Sequential:
 
 def _conv_bn_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
     """A 3x3 convolution without bias, BatchNorm and ReLU; the size of the feature map stays."""
-    return [
-        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(),
-    ]
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels), nn.ReLU()]
 
 
 def vgg7(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:

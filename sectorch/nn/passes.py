@@ -218,8 +218,7 @@ def fold_scales(program: Trace) -> None:
             both = before is not None
             part, power = _split(factor, 0 if both else MOST_POWER)
             layer.set_weights(
-                f"times {part!r}",
-                lambda w, b, f=part, both=both: (w * f, b * f if both and b is not None else b),
+                f"times {part!r}", lambda w, b, f=part, both=both: (w * f, b * f if both and b is not None else b)
             )
             for passed in path:
                 passed.meta["value"] = None

@@ -376,12 +376,7 @@ class Weights:
     """
 
     def __init__(
-        self,
-        own: dict[str, PrivateTensor],
-        session: Session,
-        party: Party,
-        scheme: Scheme,
-        dtype: torch.dtype,
+        self, own: dict[str, PrivateTensor], session: Session, party: Party, scheme: Scheme, dtype: torch.dtype
     ):
         self._made = dict(own)
         with torch._C.DisableTorchFunctionSubclass():

@@ -206,14 +206,7 @@ def _roots(context: Context, n: int) -> tuple[float, float]:
     return -root, root
 
 
-@implements(
-    "pow",
-    torch.pow,
-    T.pow,
-    T.__pow__,
-    torch.float_power,
-    T.float_power,
-)
+@implements("pow", torch.pow, T.pow, T.__pow__, torch.float_power, T.float_power)
 def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     if not isinstance(x, SharedTensor):
         x = x.item() if not is_secret(x) and isinstance(x, torch.Tensor) and not x.dim() else x

@@ -774,9 +774,7 @@ def _pack_left(x, rows, depth, out):
                 else:
                     line[:] = 0
                 _split_bytes(
-                    line.ctypes.data,
-                    at + ((i * PLANES * tiles + k) * SIDE + r) * UNIT_DEPTH,
-                    tiles * SIDE * UNIT_DEPTH,
+                    line.ctypes.data, at + ((i * PLANES * tiles + k) * SIDE + r) * UNIT_DEPTH, tiles * SIDE * UNIT_DEPTH
                 )
 
 

@@ -111,16 +111,9 @@ class _TypeOfPlain(type, metaclass=_TypeMeta):
     """`type`, of which `type(x) is torch.Tensor` holds for a secret tensor."""
 
 
-_LIBRARIES = {
-    *sys.stdlib_module_names,
-    "torch",
-    "sectorch",
-    "numpy",
-    "functorch",
-    "triton",
-    "numba",
-    "llvmlite",
-} - {"__main__"}
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "sectorch", "numpy", "functorch", "triton", "numba", "llvmlite"} - {
+    "__main__"
+}
 """Packages whose code reads the type of a tensor to pass it on, and not to choose a branch."""
 _scanned: list[Any] = []
 """The modules that were loaded at the last scan."""

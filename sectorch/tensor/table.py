@@ -25,14 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend import Backend, Value
 from ..choreography import Net, Party
-from ..errors import (
-    ArgumentError,
-    DimensionError,
-    DtypeError,
-    SectorchError,
-    ShapeError,
-    UnsupportedOpError,
-)
+from ..errors import ArgumentError, DimensionError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
 from ..session import Session
 from .shared import Scheme, SharedTensor
 

@@ -138,11 +138,7 @@ def _fitting(model: nn.Module, x: torch.Tensor, depth: int, bound: float) -> Par
 
 
 def explain(
-    model: nn.Module,
-    x: torch.Tensor,
-    keys: Keys | PublicKeys | Parameters | None = None,
-    *,
-    bound: float = VALUE_BOUND,
+    model: nn.Module, x: torch.Tensor, keys: Keys | PublicKeys | Parameters | None = None, *, bound: float = VALUE_BOUND
 ) -> Report:
     """What `model(encrypt(x, keys, bound=bound))` takes of the chain, without keys, ciphertexts or values.
 

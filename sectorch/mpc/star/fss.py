@@ -262,8 +262,7 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
 def _at(key: Key, c: Located) -> Shares:
     """Each evaluator's half of the payload at c: [N, 2]. The second word has a meaning with `product` only."""
     return Shares(
-        _payload(key.seeds.A, c, *key.words, key.high, False),
-        _payload(key.seeds.S, c, *key.words, key.high, True),
+        _payload(key.seeds.A, c, *key.words, key.high, False), _payload(key.seeds.S, c, *key.words, key.high, True)
     )
 
 

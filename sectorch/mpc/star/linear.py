@@ -217,11 +217,7 @@ def _masked(numbers: torch.Tensor, encoded: Callable, key: torch.Tensor) -> torc
 # Products
 
 
-@protocol(
-    "linear",
-    "PrivHFL, Figure 3",
-    [Message("m", "S", "A", "b of k_DS")],
-)
+@protocol("linear", "PrivHFL, Figure 3", [Message("m", "S", "A", "b of k_DS")])
 def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
     """Compute y = product(x, omega) for a map that is linear in both arguments (Pi_Matmul).
 

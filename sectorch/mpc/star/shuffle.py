@@ -28,11 +28,7 @@ from .shares import Shares
 @protocol(
     "shuffle",
     "Araki et al., CCS 2021, with dealt correlations (Chase et al., ASIACRYPT 2020)",
-    [
-        Message("m", "S", "A", "a of k_DS"),
-        Message("y", "A", "S", "c of k_DA"),
-        Message("e", "D", "S", "b of k_DA"),
-    ],
+    [Message("m", "S", "A", "a of k_DS"), Message("y", "A", "S", "c of k_DA"), Message("e", "D", "S", "b of k_DA")],
 )
 def shuffle(net: Net, x: Shares) -> Shares:
     """Shuffle the rows of x [n, ...]; the result has fresh halves. Exact.
