@@ -14,8 +14,9 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+import msgspec
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -119,23 +120,42 @@ def write_tensors(head: Mapping[str, Any], values: Sequence[Any]) -> tuple[list,
     return [len(text).to_bytes(8, "big"), text, *parts], 8 + len(text) + size
 
 
-def read_tensors(data: bytearray) -> tuple[dict[str, Any], list[Any]]:
+class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value in a head: a tensor by its shape, its dtype and its place behind the head; or a plain value."""
+
+    plain: bool | int | float | str | None = None
+    shape: list[int] | None = None
+    dtype: str = ""
+    at: int = 0
+
+
+class SealedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The head of a file of tensors, to which each kind of file adds its public facts."""
+
+    values: list[StoredValue]
+
+
+Head = TypeVar("Head", bound=SealedHead)
+
+
+def read_tensors(data: bytearray, of: type[Head]) -> tuple[Head, list[Any]]:
     """Head and values of the bytes that `write_tensors` gave; tensors share the memory of `data`.
 
     Raises:
         ValueError: the bytes are something else. The caller has checked that they were not changed.
     """
-    length = int.from_bytes(data[:8], "big")
-    head = json.loads(bytes(data[8 : 8 + length]))
-    start = 8 + length
+    start = 8 + int.from_bytes(data[:8], "big")
+    try:
+        head = msgspec.convert(json.loads(bytes(data[8:start])), of)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a file of another version ({error})") from None
 
-    def value(entry: dict) -> object:
-        if "plain" in entry:
-            return entry["plain"]
-        shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
-        count = prod(shape)
+    def value(entry: StoredValue) -> object:
+        if entry.shape is None:
+            return entry.plain
+        dtype, count = _DTYPES[entry.dtype], prod(entry.shape)
         if not count:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(data, dtype=dtype, count=count, offset=start + entry["at"]).view(shape)
+            return torch.empty(entry.shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=start + entry.at).view(entry.shape)
 
-    return head, [value(entry) for entry in head.pop("values")]
+    return head, [value(entry) for entry in head.values]

@@ -44,7 +44,7 @@ from .. import files
 from ..choreography.program.projection import Material
 from ..choreography.run.frames import raw
 from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
-from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, key_of, read_tensors, seal, unseal, write_tensors
+from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
 
 log = logging.getLogger("sectorch.store")
@@ -75,6 +75,15 @@ class MaterialBinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     keeper: str = ""
 
 
+class PieceHead(SealedHead, frozen=True, kw_only=True):
+    """The facts of a piece of `Material`."""
+
+    call: int
+    session: str
+    program: str
+    setup: int | None
+
+
 def write_piece(material: Material) -> tuple[list, int]:
     """Serialize a piece; returns its parts in order, and their bytes.
 
@@ -99,10 +108,8 @@ def read_piece(data: bytearray) -> Material:
     Raises:
         ValueError: it is no piece of this version.
     """
-    head, values = read_tensors(data)
-    if set(head) != {"call", "session", "program", "setup"}:
-        raise ValueError("a piece of another version")
-    return Material(head["call"], bytes.fromhex(head["session"]), head["program"], head["setup"], values)
+    head, values = read_tensors(data, PieceHead)
+    return Material(head.call, bytes.fromhex(head.session), head.program, head.setup, values)
 
 
 PIECE_NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")

@@ -25,7 +25,7 @@ from .. import files
 from ..choreography import Party
 from ..config import Scheme
 from ..errors import ArgumentError, CheckpointError
-from ..sealed import key_of, read_tensors, seal, unseal, write_tensors
+from ..sealed import SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from ..session import Session, default_session
 from ..tensor import SharedTensor
 from .autograd_values import Cell, Pool
@@ -246,10 +246,10 @@ class Checkpoints:
         self._last = step
         found = {member: shelf.get(step) for member, shelf in self._shelves.items()}
         head = next(iter(found.values()))[0]
-        facts = {key: head[key] for key in ("nonce", "tree", "shares")}
+        facts = {"nonce": head.nonce, "tree": head.tree, "shares": head.shares}
         self._session.agreement.note(self._party, "resumed", facts)
         values = {member: values for member, (_, values) in found.items()}
-        return Checkpoint(step, join_state(self._session, self._party, facts["tree"], facts["shares"], values))
+        return Checkpoint(step, join_state(self._session, self._party, head.tree, head.shares, values))
 
 
 def _newest(*kept: torch.Tensor) -> torch.Tensor:
@@ -265,6 +265,15 @@ def _newest(*kept: torch.Tensor) -> torch.Tensor:
     lost = any(k[4] > 1 or k[0] == _LOST for k in lists)
     step, nonce = common[-1] if common else (_LOST if lost else _NOTHING, 0)
     return torch.tensor([step, nonce, _NOTHING, 0, max(k[4] for k in lists)], dtype=torch.int64)
+
+
+class StateHead(SealedHead, frozen=True, kw_only=True):
+    """The facts of a state: a draw that names the save, whether it was the first, and the forms of the values."""
+
+    nonce: int
+    first: bool
+    tree: Any
+    shares: Any
 
 
 class _Shelf:
@@ -285,8 +294,8 @@ class _Shelf:
         for step in self._steps():
             with suppress(CheckpointError):
                 head, _ = self.get(step)
-                states += [step, head["nonce"]]
-                saves = max(saves, 1 if head["first"] else 2)
+                states += [step, head.nonce]
+                saves = max(saves, 1 if head.first else 2)
         states = states[-4:]
         return [*states, *(4 - len(states)) // 2 * [_NOTHING, 0], saves]
 
@@ -300,11 +309,11 @@ class _Shelf:
         except OSError as error:
             raise CheckpointError(f"cannot keep the state of step {step} in {self._folder}: {error.strerror}") from None
 
-    def get(self, step: int) -> tuple[dict[str, Any], list[Any]]:
+    def get(self, step: int) -> tuple[StateHead, list[Any]]:
         """Head and tensors of a state. Raises CheckpointError if it is incomplete, or another party's."""
         try:
             content = self._path(step).read_bytes()
-            return read_tensors(unseal(self._key, io.BytesIO(content), len(content), self._about(step)))
+            return read_tensors(unseal(self._key, io.BytesIO(content), len(content), self._about(step)), StateHead)
         except OSError as error:
             raise CheckpointError(f"cannot read {self._path(step)}: {error.strerror}") from None
         except (InvalidTag, ValueError):
