@@ -119,7 +119,7 @@ party notices that another one is lost."""
 
 
 class Shelf:
-    """The pieces of one session. Made by `Store.shelf`.
+    """The stored pieces of one session; `Store.shelf` makes it.
 
     A piece that is read ahead is leased: until it is used or put back, `take` does not find it, and `keep_only` waits
     for it.
