@@ -282,6 +282,8 @@ class ClientMasks:
         survivors = set(survivors)
         if not self.double:
             raise MaskError("these masks were made without double=True; redo the round without the dropped client")
+        # The survivors are the server's word, which the client does not trust: a round it was not in, a list of few
+        # survivors or a second list for one round would show more than one sum over enough clients.
         if self.client not in survivors or round_id not in self._used:
             raise MaskError(f"client {self.client} only opens a round that it took part in and survived")
         if len(survivors) < least:

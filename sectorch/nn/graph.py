@@ -302,6 +302,7 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
                 made[node] = values[node.target]
             elif node.op == "output":
                 return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
+            # A max-pooling that only a ReLU reads waits for it: both come from one opening.
             elif node in pooled and waits_for_relu(*args):
                 made[node] = _DeferredPool(args, kwargs)
             else:

@@ -510,6 +510,7 @@ def operands(b, other, r, chosen, shift, mask, out, low, high):
             for t in range(64):
                 place, bit = element_slice(t, width, left, end), np.int64(1) << t
                 x, less, found = r[place], mask[0, place], out[0, place]
+                # R is the same for all copies, and written in the pass over the first.
                 if k == 0:
                     for i in range(len(found)):
                         found[i] = logical_shift_right(x[i], shift) - less[i]
@@ -830,6 +831,7 @@ def sums_of_rows(x, y, ends, rows, starts, out, low, high):
         size, start = min(_SPAN, high - left), 0
         for i in range(len(ends)):
             found = out[starts[i] + left : starts[i] + left + size]
+            # The first two rows are combined as they are written, so that `out` is not cleared before.
             first, second = none[:size], none[:size]
             if start < ends[i]:
                 first = _part(x, y, rows[start], left, size)
@@ -906,6 +908,7 @@ def choose_words(zero, one, words, base, difference, low, high):
                 for i in range(len(taken)):
                     found = x[i] ^ y[i]
                     different[i] = found
+                    # Minus a bit is a mask of ones, so there is no branch on it.
                     taken[i] = x[i] ^ (found & -((bits[i] >> t) & 1))
 
 

@@ -311,6 +311,7 @@ def _chosen_points(x, y, inner, scales, xors, places, out):
         for t in range(8):
             load_columns(x[:, t], start, xs)
             for i in range(8):
+                # A bit as a mask of a word, so that an AND with it chooses the word or zero.
                 for c in range(LINE_WORDS):
                     ys[i, c] = np.uint64(0) - ((bits[0, c] >> np.uint64(8 * i + t)) & np.uint64(1))
             _spread(xs, xors)

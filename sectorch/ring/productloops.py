@@ -502,6 +502,7 @@ def _sums_of(images, channel, width, source, side, singly, scratch, tiles):
     for c in range(tiles.shape[2] - 1):
         for k in range(len(singly)):
             words[singly[k, 1]] = images[c * channel + singly[k, 0]]
+        # Windows that are not side by side were copied above, word by word.
         for g in range(8):
             if side[g]:
                 _read_windows(images.ctypes.data + 8 * (c * channel + source[8 * g]), 8 * width, begin + 64 * g)

@@ -536,6 +536,7 @@ class Conv2d(PreparedProduct):
             return self._grouped(x, weight)
         if made is not None and self.form == "sums" and not unit():
             return convolve_karatsuba(x, made, self.padding)
+        # All ways give the same bits, so each process may choose by its processor.
         if made is None and weight.shape[0] <= 8 and self.stride == (1, 1):
             from .productloops import convolve_images
 

@@ -125,6 +125,7 @@ def announced(
     if received.is_meta:
         raise ArgumentError(f"the shape of what {holder.name} brings is not known in a rehearsal")
     kind, count, *sizes = received.tolist()
+    # The message comes from another party: a false one may not make this party allocate a tensor of any size.
     if not (0 <= kind < len(_DTYPES) and 0 <= count <= _DIMS and min(sizes) >= 0 and prod(sizes[:count]) < LARGEST):
         raise ShapeError(f"{holder.name} announced what is no shape: {sizes[: max(0, count)]}")
     like = torch.empty(sizes[:count], dtype=_DTYPES[kind], device="meta")

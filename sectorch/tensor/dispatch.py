@@ -352,6 +352,7 @@ def _operate(func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
     if func in CONVERSIONS:
         func, (args, kwargs) = _T.to, conversion_arguments(args, kwargs)
     meta = result_on_meta(func, args, kwargs)
+    # The parties compare a user's calls alone: those that handlers make follow from them.
     if DEPTH.get() == 0:
         context.session.agreement.note(context.party, spell(func), args, kwargs)
     if not shared:
@@ -385,6 +386,8 @@ def _compute(
             result, raised = _run_handler(context, func, handler, args, kwargs)
         else:
             result, raised = _share_public(context, public), ()
+        # Handlers with `inplace=True` replace the shares of an operand. That shows here, and the views of it are
+        # checked before anything is assigned.
         written = [x for x, shares, _, _ in before if x.shares is not shares]  # by an `inplace=True`
         views_of_written = [(x, overlapping(func, x)) for x in written]
         may_copy = func is _T.contiguous and getattr(args[0], "layout_in_memory", None) is not None

@@ -101,6 +101,8 @@ def mul(context: Context, x: Any, y: Any) -> Any:
         return times_code(context, operand(context, x), y)
     if form is not None and form.kind == "floats":
         return _times_floats(context, operand(context, x), y)
+    # A factor that all know costs nothing, and is taken first; a quotient that waits for its factor is looked for after
+    # it.
     pairs: list[Any] = [(x, y), (y, x)]
     for value, other in pairs:
         number = other if isinstance(other, PublicInput) else plain_number(other)

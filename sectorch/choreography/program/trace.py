@@ -200,9 +200,11 @@ class ProgramTracer:
                     "it before, or after the run"
                 )
         call = _needed(self._nodes, set(), (Move, Read))
+        # A setup that is traced alone keeps all its checks, one that programs share those on which this call relied.
         relied = [node.slots[0] for node in before._nodes if _checks(node)] if before._alone else self._relied
         setup = _ordered(before._nodes, [*relied, *(slot for node in call for slot in node.operand_slots)])
         brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
+        # In the order of the steps that need them, which does not depend on the order in which they were brought.
         needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.operand_slots)
         inputs = [brought[slot] for slot in needed if slot in brought]
         for i in inputs:

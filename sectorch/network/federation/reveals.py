@@ -193,6 +193,7 @@ class Ledger:
         """Raises RefusedError for a session that the dry run did not open; its label would tell others something."""
         if self._left is not None and self._over:
             raise self._refusal(self._over)
+        # A session that depends on an input, or its label, would tell the others something by itself.
         if self._left is not None and session_key(label, agreed, cast) not in self._sessions:
             raise self._refusal(f"the session '{label}', which its dry run did not open")
 
@@ -209,6 +210,7 @@ class Ledger:
             if self._messages is not None and message_key(line, label, cast) not in self._messages:
                 what = f"{line.label!r:.60} {list(line.shape)} of {line.protocol!r:.60}, session {label!r:.60}"
                 raise self._refusal(readable(f"the message {what}, which its dry run did not send", LONG))
+            # A message that shows nothing is held to the dry run above; what follows is for reveals.
             if line.learner is None:
                 return
             if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
