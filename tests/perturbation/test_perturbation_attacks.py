@@ -179,14 +179,17 @@ def test_mse_gamma_is_found_once_the_model_fits():
     assert ((found - key.gamma) / key.gamma).abs().max() < 0.05
 
 
-@pytest.mark.parametrize(("loss", "m"), [("mse", 1), ("mse", 2), ("mse", 4), ("cross_entropy", 1)])
-def test_gamma_is_found_from_two_rounds_whatever_m_is(loss, m):
+@pytest.mark.parametrize(
+    ("loss", "m", "noise_on"),
+    [("mse", m, "weights") for m in (1, 2, 4)] + [("mse", 1, "bias"), ("cross_entropy", 1, "weights")],
+)
+def test_gamma_is_found_from_two_rounds_whatever_m_is(loss, m, noise_on):
     """Against Lemma 7 at m = n_L too, and by `shift` the number that all logits have in common. Medians of 20 keys; the
     control has another model in the second round."""
     torch.manual_seed(m)
     x, target = torch.randn(64, 12).double(), 3 * torch.randn(64, 4).double()
     model, other = NETS["mlp3"][0]().double(), NETS["mlp3"][0]().double()
-    scheme = Scheme(model, loss, m)
+    scheme = Scheme(model, loss, m, noise_on=noise_on)
     optimizer, after = torch.optim.SGD(model.parameters(), 0.02), []
     for _ in range(51):
         after = [*after[-1:], copy.deepcopy(model)]
@@ -198,7 +201,7 @@ def test_gamma_is_found_from_two_rounds_whatever_m_is(loss, m):
         noisy, _ = scheme.perturb(model.state_dict())
         body = {name: value for name, value in noisy.state.items() if name[0] != "4"}
         hidden = torch.func.functional_call(model[:-1], body, (x,)).detach()
-        seen = algorithm.outputs(hidden, noisy.state["4.weight"], noisy.state["4.bias"], "weights")
+        seen = algorithm.outputs(hidden, noisy.state["4.weight"], noisy.state["4.bias"], noise_on)
         return attacks.View(*seen, noisy.additive, noisy.partition)
 
     true, errors = after[0](x).detach(), []
