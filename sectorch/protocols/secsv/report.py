@@ -180,6 +180,11 @@ class Result(Outcome):
         out = [f"{self.counted('products')} homomorphic products, {self.counted('rotations')} rotations"]
         if self.level != "none":
             out.append(f"routing level {self.level} (Proposition 6.8)")
+            out.append(
+                "every client knows the model of all clients together from training: who decrypts that coalition's "
+                "first layer solves for the samples once its outputs, over all rounds, are as many as its inputs "
+                "(against Proposition 6.8; protocol='secretsv', --protocol secretsv: nobody sees outputs)"
+            )
         if self.error is not None:
             out.append(f"error against plain (Euclidean): {self.error:.2e}")
         if self.settings.skipping != "never":
