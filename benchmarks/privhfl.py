@@ -39,7 +39,7 @@ from rich.table import Table
 
 from sectorch.federated import Study
 from sectorch.federated.command import shown_with_spread, verdict
-from sectorch.federated.folder import named
+from sectorch.federated.run import digest_of
 from sectorch.nn.models import ZOO
 from sectorch.protocols.privhfl import PRESETS, PrivHFL, Result, Settings, federation, plain_query, secure_query
 from sectorch.protocols.privhfl.settings import CONTROLS
@@ -66,7 +66,7 @@ def trial(o: argparse.Namespace, seed: int, row: Row) -> Result:
     training = dict(local=preset.local.lasting(o.local_epochs), retraining=preset.retraining.lasting(o.epochs))
     how = Settings(**{"secure": o.secure, **training, "seed": seed, **row.settings})
     clients, test, classes = federation(o.data, seed=seed, root=o.data_root, **federated)
-    out = o.work / o.data / named(dict(how=how.as_dict(), **federated))
+    out = o.work / o.data / digest_of(dict(how=how.as_dict(), **federated))[:16]
     return PrivHFL(clients, test, classes, how, out=out, local=o.work / o.data / "local").run()
 
 

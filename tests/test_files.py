@@ -10,7 +10,7 @@ import torch
 
 from sectorch import files
 from sectorch.choreography.program.projection import Material
-from sectorch.federated import folder
+from sectorch.federated import RunFolder
 from sectorch.network import Pins, Store
 from sectorch.network.identity.identity import fingerprint
 from sectorch.network.store import MaterialBinding
@@ -57,8 +57,8 @@ def material(call: int = 0) -> Material:
     ("name", "save"),
     [
         ("pins", lambda path: Pins(path).pin("alice", PRINT)),
-        ("run.json", lambda path: folder.save_json(path, {"a": 1})),
-        ("run.pt", lambda path: folder.save_tensors(path, torch.zeros(2))),
+        ("run.json", lambda path: RunFolder(path.parent).keep("run", record={"a": 1})),
+        ("run.pt", lambda path: RunFolder(path.parent).keep("run", torch.zeros(2))),
         ("any", lambda path: files.write(path, b"x")),
     ],
 )

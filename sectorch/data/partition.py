@@ -135,11 +135,16 @@ def _iid(clients: int, classes: int, draw: torch.Generator, alpha: float, classe
     return torch.full((clients, classes), 1 / classes) + 1e-6 * torch.rand(clients, classes, generator=draw)
 
 
-def _dirichlet(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
-    # Logarithms, since for a small alpha all of a row's gamma variables may underflow.
-    shape = torch.full((clients, classes), float(alpha), dtype=torch.float64)
+def _dirichlet_rows(rows: int, columns: int, alpha: float, draw: torch.Generator) -> torch.Tensor:
+    """[rows, columns] float64, each row from Dir(alpha); for a small alpha all of its gamma variables may underflow."""
+    shape = torch.full((rows, columns), float(alpha), dtype=torch.float64)
     gamma = torch._standard_gamma(shape, generator=draw)  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
-    return (gamma.clamp_min(1e-300) / gamma.clamp_min(1e-300).sum(1, keepdim=True)).float()
+    gamma = gamma.clamp_min(1e-300)
+    return gamma / gamma.sum(1, keepdim=True)
+
+
+def _dirichlet(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
+    return _dirichlet_rows(clients, classes, alpha, draw).float()
 
 
 def _skew(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
@@ -229,10 +234,7 @@ def dirichlet(classes: int, clients: int, alpha: float, seed: int) -> torch.Tens
     """[classes, clients]: for each label the clients' shares of it, from Dir_clients(alpha)."""
     if not 0 < alpha < float("inf"):
         raise PartitionError(f"alpha must be above 0 and finite, got {alpha}")
-    gamma = torch._standard_gamma(  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
-        torch.full((classes, clients), float(alpha), dtype=torch.float64), generator=generator(seed, "dirichlet")
-    ).clamp_min(1e-300)
-    return gamma / gamma.sum(1, keepdim=True)
+    return _dirichlet_rows(classes, clients, alpha, generator(seed, "dirichlet"))
 
 
 def divide(labels: torch.Tensor, proportions: torch.Tensor, least: int, seed: int) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ its files can be read by their owner alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -74,33 +75,37 @@ class RunFolder:
             wanted: what the run is, for JSON.
 
         Raises:
-            CheckpointError: it holds another run; names what differs.
+            CheckpointError: it holds another run; names what differs, three at most.
         """
         wanted = json.loads(json.dumps(wanted))
         found = self.claimed()
         if found is None:
-            save_json(self._file("run.json"), wanted, indent=2)
-        elif self.path is not None:
-            same_run(self.path, found, wanted)
+            self._save("run.json", json.dumps(wanted, indent=2).encode())
+        elif different := list(_differences(found, wanted)):
+            raise CheckpointError(
+                f"{self.path} holds another run, which differs in {', '.join(different[:3])}; name another folder or "
+                f"remove that one"
+            )
 
     def claimed(self) -> Any:
         """What the run in this folder is, or None."""
-        return load_json(self._file("run.json"), "remove its folder and start again")
+        return self._load("run.json", _read_json, "remove its folder and start again")
 
     def record(self, name: str) -> Any:
         """What was kept as the record of a finished part, or None."""
-        return load_json(self._file(f"{name}.json"), AGAIN)
+        return self._load(f"{name}.json", _read_json)
 
     def tensors(self, name: str) -> Any:
         """What was kept as the tensors of a part, or None."""
-        return load_tensors(self._file(f"{name}.pt"), AGAIN)
+        return self._load(f"{name}.pt", functools.partial(torch.load, weights_only=True))
 
     def keep(self, name: str, tensors: Any = None, record: Any = None) -> None:
         """Write tensors, and then the record that says they are finished; None is not written."""
         if tensors is not None:
-            save_tensors(self._file(f"{name}.pt"), tensors)
+            torch.save(tensors, data := io.BytesIO())
+            self._save(f"{name}.pt", data.getvalue())
         if record is not None:
-            save_json(self._file(f"{name}.json"), record)
+            self._save(f"{name}.json", json.dumps(record).encode())
 
     def drop(self, pattern: str, *but: str) -> None:
         """Remove the files that a glob pattern finds, but for those of these names."""
@@ -141,79 +146,33 @@ class RunFolder:
     def _file(self, name: str) -> Path | None:
         return self.path / name if self.path else None
 
+    def _load(self, name: str, read: Callable[[Path], Any], way_out: str = AGAIN) -> Any:
+        """The content of a file, or None if it is not there."""
+        path = self._file(name)
+        if path is None or not path.is_file():
+            return None
+        try:
+            return read(path)
+        except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+            raise CheckpointError(f"{path} cannot be read ({type(error).__name__}); {way_out}") from error
 
-def named(what: dict[str, Any]) -> str:
-    """A folder's name for what a run is, so that two that differ never meet."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def same_run(folder: Path, found: dict, wanted: dict) -> None:
-    """Whether the run that `folder` holds is the one that is wanted.
-
-    Args:
-        found: what the run there is, as it was read from JSON.
-        wanted: what this run is, in JSON's types.
-
-    Raises:
-        CheckpointError: it is another; names what differs, three at most.
-    """
-    different = list(_differences(found, wanted))
-    if different:
-        raise CheckpointError(
-            f"{folder} holds another run, which differs in {', '.join(different[:3])}; name another folder or remove "
-            "that one"
-        )
-
-
-def load_json(path: Path | None, way_out: str) -> Any:
-    """What `save_json` wrote, or None if it is not there.
-
-    Raises:
-        CheckpointError: it cannot be read; ends with `way_out`.
-    """
-    return _load(path, lambda p: json.loads(p.read_text()), way_out)
+    def _save(self, name: str, data: bytes) -> None:
+        """Write a file, whole or not at all, and its folder where it is missing."""
+        path = self._file(name)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.write(path, data, 0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be written ({error.strerror or type(error).__name__}); what is finished is kept, and "
+                f"the same run goes on from there"
+            ) from error
 
 
-def load_tensors(path: Path | None, way_out: str) -> Any:
-    """What `save_tensors` wrote, or None if it is not there.
-
-    Raises:
-        CheckpointError: it cannot be read; ends with `way_out`.
-    """
-    return _load(path, lambda p: torch.load(p, weights_only=True), way_out)
-
-
-def save_json(path: Path | None, value: Any, indent: int | None = None) -> None:
-    """Write a file, whole or not at all, and its folder where it is missing."""
-    _save(path, json.dumps(value, indent=indent).encode())
-
-
-def save_tensors(path: Path | None, value: Any) -> None:
-    """Write a file, whole or not at all, and its folder where it is missing."""
-    torch.save(value, data := io.BytesIO())
-    _save(path, data.getvalue())
-
-
-def _load(path: Path | None, how: Callable[[Path], Any], way_out: str) -> Any:
-    if path is None or not path.is_file():
-        return None
-    try:
-        return how(path)
-    except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}); {way_out}") from error
-
-
-def _save(path: Path | None, data: bytes) -> None:
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write(path, data, 0o600)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror or type(error).__name__}); what is finished is kept, and the "
-            f"same run goes on from there"
-        ) from error
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def _differences(there: dict, now: dict, within: str = "") -> Iterator[str]:

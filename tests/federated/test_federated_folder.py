@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sectorch.errors import CheckpointError
-from sectorch.federated.folder import RunFolder, same_run
+from sectorch.federated.folder import RunFolder
 
 KEY, OTHER = "0" * 32, "1" * 32
 
@@ -32,12 +32,14 @@ KEY, OTHER = "0" * 32, "1" * 32
     ],
 )
 def test_what_differs_is_said_in_short(tmp_path, there, now, words):
+    folder = RunFolder(tmp_path)
+    folder.claim(there)
     with pytest.raises(CheckpointError) as refused:
-        same_run(tmp_path, there, now)
+        folder.claim(now)
     assert str(refused.value) == (
         f"{tmp_path} holds another run, which differs in {words}; name another folder or remove that one"
     )
-    same_run(tmp_path, there, there)
+    folder.claim(there)
 
 
 def test_a_run_folder_is_its_owners_alone(tmp_path):

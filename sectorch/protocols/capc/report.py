@@ -14,12 +14,9 @@ from rich.table import Table
 from ...display import Plot
 from ...dp import ORDERS, Budget, ConfidentGNMax, Mechanism, epsilon_of
 from ...federated.errors import FederationError
-from ...federated.outcome import Outcome, Scores, learned, merged, table
+from ...federated.outcome import Outcome, Scores, learned, merged, table, where_it_ran
 from .plan import Forecast
 from .settings import Party, Settings
-
-# What one querying party did and got.
-
 
 STEPS = ("infer", "onehot", "argmax")
 """Seconds of step 1a, of 1b and 1c, of 2 and 3."""
@@ -68,13 +65,9 @@ class Record:
         self.received.append(answer.get("received", []))
         for votes, label in zip(answer.get("votes") or (), labels.tolist(), strict=False):
             self.votes.append(votes)
-            curve = self._curve_of(np.asarray(votes), label)
+            answered = (label >= 0,) if isinstance(self.mechanism, ConfidentGNMax) else ()
+            curve = self.mechanism.curve_of(np.asarray(votes), *answered)
             self.oracle = curve if self.oracle is None else self.oracle + curve
-
-    def _curve_of(self, votes: np.ndarray, label: int) -> np.ndarray:
-        if isinstance(self.mechanism, ConfidentGNMax):
-            return self.mechanism.curve_of(votes, label >= 0)
-        return self.mechanism.curve_of(votes)
 
     @property
     def answered(self) -> int:
@@ -126,6 +119,30 @@ class Record:
         """Answers of each class."""
         return self.labels[self.labels >= 0].bincount(minlength=classes).tolist()
 
+    def sentences(self) -> list[str]:
+        """What the party got for which epsilon."""
+        m, b = self.mechanism, self.budget
+        out = [
+            f"{self.answered} labels by {type(m).__name__} with scale {m.scale:g}; ({b.spent:.3f}, {b.delta:g})-DP for "
+            f"a change of all data of an organisation ({m.moved} {'vote' if m.moved == 1 else 'votes'}), whatever the "
+            f"votes were."
+        ]
+        if isinstance(m, ConfidentGNMax):
+            out.append(
+                f"{len(self.asked) - self.answered} of {len(self.asked)} queries were not answered, for want of "
+                f"{m.threshold} votes under noise of scale {m.sigma1:g}; their checks are in the figure."
+            )
+        if self.oracle is not None:
+            out.append(
+                f"the data-dependent epsilon would be {epsilon_of(self.oracle, b.delta):.3f}. It depends on the votes "
+                f"and is NOT private itself, and in the secure protocol nobody could compute it."
+            )
+        if self.lost:
+            out.append(f"lost on the way: {', '.join(self.lost)}; the rest answered, with the same noise.")
+        if self.stopped:
+            out.append(f"stopped by its budget. {self.stopped}.")
+        return [f"{self.name}: {text}" for text in out]
+
     def as_dict(self, classes: int, forecast: Forecast) -> dict:
         true = None if self.truth is None else self.truth[self.asked].bincount(minlength=classes).tolist()
         noise: dict = dict(kind=type(self.mechanism).__name__, scale=self.mechanism.scale, moved=self.mechanism.moved)
@@ -156,99 +173,6 @@ class Record:
             stopped=self.stopped,
             seconds=self.seconds,
         )
-
-
-# The privacy statement of a run in words: what each role learned, from the ledger, and what the figures promise.
-
-
-def sentences(result: Any) -> list[str]:
-    """What a reader of the figures (a `report.Result`) must know beside them."""
-    how, out = result.settings, []
-    if not result.records:
-        out.append("This party asked nothing: what each role received stands in the results of those that asked.")
-    elif how.control is not None:
-        out.append(f"Nobody was asked by the protocol: a control ({how.control}).")
-    elif how.inference == "simulated":
-        out.append(
-            "This run computed all votes in the clear (inference='simulated'): labels are drawn from the same "
-            "mechanism as in the secure run, and nothing was protected."
-        )
-    else:
-        out += _learned(result)
-        seconds = [sum(r.seconds[step] for r in result.records.values()) for step in STEPS]
-        out.append("Seconds, all parties one after another: step 1a {:.1f}, 1b-1c {:.1f}, 2-3 {:.1f}.".format(*seconds))
-    if how.control is None:
-        out += [warning for name, f in result.forecasts.items() if (warning := f.warning(name))]
-        for record in result.records.values():
-            out += _spending(record)
-        if len(result.records) > 1:
-            out.append(
-                f"If all {len(result.records)} querying parties pool their labels, the figures add up: epsilon "
-                f"{result.epsilon_of_all:.3f} for an organisation that answered all of them."
-            )
-    if callable(how.vote):
-        name = how.as_dict()["vote"]["kind"]
-        out.append(
-            f"A party's ballot was that of {name}: at most {how.ballot_votes} votes in all, which the noise covers. "
-            f"That was tried on random logits before the run; on shares nobody can look."
-        )
-    repeated = "what repeated runs add up to (each starts a new budget)"
-    if result.lasting:
-        out.append(_lasting(result))
-        repeated = "what organisations answered in runs that did not name their budgets"
-    return [
-        *out,
-        "Public: model architectures, shapes, who asks, how many queries, the classes, the scale of the noise.",
-        f"Not covered: {repeated}, the guardian colluding with anybody,"
-        " parties that cheat, the query choice of a party (a party's own data are not protected from itself).",
-        "Each party ran in a process of its own."
-        if result.apart
-        else "All parties ran in one process, which therefore protected nothing: this is a simulation.",
-    ]
-
-
-def _lasting(result: Any) -> str:
-    """The organisations' own budgets: of the one that has least left, and how many there are."""
-    owner, least = min(result.lasting.items(), key=lambda pair: pair[1].remaining)
-    return (
-        f"The {len(result.lasting)} answering organisations have budgets of their own, over all runs and askers that "
-        f"were charged to them: {owner}, which has least left, has spent epsilon {least.spent:.3f} of {least.limit:g} "
-        f"at delta {least.delta:g}."
-    )
-
-
-def _learned(result: Any) -> list[str]:
-    """What each role received and learned, from the ledger's rows."""
-    names = {"A": "Answering parties", "S": "The privacy guardian", "Q": "Querying parties"}
-    out = learned(result.received, names, "nothing: masked values only")
-    if result.settings.inference == "open":
-        out.append("The answering parties saw every query in plain (inference='open').")
-    return out
-
-
-def _spending(r: Any) -> list[str]:
-    """What a party (a `report.Record`) got for which epsilon."""
-    m = r.mechanism
-    out = [
-        f"{r.name}: {r.answered} labels by {type(m).__name__} with scale {m.scale:g}; ({r.budget.spent:.3f}, "
-        f"{r.budget.delta:g})-DP for a change of all data of an organisation ({m.moved} "
-        f"{'vote' if m.moved == 1 else 'votes'}), whatever the votes were."
-    ]
-    if isinstance(m, ConfidentGNMax):
-        out.append(
-            f"{r.name}: {len(r.asked) - r.answered} of {len(r.asked)} queries were not answered, for want of "
-            f"{m.threshold} votes under noise of scale {m.sigma1:g}; their checks are in the figure."
-        )
-    if r.oracle is not None:
-        out.append(
-            f"{r.name}: the data-dependent epsilon would be {epsilon_of(r.oracle, r.budget.delta):.3f}. It depends "
-            f"on the votes and is NOT private itself, and in the secure protocol nobody could compute it."
-        )
-    if r.lost:
-        out.append(f"{r.name}: lost on the way: {', '.join(r.lost)}; the rest answered, with the same noise.")
-    if r.stopped:
-        out.append(f"{r.name}: stopped by its budget. {r.stopped}.")
-    return out
 
 
 SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
@@ -337,14 +261,15 @@ class Result(Outcome):
         """Of each querying party and class, and of each query."""
         parties, queries = [], []
         for r in self.records.values():
-            for when in ("accuracy", "balanced"):
-                pair = dict(before=getattr(r.before, when), after=getattr(r.retrained, when))
-                name = "all" if when == "accuracy" else when
-                parties.append({"party": r.name, "architecture": r.architecture, "class": name, **pair,
-                                "answers": r.answered})  # fmt: skip
-            for k, count in enumerate(r.counts(self.classes)):
-                pair = dict(before=r.before.per_class[k], after=r.retrained.per_class[k])
-                parties.append({"party": r.name, "architecture": r.architecture, "class": k, **pair, "answers": count})
+            lines: list[tuple] = [
+                ("all", r.before.accuracy, r.retrained.accuracy, r.answered),
+                ("balanced", r.before.balanced, r.retrained.balanced, r.answered),
+                *zip(
+                    range(self.classes), r.before.per_class, r.retrained.per_class, r.counts(self.classes), strict=True
+                ),
+            ]
+            names = ("party", "architecture", "class", "before", "after", "answers")
+            parties += [dict(zip(names, (r.name, r.architecture, *line), strict=True)) for line in lines]
             voters = r.voters or [0] * len(r.asked)
             columns = zip(r.asked.tolist(), r.labels.tolist(), voters, r.spent, strict=True)
             queries += [
@@ -375,7 +300,65 @@ class Result(Outcome):
         return made
 
     def sentences(self) -> list[str]:
-        return sentences(self)
+        """The privacy statement in words: what each role learned, from the ledger, and what the figures promise."""
+        return [
+            *self._learned(),
+            *(self._promised() if self.settings.control is None else ()),
+            "Public: model architectures, shapes, who asks, how many queries, the classes, the scale of the noise.",
+            f"Not covered: {self._repeated()}, the guardian colluding with anybody, parties that cheat, the query "
+            f"choice of a party (a party's own data are not protected from itself).",
+            where_it_ran(self.apart),
+        ]
+
+    def _learned(self) -> list[str]:
+        how = self.settings
+        if not self.records:
+            return ["This party asked nothing: what each role received stands in the results of those that asked."]
+        if how.control is not None:
+            return [f"Nobody was asked by the protocol: a control ({how.control})."]
+        if how.inference == "simulated":
+            return [
+                "This run computed all votes in the clear (inference='simulated'): labels are drawn from the same "
+                "mechanism as in the secure run, and nothing was protected."
+            ]
+        names = {"A": "Answering parties", "S": "The privacy guardian", "Q": "Querying parties"}
+        out = learned(self.received, names, "nothing: masked values only")
+        if how.inference == "open":
+            out.append("The answering parties saw every query in plain (inference='open').")
+        seconds = [sum(r.seconds[step] for r in self.records.values()) for step in STEPS]
+        return [
+            *out,
+            "Seconds, all parties one after another: step 1a {:.1f}, 1b-1c {:.1f}, 2-3 {:.1f}.".format(*seconds),
+        ]
+
+    def _promised(self) -> list[str]:
+        how, out = self.settings, [text for name, f in self.forecasts.items() if (text := f.warning(name))]
+        for record in self.records.values():
+            out += record.sentences()
+        if len(self.records) > 1:
+            out.append(
+                f"If all {len(self.records)} querying parties pool their labels, the figures add up: epsilon "
+                f"{self.epsilon_of_all:.3f} for an organisation that answered all of them."
+            )
+        if callable(how.vote):
+            name = how.as_dict()["vote"]["kind"]
+            out.append(
+                f"A party's ballot was that of {name}: at most {how.ballot_votes} votes in all, which the noise "
+                f"covers. That was tried on random logits before the run; on shares nobody can look."
+            )
+        if self.lasting:
+            owner, least = min(self.lasting.items(), key=lambda pair: pair[1].remaining)
+            out.append(
+                f"The {len(self.lasting)} answering organisations have budgets of their own, over all runs and askers "
+                f"that were charged to them: {owner}, which has least left, has spent epsilon {least.spent:.3f} of "
+                f"{least.limit:g} at delta {least.delta:g}."
+            )
+        return out
+
+    def _repeated(self) -> str:
+        if self.lasting:
+            return "what organisations answered in runs that did not name their budgets"
+        return "what repeated runs add up to (each starts a new budget)"
 
 
 def summary(records: Iterable[Record]) -> Table:

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from ...display import Plot
-from ...federated.outcome import Outcome, learned, merged, percents, table
+from ...federated.outcome import Outcome, learned, merged, percents, table, where_it_ran
 from ...federated.participants import Participant
 from . import settings
 from .settings import Settings
@@ -173,9 +173,7 @@ def statement(
         "Public: architectures, shapes, who asks whom, how many queries, the number format.",
         f"Not covered: {'' if how.noised else 'what the sum itself says about the models (no noise was added), '}"
         "the server colluding with a client, parties that cheat.",
-        "Each party ran in a process of its own."
-        if apart
-        else "All parties ran in one process, which therefore protected nothing: this is a simulation.",
+        where_it_ran(apart),
     ]
 
 
