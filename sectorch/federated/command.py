@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
 from ..cli.command import (
@@ -44,8 +44,8 @@ from .errors import FederationError
 from .folder import KINDS, RunFolder, Workers
 from .outcome import Outcome, write_csv
 from .parties import Parties, Simulation
-from .run import digest_of
-from .watch import Estimate, Screen, Watch, agree
+from .run import Experiment, digest_of
+from .watch import Screen, agree
 
 # Settings that are declared once: a field gives the check, the command line's option, and the line in the docs.
 #
@@ -457,16 +457,6 @@ Join = Callable[..., AbstractContextManager[Parties]]
 """join(path, as_, folder, needs=): makes this process one party of a federation."""
 
 
-class Trial(Protocol):
-    """A run of a paper, for the command."""
-
-    def run(self, watch: Watch | None = None) -> Outcome: ...
-
-    def so_far(self) -> RenderableType: ...
-
-    def estimate(self) -> Estimate | None: ...
-
-
 @dataclass(frozen=True)
 class Place:
     """The folders, workers and parties of a run.
@@ -520,7 +510,7 @@ class Command(Generic[F, S]):
     federation: F
     settings: S
     cast: Callable[[F, S], Sequence[str]]
-    prepare: Callable[[F, S, Place], Trial]
+    prepare: Callable[[F, S, Place], Experiment]
     base: Callable[[F], S]
     controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -594,7 +584,9 @@ class Command(Generic[F, S]):
         trials = list(self._trials(options))
         if len(trials) > 1 and not isinstance(parties, Simulation):
             raise FederationError("a federation makes one run at a time: one seed, one value, no controls")
-        runs = [(c, seed, out, self._prepared(options, f, s, out, parties)) for c, seed, out, f, s in trials]
+        workers, shared = Workers(options.worker_count, options.worker_kind), options.out / "shared"
+        place = functools.partial(Place, shared=shared, workers=workers, root=options.data_root, parties=parties)
+        runs = [(c, seed, out, self.prepare(f, s, place(out))) for c, seed, out, f, s in trials]
         expected = [found for *_, run in runs if (found := run.estimate()) is not None]
         if expected:
             agree(sum(expected[1:], expected[0]), console, options.yes)
@@ -637,11 +629,6 @@ class Command(Generic[F, S]):
         for condition, seed, federation, settings in found:
             place = f"{re.sub('[^a-z0-9]+', '-', condition.lower())}-seed-{seed}"
             yield condition, seed, options.out / place if len(found) > 1 else options.out, federation, settings
-
-    def _prepared(self, options: argparse.Namespace, federation: F, settings: S, out: Path, parties: Parties) -> Trial:
-        workers = Workers(options.worker_count, options.worker_kind)
-        place = Place(out, options.out / "shared", workers, options.data_root, parties)
-        return self.prepare(federation, settings, place)
 
     def _across(self, options: argparse.Namespace) -> str:
         names = [n for n in sweeps(options, type(self.federation), type(self.settings)) if n != "seed"]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from federation_world import World, each
 from network_world import until
 
@@ -159,6 +160,40 @@ def test_another_number_format_is_refused_before_anything_is_charged(world, made
             return CaPC(copy.deepcopy(made[0]), made[1], made[2], how, together=party).run()
 
     found = each(("hub", "west"), work)  # the first two to come: who comes later waits for them to come again
+    assert all(isinstance(error, SectorchError) for error in found.values()) and len(found) == 2, found
+    assert json.loads((tmp_path / "west" / "p3.json").read_text())["charges"] == {}
+
+
+def top_two(logits, name):
+    return F.one_hot(logits.topk(2).indices, 10).sum(1)
+
+
+def other_vote(logits, name):
+    return 2 * F.one_hot(logits.argmax(1), 10)
+
+
+def test_a_vote_of_ones_own_by_parties_apart(world, made, tmp_path):
+    """The labels are those of the simulation: at an epsilon so large that no noise is drawn that changes one."""
+    how = replace(QUICK, vote=top_two, ballot_votes=2, budgets=None, budget_epsilon=None, epsilon=1e6, reliability=0.3)
+    found = taking_part(world, made, tmp_path, how)
+    assert not any(isinstance(result, BaseException) for result in found.values()), found
+    plain = CaPC(copy.deepcopy(made[0]), made[1], made[2], replace(how, inference="simulated")).run()
+    for name, role in (("north", "p1"), ("south", "p2")):
+        record = found[name].records[role]
+        assert record.mechanism.moved == 2 and record.mechanism.scale < 0.1
+        votes = torch.tensor(plain.records[role].votes)
+        assert len(record.labels) == len(votes) == 4
+        assert bool((votes.gather(1, record.labels[:, None]) == votes.amax(1, keepdim=True)).all())
+
+
+def test_another_vote_is_refused_before_anything_is_charged(world, made, tmp_path):
+    def work(name: str):
+        vote = other_vote if name == "west" else top_two
+        how = replace(QUICK, budgets=str(tmp_path / name), vote=vote, ballot_votes=2)
+        with world.party(name) as party:
+            return CaPC(copy.deepcopy(made[0]), made[1], made[2], how, together=party).run()
+
+    found = each(("hub", "west"), work)
     assert all(isinstance(error, SectorchError) for error in found.values()) and len(found) == 2, found
     assert json.loads((tmp_path / "west" / "p3.json").read_text())["charges"] == {}
 
