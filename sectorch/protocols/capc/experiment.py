@@ -68,7 +68,7 @@ class CaPC(Experiment):
         self.mine, self.test, self.classes = [p for p in self.parties if here[p.name]], test, classes
         self.settings, self._own = how, how.seed if own is None else own
         if not (all(here.values()) and who.present(S.name)):
-            check_apart(self.parties, how, (workers or Workers()).count)
+            check_apart(self.parties, how)
         check(self.parties, test, classes, how)
         if callable(how.vote) and how.inference in ("mpc", "ckks"):
             try_on_shares(how.vote, self.parties[0].name, classes)

@@ -8,6 +8,7 @@ assumptions that are settings, the voters' accuracy and the correlation between 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -76,11 +77,8 @@ class Forecast:
 
 def moved_by(parties: Sequence[Party], asking: Party, colluding: int) -> int:
     """Votes that C organisations together can move: the sum of the C largest numbers of models that answer."""
-    owned: dict[str, int] = {}
-    for party in parties:
-        if party.owner != asking.owner:
-            owned[party.owner] = owned.get(party.owner, 0) + 1
-    return sum(sorted(owned.values(), reverse=True)[:colluding])
+    models = Counter(party.owner for party in parties if party.owner != asking.owner)
+    return sum(count for _, count in models.most_common(colluding))
 
 
 def plan(

@@ -280,19 +280,17 @@ def check(parties: Sequence[Party], test: Samples, classes: int, how: Settings) 
             raise FederationError(f"{party.name}'s pool has no true labels, which the control true-labels trains on")
 
 
-def check_apart(parties: Sequence[Party], how: Settings, processes: int) -> None:
+def check_apart(parties: Sequence[Party], how: Settings) -> None:
     """What parties in processes apart can do.
 
     Raises:
-        FederationError: a control, an inference that protects nothing or needs all of them in one place, several
-            processes of one party, a budget that several parties would keep.
+        FederationError: a control, an inference that protects nothing or needs all of them in one place, a budget that
+            several parties would keep.
     """
     if how.control is not None or how.inference != "mpc":
         raise FederationError(
             "among parties apart the inference is mpc; controls, and queries that others see, are for a simulation"
         )
-    if processes > 1:
-        raise FederationError("one party of a federation works in one process; leave --processes out")
     owners = [party.owner for party in parties]
     if how.budgets is not None and len(set(owners)) < len(owners):
         raise FederationError("an organisation with several parties has one budget, which one of them could not keep "
