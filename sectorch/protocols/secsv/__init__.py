@@ -2,6 +2,8 @@
 
     result = ShapleyEvaluation(model, rounds, tests, settings=Settings(protocol="secsv")).run()
 
+Except by "secretsv", a client that decrypts can find others' test samples (docs/secsv.md, "Where the claim is weak").
+
 `algorithm.py` is the paper's algorithms, to be read beside them; `secsv.py` and `hesv.py` are their steps;
 `secsv/settings.py` says who may decrypt what; `docs/secsv.md` says what each party learns.
 """
