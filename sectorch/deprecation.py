@@ -104,7 +104,9 @@ def renamed_names(module: str, **names: str) -> Callable[[str], Any]:
 MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
     f"sectorch.{old}": (f"sectorch.{new}", names)
     for old, new, names in (
+        ("choreography.parties", "choreography.roles", {}),
         ("choreography.program.text", "choreography.program.trace", {}),
+        ("choreography.steps", "choreography.net", {}),
         ("federated.scores", "federated.outcome", {}),
         ("garbled.confident", "garbled.argmax", {}),
         ("garbled.gates", "garbled.circuit", {}),
@@ -134,6 +136,8 @@ MOVED_MODULES: dict[str, tuple[str, dict[str, str]]] = {
         ("protocols.perturbation.federated", "protocols.perturbation.experiment", {}),
         ("protocols.perturbation.masks", "secure_sum", {"Opening": "MaskOpening"}),
         ("protocols.privhfl.privacy", "protocols.privhfl.settings", {}),
+        ("protocols.secsv.training", "federated.training", {"Training": "LocalTraining"}),
+        ("ring.scheme", "config", {}),
     )
 }
 """Old name of a module: the module that has its contents now, and what is renamed there (old name: new name)."""

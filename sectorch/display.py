@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .deprecation import renamed_attribute
 from .errors import PlotError
 from .optional_deps import required_imports
 
@@ -156,6 +157,8 @@ class Display:
     def sections(self) -> Iterable[RenderableType]:
         """What there is to see, from top to bottom; a plain string is a line, with rich's markup."""
         raise NotImplementedError
+
+    shown = renamed_attribute("shown", "sections")
 
     def table(self, width: int = 118) -> str:
         """As text, so many characters wide."""

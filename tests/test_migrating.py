@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import pickle
 import re
 import sys
 import warnings
@@ -22,7 +23,7 @@ from sectorch import Scheme, choreography, ckks, dp, errors, federated, network,
 from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
 from sectorch.network import aio
-from sectorch.protocols import capride, secsv
+from sectorch.protocols import capc, capride, privhfl, secsv
 
 ROOT = Path(sectorch.__file__).parent.parent
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| warns \|$", re.MULTILINE)
@@ -40,7 +41,9 @@ def scheme_of_call(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 DOCUMENTED = {
+    "choreography.parties": "Party, Phase",
     "choreography.program.text": "PartyProgram",
+    "choreography.steps": "Sent",
     "federated.scores": "equal_opportunity, equalized_odds, scores",
     "garbled.confident": "UNANSWERED, argmax_confident_shares",
     "garbled.gates": "argmax_circuit",
@@ -69,8 +72,10 @@ DOCUMENTED = {
     "protocols.perturbation.federated": "PerturbedFL, Settings, train",
     "protocols.perturbation.masks": "ClientMasks, Opening, cohort",
     "protocols.privhfl.privacy": "curve, epsilon",
+    "protocols.secsv.training": "Training, fedavg",
+    "ring.scheme": "Scheme",
 }
-"""Modules by the names that docs and examples gave them, and what these imported."""
+"""Modules by the names that docs, examples and pickles of their classes gave them, and what these imported."""
 
 
 def import_old(module: str, names: str) -> tuple[Any, ...]:
@@ -94,6 +99,10 @@ def names_of(module: Any, **names: str) -> list[tuple[Callable[[], Any], Callabl
 
 def numbers() -> sectorch.SharedTensor:
     return sectorch.share(X, session=sectorch.Session(reference=True))
+
+
+def a_call() -> sectorch.Inputs:
+    return sectorch.Inputs(X)
 
 
 def encrypted() -> ckks.CKKSTensor:
@@ -217,6 +226,27 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.testing.Call(...).mapped(f)`": [
         (lambda: testing.Call(2, 3).mapped(float).args, lambda: testing.Call(2, 3).map(float).args),
     ],
+    "`asked`, `having`, `holding`, `known` and `staying` of `Inputs`": [
+        *(
+            (lambda old=old: repr(getattr(a_call(), old)()), lambda new=new: repr(getattr(a_call(), new)()))
+            for old, new in {
+                "asked": "as_plain_call",
+                "known": "describing_shares",
+                "staying": "retaining_results",
+            }.items()
+        ),
+        (lambda: a_call().having([X]).tensors, lambda: a_call().with_tensors([X]).tensors),
+        (lambda: a_call().holding({}, 1).form, lambda: a_call().with_shared_inputs({}, 1).form),
+    ],
+    "`over` and `recorded` of `SecureModule`": names_of(
+        sectorch.secure(net()), over="with_module", recorded="recording"
+    ),
+    "`shown()` of profiles, explanations and reports": names_of(sectorch.profile(), shown="sections"),
+    "`sectorch.network.Answering.beside`": names_of(object.__new__(network.Answering), beside="at_server"),
+    "`sectorch.network.Store.room`": names_of(object.__new__(network.Store), room="free_bytes"),
+    "`sectorch.network.federation.party.Federation.taking`": names_of(
+        object.__new__(network.federation.party.Federation), taking="for_run"
+    ),
     "`SharedTensor.whole`": [(lambda: numbers().whole, lambda: numbers().is_integral)],
     "`named`, `apart` and `settled` of `Session`": names_of(
         sectorch.Session(reference=True), named="parties_named", apart="is_distributed", settled="run_setup"
@@ -328,3 +358,25 @@ SIGNATURES = [
 def test_public_signatures_name_what_they_take(f: Callable[..., Any]):
     kinds = {p.kind for p in inspect.signature(f).parameters.values()}
     assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+
+
+def test_pickles_of_classes_that_moved_are_read():
+    """A pickle names a class by its module."""
+    for moved in (Scheme(frac_bits=18), sectorch.Session(reference=True).Q, secsv.Training(epochs=2)):
+        now = type(moved)
+        old = {new: name for name, (new, _) in MOVED_MODULES.items()}[now.__module__]
+        name = {"LocalTraining": "Training"}.get(now.__name__, now.__name__)
+        pickled = pickle.dumps(moved, 0).replace(
+            f"c{now.__module__}\n{now.__name__}\n".encode(), f"c{old}\n{name}\n".encode()
+        )
+        sys.modules.pop(old, None)
+        with pytest.warns(DeprecationWarning, match=f"{old} is {now.__module__} now"):
+            assert pickle.loads(pickled) == moved
+
+
+def test_settings_by_place_are_refused():
+    """Their first was epsilon once: it must not become another number without a word."""
+    for kind, value in ((capc.Settings, 0.5), (privhfl.Settings, 0.5), (secsv.Training, 3)):
+        with pytest.raises((errors.SectorchError, TypeError)):
+            kind(value, 1e-5)
+    assert (capc.Settings(0.5).epsilon, capc.Settings(0.5).delta) == (0.5, 1e-5)

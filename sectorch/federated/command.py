@@ -181,9 +181,9 @@ class Options:
         return {name: value for name, value in self.as_dict().items() if name not in own}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BudgetOptions(Options):
-    """The settings of a run that charges budgets which last."""
+    """The settings of a run that charges budgets which last. They are given by name, so a subclass's own come first."""
 
     delta: float = option(1e-5, "of (epsilon, delta)", above=0, below=1)
     budgets: str | None = option(

@@ -43,6 +43,7 @@ from cryptography.exceptions import InvalidTag
 from .. import files
 from ..choreography.program.projection import Material
 from ..choreography.run.frames import raw
+from ..deprecation import renamed_attribute
 from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
 from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
@@ -432,6 +433,8 @@ class Store:
         sizes = self._sizes()
         stale = sum(shelf.bytes for shelf in self.shelves() if shelf.is_stale(client))
         return max(0, self.budget - sizes.total() + stale, self._share(sizes, client) - sizes[client])
+
+    room = renamed_attribute("room", "free_bytes")
 
     def make_room(self, client: str, size: int) -> None:
         """Evict other clients' material until `size` bytes are free, as far as the rules of eviction allow."""

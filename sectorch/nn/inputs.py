@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend import RaisedFlags, Value
 from ..choreography import Party
+from ..deprecation import renamed_attribute
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, ProgramError, UnsupportedOpError
 from ..ops.common import as_factor
 from ..ring import HEADROOM_BITS
@@ -419,6 +420,12 @@ class Inputs:
     def retaining_results(self, learned: int = 0) -> Inputs:
         """The same call with results that stay in shares, apart from the first ones, which Q learns."""
         return self._in_form(dataclasses.replace(self.form, learned=learned))
+
+    asked = renamed_attribute("asked", "as_plain_call")
+    having = renamed_attribute("having", "with_tensors")
+    holding = renamed_attribute("holding", "with_shared_inputs")
+    known = renamed_attribute("known", "describing_shares")
+    staying = renamed_attribute("staying", "retaining_results")
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {list(shape)} {dtype}" for name, (shape, dtype) in self.described.items())

@@ -22,6 +22,7 @@ from ..choreography.ledger import Profile, sole_observer
 from ..choreography.program.projection import Material
 from ..choreography.program.trace import Program, garbage_collection_paused
 from ..config import NEEDS, WeightNeed, reason_of
+from ..deprecation import renamed_attribute
 from ..errors import ArgumentError, FixedPointRangeError, PrecisionError, PrecisionWarning, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
@@ -265,6 +266,9 @@ class SecureModule(InferenceModule):
     def recording(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The program as it was recorded, before the graph passes."""
         return self.graphs.recording(self.inputs_of(x).meta().as_plain_call())
+
+    over = renamed_attribute("over", "with_module")
+    recorded = renamed_attribute("recorded", "recording")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.inputs_of(Inputs.called_with(args, kwargs))

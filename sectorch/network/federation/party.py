@@ -23,6 +23,7 @@ import torch
 from ...choreography import Party, Roles
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
+from ...deprecation import renamed_attribute
 from ...errors import ArgumentError, DeadlockError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
@@ -320,6 +321,8 @@ class Federation:
         if ledger is not None:
             ledger.ends = found.give_up
         return found
+
+    taking = renamed_attribute("taking", "for_run")
 
     def give_up(self, error: BaseException) -> None:
         """End the sessions of this party (or of this run), also those for which it waits, at all parties."""

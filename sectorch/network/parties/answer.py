@@ -29,6 +29,7 @@ from ... import files
 from ...choreography.program.lockstep import BatchedCall
 from ...choreography.streams import derive
 from ...config import MOST_AUDITED, Scheme
+from ...deprecation import renamed_attribute
 from ...errors import (
     ArgumentError,
     FalseDealingError,
@@ -515,6 +516,8 @@ class Answering:
         """Read the file of limits again."""
         if self._quotas is not None:
             self._quotas.reload()
+
+    beside = renamed_attribute("beside", "at_server")
 
     def at_server(self, address: str, worker: int) -> Answering:
         """The same party at another server, or at another worker of one, with shared models, store and quotas.
