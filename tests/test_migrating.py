@@ -23,6 +23,7 @@ from sectorch import Scheme, choreography, ckks, dp, errors, federated, network,
 from sectorch.deprecation import MOVED_MODULES, MovedModules
 from sectorch.estimators import Ridge
 from sectorch.network import aio
+from sectorch.network.federation.party import Federation as FederationParty
 from sectorch.protocols import capc, capride, privhfl, secsv
 
 ROOT = Path(sectorch.__file__).parent.parent
@@ -245,7 +246,7 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
     "`sectorch.network.Answering.beside`": names_of(object.__new__(network.Answering), beside="at_server"),
     "`sectorch.network.Store.room`": names_of(object.__new__(network.Store), room="free_bytes"),
     "`sectorch.network.federation.party.Federation.taking`": names_of(
-        object.__new__(network.federation.party.Federation), taking="for_run"
+        object.__new__(FederationParty), taking="for_run"
     ),
     "`SharedTensor.whole`": [(lambda: numbers().whole, lambda: numbers().is_integral)],
     "`named`, `apart` and `settled` of `Session`": names_of(
@@ -376,7 +377,8 @@ def test_pickles_of_classes_that_moved_are_read():
 
 def test_settings_by_place_are_refused():
     """Their first was epsilon once: it must not become another number without a word."""
-    for kind, value in ((capc.Settings, 0.5), (privhfl.Settings, 0.5), (secsv.Training, 3)):
+    positional: tuple[tuple[Any, float], ...] = ((capc.Settings, 0.5), (privhfl.Settings, 0.5), (secsv.Training, 3))
+    for kind, value in positional:
         with pytest.raises((errors.SectorchError, TypeError)):
             kind(value, 1e-5)
     assert (capc.Settings(0.5).epsilon, capc.Settings(0.5).delta) == (0.5, 1e-5)

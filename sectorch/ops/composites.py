@@ -94,6 +94,38 @@ def matrix_power(context: Context, x: SharedTensor, n: int) -> torch.Tensor:
     return torch.matmul(whole, x) if n > 1 and n % 2 else whole
 
 
+CHEBYSHEV_DEGREES = 64
+CHEBYSHEV = f"public whole n <= {CHEBYSHEV_DEGREES}; n - 1 products, one after the other, each rounded to f bits"
+
+
+def _chebyshev(x: Any, n: Any, first: float) -> torch.Tensor:
+    """The n-th polynomial of P_0 = 1, P_1 = first x, P_{k + 1} = 2 x P_k - P_{k - 1}.
+
+    The recurrence rounds each P_k once. Sums of powers of x would have coefficients near 2^n, which enlarge the
+    roundings of the powers.
+    """
+    if is_secret(n) or (isinstance(n, torch.Tensor) and n.dim()):
+        refuse("a Chebyshev polynomial whose degree is secret or a tensor of several", "call it for each public degree")
+    if not float(n).is_integer() or n > CHEBYSHEV_DEGREES:
+        refuse(f"a Chebyshev polynomial of degree {float(n):g}", f"give a whole number up to {CHEBYSHEV_DEGREES}")
+    before, now = torch.ones(x.shape) + x * 0, x * first
+    if n < 1:
+        return before if n == 0 else x * 0
+    for _ in range(int(n) - 1):
+        before, now = now, x * 2 * now - before
+    return now
+
+
+@implements("chebyshev_polynomial_t", torch.special.chebyshev_polynomial_t, note=CHEBYSHEV)
+def chebyshev_polynomial_t(context: Context, x: Any, n: Any) -> torch.Tensor:
+    return _chebyshev(x, n, 1)
+
+
+@implements("chebyshev_polynomial_u", torch.special.chebyshev_polynomial_u, note=CHEBYSHEV)
+def chebyshev_polynomial_u(context: Context, x: Any, n: Any) -> torch.Tensor:
+    return _chebyshev(x, n, 2)
+
+
 @implements("trace", torch.trace, T.trace, note="as sum")
 def trace(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.diagonal(x).sum()

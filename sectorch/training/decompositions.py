@@ -114,6 +114,9 @@ WITHOUT_ROW.append(without_row)
 _COMPLEX = "complex results are not followed; compute with a public matrix of sines and cosines, or without a gradient"
 
 NO_GRADIENT = {
+    **dict.fromkeys(
+        ("chebyshev_polynomial_t", "chebyshev_polynomial_u"), "torch has none either; write P, Q = 2 * x * P - Q, P"
+    ),
     "cholesky": "torch.linalg.inv and torch.linalg.slogdet have one",
     "embedding_bag": "sum F.embedding over the bag",
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",

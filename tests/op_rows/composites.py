@@ -130,6 +130,28 @@ ROWS = (
         ulps=40,
         why="4 factors up to 2: 2^3 times 4 errors",
     ),
+    *(
+        op(
+            f"chebyshev_polynomial_{kind}",
+            call(number(3, 4, low=-1, high=1), 5),
+            call(X, 3),
+            call(X, 2),
+            call(X, 1),
+            call(X, 0),
+            call(X, -1),
+            call(X, torch.tensor(3)),
+            ulps=ulps,
+            why="e_(k+1) = 2 |x| e_k + |P_k| + e_(k-1) + 1/2 from e_1 = 1/2, 1; the largest at n = 5 and |x| = 1",
+            errors=(
+                refused(UnsupportedOpError, "degree 2.5 .* a whole number up to 64", X, 2.5),
+                refused(UnsupportedOpError, "degree nan .* a whole number", X, float("nan")),
+                refused(UnsupportedOpError, "degree 65 .* a whole number", X, 65),
+                refused(UnsupportedOpError, "call it for each public degree", X, torch.tensor([1, 2, 3, 4])),
+                refused(UnsupportedOpError, "call it for each public degree", X, whole(3, 4)),
+            ),
+        )
+        for kind, ulps in (("t", 45), ("u", 91))
+    ),
     op(
         "logit",
         call(number(3, 4, low=0.1, high=0.9)),
