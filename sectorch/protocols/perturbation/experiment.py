@@ -93,11 +93,10 @@ class PerturbedFL(Experiment):
 
     def run(self, watch: Watch | None = None) -> History:
         """All rounds, or those that are not in the folder yet."""
-        folder, how = self.stages.folder, self.settings
-        self._begun = len(folder.lines("begun"))
-        if how.private and not (folder.path and any(folder.path.glob(f"round-{how.rounds}-*.json"))):
-            folder.append("begun", {"rounds": how.rounds})  # what a run that is stopped has sent is sent again
-            self._begun += 1
+        if self.settings.private:  # a stage that is computed again sends its sums again, to whoever has lost it
+            self._before, folder = self._kept(), self.stages.folder
+            self._starts = 1 + sum(line["starts"] for line in folder.lines("starts"))
+            folder.append("starts", {"starts": 1})
         return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
 
     def outcome(self, found: tuple[Held, Held]) -> History:
@@ -112,6 +111,11 @@ class PerturbedFL(Experiment):
             self.data.regression, self.stages.apart, model, self._epsilon(),
         )  # fmt: skip
 
+    def _kept(self) -> dict[str, int]:
+        """The stages of rounds that are on disk here, and since when."""
+        path = self.stages.folder.path
+        return {file.name: file.stat().st_mtime_ns for file in path.glob("round-*.json")} if path else {}
+
     def _epsilon(self) -> float | None:
         """Of a record, over all rounds and those that were sent again; None where the sums are not private."""
         how, samples = self.settings, [len(part) for part in self.parts]
@@ -119,8 +123,11 @@ class PerturbedFL(Experiment):
             return None
         from ...dp import epsilon_of
 
+        if self._before and self._kept() == self._before:  # all was here: nothing was sent
+            self.stages.folder.append("starts", {"starts": -1})
+            self._starts -= 1
         sums = how.sums_of_a_record(samples, how.rounds)
-        sums += (self._begun - 1) * how.sums_of_a_record(samples, stage_rounds(how))
+        sums += (self._starts - 1) * how.sums_of_a_record(samples, stage_rounds(how))
         return epsilon_of(sums * shares.curve, how.delta)
 
     def estimate(self) -> Estimate | None:
