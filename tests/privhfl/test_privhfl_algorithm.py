@@ -19,6 +19,7 @@ from sectorch.dp import BudgetExhaustedError, BudgetFile
 from sectorch.errors import FixedPointRangeError
 from sectorch.federated import CheckpointError, FederationError, Participant, Training, Watch, Workers
 from sectorch.federated import folder as parallel_module
+from sectorch.federated.run import Held
 from sectorch.federated.training import train
 from sectorch.protocols.privhfl import PrivHFL, Settings, federation, plain_query
 from sectorch.protocols.privhfl import algorithm as algorithm_module
@@ -390,3 +391,16 @@ def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     same = ("clients", "mean", "by_architecture", "statement", "received")
     assert [found[0][name] for name in same] == [found[1][name] for name in same]
     assert (killed / "accuracy.csv").read_text() == (whole / "accuracy.csv").read_text()
+
+
+@pytest.mark.parametrize(("change", "count"), [({}, 5), ({"fraction": 0.5}, 3), ({"control": "longer"}, 1),
+                                               ({"control": "pooled"}, 5)])  # fmt: skip
+def test_a_worker_is_sent_what_its_part_takes(change, count):
+    """Data and models of the client and of those that answer it: all others' would be n times as much for each of n."""
+    names = [f"c{i}" for i in range(5)]
+    held = {name: Held((name,), name) for name in names}
+    given = algorithm_module.Inputs(names, held, held, held["c0"], 10, Settings(**change))
+    t, model, part = given.of_round("c2", 1, held)
+    assert t == 1 and set(model) == set(part.data) and len(model) == count and "c2" in model
+    if given.how.asks:
+        assert set(model) - {"c2"} == set(algorithm_module.answering(names, "c2", 1, given.how))

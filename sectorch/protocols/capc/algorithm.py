@@ -56,7 +56,7 @@ class Inputs:
     """
 
     parties: Sequence[Party]
-    test: Samples
+    test: Held
     classes: int
     how: Settings
     agreed: str
@@ -86,24 +86,24 @@ class Asked:
 
 def capc(run: Run, given: Inputs) -> dict[str, Asked]:
     """4.2, Collaboration: what each querying party did, in the end with its model."""
-    test, askers = run.public(given.test), [party.name for party in given.parties if len(party.questions)]
+    askers = [party.name for party in given.parties if len(party.questions)]
     models = local_models(run, given.parties, given.how.local, derive(given.own, "local"))  # "local models for all"
     if not (given.books or run.apart):
         each: Any = run.each  # of a part that gives more than one value
-        return each(askers, alone, lambda q: (models, test, given))
-    asked = {q: query(run, q, models, test, given) for q in askers}  # "query-answer pairs for each querying party"
-    return {q: retrained(run, q, one, test, given) if run.present(q) else one for q, one in asked.items()}
+        return each(askers, alone, lambda q: (models, given))
+    asked = {q: query(run, q, models, given) for q in askers}  # "query-answer pairs for each querying party"
+    return {q: retrained(run, q, one, given) if run.present(q) else one for q, one in asked.items()}
 
 
-def alone(run: Run, q: str, models: Mapping[str, Held], test: Held, given: Inputs) -> Asked:
+def alone(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
     """A querying party that waits for no other."""
-    return retrained(run, q, query(run, q, models, test, given), test, given)
+    return retrained(run, q, query(run, q, models, given), given)
 
 
-def query(run: Run, q: str, models: Mapping[str, Held], test: Held, given: Inputs) -> Asked:
+def query(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
     """4.2: the queries of P_q, "until their privacy budget of epsilon is reached"."""
     how, classes, planned, data = given.how, given.classes, given.plans.get(q), brought(run, q, given)
-    asked = Asked(planned, run.at(q, measure, models[q], test, classes, stage=f"{q}/before"))
+    asked = Asked(planned, run.at(q, measure, models[q], given.test, classes, stage=f"{q}/before"))
     if planned is not None:
         seed = derive(given.own, q, "select")
         asked.chosen = run.at(q, choose, data, models[q], how.selection, planned.queries, seed, stage=f"{q}/chosen")
@@ -132,7 +132,7 @@ def query(run: Run, q: str, models: Mapping[str, Held], test: Held, given: Input
     return asked
 
 
-def retrained(run: Run, q: str, asked: Asked, test: Held, given: Inputs) -> Asked:
+def retrained(run: Run, q: str, asked: Asked, given: Inputs) -> Asked:
     """4.2: P_q is "retrained on their D_i plus the newly labelled data", from scratch."""
     data, shape, count = brought(run, q, given), given.party(q).model, asked.plan.queries if asked.plan else 0
     known, seed = isinstance(shape, nn.Module), derive(given.own, "retraining")
@@ -140,7 +140,7 @@ def retrained(run: Run, q: str, asked: Asked, test: Held, given: Inputs) -> Aske
         q, retrain, data, asked.chosen, asked.labels, given.how, count, seed, stage=f"{q}/model",
         into=shape if known else None, keep=known,
     )  # fmt: skip
-    asked.after = run.at(q, measure, asked.model, test, given.classes, stage=f"{q}/after")
+    asked.after = run.at(q, measure, asked.model, given.test, given.classes, stage=f"{q}/after")
     return asked
 
 

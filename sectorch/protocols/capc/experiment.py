@@ -111,7 +111,7 @@ class CaPC(Experiment):
         if not run.apart and not run.dry:
             fresh = [p.name for p in self.querying if not run.folder.record(f"questions/{p.name}-0")]
             check_spent({n: self.plans[n] for n in fresh}, {p.name: p.owner for p in self.parties}, self._books)
-        fixed = self.parties, self.test, self.classes, self.settings, self._agreed, self._own
+        fixed = self.parties, run.public(self.test), self.classes, self.settings, self._agreed, self._own
         return capc(run, Inputs(*fixed, Sitting, self.plans, self._books))
 
     def _forecast(self, run: Run, party: Party) -> None:

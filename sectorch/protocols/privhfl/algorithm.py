@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class Inputs:
         control: of `controls.py`, in the place of lines 8 to 13.
     """
 
-    clients: Mapping[str, Participant]
+    names: Sequence[str]
     data: Mapping[str, Held]
     seed: Mapping[str, Held]
     test: Held
@@ -42,35 +42,36 @@ class Inputs:
     how: Settings
     control: Callable[..., dict] | None = None
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.clients)
+    def of_round(self, j: str, t: int, model: Mapping[str, Held]) -> tuple[int, dict[str, Held], Inputs]:
+        """What P_Q^j's part of a round takes; a worker is sent nothing else."""
+        answers = answering(self.names, j, t, self.how) if self.how.asks else ()
+        used = {j: None, **dict.fromkeys(self.names if self.how.control == "pooled" else answers)}
+        return t, {i: model[i] for i in used}, replace(self, data={i: self.data[i] for i in used})
 
 
 def privhfl(run: Run, given: Inputs) -> dict[str, Held]:
     """Each client's trained model, at the client."""
-    model = run.each(given.names, local, lambda j: (given,))  # 1-3
+    model = run.each(given.names, local, lambda j: (given.data[j], given.seed[j], given.test, given.how))  # 1-3
     for t in range(1, given.how.iterations + 1):  # 4
         if given.how.sequential:
             for j in given.names:  # 5
-                model[j] = iteration(run, j, t, model, given)
+                model[j] = iteration(run, j, *given.of_round(j, t, model))
         else:
-            model = run.each(given.names, iteration, lambda j, t=t, model=model: (t, model, given))  # 5
+            model = run.each(given.names, iteration, lambda j, t=t, model=model: given.of_round(j, t, model))  # 5
     return model
 
 
-def local(run: Run, j: str, given: Inputs) -> Held:
+def local(run: Run, j: str, data: Held, seed: Held, test: Held, how: Settings) -> Held:
     """Line 2: P_j locally trains M_j on D_j."""
-    data, seed, into = given.data[j], given.seed[j], given.clients[j].model
-    model = run.at(j, train_alone, data, given.how.local, seed, stage=f"local/{j}", into=into, shared=True)  # 2
-    run.at(j, measure, model, given.test, stage=f"round-0/{j}/accuracy")
+    model = run.at(j, train_alone, data, how.local, seed, stage=f"local/{j}", into=data.known.model, shared=True)  # 2
+    run.at(j, measure, model, test, stage=f"round-0/{j}/accuracy")
     return model
 
 
 def iteration(run: Run, j: str, t: int, model: Mapping[str, Held], given: Inputs) -> Held:
     """Lines 6 to 14, for the querying party P_Q^j."""
     data, seed, how, stage = given.data[j], given.seed[j], given.how, f"round-{t}/{j}"
-    x, into = pictures(given.clients[j], how), given.clients[j].model
+    x, into = pictures(data.known, how), data.known.model
     x = run.at(j, choose, data, model[j], seed, t, how, stage=f"{stage}/queries", public=x, keep=False)  # 6, 7
     y = responses(run, j, t, x, model, given)  # 8-13
     new = run.at(j, retrain, data, model[j], seed, x, y, t, given.classes, how, stage=f"{stage}/model", into=into)  # 14
@@ -83,8 +84,8 @@ def responses(run: Run, j: str, t: int, x: Held, model: Mapping[str, Held], give
     how, data, stage, classes = given.how, given.data, f"round-{t}/{j}", given.classes
     C = answering(given.names, j, t, how)  # 8
     if given.control is not None:
-        others = [data[i] for i in given.names if i != j]
-        cast, args = {"Q": j, "A": given.names}, (data[j], model[j], given.seed[j], x, others, t, how, classes)
+        others, cast = [data[i] for i in data if i != j], {"Q": j, "A": given.names}
+        args = (data[j], model[j], given.seed[j], x, others, len(given.names), t, how, classes)
         return run.among(given.control, cast, *args, at=j, stage=f"{stage}/rows", roles=None)
     for i in C if how.secure else ():
         run.at(i, check_range, i, model[i], data[i], how.frac_bits, stage=f"{stage}/{i}/range")

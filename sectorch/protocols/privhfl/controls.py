@@ -24,7 +24,7 @@ class Round:
     """What a client has in a round, and its control is made of.
 
     Attributes:
-        x: the queries. others: all others, of whose samples only `pooled` takes notice.
+        x: the queries. others: all others, for `pooled`. clients: how many there are in all.
     """
 
     data: Participant
@@ -32,6 +32,7 @@ class Round:
     seed: int
     x: torch.Tensor
     others: Sequence[Participant]
+    clients: int
     t: int
     how: Settings
     classes: int
@@ -60,7 +61,7 @@ def own_mixup(one: Round) -> dict:
 
 def own_labels(one: Round) -> dict:
     """As if all who would have answered were the client itself: a sum of as many answers is as sharp."""
-    parties = one.how.answering(1 + len(one.others))
+    parties = one.how.answering(one.clients)
     total = plain_query(one.x, [one.model], one.how.normalise) * parties
     return {"labels": labels_of(total, parties, one.how, one.classes)}
 

@@ -79,11 +79,11 @@ class PrivHFL(Experiment):
             raise FederationError("controls, and queries in the clear, are for a simulation: they protect nothing")
 
     def algorithm(self, run: Run) -> dict[str, Held]:
-        how, clients = self.settings, {c.name: c for c in self.clients}
-        data = {name: run.bring(name, c, public=c.elsewhere()) for name, c in clients.items()}
-        seed = {name: run.bring(name, self._own) for name in clients}
-        given = Inputs(clients, data, seed, run.public(self.test), self.classes, how, None if how.asks else control)
-        return privhfl(run, given)
+        how, names = self.settings, [c.name for c in self.clients]
+        data = {c.name: run.bring(c.name, c, public=c.elsewhere()) for c in self.clients}
+        seed = {name: run.bring(name, self._own) for name in names}
+        test, instead = run.public(self.test), None if how.asks else control
+        return privhfl(run, Inputs(names, data, seed, test, self.classes, how, instead))
 
     def run(self, watch: Watch | None = None) -> Result:
         """The whole of Algorithm 1, or the part of it that is not in `out` yet.
