@@ -7,46 +7,31 @@ coalition; the fastest does so once for a sum, and multiplies the first layer on
 
 from __future__ import annotations
 
-import torch
-
-from sectorch import ckks
 from sectorch.choreography import Located, Message, Net, protocol
-from sectorch.protocols.secsv.hesv import HESVTester, Sealed, compute, linear
-from sectorch.protocols.secsv.testers import ONE_SERVER, work
-
-
-@work("arithmetic")
-def differences(prediction: ckks.CKKSTensor, labels: ckks.CKKSTensor) -> ckks.CKKSTensor:
-    """Prediction less label, encrypted, a slot for each sample (Algorithm 2, step 8)."""
-    return (prediction - labels).smallest_form()
-
-
-@work("decryption", lambda differences, keys: torch.empty(1, dtype=torch.int64, device="meta"))
-def zeroes(differences: ckks.CKKSTensor, keys: ckks.Keys) -> torch.Tensor:
-    """How many places of a batch hold less than a half, [1]."""
-    return (differences.decrypt(keys.secret).abs() < 0.5).sum().view(1)
+from sectorch.choreography.located import run_in
+from sectorch.ckks.exchange import LocatedCKKSTensor
+from sectorch.protocols.secsv.hesv import HESVTester, linear
+from sectorch.protocols.secsv.testers import ONE_SERVER, during
 
 
 @protocol("hesv_compare", "SecSV, Algorithm 2, steps 8 and 9", [
     Message("differences", "P", "C", "encryption, which C takes off", "by how much predictions and labels differ"),
     Message("count", "C", "P", "", "how many samples are classified correctly"),
 ], roles=ONE_SERVER)  # fmt: skip
-def compare(net: Net, prediction: Sealed, labels: Sealed, keys: Sealed) -> Located:
+def compare(net: Net, prediction: LocatedCKKSTensor, labels: LocatedCKKSTensor) -> Located:
     """How many predictions and labels agree, int64 [1] at P, from the labels' numbers. Rounds 2."""
-    off = compute(net, net.P, differences, prediction, labels).send(net.P, net.C, "differences")
-    return compute(net, net.C, zeroes, off, keys).send(net.C, net.P, "count").at(net.P)
+    with during("arithmetic"):
+        differences = (prediction - labels).smallest_form()
+    with during("decryption"):
+        off = differences.decrypt_at(net.C, "differences", rerandomised=True)
+    return (off.abs() < 0.5).sum().view(1).send(net.C, net.P, "count").at(net.P)
 
 
 class FastestTester(HESVTester):
     """The paper's messages, as fast as we can."""
 
-    unary = False
-
-    def _hidden(self, net, output):
-        return output
-
-    def _agreeing(self, net, prediction, labels, keys):
-        return compare(net, prediction, labels, keys)
+    unary = fresh = False
+    _count = staticmethod(compare)
 
 
 class LetterTester(FastestTester):
@@ -55,5 +40,5 @@ class LetterTester(FastestTester):
     first_once = False
 
     def _product(self, layer, model, operand):
-        net = self.nets[0]
-        return compute(net, net.P, linear, layer, model, operand, True)
+        with run_in(self.nets[0]):
+            return self.keys.run(self.nets[0].P, linear, layer, model, operand, True)

@@ -35,11 +35,12 @@ from scipy import stats
 
 from sectorch import ckks
 from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
+from sectorch.ckks.residue_shares import ResidueRing
 from sectorch.data.partition import DividedData
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
 from sectorch.protocols.secsv.algorithm import Utilities
 from sectorch.protocols.secsv.cli import for_model
-from sectorch.protocols.secsv.secsv import Field, joint_keys
+from sectorch.protocols.secsv.secsv import joint_keys
 from sectorch.protocols.secsv.testers import KINDS, Spent, communication
 from sectorch.protocols.secsv.values import Hits, coalitions, error, of_rounds, shapley
 
@@ -314,7 +315,7 @@ def _larger(rows: list[dict], others: list[dict], name: str = "error") -> float:
 def table4(_options) -> list[dict]:
     """Seconds a column of the second matrix, each method at its largest batch."""
     keys, rows = joint_keys(), []
-    field = Field(keys.parameters.primes, 12)
+    field = ResidueRing(keys.parameters.primes, 12)
     for d_out, d_in in ((4, 300), (2, 48), (4, 49), (64, 256), (10, 64), (128, 96), (2, 32)):
         a = torch.randn(d_out, d_in, dtype=torch.float64) / 4
         layout = Reducing(d_out, d_in, keys.parameters.degree)

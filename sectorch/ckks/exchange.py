@@ -29,11 +29,11 @@ from tenseal import sealapi
 from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, Roles, protocol, with_shapes
-from ..choreography.located import compute, current
+from ..choreography.located import compute, current, run_in
 from ..choreography.shapes import FORMS, shape_of
 from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
 from .errors import KeyMismatchError, LevelError, MissingKeyError
-from .linalg import EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand
+from .linalg import EncodedShare, EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand
 from .releases import ReleaseLedger
 from .scheme.ciphertext import Cipher, residues
 from .scheme.encryption import coefficient_error
@@ -200,6 +200,8 @@ FORMS.update(
     )
 )
 
+FORMS[EncodedShare] = lambda share: replace(share, parts=[shape_of(part) for part in share.parts])  # it stays, too
+
 TAG_BYTES = 32
 """Of the digest that goes with ciphertexts: half is the identity of their keys."""
 
@@ -258,13 +260,32 @@ class LocatedKeys:
         self, net: Net, owner: Party, parameters: Parameters, keys: Keys | PublicKeys | Parameters | None = None,
         known: Mapping[Party, PublicKeys | Parameters | None] | None = None,
     ):  # fmt: skip
-        self.parameters, self.owner = parameters, owner
-        if keys is None:
-            self.keys = net.fresh(owner, with_shapes(lambda: None)(functools.partial(keys_for, parameters)))
-        else:
-            self.keys = net.own(owner, keys, Phase.SETUP, "keys")
+        self.parameters, self.owner, self.secrets = parameters, owner, dict[Party, Located]()
         self._public = {party: net.own(party, public, Phase.SETUP, "keys") for party, public in (known or {}).items()}
-        self._public[owner] = compute(_public_half, self.keys)
+        if keys is None:
+            made = net.fresh(owner, with_shapes(lambda: None)(functools.partial(keys_for, parameters)))
+        else:
+            made = net.own(owner, keys, Phase.SETUP, "keys")
+        self._add_owner(net, owner, made)
+
+    def _add_owner(self, net: Net, party: Party, keys: Located) -> None:
+        self.secrets[party] = keys
+        with run_in(net):
+            self._public[party] = compute(_public_half, keys)
+
+    def add_owner(self, net: Net, party: Party, keys: Keys | PublicKeys | Parameters | None) -> None:
+        """Let another party decrypt, which has the same keys already: a group of owners with a joint key.
+
+        Args:
+            net: one in which the party takes part.
+            keys: `Keys` at the party, anything elsewhere.
+        """
+        self._add_owner(net, party, net.own(party, keys, Phase.SETUP, "keys"))
+
+    @property
+    def keys(self) -> Located:
+        """The owner's keys."""
+        return self.secrets[self.owner]
 
     def to(self, party: Party, label: str | None = None) -> None:
         """Send the public keys to a party, once. Rounds 1 (2 by way of a server); `PublicKeys.message_bytes` bytes.
@@ -368,7 +389,7 @@ class LocatedCKKSTensor:
         """
         if party in self.owners:
             return self.at(party)
-        if party == self.keys.owner:
+        if party in self.keys.secrets:
             return (self if self.fresh else self.rerandomise())._sent(party, label or "answer", label is not None, what)
         return self._sent(party, label or "ciphertexts", label is not None, what)
 
@@ -384,7 +405,7 @@ class LocatedCKKSTensor:
             check = functools.partial(_check_tag, what)
             net.check(party, with_shapes(lambda *_: None)(_named(check, "check_tag")), arrived, tag, keys)
         blank = lambda *_: shape_of(form)
-        restore = with_shapes(blank)(_named(functools.partial(_restore, form), "restore"))
+        restore = with_shapes(blank)(_named(functools.partial(_restore, form, what), "restore"))
         return LocatedCKKSTensor(compute(restore, arrived, keys), self.keys)
 
     def apply(self, model: nn.Module) -> LocatedCKKSTensor:
@@ -416,32 +437,38 @@ class LocatedCKKSTensor:
 
     def decrypt_at(
         self, party: Party, label: str | None = None, *, flood_bits: float | None = None, what: str = "the ciphertexts",
-        ledger: ReleaseLedger | None = None, about: str = "",
-    ) -> Located:  # fmt: skip
-        """The decrypted value, located at a party that has the secret key.
+        ledger: ReleaseLedger | None = None, about: str = "", rerandomised: bool = False,
+    ) -> Any:  # fmt: skip
+        """The decrypted value, located at a party that has the secret key; of a list of ciphertexts a tuple of values.
 
-        Ciphertexts that it does not hold are rerandomised and sent, so that it learns the values with the size of their
-        error, and with `flood_bits` no more of the sender's weights than `ckks.flood_distance` says.
+        Ciphertexts that it does not hold are rerandomised, unless they were last, and sent, so that it learns the
+        values with the size of their error, and with `flood_bits` no more of the sender's weights than
+        `ckks.flood_distance` says.
 
         Args:
             label, what: as in `to`.
+            rerandomised: they hold a fresh encryption of zero already, as one summand from another party: the owner of
+                the key gets it with these ciphertexts and with no others.
             flood_bits: of noise over the error; needed for a sum over the batch.
             ledger: the sender's count of what it has released; a release beyond its limit is refused before anything is
                 sent.
             about: what the numbers are of, for the ledger: the weights' digest, say.
         """
-        if self.keys.owner != party:
+        if party not in self.keys.secrets:
             raise MisplacedValueError(
                 f"{party} has no secret key of these ciphertexts; {self.keys.owner} decrypts them"
             )
         if party in self.owners:
-            return compute(_decrypted, _contents(self, []).at(party), self.keys.keys)
+            return compute(_decrypted, _contents(self, []).at(party), self.keys.secrets[party])
         if ledger is not None:
             samples, numbers = (self.shape[0], self.groups) if self.groups else (1, self.shape[0])
             count = functools.partial(ledger.release, str(party), about, numbers * self.shape[1:].numel(), samples)
             current().check(min(self.owners, key=str), with_shapes(lambda _: None)(lambda _: count()), self.content)
-        sent = self.rerandomise(flood_bits)._sent(party, label or "answer", label is not None, what)
-        return compute(_decrypted, sent.content, self.keys.keys)
+        hidden = (rerandomised or self.fresh) and flood_bits is None and self.groups is None
+        sent = (self if hidden else self.rerandomise(flood_bits))._sent(
+            party, label or "answer", label is not None, what
+        )
+        return compute(_decrypted, sent.content, self.keys.secrets[party])
 
     def rerandomise(self, flood_bits: float | None = None) -> LocatedCKKSTensor:
         """With fresh encryptions of zero, and noise if asked, at the holder; see `ckks.rerandomise`."""
@@ -512,9 +539,19 @@ def _encrypt(bound: float | None, level: int | None, x: torch.Tensor, keys: Publ
     return encrypt(x, keys, bound=bound, level=level)
 
 
-def _restore(form: Any, words: torch.Tensor, keys: PublicKeys) -> Any:
-    """Ciphertexts of this form from the words of a message, under the receiver's keys; bounds are the declared ones."""
+def _restore(form: Any, what: str, words: torch.Tensor, keys: PublicKeys) -> Any:
+    """Ciphertexts of this form from the words of a message, under the receiver's keys; bounds are the declared ones.
+
+    Raises:
+        CorruptedCiphertextError: a word is no residue.
+    """
     parts = iter(words.to(torch.int64).split([len(c.data) for c in ciphers(form)]))
+    primes = torch.tensor(next(ciphers(form)).keys.parameters.primes)
+    limits = primes[: words.shape[2]].view(-1, 1) if words.dim() == 4 else primes[:1]
+    if bool(((words < 0) | (words >= limits)).any()):
+        raise CorruptedCiphertextError(
+            f"{what} arrived damaged: a word is no residue below its prime; ask for them again"
+        )
 
     def filled(c: Any) -> Any:
         if isinstance(c, BatchSums):
@@ -530,7 +567,9 @@ def rerandomise_value(value: Any, flood_bits: float | None = None) -> Any:
     return map_ciphers(functools.partial(rerandomise_cipher, flood_bits=flood_bits), value)
 
 
-def _plain_form(value: Any, keys: Any) -> torch.Tensor:
+def _plain_form(value: Any, keys: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain_form(part, keys) for part in value)
     if isinstance(value, CKKSTensor):
         return torch.empty(value.full_shape, dtype=value.float_dtype, device="meta")
     if isinstance(value, EncryptedColumns):
@@ -541,7 +580,9 @@ def _plain_form(value: Any, keys: Any) -> torch.Tensor:
 
 
 @with_shapes(_plain_form)
-def _decrypted(value: Any, keys: Keys) -> torch.Tensor:
+def _decrypted(value: Any, keys: Keys) -> Any:
+    if isinstance(value, list):
+        return tuple(_decrypted(part, keys) for part in value)
     return value.decrypt(keys if isinstance(value, EncryptedColumns) else keys.secret)
 
 

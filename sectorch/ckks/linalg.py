@@ -80,7 +80,8 @@ class ProductCounts:
 class PackedOperand:
     """A prepared matrix: for each block its shifted copies [copies, slots], encrypted or (B only) plain.
 
-    `left @ right` is the product, `left + other` a sum of matrices of one layout, and `integer * left` a multiple.
+    `left @ right` is the product, `left + other` a sum of matrices of one layout, `left - plain` a difference with a
+    plain one, and `integer * left` a multiple.
     """
 
     shape: tuple[int, int]
@@ -95,6 +96,11 @@ class PackedOperand:
 
     def __add__(self, other: PackedOperand) -> PackedOperand:
         return replace(self, blocks={at: add(self.cipher(at), other.cipher(at)) for at in self.blocks}, encoded={})
+
+    def __sub__(self, plain: PackedOperand) -> PackedOperand:
+        taken = lambda c, slots: CKKSTensor(c, slots.shape[1], (c.count,), torch.float64) - slots.t()
+        blocks = {at: taken(self.cipher(at), plain.plain(at)).cipher for at in self.blocks}
+        return replace(self, blocks=blocks, encoded={})
 
     def __rmul__(self, integer: int) -> PackedOperand:
         return replace(self, blocks={at: times_integers(self.cipher(at), integer) for at in self.blocks}, encoded={})
@@ -712,8 +718,14 @@ def encoding(degree: int, width: int, q: int) -> torch.Tensor:
     return to_centred(values.t().contiguous(), q)
 
 
-def encrypt_matrix(layout: Reducing, matrix: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encrypt A under the clients' key; see `encrypt_seeded`."""
+def encrypt_matrix(
+    layout: Reducing, matrix: torch.Tensor, keys: Keys | PublicKeys
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Encrypt A under the clients' key; see `encrypt_seeded`. Of shapes shapes, for which public keys do."""
+    if not isinstance(keys, Keys) or matrix.is_meta:
+        shape = matrix.shape[1], len(keys.parameters.primes), layout.degree
+        half = torch.empty(shape, dtype=torch.int32, device="meta")
+        return half, half.new_empty(SEED_WORDS)
     return encrypt_seeded(layout.slots(matrix), keys)
 
 
@@ -722,6 +734,27 @@ def decrypt_columns(layout: Reducing, output: torch.Tensor, keys: Keys, scale: f
     slots = decrypt(output, keys, scale).reshape(len(output), -1, layout.width)
     both = np.concatenate([np.real(slots), np.imag(slots)], axis=2)
     return torch.from_numpy(both.transpose(1, 0, 2).reshape(both.shape[1], -1))
+
+
+@dataclass(frozen=True)
+class EncodedShare:
+    """A share as plaintexts of a layout's products, encoded once for several of them.
+
+    Attributes:
+        parts: as `Reducing.encode` gives.
+    """
+
+    columns: int
+    parts: list[torch.Tensor] = field(repr=False)
+
+    @classmethod
+    def of(cls, layout: Reducing, share: torch.Tensor, primes: tuple[int, ...]) -> EncodedShare:
+        """Of a share, residues int64 [primes, d_in, columns]."""
+        _, inner, columns = share.shape
+        if share.is_meta:
+            part = torch.empty(layout.columns, layout.tiles(columns), inner, dtype=torch.float64, device="meta")
+            return cls(columns, [part] * len(primes))
+        return cls(columns, layout.encode(share, primes))
 
 
 @dataclass(frozen=True)
@@ -745,6 +778,9 @@ class ReducingOperand:
     ) -> ReducingOperand:
         """What `encrypt_matrix` gave, as it arrived, times an integer below 2^20."""
         p = keys.parameters
+        if first.is_meta:
+            shape = layout.columns, len(first), 2 * p.degree // layout.columns
+            return cls(layout, keys, [torch.empty(shape, dtype=torch.int32, device="meta") for _ in p.primes])
         return cls(layout, keys, layout.prepare(first, second(seed, len(first), p), p.primes, weight))
 
     def __add__(self, other: ReducingOperand) -> ReducingOperand:
@@ -758,16 +794,17 @@ class ReducingOperand:
             sums.append(total)
         return replace(self, parts=sums)
 
-    def __matmul__(self, share: torch.Tensor) -> EncryptedColumns:
+    def __matmul__(self, share: torch.Tensor | EncodedShare) -> EncryptedColumns:
         """Times a share, residues int64 [primes, d_in, columns]. One rescale, so that two primes of three are left."""
-        p, columns = self.keys.parameters, share.shape[2]
-        if share.is_meta or self.parts[0].is_meta:
-            shape = self.layout.tiles(columns), 2, len(p.primes), p.degree
+        p = self.keys.parameters
+        right = EncodedShare.of(self.layout, share, p.primes) if isinstance(share, torch.Tensor) else share
+        if right.parts[0].is_meta or self.parts[0].is_meta:
+            shape = self.layout.tiles(right.columns), 2, len(p.primes), p.degree
             out = torch.empty(shape, dtype=torch.int64, device="meta")
         else:
-            right = self.layout.encode(share, p.primes)
-            out = self.layout.multiply(self.parts, right, p.primes, [q / 2 + 1 for q in p.primes])
-        return EncryptedColumns(self.layout, settle(Cipher(out, self.keys, pending=1, largest=math.nan)), columns)
+            out = self.layout.multiply(self.parts, right.parts, p.primes, [q / 2 + 1 for q in p.primes])
+        cipher = settle(Cipher(out, self.keys, pending=1, largest=math.nan))
+        return EncryptedColumns(self.layout, cipher, right.columns)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sectorch import ckks
+from sectorch.ckks.residue_shares import ResidueRing
 from sectorch.protocols.secsv import build
-from sectorch.protocols.secsv.secsv import Field, Format, joint_keys
+from sectorch.protocols.secsv.secsv import Format, joint_keys
 from sectorch.protocols.secsv.testers import TestSet, averaged
 from sectorch.protocols.secsv.values import coalitions, members
 
@@ -30,8 +31,8 @@ def keys() -> ckks.Keys:
 
 
 @pytest.fixture(scope="session")
-def field(keys) -> Field:
-    return Field(keys.parameters.primes, 12)
+def field(keys) -> ResidueRing:
+    return ResidueRing(keys.parameters.primes, 12)
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,14 @@ from sectorch.ckks.linalg import (
     to_centred,
     uniform,
 )
+from sectorch.ckks.residue_shares import ResidueRing
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
-from sectorch.protocols.secsv.secsv import WEIGHT_BITS, Field, Format
+from sectorch.protocols.secsv.secsv import WEIGHT_BITS, Format
 
 PRIMES = ckks.choose(2, degree=4096).primes
 
 
-def signed(field: Field, r: torch.Tensor) -> torch.Tensor:
+def signed(field: ResidueRing, r: torch.Tensor) -> torch.Tensor:
     return field.small(r)
 
 
@@ -70,7 +71,7 @@ def test_uniform_residues_are_uniform():
 
 @given(st.lists(st.integers(-(2**28), 2**28), min_size=1, max_size=5))
 def test_shares_add_up(values):
-    field = Field(PRIMES, 12)
+    field = ResidueRing(PRIMES, 12)
     a, b = field.share(field.reduce(torch.tensor(values)))
     assert signed(field, field.add(a, b)).tolist() == values
 
@@ -79,7 +80,7 @@ def test_shares_add_up(values):
 def test_truncation_of_shares_is_right_within_one_unit(values):
     from sectorch.protocols.secsv.secsv import OFFSET_BITS
 
-    field, v = Field(PRIMES, 12), torch.tensor(values)
+    field, v = ResidueRing(PRIMES, 12), torch.tensor(values)
     a, b = field.share(field.reduce(v))
     rho = field.mask(v.shape)
     above = field.shifted(
@@ -92,7 +93,7 @@ def test_truncation_of_shares_is_right_within_one_unit(values):
 
 def test_the_truncation_mask_is_forty_bits_longer_than_what_it_hides():
     """|v| < 2^26 where gates are below one at twice 12 fraction bits and sums below 2; rho is uniform below Q/4."""
-    assert Field(PRIMES, 12).bits - 2 - 26 >= 40
+    assert ResidueRing(PRIMES, 12).bits - 2 - 26 >= 40
 
 
 def test_features_outside_the_format_are_refused(field):

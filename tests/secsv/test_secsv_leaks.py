@@ -14,7 +14,7 @@ from sectorch import ckks
 from sectorch.choreography import PROTOCOLS, Net
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.net import Compute
-from sectorch.ckks.linalg import Reducing, decrypt_columns
+from sectorch.ckks.linalg import ENCODING_BITS, EncryptedColumns, decrypt_columns
 from sectorch.ckks.scheme.ciphertext import Cipher
 from sectorch.ckks.tensor.ckks_tensor import zeros
 from sectorch.errors import TopologyError, UndeclaredMessageError
@@ -23,7 +23,7 @@ from sectorch.protocols.secsv import federation as federated
 from sectorch.protocols.secsv import hesv as hesv_module
 from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.program import Program
-from sectorch.protocols.secsv.secsv import SecSVTester, evaluate
+from sectorch.protocols.secsv.secsv import SecSVTester, evaluate, evaluate_first
 from sectorch.protocols.secsv.settings import Route
 from sectorch.protocols.secsv.testers import TestSet, averaged
 
@@ -279,12 +279,20 @@ class _Careless(SecSVTester):
         return [Route((0, 1, 2, 3, 4), (1, 1))]
 
 
+def decrypted(public: secsv.Public, layer, data: torch.Tensor, sizes: list[int], keys: ckks.Keys) -> torch.Tensor:
+    """A coalition's first outputs from a message, with the joint key."""
+    layout, columns = public.layout(layer), [layer.columns * size for size in sizes]
+    parts = zip(data.split([layout.tiles(n) for n in columns]), columns, strict=True)
+    found = [EncryptedColumns(layout, Cipher(part, keys.public), n).decrypt(keys) for part, n in parts]
+    return secsv.outputs(public, layer, 15, "C1", *found)
+
+
 def steal(tester, received: list, keys, x: torch.Tensor, rows: slice) -> torch.Tensor | None:
     """A client's equation-solving attack on the first layer (Definition 6.5): least squares, if it got the outputs."""
     layer = tester.program.layers[0]
-    for line, message in received:
+    for _, message in received:
         try:
-            y = secsv.decrypted(tester.public, layer, message, 15, (12,) * 5, line.dst.name, keys)
+            y = decrypted(tester.public, layer, message, [12] * 5, keys)
         except Exception:  # the output of another layer, or no output
             continue
         design = torch.cat([x.double(), torch.ones(len(x), 1)], dim=1)
@@ -394,26 +402,31 @@ def test_the_principal_cannot_solve_for_the_auxiliary_share(recorded, keys):
     """
     tester, seen = recorded
     public, layer = tester.public, tester.program.layers[0]
-    q, layout = public.primes[1], Reducing(layer.rows, layer.inner, 4096)
+    p, layout, inner = public.parameters, public.layout(layer), layer.inner + 1
+    q, moduli = p.primes[1], torch.tensor(p.primes)[:, None]
     features = next(v for line, v in seen.view("X") if line.label == "features_X")
-    right = secsv.encoded(public, layer, features)
-    share = right[1]  # [2 W, tiles, d_in]
-    model = tester._models[0][layer.weight].X._value
-    known = model[0][1]  # [2 W, d_in, N / W], at the principal too
-    whole = secsv._product(public, layer, model[0], right)
-    for out in (whole, (whole + zeros(Cipher(whole, public.keys))).remainder(torch.tensor(public.primes)[:, None])):
+    right = secsv.encoded(public, layer, 0, features)
+    share = right.parts[1]  # [2 W, tiles, d_in + 1]
+    pair = tester._models[0][layer.weight]
+    model = pair.X.content._value
+    known = model.parts[1]  # [2 W, d_in + 1, N / W], at the principal too
+    whole = layout.multiply(model.parts, right.parts, p.primes, [q / 2 + 1 for q in p.primes])
+    for out in (whole, (whole + zeros(Cipher(whole, keys.public))).remainder(moduli)):
         received = out[:, :, 1].view(1, 2, layout.columns, -1).permute(2, 0, 1, 3).reshape(layout.columns, -1)
-        equations = [(known[0, :, e].long().tolist(), int(received[0, e])) for e in range(layer.inner + 4)]
-        found = solve(equations, layer.inner, q)
+        equations = [(known[0, :, e].long().tolist(), int(received[0, e])) for e in range(inner + 4)]
+        found = solve(equations, inner, q)
         assert (found == share[0, 0].long().remainder(q).tolist()) if out is whole else (found is None)
-    guessed = secsv._lowered(public, whole)
-    sent = [secsv.linear_hidden(public, layer, features.shape[2], model, right) for _ in range(2)]
+    guessed = (model @ right).cipher.data
+    with Transcript() as transcript:
+        for _ in range(2):
+            evaluate_first(tester.nets[0], layer, pair, tester._encoded[0])
+    sent = [value.long() for _, value in transcript.lines]
     assert not any(torch.equal(a, b) for a, b in [(sent[0], guessed), (sent[1], guessed), sent])
-    moduli = torch.tensor(public.lowered)[:, None]
+    scale = 2.0 ** (p.scale_bits + secsv.WEIGHT_BITS + public.ring.frac_bits + ENCODING_BITS) / p.primes[-1]
     for one in sent:
-        zero = (one - guessed).remainder(moduli)
+        zero = (one - guessed).remainder(moduli[:-1])
         assert float((zero[:, 1] == 0).sum()) < 20, "no place of the share's image is left uncovered"
-        assert float(decrypt_columns(layout, zero, keys, public.output_scale).abs().max()) < 2.0**-20
+        assert float(decrypt_columns(layout, zero, keys, scale).abs().max()) < 2.0**-20
 
 
 def test_what_the_first_layer_adds_up_to_is_what_was_sent_before(recorded, keys, field):
@@ -421,18 +434,14 @@ def test_what_the_first_layer_adds_up_to_is_what_was_sent_before(recorded, keys,
     place that a decryption has, and no client sees the same ciphertext twice.
     """
     tester, seen = recorded
-    public, layer = tester.public, tester.program.layers[0]
-    owner, coalition = 1, 0b11111
-    parts = [tester._first(i, owner)._value for i in range(5)]
-    sums = [secsv.joined(public, 5, *parts) for _ in range(2)]
-    assert not torch.equal(*sums)
-    model = tester._aggregate(coalition, layer.weight)
-    features = tester._samples[owner][0]
-    at_P, at_X = (secsv.encoded(public, layer, half._value) for half in features)
-    one = secsv.linear(public, layer, 12, model.P._value, at_P)
-    other = secsv.linear_hidden(public, layer, 12, model.X._value, at_X)
-    wanted = secsv.decrypted(public, layer, secsv.combined(public, one, other), 15, (12,), "C1", keys)
-    got = secsv.decrypted(public, layer, sums[0], 15, (12,), "C1", keys)
+    public, layer, net = tester.public, tester.program.layers[0], tester.nets[0]
+    owner, weights = 1, [tester._weights[i] for i in range(5)]
+    parts = [tester._first(i, owner) for i in range(5)]
+    with Transcript() as transcript:
+        got, _ = (net.read(secsv.open_first(net, public, [parts], weights), net.C) for _ in range(2))
+    assert not torch.equal(*(value for _, value in transcript.lines))
+    model = tester._aggregate(0b11111, layer.weight)
+    wanted = net.read(evaluate(net, public, layer, model, tester._encoded[owner], weights), net.C)
     # Each of the ten halves was rounded when it was rescaled: docs/secsv.md, errors.
     assert float((got - wanted).abs().max()) < 2.0**-20
     received = [v for line, v in seen.lines if line.label == "layer_output"]

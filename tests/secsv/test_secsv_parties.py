@@ -247,4 +247,4 @@ def test_a_server_cannot_decrypt(keys, form):
     net = tester.nets[0]
     for server in (net.P, net.X):
         with pytest.raises(MisplacedValueError, match="cannot compute"):
-            net.fresh(server, lambda found: found, tester._keys[0])
+            net.fresh(server, lambda found: found, tester.keys.keys)

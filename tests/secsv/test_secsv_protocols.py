@@ -211,11 +211,9 @@ def test_the_first_outputs_hold_at_the_ends_of_the_domain(coalition, keys, form)
     tester = SecSVTester(program, TestSet(x, labels), keys, form, "single-layer")
     tester.begin(models, shares)
     some, owners = members(coalition), [1, 0, 3]
-    parts = [tester._first(i, owner)._value for owner in owners for i in some]
-    sealed = secsv.joined(tester.public, len(some), *parts)
-    weights = [tester._weights[i] for i in some]
-    counts = [sizes[owner] for owner in owners]
-    got = secsv.decrypted(tester.public, program.layers[0], sealed, sum(weights), counts, "C1", keys)
+    net, weights = tester.nets[0], [tester._weights[i] for i in some]
+    parts = [[tester._first(i, owner) for i in some] for owner in owners]
+    got = net.read(secsv.open_first(net, tester.public, parts, weights), net.C)
     model = averaged([models[i] for i in some], [float(w) for w in weights])
     wanted = torch.cat([x[owner] for owner in owners]).double() @ model["0.weight"].double().t() + model["0.bias"]
     sealed_error = 8 * math.sqrt(4096 * (1 + 2 * 4096 / 3) / 12 + 16 * 4096) / 2.0**26

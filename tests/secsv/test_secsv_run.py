@@ -303,7 +303,7 @@ def test_a_word_beyond_its_prime_is_found(small, network):
     net, models, tests = small
     run = ShapleyEvaluation(net, [models], tests, settings=Settings(compare=False))
     network(lambda label, v: v.add_(1 << 31) if label == "layer_output" else None)
-    with pytest.raises(CorruptedCiphertextError, match="no ciphertexts"):
+    with pytest.raises(CorruptedCiphertextError, match="'s ciphertexts arrived damaged"):
         run.run()
 
 

@@ -150,6 +150,13 @@ class Layer:
         return values.view(self.rows, self.columns, samples).permute(2, 0, 1).reshape(samples, *self.shape)
 
 
+def unary(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Labels in unary, int64 [samples, classes]; the shape of a shape."""
+    if labels.is_meta:
+        return torch.empty(len(labels), classes, dtype=torch.int64, device="meta")
+    return F.one_hot(labels, classes)
+
+
 def gates(outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """z and u = (1 - z) n, each [hidden, samples], from a GRU step's outputs [samples, 4 hidden]."""
     reset, update, fresh, hidden = outputs.chunk(4, dim=1)

@@ -27,6 +27,7 @@ from ...choreography.net import Runtime, Sent
 from ...choreography.roles import Cast
 from ...choreography.run.local import LocalRuntime
 from ...choreography.streams import PairKey, random_secret
+from ...ckks.exchange import LocatedKeys
 from ...mpc.star.shares import Shares
 from ...ring import encode
 from ...session import Session
@@ -403,8 +404,11 @@ class SecureTester(Tester):
         self.level = level
         self.parties = Parties(len(tests.x), self.roles, runtime)
         self.nets = self.parties.nets
-        self.public_keys = keys.public if isinstance(keys, ckks.Keys) else keys
-        self._keys = [net.own(net.C, keys, name="keys") for net in self.nets]
+        first, public = self.nets[0], keys.public if isinstance(keys, ckks.Keys) else keys
+        servers = {party: public for party in first.cast.parties.values() if party is not first.C}
+        self.keys = LocatedKeys(first, first.C, public.parameters, keys, servers)
+        for net in self.nets[1:]:
+            self.keys.add_owner(net, net.C, keys)
         self._weights: dict[int, int] = {}
         self._samples: list[Any] = []
         self._models: dict[int, dict[str, Any]] = {}
