@@ -1,4 +1,4 @@
-"""The compiled loops of Matrix Reducing: many small exact matrix products modulo a prime in float64, and around them.
+"""The compiled loops of Matrix Reducing, in their own file: small exact matrix products modulo a prime, in float64.
 
 BLAS takes several times as long for them (the matrices of one slot are a few rows by 8 to 64 columns, and each is read
 once), and torch makes passes over memory for the digits and the reduction.

@@ -1,4 +1,4 @@
-"""Additive shares modulo the ciphertext modulus Q, apart from the 2^64 of `sectorch.mpc`: what `E @ share` multiplies.
+"""Additive shares modulo the ciphertext modulus, in their own file beside those mod 2^64: the factor of `E @ share`.
 
 x = x' + x'' mod Q, x' uniform. Sharing modulo the modulus of the encryption, and not modulo a field of its own, makes
 enc(w) x' + enc(w) x'' = enc(w) x hold exactly: a mask costs no precision, and nothing of the wrapped sum is left for

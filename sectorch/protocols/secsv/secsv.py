@@ -457,11 +457,11 @@ def _multiplied(net: Net, layer: Layer, model: Both, right: Both) -> LocatedCKKS
 
 
 def _decrypted(
-    net: Net, public: Public, layer: Layer, output: LocatedCKKSTensor, weights: list[int], **how: bool
+    net: Net, public: Public, layer: Layer, output: LocatedCKKSTensor, weights: list[int], rerandomised: bool = False
 ) -> Located:  # fmt: skip
     """A layer's outputs at C, who decrypts them (Algorithm 4, step 7)."""
     with during("decryption"):
-        found = output.decrypt_at(net.C, "layer_output", what=f"{net.C}'s ciphertexts", **how)
+        found = output.decrypt_at(net.C, "layer_output", what=f"{net.C}'s ciphertexts", rerandomised=rerandomised)
         return outputs(public, layer, sum(weights), str(net.C), *(found if isinstance(found, tuple) else (found,)))
 
 
