@@ -13,8 +13,9 @@ from sectorch import ckks
 from sectorch.choreography import Located, Net, Party, Roles, protocol
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
-from sectorch.ckks.exchange import LocatedCKKSTensor
-from sectorch.ckks.linalg import Reducing, encrypt_matrix, uniform
+from sectorch.ckks import exchange
+from sectorch.ckks.exchange import LocatedCKKSTensor, _words
+from sectorch.ckks.linalg import EncodedShare, Reducing, encrypt_matrix, uniform
 from sectorch.ckks.linalg import ReducingOperand as Operand
 from sectorch.ckks.scheme.encryption import flood_cost
 from sectorch.errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
@@ -230,3 +231,54 @@ def test_an_encrypted_matrix_times_shares():
     wanted = 3 * (matrices[0] + matrices[1]) @ x.double()
     assert found.shape == (3, 20) and torch.allclose(found, wanted, rtol=1e-3, atol=2.0)
     assert {m.dtype for m, _ in transcript.lines if m.label in ("partial", "answer")} == {torch.int32}
+
+
+JOINT = Roles("C D P", edges="C-P D-P")
+
+
+def test_owners_of_a_joint_key_decrypt_a_list_of_products(monkeypatch):
+    """Both owners, and the server in no way; a share is encoded once for two products, and of shapes gives shapes."""
+    torch.manual_seed(3)
+    made = ckks.keygen(2, degree=4096)
+    p, layout, x = made.parameters, Reducing(3, 7, 4096), torch.randint(-999, 999, (7, 20))
+    residues = x.remainder(torch.tensor(p.primes).view(-1, 1, 1))
+    matrices = [torch.randn(3, 7, dtype=torch.float64) for _ in range(2)]
+    with Session(roles=JOINT).call() as net:
+        keys = ckks.LocatedKeys(net, net.C, p, made, {net.P: made.public})
+        keys.add_owner(net, net.D, made)
+        right = net.fresh(net.P, lambda r: EncodedShare.of(layout, r, p.primes), net.own(net.P, residues))
+        receive = lambda half, seed, keys: Operand.from_seeded(layout, keys, half, seed)
+        sent = [[net.own(net.P, v) for v in encrypt_matrix(layout, m, made)] for m in matrices]
+        left = [keys.run(net.P, receive, *pair, keys.public(net.P)) for pair in sent]
+        products = keys.run(net.P, lambda r, *ms: [m @ r for m in ms], right, *(e.content for e in left))
+        with Transcript() as transcript:
+            for owner in (net.C, net.D):
+                found = [net.read(v, owner) for v in products.decrypt_at(owner)]
+                for got, matrix in zip(found, matrices, strict=True):
+                    assert torch.allclose(got, matrix @ x.double(), rtol=1e-3, atol=2.0)
+            (_, at_C), (_, at_D) = (line for line in transcript.lines if line[0].label == "answer")
+            assert not torch.equal(at_C, at_D), "each under zeros of its own"
+            once = products.rerandomise()
+            once.decrypt_at(net.C), once.to(net.P).decrypt_at(net.D, rerandomised=True)
+        answers = [value for line, value in transcript.lines if line.label == "answer"][2:]
+        assert torch.equal(*answers), "what was rerandomised last is sent as it is"
+        with pytest.raises(MisplacedValueError, match="P has no secret key"):
+            products.decrypt_at(net.P)
+        monkeypatch.setattr(exchange, "_check_tag", lambda *_: None)
+        monkeypatch.setattr(exchange, "_words", lambda value: _words(value).index_fill(3, torch.tensor([5]), 1 << 30))
+        with pytest.raises(CorruptedCiphertextError, match="a word is no residue below its prime"):
+            products.decrypt_at(net.C)
+    meta = residues.to("meta")
+    half, seed = encrypt_matrix(layout, matrices[0].to("meta"), made.public)
+    blank = Operand.from_seeded(layout, made.public, half, seed) @ EncodedShare.of(layout, meta, p.primes)
+    real = Operand.from_seeded(layout, made.public, *encrypt_matrix(layout, matrices[0], made)) @ residues
+    assert blank.cipher.data.is_meta and blank.cipher.data.shape == real.cipher.data.shape
+
+
+def test_a_packed_matrix_less_a_plain_one():
+    """What HESV's server does with a state under its mask."""
+    W, V, X, layout = torch.randn(3, 8), torch.randn(8, 5), torch.randn(8, 5), ckks.MatrixSquaring(3, 8, 5, 2048)
+    made = ckks.keygen(1, degree=4096, scale_bits=22, integer_bits=19, rotations=layout.rotations())
+    right = layout.prepare_right(X + V, made, None) - layout.prepare_right(V, None)
+    found = (layout.prepare_left(W, made, None) @ right).decrypt(made.secret)
+    assert torch.allclose(found, (W @ X).double(), atol=0.1)
