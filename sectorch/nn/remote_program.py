@@ -9,10 +9,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import nn
 from torch.fx.node import map_aggregate
 
@@ -27,6 +29,8 @@ from .graph_cache import remember
 from .inputs import Inputs
 from .weights import is_large, private_weight
 
+_Below31 = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -39,7 +43,7 @@ class Choice:
 
     do_sample: bool = False
     temperature: float = 1.0
-    top_k: int | None = None
+    top_k: _Below31 | None = None
 
     def __post_init__(self):
         if type(self.temperature) not in (int, float) or not self.temperature > 0:
@@ -88,11 +92,11 @@ class TextSettings:
         until_end: whether tokens stay secret of Q too until all are there.
     """
 
-    max_new_tokens: int
-    words: int
+    max_new_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    words: _Below31
     choice: Choice
-    ends: tuple[int, ...] = ()
-    pad: int = 0
+    ends: Annotated[tuple[_Below31, ...], Meta(max_length=1024)] = ()
+    pad: _Below31 = 0
     masked: bool = False
     until_end: bool = False
 
@@ -108,14 +112,12 @@ class TextSettings:
             ProgramError: the value is no such settings.
         """
         try:
-            made = cls(**{**said, "ends": tuple(said["ends"]), "choice": Choice(**said["choice"])})
-        except (TypeError, KeyError, ArgumentError):
-            raise ProgramError("a model description does not say how texts are continued") from None
-        numbers = (made.max_new_tokens, made.words, made.pad, *made.ends, made.choice.top_k or 0)
-        marks = (made.masked, made.until_end, made.choice.do_sample)
-        sized = all(type(n) is int and 0 <= n < 1 << 31 for n in numbers) and len(made.ends) <= 1024
-        if not sized or not made.max_new_tokens or not all(type(mark) is bool for mark in marks):
-            raise ProgramError("a model description holds impossible numbers of tokens")
+            made = msgspec.convert(said, cls)
+        except msgspec.ValidationError as error:
+            raise ProgramError(f"a model description does not say how texts are continued: {error}") from None
+        # msgspec passes over the entries of a dataclass that it does not know.
+        if set(said) - set(vars(made)) or set(said["choice"]) - set(vars(made.choice)):
+            raise ProgramError("a model description says more of how texts are continued than is known here")
         return made
 
 
