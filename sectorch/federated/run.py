@@ -266,6 +266,7 @@ class Run:
             claim(self.folder, {**what, **(own or {})})
         self._seen: set[str] = set()
         self._brought: dict[str, int] = {}
+        self._files: dict[str, str] = {}
         self._turns: Turns | None = None
         self._stack = ExitStack()
         self._estimate: Estimate | None = None
@@ -347,7 +348,7 @@ class Run:
 
     def at(
         self, party: str, function: Callable, *args: Any, stage: str, public: Any = None,
-        into: nn.Module | None = None, keep: bool = True, shared: bool = False,
+        into: nn.Module | None = None, keep: bool = True, shared: bool = False, replaces: Held | None = None,
     ) -> Held:  # fmt: skip
         """Compute function(*args) at a party, once: what is on disk is taken up again.
 
@@ -362,10 +363,13 @@ class Run:
             keep: whether the result goes to disk. One that is cheap to make again need not, and is made when a later
                 stage needs it.
             shared: whether other runs may take it up (`Run(shared=)`).
+            replaces: an earlier stage's result, of this party alone, that no later stage takes: its file goes when
+                this one's is on disk.
 
         Raises:
             MisplacedValueError: an argument is another party's. ArgumentError: a second stage of that name; a `Held`
-                value where it is not opened, as in a dataclass; a result that the folder could not give back as it is.
+                value where it is not opened, as in a dataclass; a result that the folder could not give back as it is;
+                `replaces` of another party.
         """
         key = self._begin(stage, function, args)
         self._known(f"stage '{stage}'", (party,))
@@ -383,11 +387,11 @@ class Run:
         if not keep:
             return Held((party,), key, ABSENT if self._estimate is not None else _Later(compute), public)
         folder = self._shared if shared else self.folder
-        return self._once((party,), stage, key, function, args, public, folder, compute, into)
+        return self._once((party,), stage, key, function, args, public, folder, compute, into, replaces)
 
     def among(
         self, function: Callable, cast: Mapping[str, str | Sequence[str]], *args: Any, at: str | Sequence[str],
-        stage: str, roles: Roles | None = STAR, public: Any = None,
+        stage: str, roles: Roles | None = STAR, public: Any = None, replaces: Held | None = None,
     ) -> Held:  # fmt: skip
         """Run a protocol among several parties: all of them take part, or nobody.
 
@@ -400,6 +404,7 @@ class Run:
             cast: the parties' names by role; in secure inference A may be several.
             at: who learns the result.
             roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
+            replaces: as in `at`.
 
         Among parties apart rounds 2 and bytes 40 for each member but one, before the protocol's own.
 
@@ -436,7 +441,7 @@ class Run:
             result = self._played(function, roles, cast, stage, args)
             return result if holds else None  # a party that takes part keeps its record, and no result
 
-        found = self._once(holders, stage, key, function, args, public, self.folder, compute)
+        found = self._once(holders, stage, key, function, args, public, self.folder, compute, replaces=replaces)
         return found if holds else Held(holders, key, public=public)
 
     def send(self, value: Held, to: str | Sequence[str], stage: str) -> Held:
@@ -560,9 +565,14 @@ class Run:
 
     def _once(
         self, holders: tuple[str, ...], stage: str, key: str, function: Callable, args: tuple, public: Any,
-        folder: RunFolder, compute: Callable[[], Any], into: nn.Module | None = None,
+        folder: RunFolder, compute: Callable[[], Any], into: nn.Module | None = None, replaces: Held | None = None,
     ) -> Held:  # fmt: skip
-        name = _file(stage, key)
+        name = self._files[key] = _file(stage, key)
+        if replaces is not None and (replaces.parties != holders or len(holders) > 1):
+            raise ArgumentError(
+                f"stage '{stage}': one party's result replaces an earlier one of its own; {' and '.join(holders)} may "
+                f"lack this one when {' and '.join(replaces.parties)} has removed that"
+            )
         record = folder.record(name)
         if self._estimate is not None:
             if record is None:
@@ -594,14 +604,10 @@ class Run:
                 folder.keep(name, [kept], record)
         elif "value" in record:
             value = record["value"]
-        else:
-            [value] = folder.tensors(name) or [ABSENT]
-            if value is ABSENT:
-                raise CheckpointError(f"{folder.path}/{name}.pt is missing; remove {name}.json, and it is done again")
-            if into is not None:
-                weights, value = value, copy.deepcopy(into)
-                value.load_state_dict(weights)
-                value.eval()
+        else:  # read where a later stage takes it: a file that another has replaced is not there any more
+            value = _Later(lambda: _read(folder, name, into))
+        if replaces is not None and replaces.key in self._files:
+            folder.drop(f"{self._files[replaces.key]}.pt")
         self.records.append(record)
         self.watch.finished(stage, record)
         return Held(holders, key, value, public)
@@ -883,6 +889,18 @@ def _compact(value: Any) -> Any:
 
 def _sha(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _read(folder: RunFolder, name: str, into: nn.Module | None) -> Any:
+    """A stage's result from disk."""
+    if (found := folder.tensors(name)) is None:
+        raise CheckpointError(f"{folder.path}/{name}.pt is missing; remove {name}.json, and it is done again")
+    [value] = found
+    if into is None:
+        return value
+    model = copy.deepcopy(into)
+    model.load_state_dict(value)
+    return model.eval()
 
 
 def _file(stage: str, key: str) -> str:

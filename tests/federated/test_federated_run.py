@@ -264,6 +264,27 @@ def test_a_result_that_is_not_kept_is_made_when_it_is_needed(tmp_path: Path):
         CALLS.clear()
 
 
+def test_a_replaced_result_leaves_the_disk(tmp_path: Path):
+    """One copy of a state stays, a finished run is taken up without the others, and what still needs one says so."""
+
+    def states(run: Run, rounds: int) -> Held:
+        state = run.bring("Q", torch.ones(3))
+        for t in range(rounds):
+            state = run.at("Q", double, state, stage=f"state-{t}", replaces=state)
+        return state
+
+    for rounds, calls in ((3, 3), (3, 0), (5, 2)):
+        CALLS.clear()
+        assert torch.equal(states(Run({"run": "x"}, out=tmp_path), rounds).value, torch.ones(3) * 2**rounds)
+        assert len(CALLS) == calls and len(list(tmp_path.glob("*.pt"))) == 1
+    next(tmp_path.glob("state-4-*.json")).unlink()
+    with pytest.raises(CheckpointError, match=r"state-3-\w+.pt is missing; remove .*state-3-\w+.json"):
+        states(Run({"run": "x"}, out=tmp_path), 5)
+    run = Run()
+    with pytest.raises(ArgumentError, match="Q may lack this one when S has removed that"):
+        run.at("Q", double, torch.ones(3), stage="other", replaces=run.bring("S", torch.ones(3)))
+
+
 def test_an_estimate_runs_nothing_and_leaves_out_what_is_done(tmp_path: Path):
     run = Run(out=tmp_path)
     algorithm = lambda run: program(run, X, Y)

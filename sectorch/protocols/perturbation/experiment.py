@@ -87,7 +87,7 @@ class PerturbedFL(Experiment):
             last = min(first + every, how.rounds)
             state = run.among(
                 train_rounds, cast, self.model, state, shards, how, first, last, at=SERVER.name, stage=f"round-{last}",
-                roles=roles,
+                roles=roles, replaces=state,
             )  # fmt: skip
         return state, run.at(SERVER.name, score_state, self.model, state, self.data, stage="score")
 
