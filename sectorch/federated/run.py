@@ -568,7 +568,7 @@ class Run:
         folder: RunFolder, compute: Callable[[], Any], into: nn.Module | None = None, replaces: Held | None = None,
     ) -> Held:  # fmt: skip
         name = self._files[key] = _file(stage, key)
-        if replaces is not None and (replaces.parties != holders or len(holders) > 1):
+        if replaces is not None and (replaces.parties, len(holders)) != (holders, 1):
             raise ArgumentError(
                 f"stage '{stage}': one party's result replaces an earlier one of its own; {' and '.join(holders)} may "
                 f"lack this one when {' and '.join(replaces.parties)} has removed that"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from federation_world import World, each
@@ -12,7 +14,7 @@ import sectorch
 from sectorch.errors import DroppedClientError, NonFiniteError
 from sectorch.federated.parties import Simulation, client_sessions
 from sectorch.federated.run import Held, Run
-from sectorch.protocols.perturbation import Settings
+from sectorch.protocols.perturbation import BatchMismatchError, Federation, Scheme, Settings
 from sectorch.protocols.perturbation.experiment import PerturbedFL
 from sectorch.protocols.perturbation.settings import load
 from sectorch.ring import encode
@@ -72,6 +74,40 @@ def test_a_client_that_goes(world, drop_outs):
         return
     assert torch.equal(found["hub"].total, expected(("C0", "C2"))) and found["hub"].clients == ("C0", "C2")
     assert found["north"].clients == found["west"].clients == ("C0", "C2")
+
+
+def test_a_perturbed_model_goes_on_without_a_client(world):
+    """Over TLS with double masks: C1's batch does not fit in the second round, and the other two go on in a third."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)).double()
+    scheme = lambda: Scheme(copy.deepcopy(model), "mse")
+    parts = [(torch.randn(n, 6).double(), torch.randn(n, 3).double()) for n in (4, 5, 6)]
+    wrong = (parts[1][0][:, 1:], parts[1][1])
+
+    def rounds(session, present) -> list:
+        federation, found = Federation(scheme(), 3, double=True, session=session), []
+        for number in range(3):
+            own = [parts[0], wrong if number else parts[1], parts[2]]
+            shown = [b if present(c) else tuple(t.to("meta") for t in b) for c, b in zip(CLIENTS, own, strict=True)]
+            state = model.state_dict() if present("Server") else None
+            found.append(federation.round(state, shown, [4, 5, 6]))
+        return found
+
+    def work(name: str) -> list:
+        with world.party(name) as party, client_sessions(party, CLIENTS) as sessions:
+            return rounds(sessions, party.present)
+
+    found = each(PARTIES, work)
+    assert isinstance(found["south"], BatchMismatchError) and found["north"] == found["west"] == [None] * 3
+
+    def plain(there: list[int]) -> dict:
+        loss = sum(scheme().loss_fn(model(parts[k][0]), parts[k][1]) * len(parts[k][0]) for k in there)
+        size = sum(len(parts[k][0]) for k in there)
+        names, values = zip(*model.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(loss / size, values), strict=True))
+
+    for got, there in zip(found["hub"], ([0, 1, 2], [0, 2], [0, 2]), strict=True):
+        assert all(torch.allclose(got[n], gradient, atol=1e-7) for n, gradient in plain(there).items())
 
 
 # A round of FedAvg with clipped updates, of which the server learns the sum: stages of a run.

@@ -121,6 +121,7 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert len(list(tmp_path.glob("round-*.json"))) == 3, "two rounds a stage"
     again = PerturbedFL(data, model, how, out=tmp_path).run()
     assert again.losses == whole.losses and again.score == whole.score
+    assert [path.name[:9] for path in tmp_path.glob("*.pt")] == ["round-40-"], "one copy of model and optimiser"
     perturbed = how.but(method="perturbed")
     folder = tmp_path / "perturbed"
     with pytest.raises(KeyboardInterrupt):

@@ -183,7 +183,7 @@ def train_rounds(
             federation = Federation(scheme, how.clients, masked=how.masked, degree=how.degree, session=session)
         for number in range(first, last):
             batches = [_batches(shard, client, number, how) for client, shard in enumerate(shards)]
-            if federation is None or federation.session.complete:
+            if not isinstance(session, Session) or session.complete:
                 losses.append(_mean_loss(model, scheme, batches, weights))
             if federation is None:
                 gradient = _plain_round(scheme, model, batches, weights, seconds, how.gradient_variance)

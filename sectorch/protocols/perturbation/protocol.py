@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from ...choreography import Located, Message, Net, Party, Roles, protocol
-from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...secure_sum import (
     NAME_BYTES,
@@ -32,7 +31,7 @@ from ...secure_sum import (
 from ...session import Session
 from .algorithm import Key
 from .errors import WeightError
-from .messages import Reply, Request, Update
+from .messages import NoisyModel, Reply, Request, Update
 from .scheme import Batch, ClientRound, Recovered, Scheme
 
 SERVER = Party("Server", "Server")
@@ -84,7 +83,9 @@ class Federation:
         masked: whether the server sees only the sum of the updates. One client alone has nobody to hide behind.
         double: masks that survive a client that drops out (`secure_sum.py`).
         degree: with how many others a client shares masks, even; None for all. What a few withstand: `secure_sum.py`.
-        session: of `roles_of(clients)`; all parties in this process unless given.
+        session: of `roles_of(clients)`; or one of each client with the server (`federated.parties.client_sessions`),
+            which `double` needs among parties apart, where a session ends for all when one of its parties is lost.
+            All parties in this process unless given.
 
     Making it exchanges the clients' public keys. Between two rounds a client draws its mask of the next. The local
     session protects nothing: see `sectorch.Session`.
@@ -102,7 +103,7 @@ class Federation:
         masked: bool = True,
         double: bool = False,
         degree: int | None = None,
-        session: Session | None = None,
+        session: Session | Mapping[str, Session | None] | None = None,
     ):
         if clients < 1:
             raise ArgumentError(f"a federation has at least one client, got {clients}")
@@ -111,9 +112,9 @@ class Federation:
                 "a private sum is of two clients or more under masks of all pairs: without masks the server sees one "
                 "share of the noise, and by a graph of masks (degree=) colluding clients can cut off a part of them"
             )
-        roles = roles_of(clients)
+        roles, names = roles_of(clients), clients_of(clients)
         self.session = session or Session(roles=roles)
-        if self.session.roles != roles:
+        if isinstance(self.session, Session) and self.session.roles != roles:
             raise ArgumentError(
                 f"a federation of {clients} has the roles {roles}; the session's are {self.session.roles}"
             )
@@ -121,8 +122,8 @@ class Federation:
         self._masks = None
         if masked and clients > 1:
             least = 2 if scheme.private is None else scheme.private.least
-            self._masks = PairwiseMasks(self.session, clients_of(clients), drop_outs=double, degree=degree, least=least)
-        self._star = self._masks or ServerAndClients(self.session, clients_of(clients))
+            self._masks = PairwiseMasks(self.session, names, drop_outs=double, degree=degree, least=least)
+        self._star = self._masks or ServerAndClients(self.session, names)
 
     def __repr__(self) -> str:
         return f"Federation({self.clients} clients)"
@@ -152,110 +153,101 @@ class Federation:
             raise WeightError(f"{self.clients} clients have as many weights N_k and batches, got {said}")
         if not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise WeightError(f"a weight N_k is a positive number, got {list(weights)}")
+        scheme, masks, star = self.scheme, self._masks, self._star
         shares = [weight / sum(weights) for weight in weights]
-        sizes = [self.scheme.sizes(batch) for batch in batches]
-        self._star.lost.clear()
-        with self.session.call() as net:
-            key, models = self._send_models(net, state)
-            sent = {}
-            for client, received in models.items():
-                with self._star.met(net, client):
-                    sent[client] = self._stepped(net, client, key, received, batches[client], sizes[client], shares)
-            came, openings = sorted(sent), []
-            if self._masks is not None:
-                names = {k: compute(lambda data: data[-NAME_BYTES:], received) for k, received in models.items()}
-                came, openings = self._masks.openings([net] * self.clients, names, sent)
-            samples = list(map(sum, sizes))
-
-            def recovered(key: Key, *data: torch.Tensor) -> Recovered:
-                known = [self._update(key, k, one, samples[k], weights) for k, one in zip(came, data, strict=True)]
-                opened = [] if self._masks is None else self._masks.opened(key.round, came, openings)
-                return self.scheme.recover(key, known, [weights[client] for client in came], opened)
-
-            found = net.fresh(SERVER, of_shape(recovered, None), key, *(sent[client] for client in came))
-            if self._masks is not None:
-                self._prepare(net, self._masks, models)
-            return net.read(found, SERVER)
-
-    def _prepare(self, net: Net, masks: PairwiseMasks, models: Mapping[int, Located]) -> None:
-        """Every client draws its mask of the next round, while the server is busy or waits."""
-        for client, model in models.items():
-
-            def prepared(data: torch.Tensor, client: int = client) -> None:
-                self.scheme.prepare(self._blank.unpacked(data, self.scheme.device), masks.of(client))
-
-            with self._star.pair(net, client):
-                net.fresh(net.Client, of_shape(prepared, None), model)
-
-    def _send_models(self, net: Net, state: Mapping[str, torch.Tensor] | None) -> tuple[Located, dict[int, Located]]:
-        """The server noises the model and sends it to every client; its key, and what each client has."""
+        sizes = [scheme.sizes(batch) for batch in batches]
+        drawn: list[tuple[NoisyModel, Key]] = []  # once, though each session's server has its own part of the program
 
         def perturbed(state: Mapping[str, torch.Tensor]) -> tuple:
-            noisy, key = self.scheme.perturb(state)
-            return noisy.packed(), key
+            if not drawn:
+                drawn.append(scheme.perturb(state))
+            return drawn[0][0].packed(), drawn[0][1]
 
-        true, models = net.own(net.Server, state, name="state"), {}
-        model, key = net.fresh(net.Server, of_shape(perturbed, (meta_bytes(self._blank.nbytes), None)), true)
-        for client in range(self.clients):
-            with self._star.met(net, client):
-                models[client] = send_model(net, model)
-        return key, models
+        star.lost.clear()
+        with star.calls() as nets:
+            here = {k: net for k, net in enumerate(nets) if net is not None}
+            noised, models, sent = {}, {}, {}
+            for net in dict.fromkeys(here.values()):
+                shapes = of_shape(perturbed, (meta_bytes(self._blank.nbytes), None))
+                noised[net] = net.fresh(SERVER, shapes, net.own(SERVER, state, name="state"))
+            for k, net in here.items():
+                with star.met(net, k):
+                    models[k] = send_model(net, noised[net][0])
+            for k, model in models.items():
+                net = here[k]
+                with star.met(net, k):
+                    update = self._step(net, k, noised[net][1], model, batches[k], sizes[k], shares[k])
+                    sent[k] = net.read((send_plain if masks is None else send_masked)(net, update), net.Server)
+            came, openings = sorted(sent), []
+            if masks is not None:
+                names = {k: here[k].compute(lambda data: data[-NAME_BYTES:], (model,)) for k, model in models.items()}
+                came, openings = masks.openings(nets, names, sent if star.serves else range(self.clients))
 
-    def _stepped(
-        self, net: Net, client: int, key: Located, model: Located, batch: Any, sizes: list[int], shares: list[float]
+            def recovered(key: Key) -> Recovered:
+                known = [self._update(key, k, sent[k], sum(sizes[k]), shares[k]) for k in came]
+                opened = [] if masks is None else masks.opened(key.round, came, openings)
+                return scheme.recover(key, known, [weights[k] for k in came], opened)
+
+            net = next(here[k] for k in (came if star.serves else models) if k in here)
+            found = net.fresh(SERVER, of_shape(recovered, None), noised[net][1])
+            if masks is not None:
+                self._prepare(masks, here, models)
+            return net.read(found, SERVER)
+
+    def _prepare(self, masks: PairwiseMasks, nets: Mapping[int, Net], models: Mapping[int, Located]) -> None:
+        """Every client draws its mask of the next round, while the server is busy or waits."""
+        for k, model in models.items():
+
+            def prepare(data: torch.Tensor, k: int = k) -> None:
+                self.scheme.prepare(self._blank.unpacked(data, self.scheme.device), masks.of(k))
+
+            with self._star.pair(nets[k], k) as net:
+                net.fresh(net.Client, of_shape(prepare, None), model)
+
+    def _step(
+        self, net: Net, client: int, key: Located, model: Located, batch: Any, sizes: list[int], share: float
     ) -> Located:
-        """One client's work on the model; its update at the server."""
+        """One client's work on the model: its update, at the client."""
         scheme, outputs = self.scheme, self.scheme.plan.outputs
 
-        def begun(data: torch.Tensor) -> ClientRound:
-            return scheme.begin(self._blank.unpacked(data, scheme.device), batch, shares[client])
+        def begin(data: torch.Tensor) -> ClientRound:
+            return scheme.begin(self._blank.unpacked(data, scheme.device), batch, share)
 
-        def worked(data: torch.Tensor) -> torch.Tensor:
-            step = begun(data)
-            for _ in sizes:
-                step.ask()
-                step.take(None)
-            return ended(step)
+        def ask(step: ClientRound) -> torch.Tensor | None:
+            return None if (request := step.ask()) is None else request.packed()
 
-        def answered(key: Key, data: torch.Tensor) -> torch.Tensor:
+        def answer(key: Key, data: torch.Tensor) -> torch.Tensor:
             return scheme.answer(key, Request.unpacked(data, key.round, outputs)).packed()
 
-        def told(step: ClientRound, data: torch.Tensor) -> None:
-            step.take(Reply.unpacked(data, step.noisy.round, outputs, scheme.device))
+        def take(step: ClientRound, data: torch.Tensor | None = None) -> None:
+            step.take(None if data is None else Reply.unpacked(data, step.noisy.round, outputs, scheme.device))
 
-        def ended(step: ClientRound) -> torch.Tensor:
+        def end(step: ClientRound) -> torch.Tensor:
             masks = None if self._masks is None else self._masks.of(client)
-            return scheme.update(step.noisy, *step.done(), masks=masks, share=shares[client]).packed()
+            return scheme.update(step.noisy, *step.done(), masks=masks, share=share).packed()
 
-        if scheme.exchange == "paper":
-            step = net.fresh(net.Client, of_shape(begun, None), model)
-            for size in sizes:
-                asked = of_shape(lambda step: step.ask().packed(), meta_bytes(Request.size(size, outputs)))
-                reply = of_shape(answered, meta_bytes(Reply.size(size, outputs)))
-                reply = exchange(net, net.fresh(net.Client, asked, step), reply, key)
-                net.fresh(net.Client, of_shape(told, None), step, reply)
-            update = net.fresh(net.Client, of_shape(ended, self._update_shape()), step)
-        else:
-            update = net.fresh(net.Client, of_shape(worked, self._update_shape()), model)
-        return send_masked(net, update) if self._masks is not None else send_plain(net, update)
-
-    def _update_shape(self) -> torch.Tensor:
-        terms, trained, statistics = self.scheme.counts
+        step = net.fresh(net.Client, of_shape(begin, None), model)
+        for size in sizes:
+            if scheme.exchange == "paper":
+                request = net.fresh(net.Client, of_shape(ask, meta_bytes(Request.size(size, outputs))), step)
+                reply = exchange(net, request, of_shape(answer, meta_bytes(Reply.size(size, outputs))), key)
+                net.fresh(net.Client, of_shape(take, None), step, reply)
+            else:
+                net.fresh(net.Client, of_shape(ask, None), step)
+                net.fresh(net.Client, of_shape(take, None), step)
+        terms, trained, statistics = scheme.counts
         count = terms * trained + statistics
-        return (
-            meta_bytes(count, torch.int64)
-            if self._masks is not None
-            else meta_bytes(count * self._blank.dtype.itemsize)
+        plain = meta_bytes(count * self._blank.dtype.itemsize)
+        return net.fresh(
+            net.Client, of_shape(end, plain if self._masks is None else meta_bytes(count, torch.int64)), step
         )
 
-    def _update(self, key: Key, client: int, data: torch.Tensor, samples: int, weights: Sequence[float]) -> Update:
+    def _update(self, key: Key, client: int, data: torch.Tensor, samples: int, share: float) -> Update:
         """What the server takes a client's message for."""
-        terms, trained, _ = self.scheme.counts
-        masks = self._masks
-        numbers = data.view(self._blank.dtype) if masks is None else data
-        rows, statistics = numbers[: terms * trained].view(terms, trained), numbers[terms * trained :]
+        (terms, trained, _), masks = self.scheme.counts, self._masks
+        numbers = data.view(self._blank.dtype).to(self.scheme.device) if masks is None else data
+        parts = numbers[: terms * trained].view(terms, trained), numbers[terms * trained :]
         if masks is None:
-            return Update(key.round, rows.to(self.scheme.device), statistics.to(self.scheme.device), samples)
-        share = weights[client] / sum(weights)
+            return Update(key.round, *parts, samples)
         cohort, near = tuple(range(self.clients)), masks.near[client]
-        return Update(key.round, rows, statistics, samples, share, client, cohort, masks.drop_outs, near)
+        return Update(key.round, *parts, samples, share, client, cohort, masks.drop_outs, near)
