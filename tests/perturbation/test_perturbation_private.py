@@ -13,6 +13,7 @@ from torch import nn
 from sectorch.dp import GaussianShares, PrivacyError, epsilon_of, sums
 from sectorch.dp.renyi import gaussian_curve
 from sectorch.errors import ArgumentError, MaskError
+from sectorch.federated.watch import Watch
 from sectorch.protocols.perturbation import Federation, Scheme, Settings
 from sectorch.protocols.perturbation.errors import NoiseError, WeightError
 from sectorch.protocols.perturbation.experiment import PerturbedFL, scheme_of
@@ -154,14 +155,20 @@ def test_a_run_says_its_epsilon_and_counts_what_it_repeats(tmp_path):
     data = load("breast-cancer")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    run = lambda: PerturbedFL(data, model, HOW, out=tmp_path).run()
+    run = lambda name="out", watch=None: PerturbedFL(data, model, HOW, out=tmp_path / name).run(watch)
     begun = run()
     assert begun.epsilon == epsilon_of(gaussian_curve(4.0, 2.0), HOW.delta)  # 48 batches of an epoch of 113
     assert "with 1 other clients at most" in " ".join(begun.sentences())
     assert begun.epsilon and run().epsilon == begun.epsilon  # all is on disk
-    for file in tmp_path.glob("round-[56]-*"):  # as a kill in the fifth round would leave it
-        file.unlink()
-    assert (run().epsilon or 0) > begun.epsilon
+
+    class Stop(Watch):
+        def finished(self, name, record):
+            if name == "round-4":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", Stop())
+    assert (run("stopped").epsilon or 0) > begun.epsilon
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,12 @@ update of a model is in `training.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...data.seeds import derive, generator
-from ...federated.participants import Samples
 from ...federated.parties import Parties
 from ...federated.run import Held, Run, estimated_by, note, progress
 from ...federated.training import seconds_of
@@ -24,19 +22,17 @@ from .settings import Party, Settings
 from .training import (
     Question,
     State,
-    Update,
     asked_peers,
     averaged,
+    combined,
     distillation,
     in_the_clear,
     local_uncertainty,
-    mutual,
     open_logits,
     own_part,
-    own_view,
-    scores,
+    score,
+    small,
     subset,
-    train_party,
 )
 
 
@@ -153,14 +149,9 @@ def _training_time(data: Party, epochs: int, how: Settings) -> Estimate:
 def train_alone(data: Party, seed: int, how: Settings) -> dict:
     """Local training before the first round."""
     state, tick = State(data, how), progress(how.warmup * (1 + (data.large is not None)))
-    for model, steps in zip(state.models, state.steps, strict=True):
-        train_party(model, steps, data, how.local.lasting(how.warmup), derive(seed, data.name, "local"), tick=tick)
+    for which in range(len(state.models)):
+        state.train(which, data, how.local.lasting(how.warmup), derive(seed, data.name, "local"), tick=tick)
     return state.tensors()
-
-
-def small(data: Party, theta: dict, how: Settings) -> nn.Module:
-    """The model that answers."""
-    return State(data, how, theta).small
 
 
 def ask(t: int, data: Party, theta: dict, seed: int, how: Settings) -> Question:
@@ -205,33 +196,8 @@ def train_round(
     elif heard is not None:
         extra = in_the_clear(heard, how)
     own = lambda use: derive(seed, data.name, t, use)
-    train_party(state.small, state.steps[0], data, how.local, own("round"), extra, progress(how.epochs))
+    state.train(0, data, how.local, own("round"), extra, progress(how.epochs))
     if data.large is not None:
-        train_party(state.models[1], state.steps[1], data, how.local, own("large"))
-        mutual(state.small, state.steps[0], state.models[1], state.steps[1], data, how, (t, "mutual"))
+        state.train(1, data, how.local, own("large"))
+        state.mutual(data, how, (t, "mutual"))
     return state.tensors()
-
-
-def combined(state: State, data: Party, question: Question, heard: dict, how: Settings) -> Update:
-    """The update of all peers' answers, of which `state` takes notice (Equation 5 is their mean)."""
-    released = heard["released"]
-    update = question.update(torch.stack(list(released.values())).mean(0), heard["noise"] / len(released) ** 0.5)
-    if update.logits is None or not heard["sigma"] > 0:
-        state.meet(heard["priors"])
-        return update
-    published, (_, own) = question.published(len(data.labels)), own_view(state.small, data.images)
-    meters = state.meet(heard["priors"])
-    for peer, answers in released.items():
-        meters[peer].learn(published, answers, heard["noise"], how.temperature)
-    known = torch.stack([meters[peer].expected(own.detach()) for peer in released]).mean(0)
-    return replace(update, logits=known[question.subset])
-
-
-def score(data: Party, theta: dict, test: Samples, classes: int, how: Settings) -> float:
-    """The accuracy of the large model, if there is one, else of the small one."""
-    models = State(data, how, theta).models
-    found = scores(models[-1], *test, classes)
-    if len(models) > 1:
-        found["small_accuracy"] = scores(models[0], *test, classes)["accuracy"]
-    note(**found)
-    return found["accuracy"]

@@ -70,13 +70,12 @@ def resnet8(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return resnet18(classes, shape[0])
-
-
 SMALL: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "cnn32": cnn32, "resnet4": resnet4}
 """FHE-friendly after `fhe_friendly`."""
-LARGE: dict[str, Callable[..., nn.Module]] = {"resnet8": resnet8, "resnet18": _resnet18}
+LARGE: dict[str, Callable[..., nn.Module]] = {
+    "resnet8": resnet8,
+    "resnet18": lambda shape, classes: resnet18(classes, shape[0]),
+}
 """For the two-model arrangement: any network, never evaluated under encryption."""
 USUAL = {"digits": "mlp", "cifar10": "cnn32", "cifar100": "cnn32", "ham10000": "cnn32"}
 

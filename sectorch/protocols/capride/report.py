@@ -13,7 +13,7 @@ from torch import nn
 
 from ... import ckks
 from ...display import Plot
-from ...federated.outcome import Outcome, table
+from ...federated.outcome import Outcome, table, where_it_ran
 from .settings import Party, Settings
 
 # (epsilon, delta) of the Gaussian noise on aggregates, and a run's statement in words.
@@ -85,9 +85,7 @@ def statement(
         *out,
         "Public: shapes, architectures' depths, who asks whom, which samples (by number) a round is over.",
         "Not covered: parties that cheat, what the trained models show, and pairs of models unlike the meter's prior.",
-        "Each party ran in a process of its own."
-        if apart
-        else "All parties ran in one process, which therefore protected nothing: this is a simulation of the parties.",
+        where_it_ran(apart),
     ]
 
 

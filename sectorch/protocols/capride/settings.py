@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -415,24 +416,12 @@ def chain(parties: Sequence[Party], how: Settings) -> ckks.Parameters:
 
 def unfriendly(party: Party) -> list[str]:
     """The layers that homomorphic encryption lacks, each tried alone on what it receives."""
-    found, seen = [], {}
-
-    def note(name: str):
-        def hook(layer, inputs, _output) -> None:
-            seen.setdefault(name, (layer, inputs[0][:1].detach()))
-
-        return hook
-
-    copied = copy.deepcopy(party.model).eval()
-    leaves = [(n, m) for n, m in copied.named_modules() if n and not list(m.children())]
-    hooks = [m.register_forward_hook(note(n)) for n, m in leaves]
-    try:
-        with torch.no_grad():
-            copied(party.few(2))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, (layer, x) in seen.items():
-        if ckks.explain(layer, x).depth is None:
-            found.append(f"'{name}' ({type(layer).__name__})")
+    model, found = copy.deepcopy(party.model).eval(), []
+    leaves = {name: layer for name, layer in model.named_modules() if name and not list(layer.children())}
+    with torch.no_grad(), ExitStack() as stack:
+        calls = {name: stack.enter_context(calls_of(layer)) for name, layer in leaves.items()}
+        model(party.few(2))
+    for name, seen in calls.items():
+        if seen and ckks.explain(leaves[name], seen[0][0][:1]).depth is None:
+            found.append(f"'{name}' ({type(leaves[name]).__name__})")
     return found

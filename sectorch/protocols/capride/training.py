@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,11 @@ from torch import nn
 from ... import ckks
 from ...ckks.releases import SIGMAS
 from ...data.seeds import generator
+from ...federated import outcome
 from ...federated.errors import FederationError
+from ...federated.participants import Samples
 from ...federated.parties import Parties
+from ...federated.run import note
 from ...federated.training import Extra, Training, optimizer_of, predict, train
 from .settings import (
     Directions,
@@ -163,23 +166,6 @@ def deep_update(
     return deep, correction
 
 
-TOP = 5
-"""A sample counts for the paper's second accuracy where its class is among so many largest logits."""
-
-
-def train_party(
-    model: nn.Module,
-    steps: torch.optim.Optimizer,
-    party: Party,
-    how: Training,
-    seed: int,
-    extra: Extra | None = None,
-    tick: Callable[[], None] = lambda: None,
-) -> None:
-    """Cross entropy (Eq. 3, as a mean) and `extra`, in place, going on with the party's own optimiser."""
-    train(model, party.images, party.labels, how, seed, tick, extra=extra, optimizer=steps)
-
-
 def _scale(how: Settings) -> float:
     """lambda_k T^2."""
     if how.weight is None:
@@ -226,75 +212,20 @@ def in_the_clear(peers: list[torch.Tensor], how: Settings) -> Extra:
     return extra
 
 
-def mutual(
-    small: nn.Module,
-    small_steps: torch.optim.Optimizer,
-    large: nn.Module,
-    large_steps: torch.optim.Optimizer,
-    party: Party,
-    how: Settings,
-    use: tuple,
-) -> None:
-    """One epoch of mutual distillation between a party's two models (section 4.4), each on its labels and on the
-    other's predictions (Zhang et al., 2018), on the party's own data and machine.
-    """
-    order, t = generator(how.seed, party.name, *use), how.temperature
-    for model in (small, large):
-        model.train()
-    for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
-        x, y = party.images[batch], party.labels[batch]
-        logits = [small(x), large(x)]
-        targets = [(z.detach() / t).softmax(1) for z in reversed(logits)]
-        for model, steps, u, target in zip((small, large), (small_steps, large_steps), logits, targets, strict=True):
-            steps.zero_grad(set_to_none=True)
-            learned = F.kl_div((u / t).log_softmax(1), target, reduction="batchmean")
-            (F.cross_entropy(u, y, label_smoothing=how.smoothing) + t**2 * learned).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            steps.step()
-    for model in (small, large):
-        model.eval()
-
-
 def scores(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, classes: int) -> dict:
-    """Accuracy over all samples, that of the five largest logits, and the accuracy of each class (None where it has no
-    sample).
+    """Accuracy over all samples, that of the five largest logits as in the paper, and the accuracy of each class (None
+    where it has no sample).
     """
     logits = predict(model, images)
-    right, near = logits.argmax(1) == labels, logits.topk(min(TOP, classes), 1).indices == labels[:, None]
-    each = [right[labels == c] for c in range(classes)]
-    return dict(
-        accuracy=float(right.double().mean()),
-        top5=float(near.any(1).double().mean()),
-        per_class=[float(r.double().mean()) if len(r) else None for r in each],
-    )
+    found = outcome.scores(logits.argmax(1), labels, classes).as_dict()
+    near = (logits.topk(min(5, classes), 1).indices == labels[:, None]).any(1)
+    return dict(accuracy=found["accuracy"], top5=float(near.double().mean()), per_class=found["per_class"])
 
 
 @torch.no_grad()
 def own_view(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and logits of a model in evaluation mode on all samples."""
     return features_and_logits(model, images)
-
-
-# FedAvg and FedAvg with differential privacy, for comparison (section 4.2). The other baselines are the `losses` above.
-#
-# Models are averaged by number of samples (McMahan et al., 2016), after each party has, for "fedavg-dp", added Gaussian
-# noise of `model_sigma` to every parameter of its own (Wei et al., 2020; the paper has 0.01).
-
-
-@torch.no_grad()
-def average(models: dict[str, nn.Module], parties: Sequence[Party], how: Settings, round_: int) -> None:
-    """Every model becomes the weighted mean, in place."""
-    total = sum(len(party.labels) for party in parties)
-    mean: dict[str, torch.Tensor] = {}
-    for party in parties:
-        draw = generator(how.seed, party.name, round_, "model noise")
-        for name, value in models[party.name].state_dict().items():
-            sent = value.double()
-            if how.method == "fedavg-dp" and value.is_floating_point():
-                sent = sent + how.model_sigma * torch.randn(value.shape, generator=draw, dtype=torch.float64)
-            mean[name] = mean.get(name, 0) + sent * (len(party.labels) / total)
-    for model in models.values():
-        model.load_state_dict({name: value.to(model.state_dict()[name].dtype) for name, value in mean.items()})
 
 
 # What a party asks in a round, and what it makes of the answers (section 3.3).
@@ -480,10 +411,68 @@ class State:
     def small(self) -> nn.Module:
         return self.models[0]
 
+    def train(
+        self, which: int, party: Party, how: Training, seed: int, extra: Extra | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Cross entropy (Eq. 3, as a mean) and `extra`, in place, going on with the model's own optimiser."""
+        model, steps = self.models[which], self.steps[which]
+        train(model, party.images, party.labels, how, seed, tick, extra=extra, optimizer=steps)
+
+    def mutual(self, party: Party, how: Settings, use: tuple) -> None:
+        """One epoch of mutual distillation between a party's two models (section 4.4), each on its labels and on the
+        other's predictions (Zhang et al., 2018), on the party's own data and machine.
+        """
+        order, t = generator(how.seed, party.name, *use), how.temperature
+        for model in self.models:
+            model.train()
+        for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
+            x, y = party.images[batch], party.labels[batch]
+            logits = [model(x) for model in self.models]
+            targets = [(z.detach() / t).softmax(1) for z in reversed(logits)]
+            for model, steps, u, target in zip(self.models, self.steps, logits, targets, strict=True):
+                steps.zero_grad(set_to_none=True)
+                learned = F.kl_div((u / t).log_softmax(1), target, reduction="batchmean")
+                (F.cross_entropy(u, y, label_smoothing=how.smoothing) + t**2 * learned).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                steps.step()
+        for model in self.models:
+            model.eval()
+
     def meet(self, priors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, Meter]:
         """The meters, with new ones of the peers that are asked for the first time."""
         self.meters = {peer: Meter.of(peer, *tensors) for peer, tensors in priors.items()} | self.meters
         return self.meters
+
+
+def small(data: Party, theta: dict, how: Settings) -> nn.Module:
+    """The model that answers."""
+    return State(data, how, theta).small
+
+
+def combined(state: State, data: Party, question: Question, heard: dict, how: Settings) -> Update:
+    """The update of all peers' answers, of which `state` takes notice (Equation 5 is their mean)."""
+    released = heard["released"]
+    update = question.update(torch.stack(list(released.values())).mean(0), heard["noise"] / len(released) ** 0.5)
+    if update.logits is None or not heard["sigma"] > 0:
+        state.meet(heard["priors"])
+        return update
+    published, (_, own) = question.published(len(data.labels)), own_view(state.small, data.images)
+    meters = state.meet(heard["priors"])
+    for peer, answers in released.items():
+        meters[peer].learn(published, answers, heard["noise"], how.temperature)
+    known = torch.stack([meters[peer].expected(own.detach()) for peer in released]).mean(0)
+    return replace(update, logits=known[question.subset])
+
+
+def score(data: Party, theta: dict, test: Samples, classes: int, how: Settings) -> float:
+    """The accuracy of the large model, if there is one, else of the small one."""
+    models = State(data, how, theta).models
+    found = scores(models[-1], *test, classes)
+    if len(models) > 1:
+        found["small_accuracy"] = scores(models[0], *test, classes)["accuracy"]
+    note(**found)
+    return found["accuracy"]
 
 
 # What is drawn for a round from the seed that all parties know.
@@ -504,7 +493,7 @@ def subset(data: Party, t: int, how: Settings) -> torch.Tensor:
     return order[: how.subset(len(data.labels))].sort().values
 
 
-# Baselines, in one process: they protect nothing.
+# Baselines (section 4.2), in one process: they protect nothing. The others are the `losses` above.
 
 
 def open_logits(_: Parties, data: Party, models: Sequence[nn.Module]) -> list[torch.Tensor]:
@@ -513,9 +502,21 @@ def open_logits(_: Parties, data: Party, models: Sequence[nn.Module]) -> list[to
 
 
 def averaged(_: Parties, data: Mapping[str, Party], theta: Mapping[str, dict], how: Settings, t: int) -> dict:
-    """FedAvg: every model becomes the mean of all."""
+    """FedAvg: every model becomes the mean of all by number of samples (McMahan et al., 2016), after each party has,
+    for "fedavg-dp", added Gaussian noise of `model_sigma` to every parameter of its own (Wei et al., 2020; the paper
+    has 0.01).
+    """
     states = {k: State(data[k], how, theta[k]) for k in data}
-    average({k: state.small for k, state in states.items()}, list(data.values()), how, t)
+    total, mean = sum(len(party.labels) for party in data.values()), dict[str, torch.Tensor]()
+    for k, party in data.items():
+        draw = generator(how.seed, k, t, "model noise")
+        for name, value in states[k].small.state_dict().items():
+            sent = value.double()
+            if how.method == "fedavg-dp" and value.is_floating_point():
+                sent = sent + how.model_sigma * torch.randn(value.shape, generator=draw, dtype=torch.float64)
+            mean[name] = mean.get(name, 0) + sent * (len(party.labels) / total)
+    for model in (state.small for state in states.values()):
+        model.load_state_dict({name: value.to(model.state_dict()[name].dtype) for name, value in mean.items()})
     return {k: state.tensors() for k, state in states.items()}
 
 

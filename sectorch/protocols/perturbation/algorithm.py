@@ -149,12 +149,9 @@ def squared_terms(
 
 # III-B 1b, cross-entropy: the exchange of Eqs. 22 to 25 in float64 and log space, and Lemma 5.
 #
-# It hides less than Lemma 7 says. The client holds y*_i = p_i exp(-delta_i) and c_i = (1 - exp(delta_i)) / xi_i, so
-# p_i = y*_i (1 - c_i xi_s) and sum_i p_i = 1 is one linear equation for xi per sample: m samples give the true
-# predictions (`benchmarks/perturbation_attacks.py`), and with them gamma, for log p is y but for a constant of the
-# sample. The server holds n_L (n_L - 1) numbers mu_ij under n_L masks lambda_i and finds the predictions of every
-# sample of every client as well (same file). "shift" shows the client no more than m = 1 does here, shows the server
-# nothing, and needs no noise terms.
+# It hides less than Lemma 7 says (`benchmarks/perturbation_attacks.py`). Of the reply the client computes xi, by one
+# linear equation a sample, then the true predictions and gamma; the server finds the predictions of every sample.
+# "shift" shows the client no more than m = 1 does here, shows the server nothing, and needs no noise terms.
 
 LAMBDA_NATS = 3.0
 """log lambda_i is within this of the smallest log ratio of its row, so that neither is lost beside the other."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...display import Plot
 from ...federated import outcome
-from ...federated.outcome import Outcome
+from ...federated.outcome import Outcome, where_it_ran
 from .settings import Settings
 
 
@@ -96,9 +96,7 @@ class History(Outcome):
             f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
             *private,
             exchange[how.exchange_used],
-            "All parties ran in one process, which therefore protected nothing: this is a simulation."
-            if not self.apart
-            else "This process was one party; what the others have never left them.",
+            where_it_ran(self.apart),
         ]
 
     def as_dict(self) -> dict[str, Any]:

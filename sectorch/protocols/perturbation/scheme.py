@@ -121,14 +121,7 @@ def make_plan(model: nn.Module, width: int | None = None) -> Plan:
     return Plan(found, body, str(head.target), *size, module.bias is not None)
 
 
-# The two losses, as the plain training loop would compute them, and the check of a batch's targets.
-
-
-def loss_of(loss: str, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the N samples of the cross-entropy, or of sum_i (y_i - target_i)^2 / 2. A scalar."""
-    if loss == "mse":
-        return (outputs - targets).square().sum() / (2 * len(outputs))
-    return F.cross_entropy(outputs, targets)
+# A client's round: for each batch a forward pass, and one backward pass for all terms together.
 
 
 def dense_targets(loss: str, targets: torch.Tensor, outputs: int, samples: int, dtype: torch.dtype) -> torch.Tensor:
@@ -154,7 +147,21 @@ def dense_targets(loss: str, targets: torch.Tensor, outputs: int, samples: int, 
     return targets.to(dtype)
 
 
-# A client's round: for each batch a forward pass, and one backward pass for all terms together.
+def batches_of(batch: Batch | list[Batch]) -> list[Batch]:
+    """A client's batches as a list.
+
+    Raises:
+        BatchMismatchError: no batch, or something else than pairs of as many inputs as targets.
+    """
+    found = [batch] if isinstance(batch, tuple) else list(batch)
+    if not found:
+        raise BatchMismatchError("no batch was given")
+    for one in found:
+        if len(one) != 2 or not all(isinstance(part, torch.Tensor) for part in one):
+            raise BatchMismatchError("a batch is a pair (inputs, targets) of tensors")
+        if one[0].dim() == 0 or not len(one[0]) or len(one[0]) != len(one[1]):
+            raise BatchMismatchError(f"inputs of shape {list(one[0].shape)}, targets of {list(one[1].shape)}")
+    return found
 
 
 class ClientRound:
@@ -164,15 +171,13 @@ class ClientRound:
         BatchMismatchError: no batch, or something else.
     """
 
-    def __init__(self, scheme: Scheme, noisy: NoisyModel, batches: Sequence[Batch], share: float = 1.0):
-        if not batches:
-            raise BatchMismatchError("no batch was given")
+    def __init__(self, scheme: Scheme, noisy: NoisyModel, batch: Batch | list[Batch], share: float = 1.0):
         self.noisy, self._scheme, self._share = noisy, scheme, share
-        self._sizes = [batch_size(batch) for batch in batches]
-        self._waiting = list(batches)
-        self._running: tuple[Callable[[Reply | None], tuple], Request | None] | None = None
-        self._total: torch.Tensor | None = None
-        self._statistics: torch.Tensor | None = None
+        self._waiting = batches_of(batch)
+        self._samples = sum(len(inputs) for inputs, _ in self._waiting)
+        self._alone = len(self._waiting) == 1
+        self._backward: Callable[[Reply | None], tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._sums: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def ask(self) -> Request | None:
         """The forward pass of the next batch, and in the paper's exchange what to ask the server.
@@ -214,7 +219,7 @@ class ClientRound:
             pull(back if a is None else back.add_(a[:, :, None]), terms)
             return terms.finish(), self._batch_statistics(state, features)
 
-        self._running = backward, request
+        self._backward = backward
         return request
 
     def take(self, reply: Reply | None) -> None:
@@ -223,19 +228,17 @@ class ClientRound:
         Raises:
             ExchangeError: a reply that does not fit.
         """
-        if self._running is None:
+        if (backward := self._backward) is None:
             raise ExchangeError("no batch is running: ask() comes before take()")
-        (backward, _), self._running = self._running, None
+        self._backward = None
         rows, seen = backward(reply)
-        weight = len(self._waiting.pop(0)[0]) / sum(self._sizes)
+        weight = len(self._waiting.pop(0)[0]) / self._samples
         if self._scheme.private is not None:  # what this batch adds to the sum is bounded
             rows = self._scheme.private.clipped(rows.double() * (weight * self._share)) / (weight * self._share)
-        if self._total is None or self._statistics is None:
-            alone = len(self._sizes) == 1
-            self._total, self._statistics = (rows, seen) if alone else (rows.mul_(weight), seen * weight)
+        if self._sums is None:
+            self._sums = (rows, seen) if self._alone else (rows.mul_(weight), seen * weight)
         else:
-            self._total.add_(rows, alpha=weight)
-            self._statistics = self._statistics + seen * weight
+            self._sums = self._sums[0].add_(rows, alpha=weight), self._sums[1] + seen * weight
 
     def done(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Means over all samples: the terms [T, P], the batch statistics, and the number of samples.
@@ -243,16 +246,16 @@ class ClientRound:
         Raises:
             NonFiniteGradientError: names the gradients.
         """
-        total, statistics = self._total, self._statistics
-        if total is None or statistics is None:
+        if self._sums is None:
             raise BatchMismatchError("no batch was taken yet")
+        total, statistics = self._sums
         if not bool(total.sum().isfinite() & statistics.sum().isfinite()):
             bad = [name for name, part in cut(total[0], self._scheme.trained).items() if not part.isfinite().all()]
             raise NonFiniteGradientError(
                 f"the noisy gradient is not finite at {', '.join(bad[:5]) or 'its noise terms'}; check the batch for "
                 f"NaN and the model for divergence"
             )
-        return total, statistics, sum(self._sizes)
+        return total, statistics, self._samples
 
     def _cotangents(
         self, y: torch.Tensor, alpha: torch.Tensor, target: torch.Tensor, reply: Reply | None,
@@ -291,20 +294,6 @@ class ClientRound:
             for kind in ("running_mean", "running_var")
         ]
         return torch.cat(parts).to(like.dtype) if parts else like.new_empty(0)
-
-
-def batches_of(batch: Batch | list[Batch]) -> list[Batch]:
-    """One batch, or several, as a list."""
-    return [batch] if isinstance(batch, tuple) else list(batch)
-
-
-def batch_size(batch: Batch) -> int:
-    """The number of samples of a batch. Raises BatchMismatchError for something else."""
-    if len(batch) != 2 or not all(isinstance(part, torch.Tensor) for part in batch):
-        raise BatchMismatchError("a batch is a pair (inputs, targets) of tensors")
-    if batch[0].dim() == 0 or not len(batch[0]) or len(batch[0]) != len(batch[1]):
-        raise BatchMismatchError(f"inputs of shape {list(batch[0].shape)}, targets of {list(batch[1].shape)}")
-    return len(batch[0])
 
 
 # The server's checks of what it is given, and the sums of Eq. 28.
@@ -368,28 +357,6 @@ class Recovered(dict):
     """
 
     statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-    @classmethod
-    def split(
-        cls,
-        flat: torch.Tensor,
-        statistics: torch.Tensor,
-        shapes: Mapping[str, torch.Size],
-        norms: Mapping[str, tuple[int, float | None]],
-    ) -> Recovered:
-        """Cut the flat vectors into tensors.
-
-        Raises:
-            NonFiniteGradientError: names the gradients that hold NaN or infinity.
-        """
-        found = cls(cut(flat, shapes))
-        if not _finite(flat):
-            bad = [name for name, gradient in found.items() if not gradient.isfinite().all()]
-            raise NonFiniteGradientError(f"the recovered gradient is not finite at {', '.join(bad[:5])}")
-        widths = [width for width, _ in norms.values() for _ in range(2)]
-        pieces = iter(statistics.split(widths) if widths else ())
-        found.statistics = {name: (next(pieces), next(pieces)) for name in norms}
-        return found
 
 
 def aggregate(
@@ -603,8 +570,11 @@ class Scheme:
         return 1 if self.exchange == "shift" else 3 * self.partitions + 1
 
     def loss_fn(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The plain loss whose gradient is recovered: what FedAvg would compute on [N, n_L] outputs. A scalar."""
-        return loss_of(self.loss, outputs, targets)
+        """The plain loss whose gradient is recovered, as FedAvg would compute it: the mean over the N samples of the
+        cross-entropy, or of sum_i (y_i - target_i)^2 / 2. A scalar."""
+        if self.loss == "mse":
+            return (outputs - targets).square().sum() / (2 * len(outputs))
+        return F.cross_entropy(outputs, targets)
 
     # --- server ---------------------------------------------------------------------------------------------------
 
@@ -689,7 +659,14 @@ class Scheme:
         factors = algorithm.coefficients(key, self.loss, self.exchange, self.noise_on)
         total, statistics = aggregate(key, updates, weights, openings, factors, self.counts[1:], self.frac_bits)
         algorithm.times_ratios(self.plan.channels, key.scales, cut(total, self.trained))
-        return Recovered.split(total.to(key.dtype), statistics, self.trained, self.norms)
+        found = Recovered(cut(flat := total.to(key.dtype), self.trained))
+        if not _finite(flat):
+            bad = [name for name, gradient in found.items() if not gradient.isfinite().all()]
+            raise NonFiniteGradientError(f"the recovered gradient is not finite at {', '.join(bad[:5])}")
+        widths = [width for width, _ in self.norms.values() for _ in range(2)]
+        pieces = iter(statistics.split(widths) if widths else ())
+        found.statistics = {name: (next(pieces), next(pieces)) for name in self.norms}
+        return found
 
     def ratios(self, key: Key) -> torch.Tensor:
         """R of all trainable parameters in the model's order, flat, float64 [P]: what the server knows beside R^a."""
@@ -771,7 +748,7 @@ class Scheme:
                 In all cases nothing was sent, and no mask was used.
         """
         step = self.begin(noisy, batch, share)
-        for _ in batches_of(batch):
+        for _ in self.sizes(batch):
             request = step.ask()
             if request is not None and server is None:
                 raise ExchangeError(
@@ -783,7 +760,7 @@ class Scheme:
 
     def begin(self, noisy: NoisyModel, batch: Batch | list[Batch], share: float = 1.0) -> ClientRound:
         """`client_step` before its messages: ask, take the reply, and so on; `update` ends it."""
-        return ClientRound(self, noisy, batches_of(batch), share)
+        return ClientRound(self, noisy, batch, share)
 
     def sizes(self, batch: Batch | list[Batch]) -> list[int]:
         """The number of samples of each of a client's batches, which are public.
@@ -791,7 +768,7 @@ class Scheme:
         Raises:
             BatchMismatchError: something else than batches.
         """
-        return [batch_size(one) for one in batches_of(batch)]
+        return [len(inputs) for inputs, _ in batches_of(batch)]
 
     @property
     def device(self) -> torch.device:
@@ -825,16 +802,17 @@ class Scheme:
         for part in parts:
             check_range(part, noisy.frac_bits, 2.0 ** (HEADROOM_BITS - noisy.frac_bits))  # the shares sum to one
         encoded = None if self.private is None else self.private.noisy(parts[0] * share)
-        masked = masks.words(noisy.round, terms.numel() + len(statistics)).split([terms.numel(), len(statistics)])
+        words = masks.words(noisy.round, sum(map(len, parts)))
+        masked = words.split([len(part) for part in parts])
         if encoded is not None:
-            masked[0].add_(encoded)
+            words.add_(encoded)
         else:
-            for words, part in zip(masked, parts, strict=True):
-                add_encoded(words, part, share, noisy.frac_bits)
-        rows = masked[0].view(terms.shape)
+            for own, part in zip(masked, parts, strict=True):
+                add_encoded(own, part, share, noisy.frac_bits)
         return Update(
-            noisy.round, rows, masked[1], samples, share, masks.client, masks.cohort, masks.double, masks.peers
-        )
+            noisy.round, masked[0].view(terms.shape), masked[1], samples, share, masks.client, masks.cohort,
+            masks.double, masks.peers,
+        )  # fmt: skip
 
     def prepare(self, noisy: NoisyModel, masks: ClientMasks) -> None:
         """Draw a client's mask of the round after this model's, while it waits for the next. Only time changes.
