@@ -155,7 +155,7 @@ def test_a_stage_of_a_run_in_one_process_and_apart(world, tmp_path):
 
 @pytest.mark.sectorch_long  # `tests/perturbation/test_perturbation_private.py` has it in one process
 def test_clients_count_the_sums_that_they_send_again(world, tmp_path):
-    """A private run whose server has lost two rounds: clients, who have kept all, send them again and say so."""
+    """A private run whose server has lost its rounds: clients, who have kept all, send them again and say so."""
     how = Settings(clients=3, rounds=4, batch_size=1, local_batches=4, clip=1.0, noise_multiplier=4.0)
     data, model = load("breast-cancer"), nn.Sequential(nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 2)).double()
 
@@ -167,7 +167,7 @@ def test_clients_count_the_sums_that_they_send_again(world, tmp_path):
     assert until(lambda: len(world.server._broker) == 0, 30)
     assert each(PARTIES, work) == first and len(set(first.values())) == 1
     assert until(lambda: len(world.server._broker) == 0, 30)
-    for file in (*(tmp_path / "hub").glob("round-[34]-*"), *(tmp_path / "hub").glob("score*")):
+    for file in (*(tmp_path / "hub").glob("round-*"), *(tmp_path / "hub").glob("score*")):
         file.unlink()
     again = each(PARTIES, work)
     assert len(set(again.values())) == 1 and again["north"] > first["north"]
