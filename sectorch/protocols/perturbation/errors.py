@@ -6,10 +6,10 @@ from ...errors import ChannelScaleError, SectorchError
 
 
 class PerturbationError(SectorchError):
-    """Base of everything that this protocol raises on purpose.
+    """Base of the protocol's own errors. Masks that do not cancel and lost clients are errors of the secure sum.
 
     What to do:
-        Catch this one for all that follow.
+        Catch this one for all that follow, and `sectorch.errors.MaskError` for those of the sum.
     """
 
 
