@@ -27,7 +27,7 @@ def model_of() -> nn.Module:
     return fhe_friendly(nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10)))
 
 
-def main() -> dict[str, float]:
+def main(rounds: int = 12) -> dict[str, float]:
     """Mean accuracies, and how far the encrypted round is from the one in the clear."""
     console = Console()
     data = load_digits()
@@ -41,12 +41,14 @@ def main() -> dict[str, float]:
 
     one = Settings(update="head", head_rank=4, rounds=1, warmup=5, epochs=1, leakage=None)
     encrypted, clear = run(one), run(replace(one, encrypted=False))
-    many = Settings(update="forward", directions=128, rounds=12, encrypted=False, leakage=None)
+    many = Settings(update="forward", directions=128, rounds=rounds, encrypted=False, leakage=None)
     learned, alone = run(many), run(replace(many, method="local"))
 
     weights = [torch.cat([p.flatten() for p in r.models["P1"][0].parameters()]).detach() for r in (encrypted, clear)]
     apart = float((weights[0] - weights[1]).norm() / weights[1].norm())
-    table = Table("mean test accuracy, %", "before", "after 12 rounds", title="Even digits at P1, odd digits at P2")
+    table = Table(
+        "mean test accuracy, %", "before", f"after {rounds} rounds", title="Even digits at P1, odd digits at P2"
+    )
     for name, result in {"CaPriDe": learned, "local training alone": alone}.items():
         table.add_row(name, f"{100 * result.accuracy(0):.1f}", f"{100 * result.accuracy(-1):.1f}")
     console.print(table)

@@ -40,7 +40,7 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int = 30) -> None:
+def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for _ in track(range(epochs), "training in the clear (at the answering party)", console=console):
         for batch in torch.randperm(len(images)).split(64):
@@ -57,11 +57,11 @@ def timed(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, float]:
         return logits, time.perf_counter() - start
 
 
-def main() -> None:
+def main(epochs: int = 30) -> None:
     torch.manual_seed(0)
     train_images, test_images, train_labels, test_labels = load()
     model = network()
-    train(model, train_images, train_labels)
+    train(model, train_images, train_labels, epochs)
 
     timed(model, test_images[:32])
     plain, plain_seconds = timed(model, test_images)

@@ -46,18 +46,20 @@ def clients_of(count: int, samples: int) -> tuple[list[Participant], tuple[torch
     return made, (images[test], labels[test])
 
 
-def main() -> dict[str, float]:
+def main(queries: int = 300) -> dict[str, float]:
     """Mean accuracies: alone, after the control, after the queries."""
     console = Console()
     clients, test = clients_of(5, 30)
     how = Settings(
-        queries=300, expansion="cutout", normalise=True,
+        queries=queries, expansion="cutout", normalise=True,
         local=Training("sgd", 0.1, 10, 60), retraining=Training("adam", 2e-3, 32, 30, (15,)),
     )  # fmt: skip
     asked = PrivHFL(clients, test, 10, how).run()
     control = PrivHFL(clients, test, 10, replace(how, control="longer")).run()
 
-    table = Table("client", "model", "alone, %", "trained as long, %", "after 300 queries, %", title="Test accuracy")
+    table = Table(
+        "client", "model", "alone, %", "trained as long, %", f"after {queries} queries, %", title="Test accuracy"
+    )
     for client in clients:
         (alone, after), (_, longer) = asked.records[client.name], control.records[client.name]
         shown = (100 * record["accuracy"] for record in (alone, longer, after))

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from cases import long
+from cases import long, some
 from commands import run_command
 
 from sectorch.choreography import PROTOCOLS
@@ -85,7 +85,11 @@ def protocols_as_before():
         del REGISTERED[func]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+RUN_ELSEWHERE = ("docs/privhfl.md", "docs/capc.md", "docs/testing.md")
+"""Pages whose blocks take seconds, and do what examples and the tests of the kit do in every run."""
+
+
+@pytest.mark.parametrize("page", some(filter(blocks, PAGES), lambda page: name(page) not in RUN_ELSEWHERE), ids=name)
 def test_python_blocks_run(page: Path, protocols_as_before, monkeypatch, tmp_path, capsys):
     """All blocks of a page run in order in one namespace, and print what stands under them as their output.
 

@@ -59,7 +59,7 @@ def test_every_example_is_tested_here():
 
 
 def test_wrap_your_model(example):
-    _, text = example("digits")
+    _, text = example("digits", 12)
     assert number(text, r"accuracy │ ([\d.]+)") > 0.95
     assert "same label as plain 450 450" in " ".join(text.replace("│", "").split())
     assert number(text, r"largest logit error │ │ ([\d.e-]+)") < 1e-3
@@ -123,7 +123,7 @@ def test_shared_image(example, tmp_path):
 
 
 def test_privhfl(example):
-    means, text = example("privhfl")
+    means, text = example("privhfl", 150)
     assert means["asked"] > means["alone"] + 0.02 and means["asked"] > means["control"] + 0.02
     assert "no summand" in text and "this is a simulation" in text
 
@@ -136,7 +136,7 @@ def test_capc(example):
 
 
 def test_capride(example):
-    found, text = example("capride")
+    found, text = example("capride", 6)
     assert found["apart"] < 1e-2, "the encrypted round is the one in the clear, but for CKKS's error"
     assert found["learned"] > found["alone"] + 0.02 and found["learned"] > found["before"]
     assert "all of them aggregates" in text

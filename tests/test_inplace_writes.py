@@ -145,8 +145,7 @@ def made(body: Callable, alone: bool) -> tuple[Writer, torch.Tensor]:
     return Writer(body, alone).eval(), torch.randn(3, 4)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("body", RIGHT)
+@by_turns(body=RIGHT, alone=[False, True])
 def test_a_tensor_that_the_forward_makes_takes_secrets(body: Callable, alone: bool):
     plain, x = made(body, alone)
     secure = sectorch.secure(plain)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from cases import long
 from torch import nn
 
 import sectorch
@@ -33,7 +34,7 @@ print((faults() - before) // 5)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has rules of its own")
-@pytest.mark.parametrize(("limit", "kept"), [(None, True), (str(1 << 17), False)])
+@pytest.mark.parametrize(("limit", "kept"), [(None, True), *long((str(1 << 17), False))])
 def test_pages_of_freed_tensors(limit: str | None, kept: bool):
     """The control: where the environment holds glibc to its first limit, pages are fresh in each call."""
     unlimited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}

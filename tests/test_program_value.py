@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import long
 from torch import nn
 
 import sectorch
@@ -126,10 +127,11 @@ class FromAlone(IO):
         return torch.frombuffer(bytearray(value), dtype=dtype).view(shape)
 
 
-def test_S_runs_its_code_in_a_process_of_its_own_with_nothing_else_of_the_program(monkeypatch):
-    """VGG-7: S is given text and its two keys. Its code names no weight, no query and no stream of Q and A."""
+@pytest.mark.parametrize(("net", "shape"), [(lenet, (1, 1, 28, 28)), *long((vgg7, (1, 3, 32, 32)))])
+def test_S_runs_its_code_in_a_process_of_its_own_with_nothing_else_of_the_program(net, shape, monkeypatch):
+    """S is given text and its two keys. Its code names no weight, no query and no stream of Q and A."""
     torch.manual_seed(0)
-    model, x = vgg7().eval(), torch.randn(1, 3, 32, 32)
+    model, x = net().eval(), torch.randn(shape)
     program = sectorch.program(model, x)
     code = program.party("S").code
     assert program.party("S").constants == {}, "it is all spelled"

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import long, some
+from cases import by_turns, long, some
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -138,8 +138,10 @@ def test_paper_mode_is_right_up_to_the_limit_and_refuses_what_is_beyond(scheme):
 
 
 @pytest.mark.filterwarnings("ignore::sectorch.errors.LeakyProtocolWarning")
-@pytest.mark.parametrize("pool", [(2,), (3, 2, 1), (3, 2, 0, 1, False, True), (3, 1, 1, 2)])
-@pytest.mark.parametrize("scheme", [Scheme(), Scheme(16), Scheme(20, range_check=False), Scheme(12, limit_bits=6)])
+@by_turns(
+    scheme=[Scheme(), Scheme(16), Scheme(20, range_check=False), Scheme(12, limit_bits=6)],
+    pool=[(2,), (3, 2, 1), (3, 2, 0, 1, False, True), (3, 1, 1, 2)],
+)
 def test_paper_mode_pools_by_the_papers_comparisons(scheme, pool):
     """End to end (Figure 17), exact, at the edge of the stated domain, padding and ceil_mode included."""
     scheme = replace(scheme, relu="privhfl")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import by_turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -354,8 +355,7 @@ OPERATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@by_turns(operation=OPERATIONS, operand=OPERANDS)
 def test_every_kind_of_operand_is_right_or_refused_by_name(operation: str, operand: str, keys):
     plain, other, f = torch.linspace(-1, 1, 12).view(2, 6), OPERANDS[operand], OPERATIONS[operation]
     e = ckks.encrypt(plain, keys.public)

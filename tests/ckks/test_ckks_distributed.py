@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import by_turns
 from distributed_parties import in_threads, runtime_of
 from test_ckks_weight_secrecy import MODELS, filled
 from torch import nn
@@ -33,8 +34,7 @@ def brought(make, x: torch.Tensor, model: nn.Module) -> dict[str, tuple]:
     return {"Q": (blank, x), "A": (model, x.to("meta")), "S": (blank, x.to("meta"))}
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["keys of the chain that A asks for", "keys of Q's"])
-@pytest.mark.parametrize("name", ["all kinds", "numbers in a row", "layers"])
+@by_turns(name=["all kinds", "numbers in a row", "layers"], given=[False, True])
 def test_q_a_and_s_apart(name, given):
     """Two calls give the results and the ledger of one process. Keys, encryption and rerandomisation are fresh in each
     run, so that values agree as far as they are exact.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import by_turns
 from frequencies import fits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +24,7 @@ KINDS = (DiscreteGaussian, DiscreteLaplace)
 DRAWN = 30_000
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [0.25, 0.7, 1.0, 3.349609375, 40.0])
+@by_turns(scale=[0.25, 0.7, 1.0, 3.349609375, 40.0], kind=KINDS)
 def test_samples_fit(kind, scale):
     noise = kind(scale)
     x = np.arange(-noise.span, noise.span + 1)
@@ -63,8 +63,7 @@ def test_probabilities(kind, scale, gap):
     assert np.exp(noise.log_beaten(gap)) == pytest.approx(difference[d >= gap].sum(), rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("kind", [GNMax, LNMax])
-@pytest.mark.parametrize("votes", [[30, 5, 5, 4, 3, 2, 0, 0, 0, 0], [5, 5, 5], [1, 0]])
+@by_turns(votes=[[30, 5, 5, 4, 3, 2, 0, 0, 0, 0], [5, 5, 5], [1, 0]], kind=[GNMax, LNMax])
 def test_labels_fit_the_mechanism(kind, votes):
     mechanism = kind(5.0)
     labels = mechanism.labels(torch.tensor(votes).expand(DRAWN // 3, -1))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import by_turns
 from federation_world import World, begun, each
 from network_world import until
 
@@ -228,8 +229,7 @@ def test_a_party_that_fails_ends_the_session_for_all(world, who):
     assert torch.equal(summed(world, inputs)["collector"], sum(inputs.values())), "and the next one is right"
 
 
-@pytest.mark.parametrize("at", range(0, 14, 3))
-@pytest.mark.parametrize("who", ["north", "collector"])
+@by_turns(at=range(0, 14, 3), who=["north", "collector"])
 def test_a_party_that_dies_at_a_message(world, who, at):
     """Its connection breaks without a word: an error at those that need it, and the next session is right."""
 
@@ -248,7 +248,7 @@ def test_a_party_that_dies_at_a_message(world, who, at):
                     inner(data, urgent)
 
                 link.send = send
-            federation._wait = 5.0
+            federation._wait = 2.0
             with federation.session(ROLES) as session:
                 own = {r: x for r, x in vectors(9).items() if r == PARTIES[name]}
                 found = session.run(session.trace(total), own)

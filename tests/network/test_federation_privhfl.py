@@ -94,7 +94,7 @@ def test_other_settings_are_refused_before_anybody_asks(world, made):
 
     def work(name: str):
         how = QUICK.but(frac_bits=16) if name == "west" else QUICK
-        with Federation(world.path, name, wait=5.0) as party:
+        with Federation(world.path, name, wait=2.0) as party:
             return PrivHFL(*others_elsewhere(made, ROLES[name]), how, together=party).run()
 
     found = each(ROLES, work)

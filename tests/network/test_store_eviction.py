@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from cases import by_turns
 from hypothesis import given
 from hypothesis import strategies as st
 from network_world import Trio, pieces_in, until
@@ -117,8 +118,7 @@ def trio(pki, small_model, tmp_path):
     trio.close()
 
 
-@pytest.mark.parametrize("who", "SA")
-@pytest.mark.parametrize("open_", [True, False], ids=["open", "closed"])
+@by_turns(who="SA", open_=[True, False])
 def test_what_is_evicted_is_void_at_all_three(trio, small_model, tmp_path, who, open_):
     """One MaterialError, then asking works; the other halves are dropped, and bob has what he prepared."""
     remote = trio.connection.model("hospital-b")

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from cases import by_turns
 from network_world import Trio, until
 
 from sectorch import errors
@@ -184,8 +185,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(streams, "WAIT", timeval)
 
 
-@pytest.mark.parametrize("dribbles", [False, True], ids=["silent", "a byte now and then"])
-@pytest.mark.parametrize("stopped", ["up", "down", "both"])
+@by_turns(stopped=["up", "down", "both"], dribbles=[False, True])
 def test_a_link_that_lets_nothing_whole_through_is_lost_at_both_ends(pki, quick, monkeypatch, stopped, dribbles):
     ways: list[Way] = []
     lingered: list[str] = []

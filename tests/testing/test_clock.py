@@ -77,7 +77,7 @@ def test_seconds_that_are_none(seconds: object):
 
 
 def test_progress_is_shown_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
-    how = dict(kinds=("one",), elements=64, most=2)
+    how = dict(kinds=("one",), elements=16, runs=2, pairs=1, most=1)
     cases = ((True, False, True), (None, True, True), (None, False, False), (False, True, False))
     for progress, terminal, shows in cases:
         written = io.StringIO()
