@@ -306,7 +306,7 @@ def test_options_that_generation_has_not_are_named():
 
 
 def test_what_a_models_configuration_asks_of_each_step_is_refused_and_not_left_out():
-    model, (ids, _) = language_model("GPT2"), prompts()
+    model, (ids, _) = language_model("GPT2", n_layer=1), prompts()
     model.generation_config.repetition_penalty = 1.3
     with pytest.raises(ArgumentError, match=r"model.generation_config.repetition_penalty = 1.0 leaves it out"):
         sectorch.generate(sectorch.secure(model), ids, 1)

@@ -93,17 +93,16 @@ def test_a_guard_against_zero_keeps_its_digits(guard, use, e, scheme):
     assert torch.equal(came, sectorch.reference(model, scheme)(X))
 
 
-@pytest.mark.parametrize("guard", GUARDS)
-def test_a_guard_hides_no_negative_number(guard):
+@by_turns(guard=GUARDS, e=(1e-8, 1e-15))
+def test_a_guard_hides_no_negative_number(guard, e):
     """torch gives NaN for the logarithm of a negative sum, and so there is no result; a floor holds whatever x is."""
     x = torch.tensor([[-0.5, 1.0, 1.0], [1.0, 1.0, 1.0]])
-    for e in (1e-8, 1e-15):
-        model = Of(lambda x, e=e: GUARDS[guard](x, e).log()).eval()
-        if bool(model(x).isfinite().all()):
-            assert (sectorch.secure(model)(x) - model(x)).abs().max() < 1e-3
-        else:
-            with pytest.raises(errors.RangeExceededError, match="logarithm"):
-                sectorch.secure(model)(x)
+    model = Of(lambda x: GUARDS[guard](x, e).log()).eval()
+    if bool(model(x).isfinite().all()):
+        assert (sectorch.secure(model)(x) - model(x)).abs().max() < 1e-3
+    else:
+        with pytest.raises(errors.RangeExceededError, match="logarithm"):
+            sectorch.secure(model)(x)
 
 
 WRITES = {
@@ -137,10 +136,9 @@ def test_a_number_that_counts_as_zero_is_named_beforehand(name):
     sectorch.secure(larger)(X)
 
 
-@pytest.mark.parametrize("guard", GUARDS)
-def test_a_guard_is_not_named(guard):
-    for e in (1e-4, 1e-9, 1e-15):
-        assert sectorch.explain(Of(lambda x, e=e: GUARDS[guard](x, e)).eval(), X).problems == []
+@by_turns(guard=GUARDS, e=(1e-4, 1e-9, 1e-15))
+def test_a_guard_is_not_named(guard, e):
+    assert sectorch.explain(Of(lambda x: GUARDS[guard](x, e)).eval(), X).problems == []
 
 
 TABLES = {
