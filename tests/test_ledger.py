@@ -291,6 +291,25 @@ def test_a_call_that_is_dealt_much_saves_bytes_though_rounds_are_dear():
     assert found["wan"][0] > found["lan"][0] == found["lan"][1] == found["wan"][1]
 
 
+@pytest.mark.parametrize(("count", "shift", "late"), [(128, 20, 3), (9_765, 20, 3), (9_765, 32, 3), (9_766, 20, 4)])
+def test_a_truncation_of_few_elements_saves_a_round_however_much_was_dealt(count: int, shift: int, late: int):
+    """By wide blocks and not by keys, for at most 64 bytes an element, which are worth less than a round."""
+    found = {}
+    for network in ("lan", "wan"):
+        held = session()
+        with held.call(held.answering[0]) as net:
+            world = world_of(held, net, {})
+            net.offline_bytes = MUCH + 1
+            star = Star(world.net, Scheme(network=network), world.net.runtime.device)
+            with Profile() as profile:
+                star.truncate(world.halves(torch.empty(count, dtype=torch.int64)), shift)
+        found[network] = profile
+    lan, wan = found["lan"], found["wan"]
+    assert (lan.rounds, wan.rounds) == (4, late)
+    assert wan.bytes - lan.bytes <= 64 * count
+    assert wan.bytes > lan.bytes or late == 4
+
+
 @pytest.mark.parametrize("name", COSTS)
 def test_costs_are_as_declared(name: str):
     program, expected = COSTS[name]
