@@ -101,6 +101,11 @@ def by_view(b: Backend, x: Any) -> Any:
     return b.linear(lambda v, w, _: v * w, x, weight)
 
 
+def from_own_halves(b: Any, x: Any) -> Any:
+    """The value again, of the two halves that its holders have."""
+    return b.from_halves(*map(b.net.own, (b.net.A, b.net.S), b.halves(x)))
+
+
 def flagged(b: Backend, x: Any) -> Any:
     b.flag(b.at_least(x, (1 << 60,))[0])
     return x
@@ -200,6 +205,7 @@ CASES = [
     Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.A), b.net.A) + x, (61,)),
     Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.S), b.net.S) + x, (61,)),
     Case("flag_outside", flagged_outside, (63,)),
+    Case("halves", from_own_halves),
 ]
 """By method; `weight` comes with `linear`, `series` and `aggregate` have tests of their own below."""
 
