@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from torch import nn
 from torch.nn.utils import prune
 
@@ -395,8 +396,8 @@ def test_all_names_can_be_imported_where_optional_packages_are_missing():
 
 
 def test_the_command_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "sectorch", "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: sectorch COMMAND")
+    done = run_command([sys.executable, "-m", "sectorch", "--help"])
+    assert done.returncode == 0 and done.stdout.startswith("usage: sectorch COMMAND")
 
 
 class Normed(nn.Module):

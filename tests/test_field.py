@@ -10,6 +10,7 @@ from pathlib import Path
 import numba
 import pytest
 import torch
+from example_counts import fewer
 from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,7 @@ def test_sums_over_words(width, seed):
     both(field.combined_words, w, eight)
 
 
+@fewer(8)
 @given(st.integers(0, 4), SEEDS)
 def test_bits_are_numbers_of_the_field(count, seed):
     """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import torch
+from commands import run_command
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +86,7 @@ def test_without_hypothesis_there_is_one_error_with_the_way_out():
     code = (
         "import sys; sys.modules['hypothesis'] = None; import sectorch.testing; from sectorch.testing import strategies"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = run_command([sys.executable, "-c", code], timeout=120)
     last = done.stderr.strip().splitlines()[-1]
     assert (
         last.endswith("needs hypothesis, which is not installed: pip install 'sectorch[testing]'")
