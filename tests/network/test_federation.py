@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import by_turns
 from federation_world import World, begun, each
 from network_world import until
 
@@ -229,7 +228,8 @@ def test_a_party_that_fails_ends_the_session_for_all(world, who):
     assert torch.equal(summed(world, inputs)["collector"], sum(inputs.values())), "and the next one is right"
 
 
-@by_turns(at=range(0, 14, 3), who=["north", "collector"])
+@pytest.mark.parametrize("at", range(0, 14, 3))
+@pytest.mark.parametrize("who", ["north", "collector"])
 def test_a_party_that_dies_at_a_message(world, who, at):
     """Its connection breaks without a word: an error at those that need it, and the next session is right."""
 
