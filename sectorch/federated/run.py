@@ -391,7 +391,7 @@ class Run:
 
     def among(
         self, function: Callable, cast: Mapping[str, str | Sequence[str]], *args: Any, at: str | Sequence[str],
-        stage: str, roles: Roles | None = STAR, public: Any = None, replaces: Held | None = None,
+        stage: str, roles: Roles | None = STAR, public: Any = None, replaces: Held | None = None, counted: bool = False,
     ) -> Held:  # fmt: skip
         """Run a protocol among several parties: all of them take part, or nobody.
 
@@ -405,6 +405,7 @@ class Run:
             at: who learns the result.
             roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
             replaces: as in `at`.
+            counted: whether each start is written down before anything is sent, for `starts`.
 
         Among parties apart rounds 2 and bytes 40 for each member but one, before the protocol's own.
 
@@ -438,11 +439,17 @@ class Run:
         holds = any(self.present(name) for name in holders)
 
         def compute() -> Any:
+            if counted:
+                self.folder.append("starts", {"stage": stage})
             result = self._played(function, roles, cast, stage, args)
             return result if holds else None  # a party that takes part keeps its record, and no result
 
         found = self._once(holders, stage, key, function, args, public, self.folder, compute, replaces=replaces)
         return found if holds else Held(holders, key, public=public)
+
+    def starts(self, stage: str) -> int:
+        """How often a counted protocol that is finished has begun here, with those times that it was stopped."""
+        return max(1, sum(line["stage"] == stage for line in self.folder.lines("starts")))
 
     def send(self, value: Held, to: str | Sequence[str], stage: str) -> Held:
         """Give a tensor of one party's to others, in the clear: its holder decides to show it.

@@ -162,13 +162,19 @@ def test_a_run_says_its_epsilon_and_counts_what_it_repeats(tmp_path):
     assert begun.epsilon and run().epsilon == begun.epsilon  # all is on disk
 
     class Stop(Watch):
-        def finished(self, name, record):
-            if name == "round-4":
+        def step(self, name, total):
+            if "round-4" in name:
                 raise KeyboardInterrupt
+            return super().step(name, total)
 
-    with pytest.raises(KeyboardInterrupt):
-        run("stopped", Stop())
-    assert (run("stopped").epsilon or 0) > begun.epsilon
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run("stopped", Stop())
+    found = lambda sums_: pytest.approx(epsilon_of(sums_ * gaussian_curve(4.0, 2.0), HOW.delta), rel=1e-12)
+    assert run("stopped").epsilon == found(3), "round 4 began three times"
+    for file in (*(tmp_path / "stopped").glob("round-*"), *(tmp_path / "stopped").glob("score*")):
+        file.unlink()
+    assert run("stopped").epsilon == found(3 + HOW.rounds), "and each round once more"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +189,8 @@ def test_sums_of_a_record_are_no_fewer_than_there_are(how, samples, rounds, sums
     """Against the batches that are drawn: the sum over rounds of the square of how often a record is in one."""
     settings = Settings(clients=max(1, len(samples)), clip=1.0, **how)
     assert settings.sums_of_a_record(samples, rounds) == sums_
+    part = range(rounds // 2, rounds)
+    again = settings.sums_of_a_record(samples, len(part), part.start)
     for client, count in enumerate(samples):
         shard, most = torch.arange(count), 0
         for seed in range(5):
@@ -191,6 +199,7 @@ def test_sums_of_a_record_are_no_fewer_than_there_are(how, samples, rounds, sums
                 batch = batch_of(shard, client, turn, settings.batch_size, seed)
                 seen[turn // settings.local_batches, batch] += 1
             most = max(most, int(seen.square().sum(0).max()))
+            assert int(seen[part.start :].square().sum(0).max()) <= again
         assert most <= sums_
 
 

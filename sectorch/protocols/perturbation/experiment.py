@@ -82,21 +82,15 @@ class PerturbedFL(Experiment):
             {c: c for c in (SERVER.name, *names)},
             roles_of(how.clients) if how.method == "perturbed" else None,
         )
-        every = stage_rounds(how)
-        for first in range(0, how.rounds, every):
-            last = min(first + every, how.rounds)
+        for stage, first, last in stages_of(how):
             state = run.among(
-                train_rounds, cast, self.model, state, shards, how, first, last, at=SERVER.name, stage=f"round-{last}",
-                roles=roles, replaces=state,
+                train_rounds, cast, self.model, state, shards, how, first, last, at=SERVER.name, stage=stage,
+                roles=roles, replaces=state, counted=how.private is not None,
             )  # fmt: skip
         return state, run.at(SERVER.name, score_state, self.model, state, self.data, stage="score")
 
     def run(self, watch: Watch | None = None) -> History:
         """All rounds, or those that are not in the folder yet."""
-        if self.settings.private:  # a stage that is computed again sends its sums again, to whoever has lost it
-            self._before, folder = self._kept(), self.stages.folder
-            self._starts = 1 + sum(line["starts"] for line in folder.lines("starts"))
-            folder.append("starts", {"starts": 1})
         return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
 
     def outcome(self, found: tuple[Held, Held]) -> History:
@@ -111,11 +105,6 @@ class PerturbedFL(Experiment):
             self.data.regression, self.stages.apart, model, self._epsilon(),
         )  # fmt: skip
 
-    def _kept(self) -> dict[str, int]:
-        """The stages of rounds that are on disk here, and since when."""
-        path = self.stages.folder.path
-        return {file.name: file.stat().st_mtime_ns for file in path.glob("round-*.json")} if path else {}
-
     def _epsilon(self) -> float | None:
         """Of a record, over all rounds and those that were sent again; None where the sums are not private."""
         how, samples = self.settings, [len(part) for part in self.parts]
@@ -123,11 +112,9 @@ class PerturbedFL(Experiment):
             return None
         from ...dp import epsilon_of
 
-        if self._before and self._kept() == self._before:  # all was here: nothing was sent
-            self.stages.folder.append("starts", {"starts": -1})
-            self._starts -= 1
         sums = how.sums_of_a_record(samples, how.rounds)
-        sums += (self._starts - 1) * how.sums_of_a_record(samples, stage_rounds(how))
+        for stage, first, last in stages_of(how):  # whoever has lost it, each repetition shows the server further sums
+            sums += (self.stages.starts(stage) - 1) * how.sums_of_a_record(samples, last - first, first)
         return epsilon_of(sums * shares.curve, how.delta)
 
     def estimate(self) -> Estimate | None:
@@ -150,9 +137,12 @@ def train(data: Data, model: nn.Module, settings: Settings, perturbed: bool, wat
     return PerturbedFL(data, model, settings.but(method="perturbed" if perturbed else "fedavg")).run(watch)
 
 
-def stage_rounds(how: Settings) -> int:
-    """Rounds of a stage: what a run that was stopped repeats at most."""
-    return max(1, how.rounds // 20)
+def stages_of(how: Settings) -> Iterator[tuple[str, int, int]]:
+    """The name, first round and end of each stage: what a run that was stopped repeats at least."""
+    every = max(1, how.rounds // 20)
+    for first in range(0, how.rounds, every):
+        last = min(first + every, how.rounds)
+        yield f"round-{last}", first, last
 
 
 def scheme_of(model: nn.Module, how: Settings) -> Scheme:

@@ -160,7 +160,7 @@ class Settings(Options):
         clip = self.clip / (self.clients * self.local_batches)
         return GaussianShares(self.noise_multiplier * clip, clip, self.clients - self.colluding, self.colluding)
 
-    def sums_of_a_record(self, samples: Sequence[int], rounds: int) -> int:
+    def sums_of_a_record(self, samples: Sequence[int], rounds: int, first: int = 0) -> int:
         """How often so many rounds add a record's batch to a private sum, at most; twice in one round counts four
         times.
 
@@ -169,11 +169,12 @@ class Settings(Options):
 
         Args:
             samples: of each client.
+            first: the first of these rounds.
         """
         found = 0
         for count in samples:
             turns, epoch = self.local_batches, max(1, count // self.batch_size)
-            epochs = -(-rounds * turns // epoch)
+            epochs = ((first + rounds) * turns - 1) // epoch - first * turns // epoch + 1  # that the rounds reach into
             together = 1 if epoch % turns == 0 else (turns + epoch - 2) // epoch + 1  # epochs that a round reaches into
             found = max(found, epochs * min(epochs, together))
         return found
