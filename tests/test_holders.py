@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -270,6 +272,25 @@ def test_a_half_moves_under_fresh_masks(owners):
         assert chisquare(tops).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("limit", [math.nan, math.inf, 0.0, -1.0, "8"])
+def test_a_limit_that_bounds_nothing_is_refused(limit):
+    """With a bound that is NaN no check of the range would fail: five times 4e6 came out below zero."""
+    for call in (
+        lambda: sectorch.share(torch.ones(3), limit=limit),
+        lambda: sectorch.draw("S", torch.zeros, (3,), dtype=torch.float32, limit=limit),
+        lambda: sectorch.reshare(sectorch.share(torch.ones(3)), sectorch.Session(), ("A", "S"), limit=limit),
+    ):
+        with pytest.raises(ArgumentError, match="limit is a number above 0"):
+            call()
+
+
+def test_a_limit_beyond_the_format_says_no_more_than_none():
+    x = torch.full((8192,), 4e6)
+    for limit in (None, 1e30):
+        moved = sectorch.reshare(sectorch.share(x, limit=limit), sectorch.Session(), ("A", "S"))
+        assert bool((moved.sum() > 0).reveal()) and bool((sectorch.share(x, limit=limit).sum() > 0).reveal())
+
+
 def test_what_cannot_be_moved_to_another_session_is_refused():
     old, new, x = sectorch.Session(), sectorch.Session(owners=["H1"]), torch.ones(3)
     shared, other = sectorch.share(x, session=old), sectorch.share(x, session=sectorch.Session(reference=True))
@@ -288,6 +309,10 @@ def test_what_cannot_be_moved_to_another_session_is_refused():
         (None, ("A", "S"), {}, ArgumentError, "of a shape that all know"),
         (None, ("A", "S"), dict(shape=(3,)), ArgumentError, "has no half of this tensor"),
         (shared, ("A", "S"), dict(limit=0.5), FixedPointRangeError, "name limit= above"),
+        (shared, ("A", new.answering[0]), {}, ArgumentError, "are one: A"),
+        (x, ("A", "S"), {}, ArgumentError, "takes a SharedTensor"),
+        (shared, ("A", "S"), dict(limit=math.nan), ArgumentError, "number above 0"),
+        (shared, ("A", "S"), dict(limit=0), ArgumentError, "number above 0"),
         (verified, ("A", "S"), {}, ArgumentError, "proved by nobody"),
     ):
         with Profile() as profile, pytest.raises(error, match=text):

@@ -30,11 +30,11 @@ from ..errors import (
     SessionMismatchError,
     ShapeError,
 )
-from ..ring import range_limit
+from ..ring import HEADROOM_BITS, range_limit
 from ..session import Session, default_session
 from .infinity import refuse_infinite
 from .secret import dtype_of
-from .shared import CollectedFlag, Scheme, SharedTensor, encoded_input, round_shares
+from .shared import CollectedFlag, Scheme, SharedTensor, bound_of_limit, encoded_input, round_shares
 
 ENGINES = ("shares", "yao")
 
@@ -158,12 +158,12 @@ def draw(
         )
     shape, floating = torch.Size(shape), dtype.is_floating_point
     like, bits = torch.empty(shape, dtype=dtype, device="meta"), scheme.frac_bits if floating else 0
+    bound = bound_of_limit(limit, scheme, bits, range_limit(scheme.frac_bits))
     session.agreement.note(party, "draw", (tuple(shape), dtype, holder.name, limit, str(scheme)))
     with session.operation(party) as net:
         drawn = net.fresh(holder, with_shapes(lambda: like)(functools.partial(_checked_draw, f, like)))
         encoded = encoded_input(drawn, scheme.frac_bits, bits, limit)
         shares = session.backend(net, scheme).owned(encoded, holder)
-    bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits if scheme.range_check else None
     return SharedTensor(shares, bits, session, party, scheme, dtype, bound)
 
 
@@ -214,9 +214,12 @@ def reshare(
     collude. In the new session x is an input of the two owners: from whose inputs it was computed is not followed.
 
     Raises:
-        ArgumentError: x is of the new session, or of another kind; owners who are one party, or have no half; no shape.
+        ArgumentError: x is of the new session, or of another kind; owners who are one party, or have no half; no shape;
+            a limit that is no number above 0.
         FixedPointRangeError: x may reach the limit. RangeExceededError: a value on which x depends left its range.
     """
+    if x is not None and not isinstance(x, SharedTensor):
+        raise ArgumentError(f"reshare() takes a SharedTensor, got a {type(x).__name__}")
     scheme = x.scheme if x is not None else scheme_of("reshare", scheme)
     if scheme.verified or scheme.audited != 1:
         raise ArgumentError(
@@ -227,14 +230,17 @@ def reshare(
     if shape is None or not isinstance(owners, (list, tuple)) or len(owners) != 2 or owners[0] == owners[1]:
         raise ArgumentError(f"reshare() moves halves of two parties, of a shape that all know, got {owners}, {shape}")
     bits, halves = scheme.frac_bits if dtype.is_floating_point else 0, (None, None)
-    bound = (limit or range_limit(scheme.frac_bits)) * 2.0**bits
+    most = 2.0 ** (HEADROOM_BITS - bits)
+    bound = bound_of_limit(range_limit(scheme.frac_bits) if limit is None else limit, scheme, bits, most)
     party = None if session is None else session.answering_party(party)
     holders = [] if session is None or party is None else [session.parties_named(o, party)[0] for o in owners]
+    if len(set(holders)) == 1:
+        raise ArgumentError(f"reshare() moves halves of two parties, and {owners} are one: {holders[0].name}")
     if x is not None:
         if x.session is session or (session is not None and x.session.reference != session.reference):
             raise ArgumentError("reshare() takes a tensor of another session, and both or none are references")
         refuse_infinite(x, "reshare()")
-        if scheme.range_check and (x.bound is None or x.bound * 2.0 ** (bits - x.scale_bits) > bound):
+        if bound is not None and (x.bound is None or x.bound * 2.0 ** (bits - x.scale_bits) > bound):
             raise FixedPointRangeError("a tensor that may reach the limit is not moved; clamp it, or name limit= above")
         halves = _halves_read(x, bits)
     if session is None or party is None:
@@ -252,7 +258,7 @@ def reshare(
             own = net.own(holder, half, name=f"half of {holder.name}")
             parts.append(backend.share(own, True) if holder == session.Q else backend.owned(own, holder))
         shares = parts[0] + parts[1]
-    return SharedTensor(shares, bits, session, party, scheme, dtype, bound if scheme.range_check else None)
+    return SharedTensor(shares, bits, session, party, scheme, dtype, bound)
 
 
 def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -347,6 +348,20 @@ def encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: f
     return encode(value, scale_bits)
 
 
+def bound_of_limit(limit: float | None, scheme: Scheme, scale_bits: int, largest: float) -> float | None:
+    """The public bound of a tensor's ring elements, from the limit that its owner names; None without a range check.
+
+    Args:
+        largest: the limit where none is named, and what a larger one would not tell.
+
+    Raises:
+        ArgumentError: a limit that bounds nothing, such as NaN, with which no later check of the range would fail.
+    """
+    if limit is not None and not (isinstance(limit, Real) and 0 < limit < math.inf):
+        raise ArgumentError(f"limit is a number above 0 that all values stay below, got {limit!r:.40}")
+    return min(largest, limit or largest) * 2.0**scale_bits if scheme.range_check else None
+
+
 def _check_declared(x: Any, shape: Any, dtype: torch.dtype | None) -> torch.Tensor:
     """x, checked against a public shape and dtype; a tensor of these without content if x is None."""
     if x is None:
@@ -397,7 +412,8 @@ def share_tensor(
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
         ArgumentError: `party` is not an answering party of the session (it would learn x, or nobody could use it); the
-            owner is not of the session; no tensor at its owner; a tensor that requires a gradient.
+            owner is not of the session; no tensor at its owner; a tensor that requires a gradient; a limit that is no
+            number above 0.
         ShapeError, DtypeError: x does not have the declared shape or dtype.
     """
     if isinstance(x, SecretTensor):
@@ -418,6 +434,7 @@ def share_tensor(
     (holder,) = session.parties_named(owner, party)
     if x.is_meta and session.present(holder):
         raise ArgumentError(f"'{name}' of {holder.name}, which is here, has no content; give share() the tensor")
+    bound = bound_of_limit(limit, scheme, scale_bits, range_limit(scheme.frac_bits))
     facts = (tuple(x.shape), x.dtype, holder.name, name, limit, str(scheme))
     session.agreement.note(party, "share", facts)
     with session.operation(party) as net:
@@ -427,7 +444,6 @@ def share_tensor(
             shares = backend.share(encoded, not x.is_floating_point())
         else:
             shares = backend.owned(encoded, holder)
-        bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         made = SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
         made.given = True
         looked_at = scheme.verified and holder in (session.Q, *session.owners)
