@@ -36,7 +36,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..errors import NonFiniteError
+from ..errors import FixedPointRangeError, NonFiniteError, ShapeError
+from ..ring import HEADROOM_BITS
 from .errors import PrivacyError
 from .noise import on_grid
 from .renyi import gaussian_curve
@@ -45,6 +46,7 @@ MARGIN = 2.0**-16
 """A clipped tensor is shorter than the bound by this part of it. Rounding to the grid takes half of it at most, and the
 rest is far above the errors of norms and sums in float64."""
 _LEAST_ON_GRID = 8.0
+_MOST = 2.0**HEADROOM_BITS
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ class GaussianShares:
             raise PrivacyError(
                 f"the noise is of 1 honest client or more, beside 0 colluding ones or more, got {self.honest!r} and "
                 f"{self.colluding!r}"
+            )
+        if not (isinstance(self.frac_bits, int) and 0 <= self.frac_bits <= 60):
+            raise PrivacyError(f"frac_bits is a whole number from 0 to 60, got {self.frac_bits!r:.40}")
+        if self.clip * 2.0**self.frac_bits >= _MOST:
+            raise PrivacyError(
+                f"a clip of {self.clip:g} leaves the 62 bits of a sum with {self.frac_bits} fraction bits; use fewer"
             )
         if self.share * 2.0**self.frac_bits < _LEAST_ON_GRID:
             raise PrivacyError(
@@ -127,7 +135,10 @@ class GaussianShares:
 
         Raises:
             NonFiniteError: a unit holds NaN or infinity. PrivacyError: so many numbers round by more than the margin.
+            ShapeError: units of several shapes. FixedPointRangeError: their sum leaves the 62 bits of the grid.
         """
+        if len(shapes := {tuple(unit.shape) for unit in units}) != 1:  # a unit that is repeated is longer than the clip
+            raise ShapeError(f"the units of a client are tensors of one shape, got {sorted(shapes)}")
         return self.noisy(sum((self.clipped(unit) for unit in units[1:]), self.clipped(units[0])))
 
     def noisy(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +148,12 @@ class GaussianShares:
                 f"{x.numel()} numbers of {self.frac_bits} fraction bits round by more than 2^-17 of the clip "
                 f"{self.clip:g}; use more frac_bits"
             )
-        return (x.double() * 2.0**self.frac_bits).round().long() + on_grid(self.share, x.shape, self.frac_bits)
+        x = x.double() * 2.0**self.frac_bits
+        if x.numel() and float(x.abs().max()) >= _MOST:
+            raise FixedPointRangeError(
+                f"a client's units together leave the 62 bits of a sum with {self.frac_bits} fraction bits; use fewer"
+            )
+        return x.round().long() + on_grid(self.share, x.shape, self.frac_bits)
 
     def decode(self, total: torch.Tensor) -> torch.Tensor:
         """A sum of encodings as float64; of shape alone where the sum is elsewhere."""

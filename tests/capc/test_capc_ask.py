@@ -74,6 +74,17 @@ def top_two(logits, name):
     return F.one_hot(logits.topk(2).indices, CLASSES).sum(1)
 
 
+def test_a_ballot_in_the_clear_gives_no_more_votes_than_the_noise_covers():
+    how = dict(vote=top_two, ballot_votes=1)
+    panels = (
+        Panel(voters(models(2)), inference="open", **how, **SMALL),
+        SimulatedPanel(voters(models(2)), CLASSES, **how),
+    )
+    for panel in panels:
+        with pytest.raises(FederationError, match="gives 2 votes in all, and the noise covers 1"):
+            panel.ask(IMAGES[:2], GNMax(1.0))
+
+
 def approval(logits, name):
     return logits > logits.mean(1, keepdim=True)
 

@@ -112,6 +112,8 @@ def test_a_vote_of_ones_own_takes_the_place_of_the_argmax(tmp_path):
         (dict(vote=top_two), FederationError, "a ballot of p2 gives 2 votes in all, .* name ballot_votes=2"),
         (dict(vote=top_two, ballot_votes=2, noise=GNMax(2.0)), PrivacyError, "for 1 votes .* here it moves 2"),
         (dict(vote=lambda x, name: -top_two(x, name)), FederationError, "p2 has -1 votes for a class"),
+        (dict(vote=lambda x, name: (x > 40).long()), FederationError, "a ballot of p2 gives 10 votes in all"),
+        (dict(vote=lambda x, name: (x < -2000).long()), FederationError, "a ballot of p2 gives 10 votes in all"),
         (dict(vote=lambda x, name: torch.tensor(x.tolist()).long()), SecretAccessError, "take the content out"),
         (dict(vote="plurality"), FederationError, "there is no vote 'plurality'"),
         (dict(vote=top_two, planned=True), FederationError, "leave scale, threshold and vote out"),

@@ -16,7 +16,14 @@ from scipy.stats import kstest, norm
 
 from sectorch.dp import ORDERS, DiscreteGaussian, GaussianShares, PrivacyError, epsilon_of, sums
 from sectorch.dp.renyi import gaussian_curve
-from sectorch.errors import ArgumentError, DroppedClientError, MaskError, NonFiniteError
+from sectorch.errors import (
+    ArgumentError,
+    DroppedClientError,
+    FixedPointRangeError,
+    MaskError,
+    NonFiniteError,
+    ShapeError,
+)
 from sectorch.secure_sum import PairwiseMasks, star_roles
 from sectorch.session import Session
 
@@ -180,6 +187,7 @@ def test_two_encodings_have_noise_of_their_own():
         (dict(sigma=0.0), "sigma must be above 0"), (dict(sigma=math.inf), "sigma must be"),
         (dict(clip=-1.0), "clip must be above 0"), (dict(clip=math.nan), "clip must be"), (dict(honest=0), "got 0"),
         (dict(honest=2.5), "2.5"), (dict(colluding=-1), "-1"), (dict(sigma=1e-9), "use more frac_bits"),
+        (dict(clip=2.0**30), "leaves the 62 bits"), (dict(frac_bits=-1), "from 0 to 60"), (dict(frac_bits=61), "60"),
     ],
 )  # fmt: skip
 def test_what_is_no_noise_is_refused(how, text):
@@ -194,3 +202,20 @@ def test_what_cannot_be_clipped_or_rounded_is_refused():
             shares.encode(torch.tensor([bad, bad], dtype=torch.float64))
     with pytest.raises(PrivacyError, match="use more frac_bits"):
         GaussianShares(1.0, 1e-4, 3, frac_bits=20).encode(torch.zeros(100))
+
+
+def test_a_unit_of_another_shape_is_refused():
+    """Repeated over the other's shape it was ten times as long as the clip, and the noise was for one."""
+    shares = GaussianShares(1.0, 1.0, 3)
+    for units in ((torch.zeros(100), torch.ones(1)), (torch.zeros(1, 2), torch.zeros(2)), ()):
+        with pytest.raises(ShapeError, match="of one shape"):
+            shares.encode(*units)
+
+
+def test_units_that_leave_the_grid_together_are_refused():
+    """They wrapped around: five times 2^29 came out with the wrong sign."""
+    shares, unit = GaussianShares(1.0, 2.0**29.9, 3), torch.full((1,), 2.0**29)
+    assert float(shares.decode(shares.encode(unit))) > 2**28
+    for bad in (5 * [unit], 5 * [-unit], 8 * [unit]):
+        with pytest.raises(FixedPointRangeError, match="leave the 62 bits"):
+            shares.encode(*bad)

@@ -119,6 +119,7 @@ class Panel:
         inference: step 1a, "mpc", "ckks" or "open"; see `Settings`.
         argmax: steps 1c and 3, "yao" or "shares".
         vote: step 1c, "argmax" or a function; see `Settings`. The noise must cover what one ballot gives (`moved`).
+        ballot_votes: with "open", where a ballot is in the clear at its party, one with more votes is refused.
         frac_bits: fraction bits of the secure inference.
         sample: one image, for its shape; "ckks" needs it.
         batch: the most queries that are asked at once; "ckks" makes its keys for it.
@@ -139,6 +140,7 @@ class Panel:
         inference: str = "mpc",
         argmax: str = "yao",
         vote: str | Vote = "argmax",
+        ballot_votes: int | None = None,
         frac_bits: int = 20,
         sample: torch.Tensor | None = None,
         batch: int = 64,
@@ -159,7 +161,8 @@ class Panel:
         self.session = session or Session(answering=len(voters))
         if not self.session.complete and inference != "mpc":
             raise FederationError(f"among parties apart the inference is mpc, got {inference!r}")
-        self.voters, self.classes, self.inference, self.vote = list(voters), classes, inference, vote
+        self.voters, self.classes, self.inference = list(voters), classes, inference
+        self.vote, self.ballot_votes = vote, ballot_votes
         self.argmax: Any = argmax
         self.scheme = Scheme(frac_bits)
         self.party = {voter.name: party for voter, party in zip(voters, self.session.answering, strict=True)}
@@ -237,7 +240,8 @@ class Panel:
             if self.inference == "open":
                 with self.session.call(party) as net:
                     plain = net.read(open_query(net, net.own(net.Q, queries.double())), party)
-                votes = plain_ballot(self.vote, voter.name, voter.model, plain.to(queries.dtype), self.classes)
+                seen = plain.to(queries.dtype)
+                votes = plain_ballot(self.vote, voter.name, voter.model, seen, self.classes, self.ballot_votes)
                 return share_tensor(votes, session=self.session, party=party, scheme=self.scheme, owner=party)
             if self._keys is not None:
                 with torch.no_grad():
@@ -301,10 +305,12 @@ class Panel:
 class SimulatedPanel(Panel):
     """The same votes and the same mechanism in the clear: for learning curves. Protects nothing, sends nothing."""
 
-    def __init__(self, voters: Sequence[Voter], classes: int, vote: str | Vote = "argmax"):
+    def __init__(
+        self, voters: Sequence[Voter], classes: int, vote: str | Vote = "argmax", ballot_votes: int | None = None
+    ):  # fmt: skip
         if not voters:
             raise FederationError("a panel needs at least one voter, got none")
-        self.voters, self.classes, self.vote = list(voters), classes, vote
+        self.voters, self.classes, self.vote, self.ballot_votes = list(voters), classes, vote, ballot_votes
 
     def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
         if len(self.voters) < least:
@@ -318,7 +324,8 @@ class SimulatedPanel(Panel):
 
     def votes(self, queries: torch.Tensor) -> torch.Tensor:
         """The counts, [N, classes]."""
-        ballots = [plain_ballot(self.vote, v.name, v.model, queries, self.classes) for v in self.voters]
+        most = self.ballot_votes
+        ballots = [plain_ballot(self.vote, v.name, v.model, queries, self.classes, most) for v in self.voters]
         return torch.stack(ballots).sum(0)
 
 
@@ -347,7 +354,7 @@ class Sitting:
         if self._panel is None:
             voters = [Voter(*pair) for pair in zip(names, models, strict=True)]
             if self.how.inference == "simulated":
-                self._panel = SimulatedPanel(voters, self.classes, self.how.vote)
+                self._panel = SimulatedPanel(voters, self.classes, self.how.vote, self.how.ballot_votes)
             else:
                 cast = {"Q": self.asker, "A": list(names), "S": S.name}
                 session = parties.session(STAR, cast, label=f"capc {self.asker}", agreed=self.agreed)
@@ -357,8 +364,8 @@ class Sitting:
     def _opened(self, voters: Sequence[Voter], sample: torch.Tensor, session: Session | None = None) -> Panel:
         how = self.how
         return Panel(
-            voters, self.classes, inference=how.inference, argmax=how.argmax, vote=how.vote, frac_bits=how.frac_bits,
-            sample=sample, batch=how.chunk, session=session,
+            voters, self.classes, inference=how.inference, argmax=how.argmax, vote=how.vote,
+            ballot_votes=how.ballot_votes, frac_bits=how.frac_bits, sample=sample, batch=how.chunk, session=session,
         )  # fmt: skip
 
     def cost(self, images: torch.Tensor, names: Sequence[str], models: Sequence[Any], rows: int = 4) -> Estimate:

@@ -38,14 +38,16 @@ def whole_numbers(ballot: Any, shape: Sequence[int]) -> Any:
     return ballot.long()
 
 
-def plain_ballot(vote: str | Vote, name: str, model: Any, images: torch.Tensor, classes: int) -> torch.Tensor:
-    """A party's ballots [N, classes] in the clear.
+def plain_ballot(
+    vote: str | Vote, name: str, model: Any, images: torch.Tensor, classes: int, most: int | None = None
+) -> torch.Tensor:
+    """A party's ballots [N, classes] in the clear. most: as of `own_ballot`.
 
     Raises:
         FederationError: a model that names other classes; what `own_ballot` raises.
     """
     if callable(vote):
-        return own_ballot(vote, name, logits_of(model, images))
+        return own_ballot(vote, name, logits_of(model, images), most)
     answers = answer_of(model, images)
     if int(answers.max()) >= classes or int(answers.min()) < 0:
         raise FederationError(f"{name}'s model names a class outside of 0..{classes - 1}")
@@ -84,13 +86,15 @@ def try_on_shares(vote: Vote, name: str, classes: int) -> None:
 def unanimous_votes(names: Sequence[str], classes: int, how: Settings) -> torch.Tensor:
     """The counts [classes] of a query on which all models agree: each class is likelier than the one before it.
 
-    A vote of the user's own is tried out, on these logits and on random ones.
+    A vote of the user's own is tried out, on these logits and on others of all sizes, random and equal ones.
     """
     alike = torch.arange(classes, dtype=torch.float32)
     if not callable(how.vote):
         return len(names) * (alike == classes - 1).long()
-    logits = 4 * torch.randn(64, classes, generator=generator(0, "ballots"))
-    tried = torch.cat((alike[None], torch.zeros(1, classes), logits))
+    sizes = torch.cat((torch.zeros(1), torch.tensor([4.0]).repeat(4), 2.0 ** torch.arange(-16, 22, 2)))
+    random = torch.randn(16, len(sizes), classes, generator=generator(0, "ballots"))
+    levels = torch.tensor([-1.0, 1.0])[:, None, None].expand(2, len(sizes), classes)
+    tried = torch.cat((alike[None], (torch.cat((random, levels)) * sizes[:, None]).flatten(0, 1)))
     return torch.stack([own_ballot(how.vote, name, tried, how.ballot_votes)[0] for name in names]).sum(0)
 
 
