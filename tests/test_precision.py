@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -41,6 +42,21 @@ def test_weights_that_lose_their_digits_are_named_before_a_call():
         with sectorch.profile() as p, pytest.raises(PrecisionError, match=r"layer 'head' \(Linear\)"):
             strict(x)
         assert p.bytes == 0
+
+
+def test_strict_refuses_calls_of_several_threads():
+    """The first thread looked and was refused; those that came meanwhile, and every later call, got a result."""
+    strict, x = sectorch.secure(Head().eval(), strict=True), torch.randn(4, 200)
+
+    def call(_) -> bool:
+        try:
+            return strict(x) is None
+        except PrecisionError:
+            return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(call, range(4)))
+    assert call(None)
 
 
 def test_what_the_warning_says_helps():

@@ -207,6 +207,7 @@ class SecureModule(InferenceModule):
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
         self._checked: dict[Any, DryRun] = {}
+        self._precision_lock = threading.RLock()
         self._precision_checked: set[Any] = set()
         """The shapes of row whose programs the owner has checked for precision."""
         self._samplewise: dict[Any, Trace] = {}
@@ -216,7 +217,9 @@ class SecureModule(InferenceModule):
         if like is None:
             self.__dict__["_dry_weights"] = self.bind(self.graphs.session, party)[1]
         else:  # dry runs hold no secret of either module
-            shared = ("_dry_weights", "_checked", "_precision_checked", "_samplewise", "largest", "_lock")
+            shared = (
+                "_dry_weights", "_checked", "_precision_checked", "_precision_lock", "_samplewise", "largest", "_lock"
+            )  # fmt: skip
             self.__dict__.update({name: like.__dict__[name] for name in shared})
         self.material_cache = MaterialCache()
         self._forms: dict[Any, tuple[Inputs, list[str]]] = {}
@@ -559,10 +562,18 @@ class SecureModule(InferenceModule):
         Warns:
             PrecisionWarning: without `strict`, for a loss.
         """
-        with self._lock:
+        with self._precision_lock:  # a thread that comes meanwhile waits for what is found
             if inputs.row in self._precision_checked:
                 return
+            said = self._precision_loss(inputs) or vanished
+            if said and self.strict:
+                raise PrecisionError(said)  # and the next call is refused as well
             self._precision_checked.add(inputs.row)
+        if said:
+            warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
+
+    def _precision_loss(self, inputs: Inputs) -> str:
+        """What the check of `_check_precision` found, and a way out; empty for no loss."""
         try:
             few = self._few(inputs)
             program = self.program(few)
@@ -573,23 +584,14 @@ class SecureModule(InferenceModule):
                 program, weights, self.scheme, few, self.strict, self._typical_of(few)
             )
         except Exception as error:  # the module takes no such batch, or an operation no such numbers
-            lost = None
-            if self.strict:
-                with self._lock:
-                    self._precision_checked.discard(inputs.row)
-                why = str(error) if isinstance(error, SectorchError) else type(error).__name__
-                raise PrecisionError(
-                    f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
-                    f"strict=True, and compare sectorch.reference(model)(x) with model(x)"
-                ) from None
-        if not lost and not vanished:
-            return
-        said = f"{lost}. {way_out(self.scheme)}" if lost else vanished
-        if self.strict:
-            with self._lock:
-                self._precision_checked.discard(inputs.row)  # the next call is refused as well
-            raise PrecisionError(said)
-        warnings.warn(f"{said}; secure(model, strict=True) refuses such a model", PrecisionWarning, stacklevel=2)
+            if not self.strict:
+                return ""
+            why = str(error) if isinstance(error, SectorchError) else type(error).__name__
+            raise PrecisionError(
+                f"the precision of the module could not be looked at on numbers that were drawn ({why}); leave out "
+                f"strict=True, and compare sectorch.reference(model)(x) with model(x)"
+            ) from None
+        return f"{lost}. {way_out(self.scheme)}" if lost else ""
 
     def _few(self, inputs: Inputs) -> Inputs:
         """The same call with `FEW` rows, where the module takes so few."""

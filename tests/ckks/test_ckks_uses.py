@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import subprocess
@@ -52,6 +53,27 @@ def test_keys_are_saved_apart(keys, tmp_path):
     assert torch.allclose(square.decrypt(secret), x * x, atol=1e-2)
     with pytest.raises(ckks.SerialisationError, match="holds"):
         ckks.SecretKey.load(tmp_path / "public")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda head: head["meta"].update(shape=[2**61] * 40), "residues of another length"),
+        (lambda head: head["meta"].update(shape=[]), "residues of another length"),
+        (lambda head: head["meta"].update(scale_bits=2**40), "head cannot be read"),
+        (lambda head: head["blobs"].append(["q0", 0]), "names a part twice"),
+    ],
+)
+def test_a_head_that_does_not_fit_its_file_is_refused_before_memory_is_taken(keys, tmp_path, change, text):
+    ckks.encrypt(torch.ones(2, 3), keys).save(tmp_path / "e")
+    whole = (tmp_path / "e").read_bytes()
+    start, size = whole[:16], int.from_bytes(whole[16:24], "little")
+    head = json.loads(whole[24 : 24 + size])
+    change(head)
+    written = json.dumps(head).encode()
+    (tmp_path / "e").write_bytes(start + len(written).to_bytes(8, "little") + written + whole[24 + size :])
+    with pytest.raises(ckks.SerialisationError, match=text):
+        ckks.load(tmp_path / "e", keys.public)
 
 
 @given(data=st.data())

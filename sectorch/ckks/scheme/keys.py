@@ -57,7 +57,7 @@ class PublicHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     degree: Count
     primes: Annotated[list[Count], Meta(max_length=40)]
     special: Count
-    scale_bits: Count
+    scale_bits: Annotated[int, Meta(ge=0, le=62)]
     kind: ClassVar[str] = "public keys"
     needed: ClassVar[tuple[str, ...]] = ("public",)
 
@@ -120,6 +120,8 @@ def read_container(path: str | PathLike, of: type[Head]) -> tuple[Head, dict[str
             meta = msgspec.json.decode(head.meta, type=of)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise SerialisationError(f"{path} is damaged: its head cannot be read") from error
+        if len(dict(head.blobs)) < len(head.blobs):
+            raise SerialisationError(f"{path} is damaged: its head names a part twice")
         if sum(length for _, length in head.blobs) != os.fstat(file.fileno()).st_size - file.tell():
             raise SerialisationError(f"{path} is damaged: its length does not fit its head")
         blobs = {name: file.read(length) for name, length in head.blobs}

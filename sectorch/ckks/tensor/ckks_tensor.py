@@ -277,6 +277,9 @@ def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTen
     bad |= bound is not None and not 0 < bound < math.inf
     if bad or not math.isfinite(factor) or factor == 0 or any(f"q{j}" not in blobs for j in range(primes)):
         raise SerialisationError(f"{path} is damaged: its head does not describe ciphertexts")
+    words = math.prod(shape) * size * p.degree
+    if any(len(blobs[f"q{j}"]) != words * _word(q).itemsize for j, q in enumerate(p.primes[:primes])):
+        raise SerialisationError(f"{path} is damaged: residues of another length than its head says")
     data = empty(math.prod(shape), size, primes, p.degree, False, "loading")
     for j, q in enumerate(p.primes[:primes]):
         data[:, :, j] = _unpacked(blobs[f"q{j}"], data[:, :, j].shape, q)
@@ -288,14 +291,15 @@ def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTen
 
 def _packed(residues: torch.Tensor, q: int) -> bytes:
     """Residues as little-endian words of 4 bytes below 2^32, else of 8."""
-    return residues.contiguous().numpy().astype("<u4" if q < 1 << 32 else "<u8").tobytes()
+    return residues.contiguous().numpy().astype(_word(q)).tobytes()
+
+
+def _word(q: int) -> np.dtype:
+    return np.dtype("<u4" if q < 1 << 32 else "<u8")
 
 
 def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
-    kind = np.dtype("<u4" if q < 1 << 32 else "<u8")
-    if len(content) != kind.itemsize * math.prod(shape):
-        raise SerialisationError("the file is damaged: residues of another length than its head says")
-    words = np.frombuffer(content, dtype=kind)
+    words = np.frombuffer(content, dtype=_word(q))
     if words.size and int(words.max()) >= q:
         raise SerialisationError("the file is damaged: a residue is not below its prime")
     return torch.from_numpy(words.astype(np.int64)).view(shape)
