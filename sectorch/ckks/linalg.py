@@ -44,6 +44,7 @@ from .scheme.ciphertext import (
     Cipher,
     add,
     check_capacity,
+    check_keys,
     empty,
     encoding_error,
     inner,
@@ -784,6 +785,9 @@ class ReducingOperand:
         return cls(layout, keys, layout.prepare(first, second(seed, len(first), p), p.primes, weight))
 
     def __add__(self, other: ReducingOperand) -> ReducingOperand:
+        check_keys(self, other)
+        if self.layout != other.layout or self.parts[0].shape != other.parts[0].shape:
+            raise ShapeError(f"matrices of {self.layout} and {other.layout} cannot be added")
         primes, sums = self.keys.parameters.primes, []
         for q, x, y in zip(primes, self.parts, other.parts, strict=True):
             total = torch.empty_like(x)
@@ -795,9 +799,18 @@ class ReducingOperand:
         return replace(self, parts=sums)
 
     def __matmul__(self, share: torch.Tensor | EncodedShare) -> EncryptedColumns:
-        """Times a share, residues int64 [primes, d_in, columns]. One rescale, so that two primes of three are left."""
-        p = self.keys.parameters
+        """Times a share, residues int64 [primes, d_in, columns]. One rescale, so that two primes of three are left.
+
+        Raises:
+            ShapeError: a share of another shape, of other primes, or encoded for another layout.
+        """
+        p, inner = self.keys.parameters, self.parts[0].shape[1]
+        if isinstance(share, torch.Tensor) and (share.dim() != 3 or share.shape[:2] != (len(p.primes), inner)):
+            raise ShapeError(f"a share is [{len(p.primes)} primes, {inner}, columns] here, got {tuple(share.shape)}")
         right = EncodedShare.of(self.layout, share, p.primes) if isinstance(share, torch.Tensor) else share
+        form = self.layout.columns, self.layout.tiles(right.columns), inner
+        if len(right.parts) != len(p.primes) or any(tuple(part.shape) != form for part in right.parts):
+            raise ShapeError(f"a share that is encoded for another layout than {self.layout} or for other primes")
         if right.parts[0].is_meta or self.parts[0].is_meta:
             shape = self.layout.tiles(right.columns), 2, len(p.primes), p.degree
             out = torch.empty(shape, dtype=torch.int64, device="meta")
@@ -816,13 +829,21 @@ class EncryptedColumns:
     columns: int
 
     def __add__(self, other: EncryptedColumns) -> EncryptedColumns:
+        if (self.layout, self.columns) != (other.layout, other.columns):
+            raise ShapeError(
+                f"{self.columns} columns of {self.layout} and {other.columns} of {other.layout} are no sum"
+            )
         return replace(self, cipher=add(self.cipher, other.cipher))
 
     def decrypt(self, keys: Keys) -> torch.Tensor:
         """float64 [d_out, columns], at the scale of the matrix times that of the shared integers.
 
         The matrix was encrypted at the scale of the keys' highest level (`encrypt_matrix`).
+
+        Raises:
+            KeyMismatchError: it was encrypted under other keys.
         """
+        check_keys(self.cipher, replace(self.cipher, keys=keys.public))
         p = keys.parameters
         scale = p.scales[p.depth] * 2.0**ENCODING_BITS / p.primes[-1]
         return decrypt_columns(self.layout, self.cipher.data, keys, scale)[: self.layout.rows, : self.columns]

@@ -18,7 +18,13 @@ from sectorch.ckks.exchange import LocatedCKKSTensor, _words
 from sectorch.ckks.linalg import EncodedShare, Reducing, encrypt_matrix, uniform
 from sectorch.ckks.linalg import ReducingOperand as Operand
 from sectorch.ckks.scheme.encryption import flood_cost
-from sectorch.errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
+from sectorch.errors import (
+    ArgumentError,
+    CorruptedCiphertextError,
+    MisplacedValueError,
+    ShapeError,
+    UnsupportedOpError,
+)
 from sectorch.nn.fhe import Polynomial
 from sectorch.session import A, Q, S, Session
 
@@ -273,6 +279,33 @@ def test_owners_of_a_joint_key_decrypt_a_list_of_products(monkeypatch):
     blank = Operand.from_seeded(layout, made.public, half, seed) @ EncodedShare.of(layout, meta, p.primes)
     real = Operand.from_seeded(layout, made.public, *encrypt_matrix(layout, matrices[0], made)) @ residues
     assert blank.cipher.data.is_meta and blank.cipher.data.shape == real.cipher.data.shape
+
+
+def test_products_of_other_keys_or_layouts_do_not_meet():
+    """They gave numbers without an error: noise under two keys, and a part of the columns or of the sum."""
+    own, other = (ckks.keygen(2, degree=4096) for _ in range(2))
+    p, layout, shorter = own.parameters, Reducing(3, 7, 4096), Reducing(3, 5, 4096)
+    x = torch.randint(0, 999, (3, 7, 20))
+    make = lambda keys, layout=layout, width=7: Operand.from_seeded(
+        layout, keys.public, *encrypt_matrix(layout, torch.ones(3, width, dtype=torch.float64), keys)
+    )
+    left, right = make(own), EncodedShare.of(layout, x, p.primes)
+    product, theirs = left @ right, make(other) @ right
+    packed = ckks.MatrixSquaring(3, 7, 5, 2048)
+    a, b = packed.prepare_left(torch.ones(3, 7), own.public), packed.prepare_right(torch.ones(7, 5), other.public)
+    for mixed in (
+        lambda: left + make(other), lambda: product + theirs, lambda: product.decrypt(other),
+        lambda: packed.multiply(a, b),
+    ):  # fmt: skip
+        with pytest.raises(ckks.KeyMismatchError):
+            mixed()
+    for wrong in (
+        lambda: left + make(own, shorter, 5), lambda: product + left @ x[:, :, :9], lambda: left @ x[:, :5],
+        lambda: left @ EncodedShare.of(shorter, x[:, :5], p.primes), lambda: left @ x[:2], lambda: left @ x[0],
+        lambda: left @ EncodedShare.of(layout, x[:2], p.primes[:2]),
+    ):  # fmt: skip
+        with pytest.raises(ShapeError):
+            wrong()
 
 
 def test_a_packed_matrix_less_a_plain_one():

@@ -28,7 +28,7 @@ import torch
 
 from ...errors import ArgumentError
 from ...ring.jit import run_in_threads
-from ..errors import LevelError, MemoryBudgetError, ScaleError
+from ..errors import KeyMismatchError, LevelError, MemoryBudgetError, ScaleError
 from . import loops
 from .keys import PublicKeys, SwitchingKey
 from .ntt import minus_, plus_, tables, times_
@@ -457,8 +457,20 @@ def times_weight(c: Cipher, weight: float) -> Cipher:
     )
 
 
+def check_keys(*held: Any) -> None:
+    """Look whether all are under one key set: what comes of several decrypts to noise. Forms are under none.
+
+    Raises:
+        KeyMismatchError: they are not.
+    """
+    known = {c.keys.identity for c in held if isinstance(c.keys, PublicKeys)}
+    if len(known) > 1:
+        raise KeyMismatchError("two tensors under different keys cannot meet; encrypt both under one public key")
+
+
 def align_pair(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
     """Bring two to one level, scale and factor, so that they can be added."""
+    check_keys(a, b)
     if a.factor != b.factor or a.pending_factor is not b.pending_factor:
         ratio = b.factor / a.factor
         same = a.pending_factor is b.pending_factor
@@ -632,6 +644,7 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
 
 def _product(a: Cipher, b: Cipher, left: int, terms: int, what: str) -> Cipher:
     """The form and bounds of a sum of `terms` products, without ciphertexts; refused if it does not fit its level."""
+    check_keys(a, b)
     x, y = (prepare_factor(replace(c, data=torch.empty(0, *c.data.shape[1:], device="meta")), left) for c in (a, b))
     error = terms * (x.largest * y.error + y.largest * x.error + x.error * y.error)
     data = torch.empty(0, 3, left + 1, 0, device="meta")
