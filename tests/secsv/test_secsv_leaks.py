@@ -279,12 +279,14 @@ class _Careless(SecSVTester):
         return [Route((0, 1, 2, 3, 4), (1, 1))]
 
 
-def decrypted(public: secsv.Public, layer, data: torch.Tensor, sizes: list[int], keys: ckks.Keys) -> torch.Tensor:
+def decrypted(
+    public: secsv.Public, layer, data: torch.Tensor, sizes: list[int], keys: ckks.Keys, weight: int = 15
+) -> torch.Tensor:
     """A coalition's first outputs from a message, with the joint key."""
     layout, columns = public.layout(layer), [layer.columns * size for size in sizes]
     parts = zip(data.split([layout.tiles(n) for n in columns]), columns, strict=True)
     found = [EncryptedColumns(layout, Cipher(part, keys.public), n).decrypt(keys) for part, n in parts]
-    return secsv.outputs(public, layer, 15, "C1", *found)
+    return secsv.outputs(public, layer, weight, "C1", *found)
 
 
 def steal(tester, received: list, keys, x: torch.Tensor, rows: slice) -> torch.Tensor | None:
@@ -316,12 +318,9 @@ def test_the_attack_works_where_the_routing_is_broken(keys, form):
 def first_outputs(tester, seen, client: int, coalition: int, parts: int, keys) -> list[torch.Tensor]:
     """What a client may take for the first layer's outputs, among all that it decrypts."""
     found, weight = [], sum(w for i, w in WEIGHTS.items() if coalition >> i & 1)
-    for line, message in seen.view(f"C{client + 1}"):
+    for _, message in seen.view(f"C{client + 1}"):
         try:
-            name = line.dst.name
-            found.append(
-                secsv.decrypted(tester.public, tester.program.layers[0], message, weight, (12,) * parts, name, keys)
-            )
+            found.append(decrypted(tester.public, tester.program.layers[0], message, [12] * parts, keys, weight))
         except Exception:  # the output of another layer or batch, or no output
             continue
     return found
