@@ -97,6 +97,7 @@ def test_what_is_no_module_is_told_how_it_becomes_one(plain):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:SecureModule:DeprecationWarning")  # torch asks for every attribute, old names too
 def test_torch_jit_is_told_what_to_give(plain, secure):
     refused(ArgumentError, "made from", lambda: sectorch.secure(torch.jit.script(plain)))
     refused(ArgumentError, "call it as it is", lambda: torch.jit.trace(secure, ROWS))
