@@ -39,7 +39,7 @@ ENVIRONMENT = HERE.parent / ".venv-packages"
 NEEDED = [
     "einops", "einops-exts", "axial-positional-embedding", "product-key-memory", "hyper-connections", "jaxtyping",
     "wadler-lindig", "beartype", "loguru", "delu", "PyWavelets", "ema-pytorch", "accelerate", "assoc-scan",
-    "torch-einops-utils", "colt5-attention", "typeguard",
+    "torch-einops-utils", "colt5-attention", "typeguard", "gateloop-transformer",
 ]  # fmt: skip
 """What the packages import beside torch, numpy and scipy."""
 ENOUGH = 1e-3
