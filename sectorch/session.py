@@ -484,6 +484,10 @@ class Session:
         """
         self._setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
 
+    def repeat_check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
+        """The steps of `check` once more, of which nothing is kept: what they note is what is wanted."""
+        Setup(0).repeat_check(self._part(program, inputs), self.runtime, inputs)
+
     def number(self, program: Program) -> int:
         """The number of the next call of a program."""
         return self._number(_answering(program))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import pickle
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,6 +21,9 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.choreography import Party, Phase
+from sectorch.choreography.program.projection import ProjectedStep
+from sectorch.errors import FixedPointRangeError
+from sectorch.nn import graph_cache, module
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.tensor import Scheme, private_tensor
 
@@ -566,3 +572,46 @@ def test_fields_of_the_scheme_work_as_keywords_with_a_warning():
         sectorch.secure(model, bits=16)
     with pytest.raises(errors.ArgumentError, match="takes a Scheme, got a int"):
         sectorch.secure(model, 16)
+
+
+@pytest.mark.parametrize("why", ["", "weights", "weights, of a format that is chosen", "input"])
+def test_a_module_is_freed_with_its_last_name(why: str):
+    """Its weights, in several forms, are most of a process's memory: no cycle keeps them until a collection."""
+    linear = nn.Linear(8, 16).eval()
+    if why.startswith("weights"):
+        nn.init.constant_(linear.weight, 600)
+    secured = sectorch.secure(linear, **({"scheme": Scheme(20, limit_bits=12)} if why == "weights" else {}))
+    freed = weakref.ref(secured)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(FixedPointRangeError) if why in ("weights", "input") else nullcontext():
+            secured(torch.ones(2, 8) * (1e6 if why == "input" else 1e-3))
+        del secured
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_the_numbers_that_weights_need_are_found_without_a_second_copy_of_them(monkeypatch: pytest.MonkeyPatch):
+    """The advice of a refusal: neither a second recording, nor weights that are kept."""
+    layers = [nn.Linear(64, 64) for _ in range(4)]
+    for layer in layers:
+        nn.init.constant_(layer.weight, 600)
+    secured = sectorch.secure(nn.Sequential(*layers).eval(), Scheme(20, limit_bits=12))
+    inputs = secured.inputs_of(torch.rand(1, 64))
+    secured.program(inputs)
+    monkeypatch.setattr(module, "SecureModule", None)
+    monkeypatch.setattr(graph_cache, "capture", None)
+    kept: list[int] = []
+    take = ProjectedStep.take
+
+    def measured(line: ProjectedStep, runtime: object, call: int, values: dict) -> None:
+        take(line, runtime, call, values)
+        kept.append(sum(v.nbytes for v in values.values() if isinstance(v, torch.Tensor)))
+
+    monkeypatch.setattr(ProjectedStep, "take", measured)
+    needs = secured.needs(inputs)
+    assert {need.label for need in needs} >= {f"weight '{i}.weight'" for i in range(4)}
+    floats = sum(layer.weight.numel() for layer in layers) * 8
+    assert max(kept) < floats + 3 * floats // 4, "one layer's encoded weights, and its tiles, at a time"

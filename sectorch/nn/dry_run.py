@@ -502,29 +502,36 @@ class _PrecisionCheck:
             passes = n.meta.get("dtype") or self._dtype  # what it is in the program, where numbers are float64 here
             return value.like(value.shares, bound=value.bound, dtype=passes if x.is_floating_point() else x.dtype)
 
-        def operand(n: fx.Node) -> Any:
-            if n not in made:
-                if n.op == "get_attr":
-                    made[n] = self._weights[str(n.target)]
-                elif n in known:
-                    made[n] = pytree.tree_map(lambda x: shared(x, n), known[n])
-                else:  # made of weights, or of the inputs
-                    made[n] = computed(n)
-            return made[n]
-
-        def computed(n: fx.Node) -> Any:
+        def compute(n: fx.Node) -> Any:
             target: Any = n.target
-            return target(*map_arg(n.args, operand), **map_arg(n.kwargs, operand))
+            return target(*map_arg(n.args, made.__getitem__), **map_arg(n.kwargs, made.__getitem__))
 
         with session.call(party), torch.no_grad():
             places = [n for n in self.program.graph.nodes if n.op == "placeholder"]
             made.update(zip(places, shared_inputs(given, session, self.scheme, party).tensors, strict=True))
-            y = [_decoded(v) for v in pytree.tree_leaves(computed(node)) if isinstance(v, SharedTensor)]
+            for n in self._operands_of(node, {*made, *known}):
+                if n.op == "get_attr":
+                    made[n] = self._weights[str(n.target)]
+                elif n in known:
+                    made[n] = pytree.tree_map(lambda x, n=n: shared(x, n), known[n])
+                else:  # made of weights, or of the inputs
+                    made[n] = compute(n)
+            y = [_decoded(v) for v in pytree.tree_leaves(compute(node)) if isinstance(v, SharedTensor)]
         rounded = lambda v: near(v) if isinstance(v, torch.Tensor) else v
         args, kwargs = _map_operands(lambda n, x: pytree.tree_map(rounded, x) if self._is_secret(n) else x, node, *read)
         target: Any = node.target
         with Float64Mode(), torch.no_grad():
             return (y[0] if len(y) == 1 else y), target(*args, **kwargs)
+
+    def _operands_of(self, node: fx.Node, known: set[fx.Node]) -> list[fx.Node]:
+        """What a node reads, and what that reads, up to known nodes, in the order of the graph."""
+        found, missing = set[fx.Node](), [*node.all_input_nodes]
+        while missing:
+            n = missing.pop()
+            if n not in found:
+                found.add(n)
+                missing += [] if n in known else n.all_input_nodes
+        return [n for n in self.program.graph.nodes if n in found and n.op != "placeholder"]
 
     def _is_secret(self, n: Any) -> bool:
         return isinstance(n, fx.Node) and n in self._secret
@@ -595,15 +602,16 @@ class _PrecisionCheck:
 
 def _map_operands(f: Callable[[Any, Any], Any], node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of a node, each replaced by f(the graph's argument, its value)."""
+    return tuple(_map(f, n, x) for n, x in zip(node.args, args, strict=True)), _map(f, node.kwargs, kwargs)
 
-    def at(n: Any, x: Any) -> Any:
-        if isinstance(n, (list, tuple)):
-            return (tuple if isinstance(n, tuple) else list)(at(a, b) for a, b in zip(n, x, strict=True))
-        if isinstance(n, dict):
-            return {key: at(a, x[key]) for key, a in n.items()}
-        return f(n, x)
 
-    return tuple(at(n, x) for n, x in zip(node.args, args, strict=True)), at(node.kwargs, kwargs)
+# A module's function, since an inner one that calls itself is a cycle, which holds what f holds until it is collected.
+def _map(f: Callable[[Any, Any], Any], n: Any, x: Any) -> Any:
+    if isinstance(n, (list, tuple)):
+        return (tuple if isinstance(n, tuple) else list)(_map(f, a, b) for a, b in zip(n, x, strict=True))
+    if isinstance(n, dict):
+        return {key: _map(f, a, x[key]) for key, a in n.items()}
+    return f(n, x)
 
 
 def _floats(x: Any) -> list[torch.Tensor]:

@@ -136,6 +136,23 @@ CHUNK_BYTES = 24 << 20
 """A batch is split so that its largest message stays below this: the piece bounds the memory, and not the batch."""
 
 
+def _without_frames(error: FixedPointRangeError) -> FixedPointRangeError:
+    """The error and its causes without the frames that they came through, which hold the weights that were encoded so
+    far: the next attempt needs the room."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _with_way_out(error: FixedPointRangeError, way_out: str) -> FixedPointRangeError:
+    """The same error with another way out."""
+    named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {way_out}")
+    named.place, named.layer = error.place, error.layer
+    return named
+
+
 class SecureModule(InferenceModule):
     """A module whose weights belong to an answering party and whose inputs belong to Q.
 
@@ -279,7 +296,9 @@ class SecureModule(InferenceModule):
             try:
                 return self._call_plain(inputs)
             except FixedPointRangeError as error:
-                self._choose(inputs, error)
+                if not error.needs or self._served is not None:
+                    raise
+                self._choose(inputs, _without_frames(error))
 
     def choose_format(self, x: torch.Tensor | Inputs) -> None:
         """Choose a number format that holds the weights of the program for such inputs, where the scheme names none.
@@ -294,7 +313,9 @@ class SecureModule(InferenceModule):
             try:
                 return self.check_weights(inputs)
             except FixedPointRangeError as error:
-                self._choose(inputs, error)
+                if not error.needs or self._served is not None:
+                    raise
+                self._choose(inputs, _without_frames(error))
 
     @property
     def _all_parties_here(self) -> bool:
@@ -307,8 +328,6 @@ class SecureModule(InferenceModule):
         The module is made again with the format. All parties learn it, and with it a power of two that bounds the sums
         of the weights.
         """
-        if not error.needs or self._served is not None:
-            raise error
         needs = [*error.needs, *self.needs(inputs)]
         made = self.full_scheme.chosen(needs)
         if made is not None and self._chooses and self._all_parties_here and not inputs.in_shares:
@@ -318,19 +337,15 @@ class SecureModule(InferenceModule):
             SecureModule.__init__(self, *args, dtype=self.dtype, **named)
             self.format_reason = reason_of(needs)
             return
-        named = FixedPointRangeError(f"{str(error).rpartition('; ')[0]}; {self.full_scheme.way_out(needs)}")
-        named.place, named.layer = error.place, error.layer
-        raise named from None
+        raise _with_way_out(error, self.full_scheme.way_out(needs)) from None
 
     def needs(self, inputs: Inputs) -> list[WeightNeed]:
         """The number formats that the weights of the program need; empty where there is no program."""
         token = NEEDS.set(found := [])
         try:
             with sole_observer(Profile()):  # nothing of it is a message of this module's session
-                session = Session(device=self.session.device)
-                args = self.plain, session, session.answering[0], self.scheme, None
-                like = SecureModule(*args, dtype=self.dtype, given=self._given)
-                like.check_weights(inputs.meta())
+                inputs = inputs.meta()
+                self.session.repeat_check(self.choreography(inputs), self._program_inputs(inputs))
         except SectorchError:
             pass  # the call itself raises an error that says more
         finally:

@@ -496,6 +496,19 @@ class Setup:
             if part not in self._of:
                 self._settled(part, runtime, inputs, own=True)
 
+    def repeat_check(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Take the steps of `check` on a setup without values, and keep none: each goes after its last use."""
+        plan, count = self._plan(part, part.settled_online)
+        last = {slot: at for at, (_, line) in enumerate(plan[:count]) if line for slot in line.needed}
+        with torch.inference_mode():
+            values = bring_inputs([i for i in part.program.inputs if i.slot in last], inputs)
+            for at, (node, line) in enumerate(plan[:count]):
+                if line is not None:
+                    line.take(runtime, self.call or 0, values)
+                for slot in (*node.needs, *node.slots):
+                    if last.get(slot, at) <= at:
+                        values.pop(slot, None)
+
     def _settled(
         self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor], own: bool = False
     ) -> dict[Slot, Any]:
