@@ -21,9 +21,9 @@ import multiprocessing
 import os
 import pickle
 import re
-import selectors
 import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -36,7 +36,6 @@ from typing import Any
 import torch
 
 from .. import files
-from ..errors import SectorchError
 from ..optional_deps import required_imports
 from .errors import CheckpointError, FederationError, WorkerError
 
@@ -199,7 +198,7 @@ def _short(value: Any) -> str:
 #
 # `Workers.ahead` starts new processes. Their tasks are pickled, their results are files, and only errors come back.
 # `forked` forks, for parties whose keys must not be written anywhere: a child inherits the parties with their keys,
-# uses one thread, and sends its results back as JSON lines.
+# uses one thread, and sends its results back.
 
 Work = Callable[[Any], Iterable[dict]]
 KINDS = ("processes", "ray")
@@ -263,14 +262,17 @@ def _in_processes(
             f"what is to be done cannot be sent to another process ({str(error).splitlines()[0]}); define models in a "
             f"module, or use one process"
         ) from error
-    others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "sectorch", "torch._dynamo"])  # optimizers import the last
-    pool = ProcessPoolExecutor(count, context, _alone, (dict(os.environ),))
+    _completed(ProcessPoolExecutor(count, context, _alone, (dict(os.environ),)), _do, sent, lambda _: done())
+
+
+def _completed(pool: ProcessPoolExecutor, do: Callable, tasks: Sequence, receive: Callable[[Any], None]) -> None:
+    """receive(do(task)) as each task is done; the first error ends all of them."""
+    others = set(multiprocessing.active_children())
     try:
-        for future in as_completed([pool.submit(_do, one) for one in sent]):
-            future.result()
-            done()
+        for future in as_completed([pool.submit(do, task) for task in tasks]):
+            receive(future.result())
     except BrokenProcessPool as error:
         raise WorkerError("a worker process ended in the middle; run again from the folder") from error
     except BaseException:
@@ -317,93 +319,49 @@ def _on_ray(tasks: Sequence, work: Callable[[Any, RunFolder], Any], path: Path, 
 
 
 def forked(tasks: Sequence, work: Work, processes: int, receive: Callable[[dict], None]) -> None:
-    """receive(record) for every record that work(task) gives, as they come; the tasks are divided among processes.
+    """receive(record) for every record that work(task) gives; the tasks are divided among processes.
 
     Raises:
-        SectorchError: the first error of a child, by its own type; what came before it was received.
+        SectorchError: the first error of a task, by its own type; what came before it was received.
+        WorkerError: a process ended in the middle.
     """
+
+    def took(records: Iterable[dict]) -> None:
+        for record in records:
+            receive(record)
+
     if processes < 2 or len(tasks) < 2:
         for task in tasks:
-            for record in work(task):
-                receive(record)
+            took(work(task))
         return
-    children, pipes = [], selectors.DefaultSelector()
-    try:
-        for k in range(min(processes, len(tasks))):
-            reading, writing = os.pipe()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                child = os.fork()
-            if child == 0:
-                os.close(reading)
-                _child(tasks[k::processes], work, writing)
-            os.close(writing)
-            children.append(child)
-            pipes.register(reading, selectors.EVENT_READ, bytearray())
-        _collect(pipes, receive)
-    except BaseException:
-        for child in children:
-            os.kill(child, signal.SIGTERM)
-        raise
-    finally:
-        for key in list(pipes.get_map().values()):
-            os.close(key.fd)
-        pipes.close()
-        for child in children:
-            os.waitpid(child, 0)
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, of which a child uses none
+        _completed(ProcessPoolExecutor(min(processes, len(tasks)), context, _inherit, (work,)), _forked, tasks, took)
 
 
-def _child(tasks: Sequence, work: Work, writing: int) -> None:
-    status = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        torch.set_num_threads(1)
-        for task in tasks:
-            for record in work(task):
-                _write(writing, record)
-        status = 0
-    except SectorchError as error:
-        _write(writing, {"error": type(error).__name__, "message": str(error)})
-    except Exception as error:
-        _write(writing, {"error": "", "message": f"{type(error).__name__}: {error}"})
-    finally:
-        os._exit(status)
+_inherited: list[Work] = []
+"""In a child of `forked`: its work, which holds the parties with their keys and was not pickled."""
 
 
-def _write(writing: int, record: dict) -> None:
-    line = json.dumps(record).encode() + b"\n"
-    while line:
-        line = line[os.write(writing, line) :]
+def _inherit(work: Work) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    _inherited.append(work)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _collect(pipes: selectors.BaseSelector, receive: Callable[[dict], None]) -> None:
-    while pipes.get_map():
-        for key, _ in pipes.select():
-            part = os.read(key.fd, 1 << 16)
-            if not part:
-                pipes.unregister(key.fd)
-                os.close(key.fd)
-                if key.data:
-                    raise WorkerError("a worker process ended in the middle; run again from the folder")
-                continue
-            key.data.extend(part)
-            *lines, rest = bytes(key.data).split(b"\n")
-            key.data[:] = rest
-            for line in lines:
-                record = json.loads(line)
-                if "error" in record:
-                    raise _error(record)
-                receive(record)
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its children, which have keys."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
 
 
-def _error(record: dict) -> Exception:
-    kinds = [SectorchError]
-    for kind in kinds:
-        if kind.__name__ == record["error"]:
-            return kind(record["message"])
-        kinds.extend(kind.__subclasses__())
-    return WorkerError(f"a worker process failed: {record['message']}")
+def _forked(task: Any) -> list[dict]:
+    return list(_inherited[-1](task))
 
 
 def ray() -> Any:
