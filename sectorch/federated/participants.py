@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -16,15 +17,19 @@ from ..data.datasets import IMAGES, Dataset, load
 from ..data.partition import PARTITIONS, partition
 from ..data.seeds import derive
 from ..nn.models import BasicBlock, Square, lenet, resnet8, resnet10, resnet14, resnet16, resnet18, vgg5, vgg7
-from .command import Options, option
+from .command import Options, Place, option, owned
 from .errors import ArchitectureError, FederationError
-from .folder import digest
+from .folder import Workers, digest
+from .parties import Parties, Simulation
+from .run import Experiment, Held, R, Run
 
 NAME = re.compile(r"[\w-]{1,64}")
 Samples = tuple[torch.Tensor, torch.Tensor]
 """Images [N, C, H, W] float32 and labels [N] int64."""
 
 P = TypeVar("P", bound="Participant")
+How = TypeVar("How", bound=Any)
+"""The settings of an experiment."""
 
 
 @dataclass
@@ -50,6 +55,11 @@ class Participant:
     def elsewhere(self: P) -> P:
         """What others know of it: its name, how many samples it has, and the architecture of its model."""
         return replace(self, images=self.images.to("meta"), labels=self.labels.to("meta"))
+
+    @property
+    def facts(self) -> list:
+        """What all parties of a run have to know alike of it, for JSON."""
+        return [self.name, len(self.images), self.shape, str(self.model)]
 
     def fingerprint(self) -> str:
         """What a run folder recognises it by: its data and its model's first weights, where they are here."""
@@ -136,6 +146,90 @@ def check_fits(model: nn.Module, name: str, shape: Sequence[int], classes: int, 
     if not isinstance(out, torch.Tensor) or out.shape != (2, classes):
         what = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise ArchitectureError(f"{name} gives {what} for two images, but logits (2, {classes}) were expected")
+
+
+class FederatedExperiment(Experiment[R], Generic[R, P, How]):
+    """An algorithm of participants with private data sets: all in this process, or one of a federation.
+
+    With all parties in this process it is a simulation. Apart, a run in which one is lost ends for all, and goes on
+    where each was when all start again.
+
+    Args:
+        parties: each with its private data and its models.
+        test: images and labels that accuracies are measured on.
+        classes: how many; the same for all.
+        settings: of the paper.
+        out: a folder for finished stages; a run that was stopped goes on from there. None keeps nothing.
+        local: a folder for the local training alone, which several runs may share; inside `out` unless named.
+        workers: that train and ask for several parties at once, through `out`.
+        together: who is here, of the participants by their names and the servers; all of them unless given. Of a
+            participant elsewhere the name, the number and shape of samples and the architecture are used, nothing else.
+        own: seed of what a participant draws and nobody else needs to know, batches and choices; `settings.seed` unless
+            given. Apart, it is each party's own secret.
+
+    Attributes:
+        label: of its runs. servers: parties beside the participants. whose: what a run folder calls these.
+
+    Raises, before any training starts:
+        FederationError, ArchitectureError: naming the party, what came, and the way out; also what protects nothing,
+            among parties apart.
+        CheckpointError: `out` holds another run, or one of an older version.
+    """
+
+    label: ClassVar[str]
+    servers: ClassVar[tuple[str, ...]] = ()
+    whose: ClassVar[str] = "parties"
+
+    def __init__(
+        self, parties: Sequence[P], test: Samples, classes: int, settings: How | None = None, *,
+        out: str | Path | None = None, local: str | Path | None = None, workers: Workers | None = None,
+        together: Parties | None = None, own: int | None = None,
+    ):  # fmt: skip
+        place, names = together or Simulation(), [*(p.name for p in parties), *self.servers]
+        self.parties = [p if place.present(p.name) else p.elsewhere() for p in parties]
+        self.mine = [p for p in self.parties if place.present(p.name)]
+        self.test, self.classes = test, classes
+        self.settings = how = self._checked(settings, all(map(place.present, names)))
+        self._own = how.seed if own is None else own
+        self._agreed = {
+            "run": self.label, **how.agreed, "people": [p.facts for p in self.parties], "classes": classes,
+        } | self._facts()  # fmt: skip
+        kind: Any = type(how)
+        own_facts = {self.whose: {p.name: p.fingerprint() for p in self.parties}, "test": digest(*test)}
+        self.stages = Run(
+            self._agreed, own=own_facts | {name: getattr(how, name) for name in owned(kind)}, members=names,
+            parties=place, out=out, shared=local, workers=workers,
+        )  # fmt: skip
+
+    @abstractmethod
+    def _checked(self, settings: How | None, complete: bool) -> How:
+        """The settings, with what follows from the parties, after everything that can be known before any work.
+
+        Args:
+            complete: whether all parties are in this process.
+        """
+
+    def _facts(self) -> dict[str, Any]:
+        """What else all parties have to have alike."""
+        return {}
+
+    def _brought(self, run: Run) -> tuple[dict[str, Held], dict[str, Held]]:
+        """Each participant's data and seed, at the participant."""
+        data = {p.name: run.bring(p.name, p, public=p.elsewhere()) for p in self.parties}
+        return data, {name: run.bring(name, self._own) for name in data}
+
+    @classmethod
+    def prepared(cls, divided: Callable[..., tuple[list[P], Samples, int]]) -> Callable[[Any, How, Place], Experiment]:
+        """What the command of a paper prepares: `divided(data set, how, own seed)` gives parties, test and classes."""
+
+        def prepare(how: Any, settings: How, place: Place) -> Experiment:
+            found = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
+            return cls(
+                *found, settings, out=place.out, local=place.shared, workers=place.workers, together=place.parties,
+                own=place.own(settings.seed),
+            )  # fmt: skip
+
+        return prepare
 
 
 # One data set divided among participants, whose architectures take turns.

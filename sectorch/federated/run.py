@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -665,7 +665,10 @@ def claim(folder: RunFolder, what: Mapping[str, Any]) -> None:
     folder.claim({**version, **what})
 
 
-class Experiment(ABC):
+R = TypeVar("R", bound=Outcome)
+
+
+class Experiment(ABC, Generic[R]):
     """An algorithm with its parties and settings: what the command of a paper runs."""
 
     stages: Run
@@ -675,10 +678,10 @@ class Experiment(ABC):
         """The algorithm, as stages of `run`."""
 
     @abstractmethod
-    def outcome(self, found: Any) -> Outcome:
+    def outcome(self, found: Any) -> R:
         """The result, of what `algorithm` returned."""
 
-    def run(self, watch: Watch | None = None) -> Outcome:
+    def run(self, watch: Watch | None = None) -> R:
         """Run what is not on disk yet, and give the result."""
         self.stages.watch = watch or Watch()
         with self.stages as run:

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from ...federated.command import Command, Place
-from ...federated.participants import dataset_of
+from ...federated.command import Command
 from ...session import S
 from .experiment import CaPC
 from .settings import CONTROLS, PRESETS, Collaboration, Settings, divided
-
-
-def _prepare(how: Collaboration, settings: Settings, place: Place) -> CaPC:
-    found = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
-    return CaPC(
-        *found, settings, out=place.out, local=place.shared, workers=place.workers, together=place.parties,
-        own=place.own(settings.seed),
-    )  # fmt: skip
 
 
 def _base(how: Collaboration) -> Settings:
@@ -42,7 +33,7 @@ COMMAND = Command(
     Collaboration(),
     Settings(),
     _cast,
-    _prepare,
+    CaPC.prepared(divided),
     _base,
     {name: {"control": name} for name in CONTROLS},
 )

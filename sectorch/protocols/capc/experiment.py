@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from rich.table import Table
 
 from ...dp import Budget, BudgetFile
-from ...federated.folder import Workers, digest
 from ...federated.outcome import Scores
-from ...federated.participants import Samples
-from ...federated.parties import Parties, Simulation
-from ...federated.run import Experiment, Held, Run
+from ...federated.participants import FederatedExperiment
+from ...federated.run import Held, Run
 from ...federated.watch import Watch
 from ...session import S
 from .algorithm import Asked, Inputs, capc
@@ -24,69 +21,33 @@ from .settings import Party, Settings, check, check_apart
 from .votes import try_on_shares
 
 
-class CaPC(Experiment):
+class CaPC(FederatedExperiment[Result, Party, Settings]):
     """Confidential and private collaborative learning among parties with models of their own.
 
-    Args:
-        parties: each with private data and an untrained model; those with a pool ask about it, one after another.
-        test: images and labels that accuracies are measured on.
-        classes: how many; the same for all.
-        settings: see `Settings`.
-        out: a folder for finished stages; a run that was stopped goes on from there. None keeps nothing.
-        local: a folder for the local training alone, which several runs may share; inside `out` unless named.
-        workers: that train and ask for several parties at once, through `out`.
-        together: who is here, of the parties by their names and the guardian S; all of them unless given. Of a party
-            elsewhere names, the number and shape of samples and questions and the architecture are used, nothing else.
-        own: seed of what a party draws and nobody else needs to know, its batches, its choice of questions;
-            `settings.seed` unless given. Apart, it is each party's own secret.
-
-    With all parties in this process, with the real protocols and real noise, it is a simulation. Apart, a run in which
-    one is lost ends for all, and goes on where each was when all start again.
+    Those of them with a pool ask about it, one after another. See `FederatedExperiment` for the arguments; beside the
+    parties the guardian S takes part. In one process the protocols and the noise are real.
 
     Raises, before any training starts:
-        FederationError: what protects nothing, among parties apart: controls, queries in the clear.
-        FederationError, TooFewVotersError, PrivacyError: naming what came and the way out.
-        CheckpointError: `out` holds another run, or one of an older version.
+        TooFewVotersError, PrivacyError: naming what came and the way out.
     """
 
-    def __init__(
-        self,
-        parties: Sequence[Party],
-        test: Samples,
-        classes: int,
-        settings: Settings | None = None,
-        *,
-        out: str | Path | None = None,
-        local: str | Path | None = None,
-        workers: Workers | None = None,
-        together: Parties | None = None,
-        own: int | None = None,
-    ):
-        who, how = together or Simulation(), settings or Settings()
-        here = {party.name: who.present(party.name) for party in parties}
-        self.parties = [party if here[party.name] else party.elsewhere() for party in parties]
-        self.mine, self.test, self.classes = [p for p in self.parties if here[p.name]], test, classes
-        self.settings, self._own = how, how.seed if own is None else own
-        if not (all(here.values()) and who.present(S.name)):
+    label, servers = "capc", (S.name,)
+
+    def _checked(self, settings: Settings | None, complete: bool) -> Settings:
+        how = settings or Settings()
+        if not complete:
             check_apart(self.parties, how)
-        check(self.parties, test, classes, how)
+        check(self.parties, self.test, self.classes, how)
         if callable(how.vote) and how.inference in ("mpc", "ckks"):
-            try_on_shares(how.vote, self.parties[0].name, classes)
+            try_on_shares(how.vote, self.parties[0].name, self.classes)
         self.querying = [party for party in self.parties if len(party.questions)]
         for party in self.querying:
-            plan(self.parties, party, classes, how)
-        people = [[p.name, p.owner, len(p.images), p.shape, len(p.questions), str(p.model)] for p in self.parties]
-        what = {"run": "capc", **how.agreed, "people": people, "classes": classes}
-        budgets = {"budgets": how.budgets, "budget_epsilon": how.budget_epsilon, "test": digest(*test)}
-        self.stages = Run(
-            what, own={**budgets, "parties": {p.name: p.fingerprint() for p in self.parties}},
-            members=[*here, S.name], parties=who, out=out, shared=local, workers=workers,
-        )  # fmt: skip
-        self._agreed = json.dumps(what)
+            plan(self.parties, party, self.classes, how)
         self._books: Mapping[str, BudgetFile] = {}
         self._asked: dict[str, Asked] = {}
         self.forecasts: dict[str, Forecast] = {}
         self.plans: dict[str, Plan] = {}
+        return how
 
     def run(self, watch: Watch | None = None) -> Result:
         """Everything, or what of it is not in `out` yet.
@@ -99,7 +60,7 @@ class CaPC(Experiment):
             NetworkError: a party was lost. What was answered is kept; nothing is charged twice when all start again.
         """
         with organisations(self.settings, self.querying, self.mine) as self._books:
-            return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
+            return super().run(watch)
 
     def algorithm(self, run: Run) -> dict[str, Asked]:
         """How many queries (4.4), and then `capc`."""
@@ -111,7 +72,7 @@ class CaPC(Experiment):
         if not run.apart and not run.dry:
             fresh = [p.name for p in self.querying if not run.folder.record(f"questions/{p.name}-0")]
             check_spent({n: self.plans[n] for n in fresh}, {p.name: p.owner for p in self.parties}, self._books)
-        fixed = self.parties, run.public(self.test), self.classes, self.settings, self._agreed, self._own
+        fixed = self.parties, run.public(self.test), self.classes, self.settings, json.dumps(self._agreed), self._own
         return capc(run, Inputs(*fixed, Sitting, self.plans, self._books))
 
     def _forecast(self, run: Run, party: Party) -> None:

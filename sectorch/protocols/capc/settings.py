@@ -54,6 +54,10 @@ class Party(Participant):
     def owner(self) -> str:
         return self.organisation or self.name
 
+    @property
+    def facts(self) -> list:
+        return [self.name, self.owner, len(self.images), self.shape, len(self.questions), str(self.model)]
+
     def elsewhere(self) -> Party:
         """What others know of it: beside the architecture, how many samples and images to ask about it has."""
         pool = None if self.pool is None else self.pool.to("meta")

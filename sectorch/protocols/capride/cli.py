@@ -13,7 +13,7 @@ from torch import nn
 from ...data.datasets import IMAGES, Dataset
 from ...data.partition import partition
 from ...data.seeds import derive, generator
-from ...federated.command import Command, Options, Place, option
+from ...federated.command import Command, Options, option
 from ...federated.errors import FederationError
 from ...federated.participants import Samples, dataset_of
 from ...nn.fhe import fhe_friendly
@@ -187,17 +187,6 @@ def divided(dataset: Dataset, how: Parties, own: int | None = None) -> tuple[lis
     return made, dataset.test.take(slice(how.test_samples)), dataset.classes
 
 
-def _prepare(how: Parties, settings: Settings, place: Place) -> CaPriDe:
-    made = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
-    return CaPriDe(
-        *made, settings, out=place.out, workers=place.workers, together=place.parties, own=place.own(settings.seed)
-    )
-
-
-def _cast(how: Parties, settings: Settings) -> list[str]:
-    return [f"P{i}" for i in range(1, how.parties + 1)]
-
-
 COMMAND = Command(
     "capride",
     "Decentralised learning on encrypted data (CaPriDe): all parties in this process, or one of a federation, whose\n"
@@ -210,8 +199,8 @@ COMMAND = Command(
     ),
     Parties(),
     Settings(),
-    _cast,
-    _prepare,
+    lambda how, settings: [f"P{i}" for i in range(1, how.parties + 1)],
+    CaPriDe.prepared(divided),
     lambda how: Settings(),
     {method: {"method": method} for method in METHODS if method != "capride"},
 )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from rich.table import Table
 from torch import nn
 
 from ...federated.errors import FederationError
-from ...federated.folder import Workers, digest
+from ...federated.folder import digest
 from ...federated.outcome import Received
-from ...federated.participants import Samples
-from ...federated.parties import Parties, Simulation
-from ...federated.run import Experiment, Held, Run
+from ...federated.participants import FederatedExperiment
+from ...federated.parties import Simulation
+from ...federated.run import Held, Run
 from ...federated.watch import Estimate, Watch
 from .algorithm import Inputs, ask, capride, divergences
 from .exchange import Exchange, Simulated
@@ -28,61 +27,32 @@ FEW = 8
 """Encrypted answers that are not worth an estimate."""
 
 
-class CaPriDe(Experiment):
+class CaPriDe(FederatedExperiment[Result, Party, Settings]):
     """Decentralised learning on encrypted data, or one of the baselines it is compared with.
 
-    Args:
-        parties: each with its private data and its models.
-        test: images and labels that accuracies are measured on.
-        classes: how many.
-        settings: see `Settings`.
-        out: a folder for finished stages; a run that was killed goes on from there. None keeps nothing.
-        workers: that train for several parties at once, through `out`.
-        together: who is here, by the parties' names; all of them unless given. Of the others the name, the number and
-            shape of samples and the architecture are used, nothing else.
-        own: seed of what a party draws and nobody else needs to know, batches and directions; `settings.seed` unless
-            given. Apart, it is each party's own secret.
-
-    `run()` gives a `Result` with the trained models of the parties that are here; each one's keys, data and model are
-    used in its own `Owner` and `Peer` only. What was released, and what was asked, stays counted whatever comes after.
+    See `FederatedExperiment` for the arguments. `run()` gives a `Result` with the trained models of the parties that
+    are here; each one's keys, data and model are used in its own `Owner` and `Peer` only. What was released, and what
+    was asked, stays counted whatever comes after.
 
     Raises, before any training or encryption:
-        FederationError, ModelError: naming the party, what came, and the way out.
+        ModelError: naming the party, what came, and the way out.
         SecurityLevelError: the models are too deep for 128-bit security.
-        FederationError: a method that protects nothing, among parties apart.
-        CheckpointError: `out` holds another run.
     """
 
-    def __init__(
-        self,
-        parties: Sequence[Party],
-        test: Samples,
-        classes: int,
-        settings: Settings | None = None,
-        *,
-        out: str | Path | None = None,
-        workers: Workers | None = None,
-        together: Parties | None = None,
-        own: int | None = None,
-    ):
-        place, how = together or Simulation(), settings or Settings()
-        here = {party.name: place.present(party.name) for party in parties}
-        self.parties = [party if here[party.name] else party.elsewhere() for party in parties]
-        self.mine = [party for party in parties if here[party.name]]
-        self.test, self.classes = test, classes
+    label = "capride"
+
+    def _checked(self, settings: Settings | None, complete: bool) -> Settings:
+        how = settings or Settings()
         if how.weight is None:
             how = replace(how, weight=WEIGHT_OF_A_PEER * (len(self.parties) - 1))
-        self.settings, self._own = how, how.seed if own is None else own
-        if len(self.mine) < len(self.parties) and not (how.asks and how.encrypted):
+        if not (complete or (how.asks and how.encrypted)):
             raise FederationError(f"{how.method} in the clear is a control of a simulation: it protects nothing")
-        check(self.parties, test, classes, how)
+        check(self.parties, self.test, self.classes, how)
         self.parameters = chain(self.parties, how) if how.asks else None
-        people = [[p.name, len(p.labels), p.shape, str(p.model)] for p in self.parties]
-        self.stages = Run(
-            {"run": "capride", **how.as_dict(), "people": people, "classes": classes, "test": digest(*test)},
-            own={"parties": {p.name: p.fingerprint() for p in self.parties}},
-            members=list(here), parties=place, out=out, workers=workers,
-        )  # fmt: skip
+        return how
+
+    def _facts(self) -> dict:
+        return {"test": digest(*self.test)}
 
     @functools.cached_property
     def exchange(self) -> Exchange | None:
@@ -94,9 +64,9 @@ class CaPriDe(Experiment):
 
     def inputs(self, run: Run) -> Inputs:
         """What Algorithm 1 takes."""
-        data = {p.name: run.bring(p.name, p, public=p.elsewhere()) for p in self.parties}
-        seed = {p.name: run.bring(p.name, self._own) for p in self.parties}
-        return Inputs(self.parties, data, seed, run.public(self.test), self.classes, self.settings, self.exchange)
+        return Inputs(
+            self.parties, *self._brought(run), run.public(self.test), self.classes, self.settings, self.exchange
+        )
 
     def algorithm(self, run: Run) -> dict[str, Held]:
         return capride(run, self.inputs(run))
@@ -109,7 +79,7 @@ class CaPriDe(Experiment):
             KeyMismatchError, CorruptedCiphertextError, LevelError: from the encrypted exchange.
         """
         try:
-            return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
+            return super().run(watch)
         finally:
             if self.exchange is not None:
                 self.exchange.__exit__()

@@ -32,7 +32,7 @@ from .scheme import Recovered, Scheme
 from .settings import Data, Settings, batch_of, shards
 
 
-class PerturbedFL(Experiment):
+class PerturbedFL(Experiment[History]):
     """Rounds of FedAvg or of perturbed models on one data set, from the same seed.
 
     Args:
@@ -88,10 +88,6 @@ class PerturbedFL(Experiment):
                 roles=roles, replaces=state, counted=how.private is not None,
             )  # fmt: skip
         return state, run.at(SERVER.name, score_state, self.model, state, self.data, stage="score")
-
-    def run(self, watch: Watch | None = None) -> History:
-        """All rounds, or those that are not in the folder yet."""
-        return super().run(watch)  # pyright: ignore[reportReturnType]  as `outcome` gives it
 
     def outcome(self, found: tuple[Held, Held]) -> History:
         (state, score), records, model = found, self.stages.records, copy.deepcopy(self.model).train()

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from ...federated.command import Command, Place
-from ...federated.participants import FederatedData, dataset_of
+from ...federated.command import Command
+from ...federated.participants import FederatedData
 from ...session import S
 from .experiment import PrivHFL
 from .settings import CONTROLS, PRESETS, Settings, divided
 
 
-def _prepare(how: FederatedData, settings: Settings, place: Place) -> PrivHFL:
-    found = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
-    return PrivHFL(
-        *found, settings, out=place.out, local=place.shared, workers=place.workers, together=place.parties,
-        own=place.own(settings.seed),
-    )  # fmt: skip
-
-
 def _base(how: FederatedData) -> Settings:
     preset = PRESETS.get(how.data, PRESETS["digits"])
     return Settings(local=preset.local, retraining=preset.retraining)
-
-
-def _cast(how: FederatedData, settings: Settings) -> list[str]:
-    return [*(f"c{i}" for i in range(1, how.clients + 1)), S.name]
 
 
 COMMAND = Command(
@@ -43,8 +31,8 @@ COMMAND = Command(
     ),
     FederatedData(),
     Settings(),
-    _cast,
-    _prepare,
+    lambda how, settings: [*(f"c{i}" for i in range(1, how.clients + 1)), S.name],
+    PrivHFL.prepared(divided),
     _base,
     {name: {"control": name} for name in CONTROLS},
 )
