@@ -1,6 +1,10 @@
-"""Fit the trigonometric series of sectorch/ops/series.py and write that file.
+"""Fit the trigonometric series that sectorch/ops/series.py lacks, and write that file.
 
-    python tools/fit_series.py
+    python tools/fit_series.py              # those of `FUNCTIONS` that the file does not have yet
+    python tools/fit_series.py exp atan     # these anew
+
+The others stay as they are: least squares end in other last digits on another machine, and results would change with
+them.
 
 Least squares on a Chebyshev-like grid over [low, high], inside a longer period that leaves the series free to close
 smoothly outside (a Fourier extension); a small penalty keeps the coefficients small, because their sum multiplies the
@@ -10,15 +14,24 @@ rounding of the protocol. The error printed beside each function is the largest 
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
+import torch
+
+from sectorch.ops import series
 
 erf = np.vectorize(math.erf)
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
+
+
+def i0e_of_root(u):
+    """i0e(x) where u = 1 / sqrt(1 + |x|): smooth down to u = 0, near which it is u / sqrt(2 pi)."""
+    return torch.special.i0e(torch.from_numpy(np.maximum(u, 1e-9) ** -2 - 1)).numpy()
 
 
 # name: function, low, high, log2 of the period, terms, penalty
@@ -37,6 +50,7 @@ FUNCTIONS = {
     "sqrt": (np.sqrt, 0.5, 1, 0, 9, 1e-6),
     "log": (np.log, 0.5, 1, 0, 9, 1e-6),
     "atan": (np.arctan, -1, 1, 2, 11, 1e-6),
+    "i0e_of_root": (i0e_of_root, 0, 1, 1, 10, 1e-6),
 }  # fmt: skip
 
 
@@ -56,7 +70,9 @@ def fit(f, low: float, high: float, period_bits: int, terms: int, penalty: float
     return c, float(np.abs(basis(dense, period, terms) @ c - f(dense)).max())
 
 
-def main() -> None:
+def main(anew: set[str]) -> None:
+    if unknown := anew - FUNCTIONS.keys():
+        sys.exit(f"no function {', '.join(sorted(unknown))} in FUNCTIONS")
     out = [
         '"""Trigonometric series of common functions. Written by tools/fit_series.py; do not edit.',
         "",
@@ -69,9 +85,13 @@ def main() -> None:
         "",
     ]
     for name, (f, low, high, period_bits, terms, penalty) in FUNCTIONS.items():
-        c, error = fit(f, low, high, period_bits, terms, penalty)
-        rounded = [float(f"{v:.17g}") for v in c]
-        print(f"{name:15s} {terms:3d} terms  error {error:.1e}  sum of coefficients {np.abs(c[1:]).sum():.1f}")
+        kept = None if name in anew else getattr(series, name.upper(), None)
+        if kept is None:
+            c, error = fit(f, low, high, period_bits, terms, penalty)
+            rounded = [float(f"{v:.17g}") for v in c]
+            print(f"{name:15s} {terms:3d} terms  error {error:.1e}  sum of coefficients {np.abs(c[1:]).sum():.1f}")
+        else:
+            rounded, error = [kept.constant, *kept.cos, *kept.sin], kept.error
         head = f"{float(low)!r}, {float(high)!r}, {period_bits}, {error:.2e}, {rounded[0]!r}"
         out += [f"{name.upper()} = Series(", f"    {head},"]
         for part in (rounded[1 : terms + 1], rounded[terms + 1 :]):
@@ -83,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(set(sys.argv[1:]))

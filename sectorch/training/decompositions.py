@@ -121,6 +121,7 @@ NO_GRADIENT = {
     "embedding_bag": "sum F.embedding over the bag",
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
     "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
+    "i0e": "its derivative is made of torch.special.i1e, which is not supported; keep it out of what is trained",
     "logdet": "take torch.linalg.slogdet(x).logabsdet",
     "rrelu": "F.leaky_relu has one",
     "max_unpool2d": "torch.zeros(n, c, h * w).scatter(2, indices.flatten(2), x.flatten(2)) has one",

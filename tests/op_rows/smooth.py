@@ -23,7 +23,7 @@ POSITIVE = number(2, 3, low=0.5, high=4)
 
 EXP, SIGMOID, ERF, GELU = (series(s) for s in (fitted.EXP, fitted.SIGMOID, fitted.ERF, fitted.GELU))
 SOFTPLUS, GATE, LOG = (series(s) for s in (fitted.SOFTPLUS, fitted.TANH_SOFTPLUS, fitted.LOG))
-ATAN = series(fitted.ATAN)
+ATAN, I0E = series(fitted.ATAN), series(fitted.I0E_OF_ROOT)
 RECIPROCAL, SQRT, RSQRT = (series(s) for s in (fitted.RECIPROCAL, fitted.SQRT, fitted.RSQRT))
 E_X = 2.72 * (EXP + 1) + 0.5
 """Per unit of e^x: the series is on [-1, 0) and is multiplied by e^(n+1) <= e e^x; 1/2 for the input."""
@@ -169,6 +169,14 @@ ROWS = (
         call(number(2, 3, low=0.25, high=4)),
         ulps=1.42 * (RSQRT + 1) + 0.75 + 2,
         why="2^(-e/2) <= 1.42 times the series truncated, 1.42 / 2; input 1/2 / (2 x^1.5)",
+    ),
+    op(
+        "i0e",
+        call(X),
+        call(WIDE),
+        ulps=I0E + 2 * (0.71 * (RSQRT + 1) + 0.1) + 0.5,
+        why="slope 2 at u = 1 / sqrt(1 + |x|), whose series truncated counts 2^(-1/2) times; slope 1 in x / 2",
+        operands=1,
     ),
     op("reciprocal", call(POSITIVE), call(number(2, 3, low=-4, high=-0.5)), ulps=RECIP, why="RECIP"),
     op("atan", call(X), call(WIDE), ulps=2 * (ATAN + 1) + 2, why="two series, the arguments of both 1/2 and 1, pi/4"),
