@@ -1,12 +1,19 @@
-"""Files that are complete or absent, also after a power cut: written beside their place, synchronised, moved there."""
+"""Files that are complete or absent, also after a power cut: written beside their place, synchronised, moved there.
+
+A file is for its owner alone (mode 600), whatever the umask allows, unless its writer says that it is public.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
+PUBLIC = 0o644
+"""The permissions of a file that has no secret, such as a certificate."""
 
-def write(path: Path, data: bytes, mode: int = 0o644) -> None:
+
+def write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file, replacing an older one, with the permissions `mode` at most. Raises OSError."""
     partial = path.with_name(path.name + ".part")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
@@ -34,3 +41,22 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def private(path: str, flags: int) -> int:
+    """The `opener` of `open` for a file that only its owner can read; one that exists keeps its permissions."""
+    return os.open(path, flags, 0o600)
+
+
+def others_can_read(path: Path) -> bool:
+    """Whether others can read a file of secrets. The group of a file of root may: it is a service's own group.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    found = path.stat()
+    if os.name != "posix":
+        return False
+    of_service = found.st_uid == 0 and os.geteuid() != 0
+    group = stat.S_IWGRP | stat.S_IXGRP if of_service else stat.S_IRWXG
+    return bool(found.st_mode & (stat.S_IRWXO | group))

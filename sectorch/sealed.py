@@ -31,9 +31,18 @@ NONCE_BYTES, TAG_BYTES = 32, 16
 
 
 def key_of(path: Path) -> bytes:
-    """The 32 bytes of a key file; creates the file if it does not exist. Raises ArgumentError, OSError."""
+    """The 32 bytes of a key file, which nobody else can read; creates the file if it does not exist.
+
+    Raises:
+        ArgumentError: others can read it, or it holds no key. OSError.
+    """
     if not path.exists():
-        files.write(path, os.urandom(32), 0o600)
+        files.write(path, os.urandom(32))
+    if files.others_can_read(path):
+        raise ArgumentError(
+            f"others can read {path}, the key of what is stored: chmod 600 {path}, and if somebody may have read it, "
+            f"remove the folder that it is for"
+        )
     key = path.read_bytes()
     if len(key) != 32:
         raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")

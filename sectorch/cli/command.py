@@ -262,14 +262,35 @@ def writable(folder: Path, named: str = "--out") -> None:
     Raises:
         ArgumentError: they cannot be written.
     """
+    there, error = room_error(folder)
+    if error is not None and is_full(error):
+        raise ArgumentError(
+            f"cannot write to {folder}: {error.strerror} ({there} has less than {_ROOM >> 20} MiB, which are needed to "
+            f"start); make room, or name another with {named}"
+        )
+    if error is not None:
+        raise ArgumentError(f"cannot write to {folder}: {error.strerror} ({there}); name another with {named}")
+
+
+def room_error(folder: Path) -> tuple[Path, OSError | None]:
+    """Why no file of `_ROOM` bytes can be written to a folder, which need not exist; leaves no file.
+
+    Returns:
+        The folder that was tried, the first that exists, and the error, or None.
+    """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(bytes(_ROOM))
             file.flush()
     except OSError as error:
-        way = "make room, or name another with" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another with"
-        raise ArgumentError(f"cannot write to {folder}: {error.strerror} ({there}); {way} {named}") from None
+        return there, error
+    return there, None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that a disk, or a share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def bars(console: Console | None = None) -> Progress:

@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..choreography import Party
 from ..choreography.ledger import Observer
 from ..errors import ReceiptError
@@ -229,6 +231,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**head, "message": record.getMessage(), **more})
 
 
+class _PrivateFile(logging.handlers.WatchedFileHandler):
+    """A log's file, which only its owner can read: it has who asked whom. One that exists keeps its permissions."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=files.private)
+
+
 def begin(file: Path | None = None, level: int = logging.INFO, form: str = "text") -> None:
     """Send the log's records from `level` on to standard error, and those from INFO on to a file, if one is named.
 
@@ -243,7 +252,7 @@ def begin(file: Path | None = None, level: int = logging.INFO, form: str = "text
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     handlers[0].setLevel(level)
     if file is not None:
-        handlers.append(logging.handlers.WatchedFileHandler(file, encoding="utf-8"))
+        handlers.append(_PrivateFile(file, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if form == "json" else LineFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=handlers)

@@ -178,7 +178,7 @@ class Shelf:
         path = self._path(material.call, kind)
         partial = path.with_suffix(".part")
         with all_or_nothing(partial):
-            with open(partial, "wb") as file:
+            with open(partial, "wb", opener=files.private) as file:
                 for part in seal(self.store.key, parts, self._about(material.call, kind)):
                     file.write(part)
                 size = file.tell()
@@ -415,7 +415,8 @@ class Store:
         if self.lasting:
             files.write(path, data)
         else:
-            path.write_bytes(data)
+            with open(path, "wb", opener=files.private) as file:
+                file.write(data)
 
     @property
     def name(self) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch.utils import _pytree as pytree
 
+from ... import files
 from ...cli.command import writable
 from ...errors import ArgumentError, DtypeError
 from ...nn.inputs import Inputs
@@ -184,12 +187,24 @@ def write_arrays(result: Any, path: Path) -> None:
     if path.suffix in (".npy", ""):
         if len(tensors) != 1:
             raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
-        with path.open("wb") as file:  # to a path without a suffix, numpy would add one
+        with _private_file(path) as file:  # to a path without a suffix, numpy would add one
             np.save(file, next(iter(tensors.values())).numpy())
         return
     tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
-        np.savez(path, **arrays)
+        with _private_file(path) as file:
+            np.savez(file, **arrays)
     else:
-        save_file(tensors, path)
+        with _private_file(path) as file:
+            file.write(save(tensors))
+
+
+def _private_file(path: Path) -> BinaryIO:
+    """A file to write to, which only its owner can read from now on: a result is the answer to a secret question."""
+    file = open(path, "wb", opener=files.private)
+    state = os.fstat(file.fileno())
+    if stat.S_ISREG(state.st_mode):  # and not /dev/stdout, or a pipe
+        with suppress(OSError):
+            os.fchmod(file.fileno(), state.st_mode & 0o600)
+    return file

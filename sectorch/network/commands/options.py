@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ...cli.command import Parser, above_zero, not_negative, writable
+from ...cli.command import Parser, above_zero, is_full, not_negative, room_error, writable
 from ...errors import ArgumentError
 from ..identity.identity import Pins
 from ..log import FORMATS, begin
@@ -91,11 +91,28 @@ def add_limits(p: Parser) -> None:
 def check_room(options: argparse.Namespace) -> None:
     """Check that there is room where a party writes. Raises ArgumentError."""
     if options.store is not None:
-        writable(options.store, "--store")
+        check_store_room(options.store, "--store")
     if options.receipts is not None:
         writable(options.receipts.parent, "--receipts")
     if options.log is not None:
         writable(options.log.parent, "--log")
+
+
+def check_store_room(store: Path, named: str) -> None:
+    """Check that a store can be written to. One that exists may be full: queries need no prepared material.
+
+    Raises:
+        ArgumentError: it cannot be written to, or there is no room to make it.
+    """
+    _, error = room_error(store)
+    there = any(list(store.glob(f"{pattern}store.lock")) for pattern in ("", "*/"))  # of this process, of workers
+    if error is not None and is_full(error) and there:
+        tell(
+            f"{store} is full ({error.strerror}): nothing more is prepared until there is room; queries, and what was "
+            f"prepared before, go on"
+        )
+        return
+    writable(store, named)
 
 
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:

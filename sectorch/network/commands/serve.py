@@ -49,7 +49,7 @@ from ..parties.server import IDLE, RUNNING, Server
 from ..store import Store
 from ..warm_up import warm
 from ..wire.channel import CALL
-from ..wire.endpoints import check_free, host_port, listen_error
+from ..wire.endpoints import check_free, host_port, listen_address, listen_error
 from .options import (
     add_certificate,
     add_client,
@@ -649,10 +649,8 @@ class _FederationParty:
         many_files()
         name, own = self._name, self._own
         shown, address, limits = server_credentials(name, own.folder), self._federated.servers[name], own.limits
-        host, _, port = address.rpartition(":")
-        local = host in ("localhost", "127.0.0.1", "[::1]")
         server = Server(
-            own.listen or (address if local else f"0.0.0.0:{port}"), shown, limits.calls, self._store("S"),
+            own.listen or listen_address(address), shown, limits.calls, self._store("S"),
             limits.patience_seconds, limits.call_seconds, receipts=own.receipts(name, "S"),
         )  # fmt: skip
         tell(f"'{name}' serves on port {server.port}; Ctrl-C stops")

@@ -342,4 +342,4 @@ def _try(options: argparse.Namespace) -> Report:
 
 
 def _write(path: Path, federated: FederationFile) -> None:
-    files.write(path, federation_text(federated).encode())
+    files.write(path, federation_text(federated).encode(), files.PUBLIC)

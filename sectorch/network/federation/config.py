@@ -57,6 +57,7 @@ from msgspec import Meta
 
 from ...cli.command import writable
 from ...errors import ArgumentError, IdentityError
+from ..commands.options import check_store_room
 from ..identity.certificate_files import check_own_files
 from ..identity.identity import PRINT, Credentials, Pins, fingerprint, fingerprint_of
 from ..messages import Entries, in_file, read_table, read_toml, short_repr
@@ -323,8 +324,8 @@ class ListedPins(Pins):
 
 # A party's own file.
 
-_WRITTEN = ("results", "receipts", "log", "store")
-"""Entries of [files] that the party writes to."""
+_WRITTEN = ("results", "receipts", "log")
+"""Entries of [files] that the party writes to, beside its store."""
 _Whole = Annotated[int, Meta(gt=0, lt=10**9, description="a whole number above 0")]
 _Above = Annotated[float, Meta(gt=0, lt=1e9, description="a number above 0")]
 _Path = Annotated[str, Meta(min_length=1, description="a path")]
@@ -378,8 +379,11 @@ class PartyConfig:
     def check_room(self, name: str) -> None:
         """Check that there is room where this party writes. Raises ArgumentError."""
         for key, folder in {"results": self.results(name), **self.files}.items():
-            if key in _WRITTEN:
-                writable(folder.parent if key == "log" else folder, f"{key} in [files] of {self.path}")
+            named = f"{key} in [files] of {self.path}"
+            if key == "store":
+                check_store_room(folder, named)
+            elif key in _WRITTEN:
+                writable(folder.parent if key == "log" else folder, named)
 
     def receipts(self, name: str, role: str) -> Path | None:
         """The file of a party's receipts in a role; makes its folder. None if no receipts are written.

@@ -197,8 +197,8 @@ class ProgramRun:
         learned = tensors(program(RunParties(self._parties))) if program is not None else {}
         for number, (name, value) in enumerate(learned.items()):
             path = self.folder / f"{name if _FILE.fullmatch(name) else number}.npy"
-            np.save(path, value.detach().cpu().numpy())
-            path.chmod(0o600)
+            with open(path, "wb", opener=files.private) as file:
+                np.save(file, value.detach().cpu().numpy())
         # The starter gets the names and shapes that the dry run found: others could depend on secrets.
         shapes = {name: tuple(value.shape) for name, value in learned.items()}
         return {name[:100]: list(shape) for name, shape in shapes.items() if self._results.get(name) == shape}

@@ -33,6 +33,7 @@ from ... import files
 from ...cli.command import Parser, Report, action_adder, command_status, number, run_action
 from ...errors import ArgumentError
 from ..names import NAME, name_of
+from ..wire.endpoints import host_port, listen_address
 from .identity import Credentials, Pins, common_name, fingerprint_of, new_identity, public_pem
 
 CURVES = (SECP256R1, SECP384R1, SECP521R1)
@@ -69,7 +70,7 @@ def make_authority(folder: str | Path, days: int = 365) -> Path:
         .sign(key, SHA256())
     )
     files.write(folder / "ca-key.pem", _private_pem(key), 0o600)
-    files.write(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
+    files.write(folder / "ca.pem", certificate.public_bytes(Encoding.PEM), files.PUBLIC)
     return folder / "ca.pem"
 
 
@@ -95,7 +96,7 @@ def make_request(folder: str | Path, name: str, *, server: bool = False) -> Path
     if not server and not identity.exists():
         files.write(identity, new_identity(), 0o600)
     request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(key, SHA256())
-    files.write(folder / f"{name}.csr", request.public_bytes(Encoding.PEM))
+    files.write(folder / f"{name}.csr", request.public_bytes(Encoding.PEM), files.PUBLIC)
     return folder / f"{name}.csr"
 
 
@@ -143,7 +144,7 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    files.write(path, builder.sign(authority_key, SHA256()).public_bytes(Encoding.PEM))
+    files.write(path, builder.sign(authority_key, SHA256()).public_bytes(Encoding.PEM), files.PUBLIC)
     return path
 
 
@@ -163,8 +164,8 @@ def enrol(
     request = make_request(folder, name, server=bool(hosts))
     certificate = issue(authority, request.read_bytes(), hosts=hosts, days=days)
     if authority != folder:
-        files.write(folder / certificate.name, certificate.read_bytes())
-        files.write(folder / "ca.pem", (authority / "ca.pem").read_bytes())
+        files.write(folder / certificate.name, certificate.read_bytes(), files.PUBLIC)
+        files.write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), files.PUBLIC)
     return Credentials.read(folder / certificate.name, folder / f"{name}-key.pem", folder / "ca.pem")
 
 
@@ -351,9 +352,7 @@ def _pin(options: argparse.Namespace) -> Report:
 def _try(options: argparse.Namespace) -> Report:
     """Make a CA and three parties, each with a folder that could be its own machine; gives the commands to run next."""
     folder, asking, answering = options.folder, options.asking, options.answering
-    host, colon, port = options.server.rpartition(":")
-    if not colon or not host or not port.isdecimal():
-        raise ArgumentError(f"--server is HOST:PORT, got {ascii(options.server)[:80]}")
+    host, _ = host_port(options.server)
     if len({asking, answering, "server", "pki"}) < 4:
         raise ArgumentError(f"the parties have different names, and none is 'server' or 'pki': {asking}, {answering}")
     if folder.exists() and any(folder.iterdir()):
@@ -362,7 +361,7 @@ def _try(options: argparse.Namespace) -> Report:
     for path in own.values():
         path.mkdir(mode=0o700, parents=True)
     make_authority(own["pki"])
-    enrol(own["server"], "server", hosts=(host.strip("[]"),), pki=own["pki"])
+    enrol(own["server"], "server", hosts=(host,), pki=own["pki"])
     files.write(own["server"] / "server-identity.pem", new_identity(), 0o600)  # for --receipts
     prints = {}
     for name in (asking, answering):
@@ -371,7 +370,7 @@ def _try(options: argparse.Namespace) -> Report:
     Pins(own[asking] / "pins").pin(answering, prints[answering])
     Pins(own[answering] / "pins").pin(asking, prints[asking])
     made = {name: str(path) for name, path in own.items()}
-    commands = _commands(own, asking, answering, options.server, port)
+    commands = _commands(own, asking, answering, options.server)
     words = (
         f"{folder}: a folder for each party, and pki for the CA. Whoever made them has all keys: for trying out.\n"
         f"A model file and a file of inputs are yours to bring, as by\n  {commands['convert']}\n"
@@ -380,7 +379,7 @@ def _try(options: argparse.Namespace) -> Report:
     return {**made, **{f"{name}_command": line for name, line in commands.items()}}, words
 
 
-def _commands(own: dict[str, Path], asking: str, answering: str, server: str, port: str) -> dict[str, str]:
+def _commands(own: dict[str, Path], asking: str, answering: str, server: str) -> dict[str, str]:
     def client(name: str) -> str:
         at = own[name]
         return (
@@ -389,10 +388,9 @@ def _commands(own: dict[str, Path], asking: str, answering: str, server: str, po
         )
 
     s, a, b = own["server"], own[asking], own[answering]
-    local = server if server.startswith(("localhost:", "127.")) else f"0.0.0.0:{port}"
     return {
         "convert": f"sectorch convert FILE.py:FUNCTION {b}/model.safetensors --trust --inputs {a}/inputs.npy",
-        "server": f"sectorch server --listen {local} --cert {s}/server.pem --key {s}/server-key.pem "
+        "server": f"sectorch server --listen {listen_address(server)} --cert {s}/server.pem --key {s}/server-key.pem "
         f"--clients-ca {s}/ca.pem --store {s}/store",
         "answer": f"sectorch answer {b}/model.safetensors --name {answering} {client(answering)}",
         "query": f"sectorch query {answering} {a}/inputs.npy {client(asking)}",

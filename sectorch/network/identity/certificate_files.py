@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from ... import files
 from ...errors import ArgumentError, IdentityError, SectorchError
 from ..log import write
 from .identity import Credentials, identity_file, read_identity
@@ -192,17 +191,14 @@ def check_own_files(
 
 
 def _check_private(path: Path) -> None:
-    """Check that nobody else can read a file. The group of a file of root may: it is a service's own group."""
+    """Check that nobody else can read a file."""
     try:
-        found = path.stat()
+        open_to_others = files.others_can_read(path)
     except OSError as error:
         raise ArgumentError(
             f"cannot read {path}: {error.strerror}; `sectorch keys request` makes a party's keys"
         ) from None
-    if os.name != "posix":
-        return
-    of_service = found.st_uid == 0 and os.geteuid() != 0
-    if found.st_mode & (stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if of_service else stat.S_IRWXG)):
+    if open_to_others:
         raise IdentityError(f"others can read {path}: chmod 600 {path}, and think of making new keys")
 
 

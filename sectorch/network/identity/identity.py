@@ -201,7 +201,7 @@ class Pins:
             lines.pop()
         if at is None:
             lines.append(f"{name} {print_}")
-        files.write(self.path, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"), files.PUBLIC)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ served has a thread of its own.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import os
 import resource
@@ -39,6 +40,22 @@ def host_port(address: str) -> tuple[str, int]:
     if not colon or not bare or not (port.isascii() and port.isdigit()) or int(port) > 65535 or "/" in bare:
         raise ArgumentError(f"a server's address is host:port, as cloud.example:7100; got {address!r}")
     return bare, int(port)
+
+
+def listen_address(server: str) -> str:
+    """Where a server listens that others reach at `server`: there on loopback, and elsewhere on all addresses.
+
+    Raises:
+        ArgumentError: it is no address.
+    """
+    host, port = host_port(server)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return server if host == "localhost" else f"0.0.0.0:{port}"
+    if address.is_loopback:
+        return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return f"[::]:{port}" if address.version == 6 else f"0.0.0.0:{port}"
 
 
 def listen_error(error: OSError) -> str:
