@@ -60,3 +60,9 @@ def others_can_read(path: Path) -> bool:
     of_service = found.st_uid == 0 and os.geteuid() != 0
     group = stat.S_IWGRP | stat.S_IXGRP if of_service else stat.S_IRWXG
     return bool(found.st_mode & (stat.S_IRWXO | group))
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that a process without special rights can still write to a folder's disk. Raises OSError."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

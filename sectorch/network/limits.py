@@ -63,11 +63,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .. import files
 from ..cli.command import Parser, command_status, print_json
 from ..errors import ArgumentError, QuotaError, QuotaFileError, SectorchError
 from .log import write
 from .messages import Entries, ModelQuery, Prepare, in_file, read_table, read_toml
 from .names import NAME, model_name, name_of, readable
+from .receipts import Receipts
 from .wire.channel import Channel
 
 log = logging.getLogger("sectorch.limits")
@@ -242,6 +244,8 @@ def _entries(names: Mapping[str, str], *tables: _Client | _Model) -> dict[str, i
 FORMAT = "1"
 DAY, SLOT = 86400, 900
 EVERYBODY = "*"
+LEAST_ROOM = 64 << 10
+"""Bytes that the file's disk has room for while queries are counted."""
 WAIT = 20.0
 """Seconds to wait for another process's transaction."""
 _TABLES = """
@@ -302,6 +306,7 @@ class Usage:
         self._process = os.urandom(8).hex()
         self._processes = path.with_name(f"{path.name}.processes")
         self._alive: int | None = None
+        self._failed = False
         try:
             self.new = not path.exists()
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
@@ -374,6 +379,18 @@ class Usage:
                 mine = "client = ? AND query = ? AND process = ?"
                 change = "UPDATE asked SET process = '' WHERE " if again else "DELETE FROM asked WHERE "
                 self._db.execute(change + mine, (charge.client, charge.query, self._process))
+
+    def unready(self) -> str:
+        """Why no query can be counted now, so that none is served; empty while queries can be counted."""
+        try:
+            if files.free_bytes(self.path.parent) < LEAST_ROOM:
+                return f"what is used cannot be counted, and is not served: make room for {self.path}"
+            if self._failed:
+                with self._writing(full=False):
+                    self._db.execute("UPDATE about SET value = value WHERE name = 'format'")
+        except (QuotaFileError, OSError) as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         """Close the file."""
@@ -503,6 +520,7 @@ class Usage:
                 try:
                     yield
                     self._db.execute("COMMIT")
+                    self._failed = False
                 except BaseException:
                     with suppress(sqlite3.Error):
                         self._db.execute("ROLLBACK")
@@ -510,6 +528,7 @@ class Usage:
         except SectorchError:
             raise
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
+            self._failed = True
             raise QuotaFileError(
                 f"what is used cannot be counted ({_why(error)}), and what is not counted is not served"
             ) from None
@@ -692,3 +711,8 @@ def _bytes_carried(channels: Sequence[Channel]) -> int:
 
 def _bytes_sent(channels: Iterable[Channel]) -> int:
     return sum(channel.byte_counts[1] for channel in channels)
+
+
+def records_unready(receipts: Receipts | None, quotas: Quotas | None) -> str:
+    """Why nothing could be recorded now that has to be before it is served; empty if it could."""
+    return (receipts.unready() if receipts else "") or (quotas.usage.unready() if quotas else "")

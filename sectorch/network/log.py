@@ -13,6 +13,7 @@ import datetime
 import json
 import logging
 import logging.handlers
+import os
 import re
 import threading
 import time
@@ -235,7 +236,8 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
     """A log's file, which only its owner can read: it has who asked whom. One that exists keeps its permissions."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=files.private)
+        handle = files.private(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return TextIOWrapper(os.fdopen(handle, "ab"), self.encoding)
 
 
 def begin(file: Path | None = None, level: int = logging.INFO, form: str = "text") -> None:

@@ -15,7 +15,9 @@ session's identifier, by which a receipt is found. They hold no values, no clien
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
+import os
 import re
 import socket
 import socketserver
@@ -41,6 +43,8 @@ PATIENCE = 5.0
 """Seconds that a connection may take in all."""
 MOST = 16
 """Connections at the same time."""
+SPARE = 4
+"""File descriptors that are kept for connections where the process has no others left."""
 
 Page = tuple[int, str, bytes]
 """Status, type of content, content."""
@@ -52,6 +56,7 @@ class Management:
     Orchestrators, load balancers and monitoring speak plain HTTP and have no certificate. So it has a port of its own,
     by default on loopback. It answers GET and reads the path only. A client cannot hold it up: a connection is for one
     request and ends after `PATIENCE` seconds, and where there are `MOST` the oldest is closed for a new one.
+    Where the process has no file descriptors left, it answers by those that it keeps for that.
 
     Args:
         address: host:port; port 0 takes a free one (see `port`).
@@ -108,6 +113,34 @@ class _Server(socketserver.TCPServer):
         self._open: OrderedDict[socket.socket, float] = OrderedDict()
         self._lock = threading.Lock()
         super().__init__(place, _Handler)
+        self._spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(SPARE + 1)]
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection, with a descriptor that was kept for it if the process has no other."""
+        while True:
+            try:
+                return super().get_request()
+            except OSError as error:
+                with self._lock:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE) or len(self._spare) < 2:
+                        raise
+                    os.close(self._spare.pop())
+
+    def _end(self, request: socket.socket) -> None:
+        """Close a connection; its descriptor is kept where one is missing, before another thread can take it."""
+        with self._lock, suppress(OSError):
+            if 0 < len(self._spare) <= SPARE:
+                request.shutdown(socket.SHUT_WR)
+                os.dup2(self._spare[0], handle := request.detach())
+                self._spare.append(handle)
+                return
+        self.shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._lock:
+            while self._spare:
+                os.close(self._spare.pop())
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -126,7 +159,7 @@ class _Server(socketserver.TCPServer):
         finally:
             with self._lock:
                 self._open.pop(request, None)
-            self.shutdown_request(request)
+            self._end(request)
 
     def service_actions(self) -> None:
         self.drop()
@@ -213,6 +246,8 @@ GAUGES = {
     "models": "Answering parties that are connected.",
     "certificate_expiry_timestamp_seconds": "When this party's certificate expires, in seconds since 1970.",
     "authority_expiry_timestamp_seconds": "When the CA of the other side expires, in seconds since 1970.",
+    "certificate_days_left": "Days until this party's certificate expires; below 0 it has.",
+    "authority_days_left": "Days until the CA of the other side expires; below 0 it has.",
 }
 """The gauges that a party's `figures` may have, and their help texts."""
 
@@ -434,7 +469,9 @@ class Monitoring:
             self._renewal.close()
 
     def unready(self) -> str:
-        return "starting" if self.party is None else self.party.unready()
+        if self.party is None or self._renewal is None:
+            return "starting"
+        return self._renewal.unready() or self.party.unready()
 
     def figures(self) -> dict[str, float]:
         party = {} if self.party is None else self.party.figures()

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import stat
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -207,7 +208,7 @@ class Receipts:
         self.path, self._role = Path(path), role
         self._key = _signing_key(credentials)
         self._lock = threading.Lock()
-        self._broken = ""
+        self._broken = self._failed = ""
         self._number, self._previous, self._size = 0, NOTHING, 0
         self._handle = self._open()
         self._unlock = weakref.finalize(self, os.close, self._handle)
@@ -260,6 +261,24 @@ class Receipts:
             ReceiptError: it cannot be written.
         """
         return self._add({"event": "ended", "of": number, "outcome": outcome})[1]
+
+    def unready(self) -> str:
+        """Why no receipt can be written now, so that nothing is served; empty while receipts can be written."""
+        with self._lock:
+            try:
+                self._check_file()
+                if files.free_bytes(self.path.parent) < LONGEST:
+                    raise ReceiptError(f"the disk is full: make room for {self.path}")
+                if self._failed:  # a quota or a limit that the disk's own figures do not show
+                    with tempfile.TemporaryFile(dir=self.path.parent) as probe:
+                        probe.write(bytes(LONGEST))
+                    self._failed = ""
+                return ""
+            except ReceiptError as error:
+                why = str(error)
+            except OSError as error:
+                why = self._failed or error.strerror
+        return f"no receipt can be written ({why}), and what has none is not served"
 
     def close(self) -> None:
         """Close the file; nothing can be served with it any more."""
@@ -332,7 +351,7 @@ class Receipts:
             try:
                 return self._write(record)
             except OSError as error:
-                why = error.strerror
+                why = self._failed = error.strerror or str(error)
             except ReceiptError as error:
                 why = str(error)
         log.error("no receipt can be written to %s: %s", self.path, why)
@@ -340,11 +359,7 @@ class Receipts:
 
     def _write(self, record: dict[str, object], over: bytes = b"") -> tuple[int, str]:
         """Add a line, in the place of the half-written line `over` at the end."""
-        if self._broken:
-            raise ReceiptError(self._broken)
-        state = os.fstat(self._handle)
-        if state.st_size != self._size + len(over) or not state.st_nlink:
-            raise ReceiptError("another program has changed or removed the file")
+        self._check_file(len(over))
         time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         number = self._number
         line = sign_line({"number": number, "time": time, "previous": self._previous, **record}, self._key)
@@ -362,9 +377,17 @@ class Receipts:
         if len(over) > len(line) + 1:
             os.ftruncate(self._handle, self._size + len(line) + 1)
         os.fsync(self._handle)
-        self._broken = ""
+        self._broken = self._failed = ""
         self._number, self._previous, self._size = number + 1, hash_of(line), self._size + len(line) + 1
         return number, self._previous
+
+    def _check_file(self, over: int = 0) -> None:
+        """Raise ReceiptError if nothing may be written any more; `over` bytes are at the end that are written over."""
+        if self._broken:
+            raise ReceiptError(self._broken)
+        state = os.fstat(self._handle)
+        if state.st_size != self._size + over or not state.st_nlink:
+            raise ReceiptError("another program has changed or removed the file")
 
     def _put(self, data: bytes) -> None:
         at, left = self._size, memoryview(data)

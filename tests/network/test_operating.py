@@ -1,25 +1,40 @@
-"""What an operator meets on a bad day: full disks, open files, addresses of two kinds. Each is one line with a way out."""
+"""What an operator meets on a bad day: full disks, open files, floods. Each is one line with a way out."""
 
 from __future__ import annotations
 
+import datetime
+import errno
 import logging
 import os
 import re
+import resource
+import socket
+import sqlite3
 import stat
+import sys
 import tempfile
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from network_world import Trio
+from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.cli.main import run
-from sectorch.network import Store
+from sectorch.network import Server, Store, connect
 from sectorch.network.commands.array_files import write_arrays
 from sectorch.network.commands.options import check_store_room
+from sectorch.network.identity.authority import make_authority
+from sectorch.network.identity.identity import new_identity
 from sectorch.network.log import begin
+from sectorch.network.observe import SPARE, Management, Monitoring, health
+from sectorch.network.wire import endpoints
 from sectorch.network.wire.endpoints import listen_address
+from sectorch.network.wire.tls_stream import Tls, context_of
+from sectorch.testing.local_network import enrol
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 
@@ -140,3 +155,181 @@ def test_a_store_that_is_there_may_be_full_and_one_that_is_not_says_what_it_need
     for at in ("one", "many"):
         check_store_room(tmp_path / at, "--store")
         assert re.search(r"is full .*: nothing more is prepared until there is room; queries", capsys.readouterr().err)
+
+
+# Health.
+
+
+@pytest.fixture
+def signed(pki, small_model, tmp_path):
+    """The three parties, who write receipts, and count what is asked."""
+    made = {**pki[1], "server": replace(pki[1]["server"], identity=new_identity())}
+    trio = Trio(made, small_model, X, tmp_path, receipts=True, limits="[default]\nqueries_a_day = 1000\n")
+    yield trio
+    trio.close()
+
+
+def test_a_full_disk_of_receipts_is_not_ready_until_there_is_room(signed, monkeypatch):
+    """A quota of the disk, which its own figures do not show: known from the first query that fails."""
+    remote = signed.connection.model("hospital-b")
+    assert signed.server.unready() == signed.party.unready() == ""
+
+    def full(*_, **__):
+        raise OSError(122, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        patch.setattr(tempfile, "TemporaryFile", full)
+        with pytest.raises(errors.ReceiptError):
+            remote(X)
+        with pytest.raises(errors.ReceiptError):
+            signed.server._receipts.end_query(0, "done")
+        why = signed.server.unready()
+        assert why == "no receipt can be written (Disk quota exceeded), and what has none is not served"
+    assert signed.server.unready() == ""
+    remote(X)
+
+
+@pytest.mark.parametrize("who", ["receipts", "usage"])
+def test_a_disk_without_room_is_not_ready_before_a_query_fails(signed, monkeypatch, who):
+    free = lambda folder: 0 if who in sys._getframe(1).f_globals["__name__"].replace("limits", "usage") else 1 << 40
+    monkeypatch.setattr("sectorch.files.free_bytes", free)
+    for party in (signed.server, signed.party):
+        assert "make room for" in (why := party.unready()) and "is not served" in why and "\n" not in why
+    monkeypatch.setattr("sectorch.files.free_bytes", lambda _: 1 << 40)
+    assert signed.server.unready() == signed.party.unready() == ""
+
+
+def test_receipts_that_another_program_has_removed_are_not_ready(signed):
+    signed.receipts["S"].unlink()
+    assert "another program has changed or removed the file" in signed.server.unready()
+    assert signed.party.unready() == ""
+
+
+def test_usage_that_cannot_be_counted_is_not_ready_until_it_can(signed):
+    usage = signed.server._quotas.usage
+    with closing(sqlite3.connect(usage.path, isolation_level=None)) as other:
+        usage._db.execute("PRAGMA busy_timeout = 100")
+        other.execute("BEGIN IMMEDIATE")  # another program holds the file
+        with pytest.raises(errors.QuotaFileError):
+            signed.connection.model("hospital-b")(X)
+        assert "what is not counted is not served" in signed.server.unready()
+        other.execute("ROLLBACK")
+    assert signed.server.unready() == ""
+
+
+@pytest.mark.parametrize("party", ["server", "answering"])
+@pytest.mark.parametrize("what", ["certificate", "authority"])
+def test_a_party_whose_certificate_has_expired_is_not_ready_and_is_warned_of_it_before(
+    pki, tmp_path, caplog, monkeypatch, party, what
+):
+    """By its pages, its metrics and its log; in 10 days, and at the end."""
+    caplog.set_level(logging.INFO, "sectorch.certificate")
+    make_authority(tmp_path / "pki", days=10)
+    hosts = ("localhost",) if party == "server" else ()
+    used = enrol(tmp_path / "pki", "one", hosts=hosts, days=10 if what == "certificate" else 9.5)
+
+    class Running:
+        unready, figures, renew = (lambda self: ""), (lambda self: {}), (lambda self, _: None)
+
+    watching = Monitoring()
+    try:
+        watching.begin(Running(), used, lambda: used)
+        assert watching.unready() == ""
+        assert until(lambda: any("certificate expires" in r.getMessage() for r in caplog.records), 10)
+        (line,) = [r.getMessage() for r in caplog.records if "certificate expires" in r.getMessage()]
+        assert "days=9" in line and any("CA expires" in r.getMessage() for r in caplog.records)
+        assert 8 < watching.figures()["certificate_days_left"] < 10 > watching.figures()["authority_days_left"] > 8
+        later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=11)
+        clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda _: later), timezone=datetime.timezone)
+        place = "identity" if what == "certificate" else "certificate_files"
+        monkeypatch.setattr(f"sectorch.network.identity.{place}.datetime", clock)
+        why = watching.unready()
+        assert ("certificate of 'one' is valid from" if what == "certificate" else "the CA's certificate") in why
+        assert "\n" not in why and watching.figures()["ready"] is False
+        assert health(watching.unready)["/ready"]()[0] == 503
+        monkeypatch.undo()
+        assert watching.unready() == ""
+    finally:
+        watching.close()
+
+
+# File descriptors.
+
+
+def test_health_is_answered_where_the_process_has_no_descriptors_left():
+    """The sockets of the probes are made before; the kernel connects them, and the process has to accept them."""
+    management = Management("127.0.0.1:0", health(lambda: ""))
+    probes = [socket.socket() for _ in range(2 * SPARE)]
+    taken: list[int] = []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[0]), before[1]))
+    try:
+        with open(os.devnull) as one, pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(one.fileno()))
+        os.close(taken.pop())  # that of `one` is free again, and another takes it
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for number, probe in enumerate(probes):
+            probe.settimeout(30)
+            probe.connect(("127.0.0.1", management.port))
+            probe.sendall(f"GET /{'live' if number % 2 else 'ready'} HTTP/1.0\r\n\r\n".encode())
+            assert probe.recv(4096).startswith(b"HTTP/1.0 200 OK"), "each gives its descriptor back"
+            probe.close()
+            with suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for handle in taken:
+            os.close(handle)
+        for probe in probes:
+            probe.close()
+        management.close()
+
+
+@pytest.mark.parametrize("bound", ["connections", "descriptors"])
+def test_a_new_client_does_not_wait_until_strangers_run_out_of_time(pki, monkeypatch, bound):
+    """They hold all places, by this process's own bound or the system's, and come again as soon as they are dropped."""
+    monkeypatch.setattr(endpoints, "HANDSHAKE", 600.0)
+    if bound == "connections":
+        monkeypatch.setattr(endpoints, "connection_limit", lambda: 8)
+    made, accept, refused = pki[1], socket.socket.accept, []
+    server = Server("localhost:0", made["server"])
+
+    def accept_eight(listening):
+        if bound == "descriptors" and len(server.listener._pending) + len(server.listener._streams) >= 8:
+            refused.append(listening)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_eight)
+    try:
+        with ExitStack() as opened:
+            for _ in range(40):
+                opened.enter_context(socket.create_connection(("localhost", server.port)))
+            assert until(lambda: len(server.listener._pending) == 8, 30)
+            with connect(f"localhost:{server.port}", made["alice"], patience=30) as alice:
+                for _ in range(40):
+                    opened.enter_context(socket.create_connection(("localhost", server.port)))
+                assert alice.models() == [], "who has shown a certificate keeps its place"
+        assert bool(refused) == (bound == "descriptors")
+    finally:
+        server.stop()
+
+
+def test_a_host_with_many_connections_does_not_take_the_places_of_one_with_few(pki):
+    server = Server("localhost:0", pki[1]["server"])
+    listener = server.listener
+    listener._stopped.set()
+    listener._thread.join()
+    for by in ("192.0.2.1:1", *(f"[2001:db8::1]:{port}" for port in range(3)), "192.0.2.2:5"):
+        tls = Tls(context_of(pki[1]["server"], server=True))
+        listener._pending[endpoints._PendingConnection(socket.socket(), by, tls)] = None
+    dropped = []
+    while listener._make_room():
+        dropped.append([pending.by for pending in listener._pending])
+    server.stop()
+    assert dropped[1] == ["192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.2:5"] and dropped[3:] == [["192.0.2.2:5"], []]

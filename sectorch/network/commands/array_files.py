@@ -202,9 +202,9 @@ def write_arrays(result: Any, path: Path) -> None:
 
 def _private_file(path: Path) -> BinaryIO:
     """A file to write to, which only its owner can read from now on: a result is the answer to a secret question."""
-    file = open(path, "wb", opener=files.private)
-    state = os.fstat(file.fileno())
+    handle = files.private(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    state = os.fstat(handle)
     if stat.S_ISREG(state.st_mode):  # and not /dev/stdout, or a pipe
         with suppress(OSError):
-            os.fchmod(file.fileno(), state.st_mode & 0o600)
-    return file
+            os.fchmod(handle, state.st_mode & 0o600)
+    return os.fdopen(handle, "wb")

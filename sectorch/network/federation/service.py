@@ -316,7 +316,9 @@ class PartyService:
         if self._turns.closed:
             return self._turns.closed
         connected = self._federation is not None and self._federation.connection.link.closed is None
-        return "" if connected else f"'{self.name}' has no connection to the server"
+        if not connected:
+            return f"'{self.name}' has no connection to the server"
+        return self.receipts.unready() if self.receipts is not None else ""
 
     def renew(self, credentials: Credentials) -> None:
         """Do nothing: the files are read at each connection."""

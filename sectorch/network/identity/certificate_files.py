@@ -114,12 +114,26 @@ class Renewal:
                 f"the new certificate is for '{found.called}' and this is '{self.credentials.called}': start it anew"
             )
 
-    def figures(self) -> dict[str, float]:
-        """The ends of the certificate and the CA that are in use, in seconds since 1970."""
+    def unready(self) -> str:
+        """Why new connections fail now: this party's certificate, or the CA of the others, is not valid; else empty."""
         used = self.credentials
+        try:
+            used.check_dates()
+            _check_authority(used.authority, Path("that this party was started with"))
+        except IdentityError as error:
+            return str(error)
+        return ""
+
+    def figures(self) -> dict[str, float]:
+        """The ends of the certificate and the CA that are in use, in seconds since 1970 and in days from now."""
+        used, now = self.credentials, time.time()
+        ends = {
+            "certificate": certificate_end(used.certificate).timestamp(),
+            "authority": certificate_end(used.authority, last=True).timestamp(),
+        }
         return {
-            "certificate_expiry_timestamp_seconds": certificate_end(used.certificate).timestamp(),
-            "authority_expiry_timestamp_seconds": certificate_end(used.authority, last=True).timestamp(),
+            **{f"{what}_expiry_timestamp_seconds": end for what, end in ends.items()},
+            **{f"{what}_days_left": (end - now) / DAY for what, end in ends.items()},
         }
 
     def _warn(self) -> None:

@@ -46,7 +46,7 @@ from ...nn.dry_run import check_served
 from ...serving.description import Example, describe, load_program
 from ...session import A, S
 from ..identity.identity import Credentials, PinnedIdentities, Pins, context, read_identity
-from ..limits import Quotas
+from ..limits import Quotas, records_unready
 from ..log import write
 from ..messages import (
     Aggregate,
@@ -550,7 +550,8 @@ class Answering:
     def unready(self) -> str:
         """Why no query is answered now; empty while this party is registered and not stopping."""
         registered = self._registered_link is not None and self._registered_link.closed is None
-        return self._turns.closed or ("" if registered else "not registered with the server")
+        why = "" if registered else "not registered with the server"
+        return self._turns.closed or why or records_unready(self._receipts, self._quotas)
 
     def figures(self) -> dict[str, float]:
         """The current values of the gauges of `observe.GAUGES`."""

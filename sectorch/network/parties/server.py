@@ -52,7 +52,7 @@ from ...session import Q, S, answering_parties
 from ...tensor import Scheme
 from ..federation.broker import SessionBroker
 from ..identity.identity import Credentials
-from ..limits import Quotas
+from ..limits import Quotas, records_unready
 from ..log import write
 from ..messages import (
     AllStored,
@@ -542,7 +542,7 @@ class Server:
 
     def unready(self) -> str:
         """Why no sessions are accepted now; empty while they are."""
-        return self._turns.closed
+        return self._turns.closed or records_unready(self._receipts, self._quotas)
 
     def figures(self) -> dict[str, float]:
         """The current values of the gauges of `observe.GAUGES`."""

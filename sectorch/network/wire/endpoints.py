@@ -117,7 +117,7 @@ class Listener:
     ):
         self.use(credentials)
         self._welcome = welcome
-        self._pending: set[_PendingConnection] = set()
+        self._pending: dict[_PendingConnection, None] = {}  # in the order in which they came
         self._streams: set[Stream] = set()
         self._served: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -176,20 +176,36 @@ class Listener:
             return
         except OSError as error:  # no file descriptors are left; open connections go on
             write(log, "refused", why=f"cannot accept a connection: {error.strerror}")
-            time.sleep(0.05)
+            if not self._make_room():
+                time.sleep(0.05)
             return
-        if len(self._pending) + len(self._streams) >= connection_limit():
+        if len(self._pending) + len(self._streams) >= connection_limit() and not self._make_room():
             sock.close()
             return
         sock.setblocking(False)
         host, port = address[:2]
         by = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         pending = _PendingConnection(sock, by, Tls(self._context))
-        self._pending.add(pending)
+        self._pending[pending] = None
         self._selector.register(sock, selectors.EVENT_READ, pending)
 
+    def _make_room(self) -> bool:
+        """Drop a connection that has not shown a certificate for a new one; returns whether there was one.
+
+        It is the oldest one of the host that has most of them. So a client whose host has few is not kept out by
+        another host's, and one of the same host has as long as it takes to fill all places anew.
+        """
+        hosts = Counter(pending.by.rpartition(":")[0] for pending in self._pending)
+        if not hosts:
+            return False
+        most = max(hosts, key=lambda host: hosts[host])
+        oldest = next(pending for pending in self._pending if pending.by.rpartition(":")[0] == most)
+        write(log, "refused", by=oldest.by, why="it showed no certificate, and its place was needed for another")
+        self._drop(oldest)
+        return True
+
     def _drop(self, pending: _PendingConnection) -> None:
-        self._pending.discard(pending)
+        self._pending.pop(pending, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(pending.sock)
         pending.sock.close()
@@ -244,7 +260,7 @@ class Listener:
                 )
             self._refuse(pending, BusyError(text), tell=True, client=name)
             return
-        self._pending.discard(pending)
+        self._pending.pop(pending, None)
         self._selector.unregister(pending.sock)
         serving = (pending, name, certificate_print(certificate), bytes(first[:count]))
         threading.Thread(target=self._serve, args=serving, daemon=True, name=f"from {name}").start()
