@@ -112,8 +112,9 @@ class _Server(socketserver.TCPServer):
         self.address_family, self.pages = family, pages
         self._open: OrderedDict[socket.socket, float] = OrderedDict()
         self._lock = threading.Lock()
+        self._spare: list[int] = []
         super().__init__(place, _Handler)
-        self._spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(SPARE + 1)]
+        self._spare += [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(SPARE + 1)]
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection, with a descriptor that was kept for it if the process has no other."""
