@@ -250,13 +250,14 @@ def _rule(*names: str) -> Callable:
 _NAMES: dict[Any, str] = {"self": "input", "x": "input", "y": "other"}
 
 
-def _apply_rule(context: Context, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-    leaves = pytree.tree_leaves((args, kwargs))
-    marks = [mark for leaf in leaves if (mark := infinite_of(leaf)) is not None]
-    has = bool(marks)
-    takes = name in PLACES_PUBLIC or name in RULES
-    if not has and not (takes and any(mask_beyond_range(context.scheme, leaf) is not None for leaf in leaves)):
-        return NotImplemented
+def _apply_rule(
+    context: Context, func: Callable, name: str, args: tuple, kwargs: dict, marks: list[Infinite]
+) -> Any:
+    """The result by the operation's rule, or by its kind; NotImplemented leaves the call to its handler.
+
+    Args:
+        marks: of the operands that have one. There is none where a public operand is beyond the range.
+    """
     call = OperatorCall(context, func, name)
     result: Any = NotImplemented
     if name in RULES:
@@ -269,7 +270,7 @@ def _apply_rule(context: Context, func: Callable, name: str, args: tuple, kwargs
     if result is not NotImplemented:
         _mark_views(args[0] if func in IN_PLACE and args else None)
         return result
-    if not has:
+    if not marks:
         return NotImplemented
     natural = name in BOUNDED or (name == "to" and _target_dtype(call, args, kwargs) == torch.bool)
     natural = natural or (name in BOUNDED_BELOW and all(mark.high is None for mark in marks))
@@ -973,4 +974,4 @@ def _refuse_beyond_range(call: OperatorCall, *args: Any, **kwargs: Any) -> Any:
     raise UnsupportedOpError(f"{spell(call.func)} takes no number beyond the range of fixed point; use torch.where")
 
 
-set_rules(_apply_rule, _with_exact)
+set_rules(_apply_rule, _with_exact, PLACES_PUBLIC | RULES.keys())

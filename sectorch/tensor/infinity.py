@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..config import Scheme
 from ..errors import FixedPointRangeError
@@ -170,18 +171,33 @@ def of_public(scheme: Scheme, value: Any, dtype: torch.dtype) -> tuple[Infinite 
     return (None if made is None else replace(made, at=found, certain=True)), put
 
 
-apply_rule: Callable[..., Any]
-"""apply_rule(context, func, row name, args, kwargs): the result of a user's call that meets stand-ins or numbers beyond
-the range; NotImplemented for any other."""
-_with_exact: Callable[..., Any]
+_rules: tuple[Callable[..., Any], Callable[..., Any], frozenset[str]]
+"""What `ops/infinity.py` brings: the rules, the conversion to exact stand-ins, and the operations with a rule for
+public numbers beyond the range."""
 
 
-def set_rules(apply: Callable[..., Any], with_exact: Callable[..., Any]) -> None:
+def set_rules(apply: Callable[..., Any], with_exact: Callable[..., Any], takes_public: frozenset[str]) -> None:
     """Called by `ops/infinity.py` when it is imported; `tensor` may not import `ops`."""
-    global apply_rule, _with_exact
-    apply_rule, _with_exact = apply, with_exact
+    global _rules
+    _rules = apply, with_exact, takes_public
+
+
+def apply_rule(context: Any, func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    """The result of a user's call that meets stand-ins or numbers beyond the range; NotImplemented for any other.
+
+    Args:
+        name: of the function's row in the table.
+    """
+    apply, _, takes_public = _rules
+    leaves = pytree.tree_leaves((args, kwargs))
+    marks = [mark for leaf in leaves if (mark := infinite_of(leaf)) is not None]
+    if not marks and (
+        name not in takes_public or all(mask_beyond_range(context.scheme, leaf) is None for leaf in leaves)
+    ):
+        return NotImplemented
+    return apply(context, func, name, args, kwargs, marks)
 
 
 def with_exact_infinities(x: Any) -> Any:
     """x with exact stand-ins, if any, so that it can be revealed."""
-    return x if x.infinite is None or x.infinite.exact else _with_exact(x)
+    return x if x.infinite is None or x.infinite.exact else _rules[1](x)
