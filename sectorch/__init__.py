@@ -23,9 +23,9 @@ with interruptible(is_command()):
     from .nn.inputs import Inputs as Inputs
     from .nn.inputs import public as public
     from .nn.module import SecureModule as SecureModule
-    from .nn.secure import program as program
-    from .nn.secure import reference as reference
-    from .nn.secure import secure as secure
+    from .nn.module import program as program
+    from .nn.module import reference as reference
+    from .nn.module import secure as secure
     from .ops.registry import register_op as register_op
     from .ops.structure import shuffle as shuffle
     from .secure_sum import PairwiseMasks as PairwiseMasks

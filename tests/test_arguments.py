@@ -40,8 +40,7 @@ from sectorch.errors import (
 )
 from sectorch.network.parties.session import abort_reason
 from sectorch.tensor import PrivateTensor, SharedTensor
-from sectorch.tensor.signatures import DROPPED
-from sectorch.tensor.table import SHARES, OpTable
+from sectorch.tensor.table import DROPPED, SHARES, OpTable
 from sectorch.training.operations import GRADIENTS
 
 T = torch.Tensor

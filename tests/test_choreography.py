@@ -17,10 +17,9 @@ from helpers import session as shared_session
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Party, Phase, protocol
 from sectorch.choreography.ledger import Profile
-from sectorch.choreography.located import ArgumentSlot, PartialCall, compute, leaf
+from sectorch.choreography.located import ArgumentSlot, PartialCall, compute, leaf, run_on_shapes
 from sectorch.choreography.net import Compute
 from sectorch.choreography.roles import STAR, Cast
-from sectorch.choreography.shapes import run_on_shapes
 from sectorch.errors import (
     ArgumentError,
     KeyAgreementError,

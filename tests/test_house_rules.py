@@ -52,7 +52,7 @@ NAMES = {
     "ring.jit.compiled": "a decorator",
     "sealed.py": "sealed storage is the field's term",
     "tensor.aggregation.announced": "to be renamed",
-    "tensor.shared.py": "the file of `SharedTensor`, as `private.py` is of `PrivateTensor`",
+    "tensor.shared.py": "the file of `SharedTensor`",
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
     "training.tensor.shared": "exported: `sectorch.shared(model)`",
 }

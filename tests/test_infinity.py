@@ -22,7 +22,7 @@ import sectorch
 from sectorch.errors import FixedPointRangeError, NonFiniteError, RangeExceededError, SectorchError
 from sectorch.serving.description import describe, load_program
 from sectorch.tensor import SharedTensor
-from sectorch.tensor.infinity import with_exact_infinities
+from sectorch.tensor.shared import with_exact_infinities
 from sectorch.tensor.table import TABLE
 from sectorch.testing.calls import reveal_leaf
 

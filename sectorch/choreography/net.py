@@ -39,9 +39,8 @@ import torch
 
 from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
 from .declaration import PAYLOADS, Message, ProtocolSpec, check_content, check_located, in_package, plain
-from .located import _RUNNING, Located, dependence, run_in
+from .located import _RUNNING, FORMS, Located, dependence, fresh_shape, run_in, run_on_shapes, shape_of
 from .roles import Cast, Party, Phase, Roles
-from .shapes import FORMS, fresh_shape, run_on_shapes, shape_of
 from .streams import PairKeys
 
 T = TypeVar("T")

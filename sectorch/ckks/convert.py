@@ -31,7 +31,7 @@ from ..mpc.star.truncate import truncate
 from ..ring import products
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
-from ..tensor.infinity import refuse_infinite
+from ..tensor.shared import refuse_infinite
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.ciphertext import (
     SIGMAS,

@@ -29,8 +29,7 @@ from tenseal import sealapi
 from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, Roles, protocol, with_shapes
-from ..choreography.located import compute, current, run_in
-from ..choreography.shapes import FORMS, shape_of
+from ..choreography.located import FORMS, compute, current, run_in, shape_of
 from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
 from .errors import KeyMismatchError, LevelError, MissingKeyError
 from .linalg import EncodedShare, EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand

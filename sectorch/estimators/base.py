@@ -25,7 +25,7 @@ from ..optional_deps import required_imports
 from ..ring import HEADROOM_BITS, encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
-from ..tensor.infinity import refuse_infinite
+from ..tensor.shared import refuse_infinite
 from ..tensor.table import Context
 from ..training.fixed_point import (
     at_scale_bits,

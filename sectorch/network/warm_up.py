@@ -21,7 +21,7 @@ from torch import nn
 
 from ..cli.command import Parser, command_status, print_json
 from ..config import Scheme
-from ..nn.secure import secure
+from ..nn.module import secure
 from ..ring import products
 from ..session import Session
 

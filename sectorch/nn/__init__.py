@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from .channels import Channels as Channels
 from .channels import channels as channels
 from .module import SecureModule as SecureModule
-from .secure import reference as reference
-from .secure import secure as secure
+from .module import reference as reference
+from .module import secure as secure
 
 if TYPE_CHECKING:
     from .fhe import fhe_friendly as fhe_friendly

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..choreography import Phase
 from ..choreography.ledger import Profile
-from ..choreography.shapes import spare
+from ..choreography.located import spare
 from ..errors import ProgramError, SectorchError
 from ..tensor.table import row_of
 

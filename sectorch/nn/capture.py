@@ -29,16 +29,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..choreography.shapes import spare
+from ..choreography.located import spare
 from ..errors import ArgumentError, NonFiniteError, SectorchError
 from ..ops.infinity import CARRIES
 from ..session import Session
-from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner_ops
+from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch
 from ..tensor.compile_mode import as_if_compiling
 from ..tensor.dispatch import METADATA, rewrite_views, strided_places, strided_view
-from ..tensor.infinity import Infinite, infinite_of, mask_beyond_range
-from ..tensor.signatures import refuse_dropped, result_on_meta
-from ..tensor.table import BEFORE, IN_PLACE, row_of, spell
+from ..tensor.shared import Infinite, infinite_of, mask_beyond_range
+from ..tensor.table import BEFORE, IN_PLACE, refuse_dropped, result_on_meta, row_of, spell
 from . import bounds
 from .graph import CONSTANT, OutOfPlace, SourceLocation, Trace, functional_form, layers_refusals, name_of, raise_located
 from .inputs import Inputs, flatten_tree, refuse_results
@@ -450,9 +449,9 @@ class GraphRecorder(TorchFunctionMode):
             raise CaptureFailure("the module reads a tensor that an earlier call made")
         shared = [s for s in leaves if isinstance(s, StandIn)]
         row = row_of(func)
-        if not shared and not owner_ops.meets_infinity(self.scheme, func, args, kwargs):
+        if not shared and not dispatch.meets_infinity(self.scheme, func, args, kwargs):
             return self._record_private(func, args, kwargs)
-        elsewhere = owner_ops.in_place(func) and not isinstance(args[0], StandIn)
+        elsewhere = dispatch.in_place(func) and not isinstance(args[0], StandIn)
         public = row is not None and (row.name == "constant_like" or _publicly_finite(func, row.name, shared))
         if public or elsewhere or kwargs.get("out") is not None:
             return dispatch.call(func, (), args, kwargs)
@@ -548,7 +547,7 @@ class GraphRecorder(TorchFunctionMode):
     def _record_private(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Record an operation among A's own tensors."""
         target = args[0] if args else None
-        if owner_ops.in_place(func) and isinstance(target, PrivateTensor):
+        if dispatch.in_place(func) and isinstance(target, PrivateTensor):
             if target.origin is not None:
                 raise CaptureFailure(f"{spell(func)} changes a weight's copy through a view")
             node = self._node(OutOfPlace(func), args, kwargs)

@@ -29,7 +29,7 @@ from ..ring import range_limit
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
 from ..tensor.dispatch import GIVEN
-from ..tensor.infinity import mask_beyond_range
+from ..tensor.shared import mask_beyond_range
 from ..tensor.table import row_of
 from .bounds import OperationBudget
 from .capture import run_eagerly

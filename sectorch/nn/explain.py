@@ -31,8 +31,7 @@ from .dry_run import counts_as_zero, refuse_weights, shared_inputs
 from .graph import SourceLocation, Trace, function_of, name_of, place_of, run
 from .graph_cache import original, plain
 from .inputs import Inputs, refuse_results
-from .module import SecureModule
-from .secure import secure
+from .module import SecureModule, secure
 from .weights import Weights
 
 NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}

@@ -31,8 +31,8 @@ from ..ops.common import as_factor
 from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import Scheme, SecretTensor, SharedTensor
-from ..tensor.infinity import Infinite, with_exact_infinities
 from ..tensor.secret import dtype_of
+from ..tensor.shared import Infinite, with_exact_infinities
 from ..tensor.table import Context
 
 

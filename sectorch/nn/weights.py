@@ -25,7 +25,7 @@ from ..errors import (
 from ..ring import check_encodable
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
-from ..tensor.infinity import mask_beyond_range
+from ..tensor.shared import mask_beyond_range
 from .graph import CONSTANT, Trace
 
 

@@ -1,6 +1,6 @@
 """The rules of operations for stand-ins, which are numbers that stand for infinity or for one beyond the range.
 
-`tensor/infinity.py` says what a stand-in is, and how a tensor is marked. The rules here run before the handlers, at a
+`tensor/shared.py` says what a stand-in is, and how a tensor is marked. The rules here run before the handlers, at a
 user's call: a handler gets tensors without stand-ins, or with stand-ins that are numbers to it. A new operation needs
 no rule. Without one, its operands are checked to hold no stand-in, securely and beside the computation, like the range
 of an activation; if they do, the result is withheld.
@@ -22,7 +22,7 @@ from ..backend import RaisedFlags
 from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
-from ..tensor.infinity import (  # fmt: skip
+from ..tensor.shared import (
     Infinite,
     common_value,
     exact_infinite,
@@ -250,9 +250,7 @@ def _rule(*names: str) -> Callable:
 _NAMES: dict[Any, str] = {"self": "input", "x": "input", "y": "other"}
 
 
-def _apply_rule(
-    context: Context, func: Callable, name: str, args: tuple, kwargs: dict, marks: list[Infinite]
-) -> Any:
+def _apply_rule(context: Context, func: Callable, name: str, args: tuple, kwargs: dict, marks: list[Infinite]) -> Any:
     """The result by the operation's rule, or by its kind; NotImplemented leaves the call to its handler.
 
     Args:

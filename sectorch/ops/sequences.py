@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ..errors import ArgumentError
 from ..ring import HEADROOM_BITS, products
 from ..tensor import SharedTensor
-from ..tensor.infinity import infinite_of, of_public, size_of
+from ..tensor.shared import infinite_of, of_public, size_of
 from ..tensor.table import COMPOSED, ON_META, Context, implements
 from .common import (
     CAPACITY,

@@ -31,9 +31,8 @@ from ..nn import bounds
 from ..nn.graph import CONSTANT, FOLDED, OutOfPlace, Trace, name_of, row_growth, same_program
 from ..nn.graph_cache import FEW, Float64Mode
 from ..nn.inputs import Inputs, Public, Secret, SharedInputSpec
-from ..nn.module import SecureModule
+from ..nn.module import SecureModule, module_or_exported
 from ..nn.remote_program import RemoteCall, RemoteProgram, RowCount, TextSettings, WeightSpec
-from ..nn.secure import module_or_exported
 from ..nn.weights import device_of, dtype_of, is_normalising, refuse_training
 from ..session import Session
 from ..tensor import Scheme

@@ -1,8 +1,8 @@
 """Tensors whose values are secret, and the table that sends torch functions to their handlers."""
 
-from .private import PrivateTensor as PrivateTensor
-from .private import private_tensor as private_tensor
+from .secret import PrivateTensor as PrivateTensor
 from .secret import SecretTensor as SecretTensor
+from .secret import private_tensor as private_tensor
 from .shared import ComplexShared as ComplexShared
 from .shared import Scheme as Scheme
 from .shared import SharedTensor as SharedTensor

@@ -16,10 +16,9 @@ from ..choreography.located import run_in
 from ..errors import ArgumentError, SessionMismatchError, ShapeError
 from ..ring import HEADROOM_BITS, decode
 from ..session import Session, default_session
-from .infinity import refuse_infinite
 from .secret import SecretTensor
-from .shared import Opening, SharedTensor, round_shares, unwrap_openings
-from .signatures import LARGEST
+from .shared import Opening, SharedTensor, refuse_infinite, round_shares, unwrap_openings
+from .table import LARGEST
 
 
 def _check_sum_fits(backend: Backend, shares: Value, x: SharedTensor, scale_bits: int, times: int) -> None:

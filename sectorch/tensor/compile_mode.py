@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError, TrainingModeError, UnsupportedOpError
 from ..session import Session
 from .secret import SecretTensor
-from .signatures import refuse_move
+from .table import refuse_move
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.RLock()

@@ -32,9 +32,8 @@ from ..errors import (
 )
 from ..ring import HEADROOM_BITS, range_limit
 from ..session import Session, default_session
-from .infinity import refuse_infinite
 from .secret import dtype_of
-from .shared import CollectedFlag, Scheme, SharedTensor, bound_of_limit, encoded_input, round_shares
+from .shared import CollectedFlag, Scheme, SharedTensor, bound_of_limit, encoded_input, refuse_infinite, round_shares
 
 ENGINES = ("shares", "yao")
 

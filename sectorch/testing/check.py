@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from ..choreography import Phase
 from ..choreography.ledger import Profile
 from ..errors import ArgumentError, RangeExceededError, SectorchError
-from ..nn.secure import reference as reference_of
-from ..nn.secure import secure
+from ..nn.module import reference as reference_of
+from ..nn.module import secure
 from ..ops.registry import REGISTERED, RegisteredOp
 from ..session import Session
 from ..tensor import Scheme, SharedTensor

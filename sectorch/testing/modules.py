@@ -26,8 +26,7 @@ from ..errors import ArgumentError, RangeExceededError, SectorchError
 from ..nn.explain import Explanation, explain, values
 from ..nn.graph_cache import original
 from ..nn.inputs import Inputs
-from ..nn.module import SecureModule
-from ..nn.secure import reference, secure
+from ..nn.module import SecureModule, reference, secure
 from ..session import Session
 from ..tensor import Scheme
 from ..tensor.shared import Opening

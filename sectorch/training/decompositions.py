@@ -20,8 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
-from ..tensor.signatures import positional, rename_keywords
-from ..tensor.table import COMPOSED, SHARES, Context, as_sectorch_error, row_of
+from ..tensor.table import COMPOSED, SHARES, Context, as_sectorch_error, positional, rename_keywords, row_of
 from .autograd_values import Cell
 from .elementwise import content
 from .operations import GRADIENTS

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, check_fits, planes
 from ..tensor import SharedTensor
-from ..tensor.infinity import mask_beyond_range
+from ..tensor.shared import mask_beyond_range
 from ..tensor.table import Context
 from . import operations
 from .autograd_values import (

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..tensor import SharedTensor
-from ..tensor.signatures import MASKED_SELECT, READS_CONTENT
-from ..tensor.table import ON_META, Context
+from ..tensor.table import MASKED_SELECT, ON_META, READS_CONTENT, Context
 from .autograd_values import Cell
 from .elementwise import constant, content
 from .fixed_point import as_gradient, at_scale_bits, factor, no_larger, operand

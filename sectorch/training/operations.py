@@ -17,7 +17,7 @@ from ..errors import ShapeError
 from ..ops.infinity import hold_to_numbers
 from ..ring import encode
 from ..tensor import SharedTensor
-from ..tensor.infinity import infinite_of
+from ..tensor.shared import infinite_of
 from ..tensor.table import Context, OpRow, OpTable
 from .autograd_values import MANY, VARYING, Cell, DeferredResult, Pool, PublicInput, ReusableResult, floats_form
 

@@ -29,8 +29,15 @@ from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, share_tensor
 from ..tensor.compile_mode import as_plain
 from ..tensor.dispatch import METADATA, SECRETS
-from ..tensor.signatures import CONVERSIONS, check_same_device, refuse_dropped, result_on_meta
-from ..tensor.table import Context, as_sectorch_error, spell
+from ..tensor.table import (
+    CONVERSIONS,
+    Context,
+    as_sectorch_error,
+    check_same_device,
+    refuse_dropped,
+    result_on_meta,
+    spell,
+)
 from .autograd_values import Cell
 from .fixed_point import parameter_bits
 from .operations import GRADIENTS, Operation, compute_operation

@@ -18,7 +18,7 @@ import sectorch
 from sectorch import Inputs
 from sectorch.errors import ProgramError, SecretAccessError, ShapeError, TrainingModeError, UnsupportedOpError
 from sectorch.nn.models import ZOO
-from sectorch.nn.secure import module_of
+from sectorch.nn.module import module_of
 from sectorch.serving.description import describe, from_json, load_program, operation, operations, to_json
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)

@@ -9,7 +9,7 @@ from torch import nn
 
 import sectorch
 from sectorch.nn import graph_cache
-from sectorch.nn.secure import module_of
+from sectorch.nn.module import module_of
 from sectorch.serving.description import describe
 
 

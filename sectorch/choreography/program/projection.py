@@ -32,9 +32,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...errors import ArgumentError, DtypeError, MaterialError, SectorchError, ShapeError
+from ..located import shape_of
 from ..net import Compute, Draw, Move, Party, Phase, Runtime, Step
 from ..pages import give_back
-from ..shapes import shape_of
 from .trace import Input, Node, OperandRef, Program, Slot, garbage_collection_paused
 
 # Offline material: the values of a call that do not depend on the query, computed ahead of it.

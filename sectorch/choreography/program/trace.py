@@ -38,10 +38,9 @@ from torch.utils import _pytree as pytree
 
 from ...display import Display
 from ...errors import ArgumentError, MisplacedValueError
-from ..located import Located
+from ..located import Located, PartialCall, cell_content, fill_arguments
 from ..net import Compute, Draw, Header, Move, Read, Step
 from ..roles import Party, Phase
-from ..shapes import PartialCall, cell_content, fill_arguments
 
 # The parts of a program: nodes, the slots of their values, and inputs.
 

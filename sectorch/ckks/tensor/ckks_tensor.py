@@ -36,8 +36,7 @@ from ...errors import (
     UnsupportedOpError,
 )
 from ...tensor.dispatch import METADATA, SECRETS, is_operator
-from ...tensor.signatures import CONVERSIONS, check_same_device, torch_on_meta
-from ...tensor.table import OpTable, as_sectorch_error, spell
+from ...tensor.table import CONVERSIONS, OpTable, as_sectorch_error, check_same_device, spell, torch_on_meta
 from ..errors import KeyMismatchError, LevelError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from ..scheme.ciphertext import (
     Cipher,

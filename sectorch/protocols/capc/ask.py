@@ -32,7 +32,7 @@ from ...federated.errors import FederationError
 from ...federated.outcome import first_and_later
 from ...federated.parties import Parties
 from ...federated.watch import Estimate
-from ...nn.secure import secure
+from ...nn.module import secure
 from ...session import S, Session
 from ...tensor import Scheme, SharedTensor, share_tensor
 from ...tensor.holders import collect, one_hot_argmax

@@ -22,8 +22,7 @@ from ...errors import FixedPointRangeError
 from ...federated.errors import FederationError
 from ...federated.participants import Participant
 from ...nn.inputs import Inputs
-from ...nn.module import SecureModule
-from ...nn.secure import ranges, record_program, secure
+from ...nn.module import SecureModule, ranges, record_program, secure
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor
 from ...tensor.aggregation import aggregate

@@ -23,7 +23,7 @@ from ...federated.outcome import first_and_later
 from ...federated.participants import FAMILIES, Participant, Samples, build, check_federation, check_fits
 from ...federated.training import Training
 from ...federated.watch import Estimate
-from ...nn.secure import secure
+from ...nn.module import secure
 from ...session import Session
 
 CONTROLS = ("longer", "own-labels", "own-mixup", "pooled")
