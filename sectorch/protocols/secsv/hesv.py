@@ -29,7 +29,7 @@ from ...ckks.scheme.ciphertext import add, times_integers
 from ...errors import FixedPointRangeError
 from .algorithm import test_encrypted
 from .program import Layer, Program, gates, unary
-from .settings import Route, plan
+from .settings import Route
 from .testers import ONE_SERVER, TOTAL_WEIGHT, SecureTester, TestSet, during, tally, work
 from .values import CorruptedCiphertextError, FederationError, members
 
@@ -297,8 +297,6 @@ class HESVTester(SecureTester):
     skips, roles = False, ONE_SERVER
     unary = True
     """Labels and predictions are encrypted in unary, so that who counts does not see by how much they differ."""
-    first_once = True
-    """The first layer is multiplied once for each client's model, and not for each coalition's."""
     fresh = True
     """What a client decrypts is under a fresh encryption of zero."""
     _count = staticmethod(count)
@@ -309,10 +307,6 @@ class HESVTester(SecureTester):
     ):  # fmt: skip
         super().__init__(program, tests, keys, level, runtime)
         self._classes = program.classes if self.unary else 0
-        self._first_outputs: dict[tuple[int, int], LocatedCKKSTensor] = {}
-
-    def _begun(self):
-        self._first_outputs = {}
 
     def _sample(self, i, x, labels):
         return send_samples(self.nets[i], self.program, x, labels, self._classes, self.keys)
@@ -320,12 +314,6 @@ class HESVTester(SecureTester):
     def _model(self, i, matrices):
         x = self._own_samples(i)[0]
         return encrypt_model(self.nets[i], self.program, x, matrices, self._weights[i], self.keys)
-
-    def routes(self, coalition: int) -> list[Route]:
-        """One batch for each owner."""
-        everyone = range(len(self.nets))
-        layers = len(self.program.layers)
-        return plan(everyone, everyone, layers, self.level, members=members(coalition), together=False, turn=coalition)
 
     def correct(self, coalition, samples):
         raise FederationError("HESV counts correct samples and does not name them; use `hits`")
@@ -353,19 +341,9 @@ class HESVTester(SecureTester):
             counts = [test_encrypted(self, model, coalition, route) for route in self.routes(coalition)]
             return compute(torch.cat, counts).sum()
 
-    def prepare(self):
-        if self.first_once:
-            for i in self._models:
-                for owner in range(len(self.nets)):
-                    self._first(i, owner)
-
-    def _first(self, i: int, owner: int) -> LocatedCKKSTensor:
-        """The first layer's outputs of client i's model on an owner's samples, at P: made when first asked for."""
-        if (i, owner) not in self._first_outputs:
-            layer = self.program.layers[0]
-            model, operand = self._models[i][layer.weight], self._samples[owner][0][0]
-            self._first_outputs[i, owner] = self._product(layer, model, operand)
-        return self._first_outputs[i, owner]
+    def _first_product(self, i, owner):
+        layer = self.program.layers[0]
+        return self._product(layer, self._models[i][layer.weight], self._samples[owner][0][0])
 
     def _product(self, layer: Layer, model: LocatedCKKSTensor, operand: LocatedCKKSTensor) -> LocatedCKKSTensor:
         with run_in(self.nets[0]):

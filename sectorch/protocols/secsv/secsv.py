@@ -29,7 +29,7 @@ from ...ckks.residue_shares import ResidueRing
 from ...errors import FixedPointRangeError
 from .algorithm import Batch, test_shared
 from .program import Layer, Program, gates, unary
-from .settings import Route, plan
+from .settings import Route
 from .testers import TWO_SERVERS, SecureTester, TestSet, during, tally, work
 from .values import CorruptedCiphertextError, FederationError, bits, members
 
@@ -530,7 +530,6 @@ class SecSVTester(SecureTester):
         self._aggregated: dict[str, tuple[int, Both]] = {}
         self._sums: dict[tuple[str, tuple[int, ...]], Both] = {}
         self._encoded: list[Both] = []
-        self._outputs: dict[tuple[int, int], LocatedCKKSTensor] = {}
 
     def agree(self, value_bits: Sequence[int], frac_bits: int | None) -> None:
         """The clients settle on a number format: each says what its models need, and the most is taken.
@@ -542,7 +541,7 @@ class SecSVTester(SecureTester):
         self.public = Public(self.program, _format(needed, frac_bits), self.keys.parameters)
 
     def _begun(self):
-        self._aggregated, self._sums, self._outputs = {}, {}, {}
+        self._aggregated, self._sums = {}, {}
 
     def _sample(self, i, x, labels):
         return share_samples(self.nets[i], self.public, x, labels)
@@ -550,13 +549,6 @@ class SecSVTester(SecureTester):
     def _model(self, i, matrices):
         x = self._own_samples(i)[0]
         return encrypt_model(self.nets[i], self.public, x, matrices, self._weights[i], self.keys)
-
-    def routes(self, coalition: int) -> list[Route]:
-        """Batches and their clients for a coalition's model."""
-        everyone = range(len(self.nets))
-        return plan(
-            everyone, everyone, len(self.program.layers), self.level, members=members(coalition), turn=coalition
-        )
 
     def cost(self, coalition, samples):
         total = 0.0
@@ -674,20 +666,11 @@ class SecSVTester(SecureTester):
             places = [(self.tests.first[i], self.tests.sizes[i]) for i in owners]
             return Both(*(chosen(tested, places, batch.count, *halves) for halves in shares))
 
-    def prepare(self):
-        for i in self._models:
-            for owner in range(len(self.nets)):
-                self._first(i, owner)
-
-    def _first(self, i: int, owner: int) -> LocatedCKKSTensor:
-        """The first layer's outputs of client i's model on an owner's samples, at P: made when first asked for."""
+    def _first_product(self, i, owner):
         first = self.program.layers[0]
         if not self._encoded:
             self._encoded = [self._encode(first, self._stated(features)) for features, _ in self._samples]
-        if (i, owner) not in self._outputs:
-            model = self._models[i][first.weight]
-            self._outputs[i, owner] = evaluate_first(self.nets[0], first, model, self._encoded[owner])
-        return self._outputs[i, owner]
+        return evaluate_first(self.nets[0], first, self._models[i][first.weight], self._encoded[owner])
 
     def _stated(self, features: Both) -> Both:
         """Features with a recurrent layer's state behind them, which is zero at first."""

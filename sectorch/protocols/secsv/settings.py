@@ -15,8 +15,7 @@ from ...deprecation import deprecate
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
 from .program import Program
-from .testers import TestSet, check_model
-from .values import EstimatorMissingError, FederationError, RoutingError, coalition, coalitions, shapley
+from .values import EstimatorMissingError, FederationError, RoutingError, TestSet, coalition, coalitions, shapley
 
 # Shapley values from fewer coalitions than all: permutation sampling, group testing, KernelSHAP.
 #
@@ -394,6 +393,25 @@ def check(
                 raise FederationError(f"{name} needs an aggregation weight above 0 in round {t + 1}")
     level = feasible(len(names), program, how)
     return program, TestSet(tuple(x for x, _ in tests.values()), tuple(y for _, y in tests.values())), level
+
+
+def check_model(model: nn.Module, weights: Mapping[str, torch.Tensor], whose: str) -> None:
+    """Raises:
+    FederationError: a state_dict of another shape than the model, or one with NaN or infinity.
+    """
+    expected = {name: tuple(v.shape) for name, v in model.state_dict().items()}
+    came = {name: tuple(v.shape) for name, v in weights.items()}
+    if came != expected:
+        name = next(k for k in [*expected, *came] if came.get(k) != expected.get(k))
+        raise FederationError(
+            f"{whose} has a model of another shape: {name} is {came.get(name, 'missing')}, expected "
+            f"{expected.get(name, 'nothing')}; all local models of a run have one architecture"
+        )
+    bad = [name for name, v in weights.items() if not bool(torch.isfinite(v).all())]
+    if bad:
+        raise FederationError(
+            f"{whose} has a model with NaN or infinity in {bad[0]}; leave that client out of the round"
+        )
 
 
 def feasible(clients: int, program: Program, how: Settings) -> str:

@@ -11,13 +11,10 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ... import ckks
 from ...choreography import Located, Message, Net, Party, Phase, Roles, leaf, protocol
@@ -27,13 +24,15 @@ from ...choreography.net import Runtime, Sent
 from ...choreography.roles import Cast
 from ...choreography.run.local import LocalRuntime
 from ...choreography.streams import PairKey, random_secret
-from ...ckks.exchange import LocatedKeys
+from ...ckks.exchange import LocatedCKKSTensor, LocatedKeys
 from ...mpc.star.shares import Shares
 from ...ring import encode
 from ...session import Session
 from ...tensor import Scheme, SharedTensor
 from .program import Program, gates
-from .values import FederationError, bits, members, numbers
+from .settings import Route, plan
+from .values import TestSet as TestSet
+from .values import bits, members
 
 # What a run took: seconds by kind of work, as Table 2 of SecSV divides them; what was sent; products and rotations.
 
@@ -114,71 +113,6 @@ def communication(size: int, gigabits: float = 1.0) -> float:
     return 8 * size / (gigabits * 1e9)
 
 
-@dataclass(frozen=True)
-class TestSet:
-    """The clients' test samples, numbered through: client i's are first[i] .. first[i] + len - 1.
-
-    Those of clients who are not in this process are None, or have a shape only.
-    """
-
-    x: tuple[torch.Tensor | None, ...]
-    labels: tuple[torch.Tensor | None, ...]
-
-    def of_sizes(self, sizes: Sequence[int], shape: tuple[int, ...]) -> TestSet:
-        """The same, with a shape for what is not in this process."""
-        x = [torch.empty(n, *shape, device="meta") if x is None else x for x, n in zip(self.x, sizes, strict=True)]
-        labels = [torch.empty(len(v), dtype=torch.int64, device="meta") if y is None else y
-                  for y, v in zip(self.labels, x, strict=True)]  # fmt: skip
-        return TestSet(tuple(x), tuple(labels))
-
-    @cached_property
-    def everywhere(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each client's samples and labels.
-
-        Raises:
-            FederationError: some are not in this process, and have no shape either.
-        """
-        found = [(x, y) for x, y in zip(self.x, self.labels, strict=True) if x is not None and y is not None]
-        if len(found) < len(self.labels):
-            raise FederationError(
-                "the test samples of some clients are not in this process; `of_sizes` gives them a shape"
-            )
-        return found
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [len(labels) for _, labels in self.everywhere]
-
-    @cached_property
-    def first(self) -> list[int]:
-        return [sum(self.sizes[:i]) for i in range(len(self.labels))]
-
-    def __len__(self) -> int:
-        return sum(self.sizes)
-
-    @property
-    def all(self) -> int:
-        """The set of all samples."""
-        return (1 << len(self)) - 1
-
-    def of(self, owner: int, samples: int) -> list[int]:
-        """Numbers, within an owner's samples, of those in a set."""
-        return numbers(samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1))
-
-    def count(self, owners: Sequence[int], samples: int) -> int:
-        """How many samples of a set are of these owners."""
-        return sum(len(self.of(i, samples)) for i in owners)
-
-    def bitmap(self, samples: int) -> torch.Tensor:
-        """A set as bits, the first sample's lowest: uint8 [samples / 8]."""
-        size = -(-len(self) // 8)
-        return torch.frombuffer(bytearray(samples.to_bytes(size, "little")), dtype=torch.uint8)
-
-    def places(self, owners: Sequence[int], chosen: Mapping[int, list[int]]) -> np.ndarray:
-        """Numbers, within all samples, of those that were chosen of each owner."""
-        return np.concatenate([self.first[i] + np.array(chosen[i], np.int64) for i in owners])
-
-
 class Tester(ABC):
     """Tests aggregated models of one round at a time."""
 
@@ -253,25 +187,6 @@ def averaged(models: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[flo
     whole = sum(weights)
     parts = lambda name: (w / whole * m[name] for w, m in zip(weights, models, strict=True))
     return {name: functools.reduce(torch.add, parts(name)) for name in models[0]}
-
-
-def check_model(model: nn.Module, weights: Mapping[str, torch.Tensor], whose: str) -> None:
-    """Raises:
-    FederationError: a state_dict of another shape than the model, or one with NaN or infinity.
-    """
-    expected = {name: tuple(v.shape) for name, v in model.state_dict().items()}
-    came = {name: tuple(v.shape) for name, v in weights.items()}
-    if came != expected:
-        name = next(k for k in [*expected, *came] if came.get(k) != expected.get(k))
-        raise FederationError(
-            f"{whose} has a model of another shape: {name} is {came.get(name, 'missing')}, expected "
-            f"{expected.get(name, 'nothing')}; all local models of a run have one architecture"
-        )
-    bad = [name for name, v in weights.items() if not bool(torch.isfinite(v).all())]
-    if bad:
-        raise FederationError(
-            f"{whose} has a model with NaN or infinity in {bad[0]}; leave that client out of the round"
-        )
 
 
 TOTAL_WEIGHT = 1 << 10
@@ -395,6 +310,8 @@ class SecureTester(Tester):
     """
 
     roles: Roles
+    first_once = True
+    """The first layer is multiplied once for each client's model, and not for each coalition's."""
 
     def __init__(
         self, program: Program, tests: TestSet, keys: ckks.Keys | ckks.PublicKeys, level: str,
@@ -412,6 +329,7 @@ class SecureTester(Tester):
         self._weights: dict[int, int] = {}
         self._samples: list[Any] = []
         self._models: dict[int, dict[str, Any]] = {}
+        self._first_outputs: dict[tuple[int, int], LocatedCKKSTensor] = {}
 
     def begin(self, models, weights):
         if not self._samples:
@@ -420,8 +338,30 @@ class SecureTester(Tester):
             self._samples = [self._sample(i, *self._own_samples(i)) for i in range(len(self.nets))]
         told = self.parties.numbers([weights.get(i, 0) for i in range(len(self.nets))])
         self._weights = quantised({i: w for i, w in enumerate(told) if w > 0})
+        self._first_outputs = {}
         self._begun()
         self._models = {i: self._model(i, self._own_model(i, models.get(i))) for i in self._weights}
+
+    def routes(self, coalition: int) -> list[Route]:
+        """Batches and their clients for a coalition's model; one for each owner where samples cannot be joined."""
+        everyone, some = range(len(self.nets)), members(coalition)
+        layers, together = len(self.program.layers), self.skips
+        return plan(everyone, everyone, layers, self.level, members=some, together=together, turn=coalition)
+
+    def prepare(self):
+        for i in self._models if self.first_once else ():
+            for owner in range(len(self.nets)):
+                self._first(i, owner)
+
+    def _first(self, i: int, owner: int) -> LocatedCKKSTensor:
+        """The first layer's outputs of client i's model on an owner's samples, at P: made when first asked for."""
+        if (i, owner) not in self._first_outputs:
+            self._first_outputs[i, owner] = self._first_product(i, owner)
+        return self._first_outputs[i, owner]
+
+    @abstractmethod
+    def _first_product(self, i: int, owner: int) -> LocatedCKKSTensor:
+        """See `_first`."""
 
     def _own_samples(self, i: int) -> tuple[Located, Located]:
         net = self.nets[i]
@@ -478,15 +418,12 @@ class SecureTester(Tester):
 # do.
 
 
-Halves = tuple[torch.Tensor, torch.Tensor]
-
-
 def encoded(x: torch.Tensor, frac_bits: int) -> torch.Tensor:
     return encode(x, frac_bits) if x.is_floating_point() else x
 
 
 @work("sharing", shapes=lambda x, frac_bits: (encoded(x, frac_bits),) * 2)
-def split(x: torch.Tensor, frac_bits: int) -> Halves:
+def split(x: torch.Tensor, frac_bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares mod 2^64 of an owner's tensor: the first uniform."""
     value = encoded(x, frac_bits)
     mask = PairKey(random_secret(), random_secret()).words("shapley share", 0, 0, value.numel()).view(value.shape)
@@ -526,11 +463,11 @@ class SecretSVTester(Tester):
     def _counted(self, counts):
         return self._parties.total(counts)
 
-    def _shared(self, client: int, x: torch.Tensor) -> Halves:
-        """What P and X get of a tensor of a client's."""
+    def _shared(self, client: int, x: torch.Tensor) -> torch.Tensor:
+        """What P and X get of a tensor of a client's: both halves, [2, ...]."""
         net = self._parties.nets[client]
         at_P, at_X = share(net, net.own(net.C, x), self.scheme.frac_bits)
-        return net.read(at_P, net.P), net.read(at_X, net.X)
+        return torch.stack((net.read(at_P, net.P), net.read(at_X, net.X)))
 
     def correct(self, coalition, samples):
         owners = members(coalition)
@@ -540,21 +477,16 @@ class SecretSVTester(Tester):
             return 0
         with during("arithmetic"):
             session = Session()
-            model = {
-                name: [
-                    self._held(session, _added([self._models[i][name][k] for i in owners]), self.scheme.frac_bits)
-                    for k in (0, 1)
-                ]
-                for name in self._models[owners[0]]
-            }
-            x = self._held(session, _joined([_taken(self._x[i], numbers[i]) for i in chosen]), self.scheme.frac_bits)
-            labels = self._held(session, _joined([_taken(self._labels[i], numbers[i]) for i in chosen]), 0)
+            added = lambda name, k: torch.stack([self._models[i][name][k] for i in owners]).sum(0)
+            taken = lambda of: torch.cat([of[i][..., numbers[i]] for i in chosen], -1)
+            model = {name: [self._held(session, added(name, k)) for k in (0, 1)] for name in self._models[owners[0]]}
+            x, labels = self._held(session, taken(self._x)), self._held(session, taken(self._labels), 0)
             scores = self._scores(model, x, 1 / sum(self._weights[i] for i in owners))
-            hits = _revealed(scores.argmax(1) == labels)
+            hits = (scores.argmax(1) == labels).reveal().tolist()
         return bits(self.tests.places(chosen, numbers)[np.array(hits, bool)])
 
     @torch.no_grad()
-    def _scores(self, model: dict, values: torch.Tensor, share: float) -> torch.Tensor:
+    def _scores(self, model: dict, values: Any, share: float) -> Any:
         samples = values.shape[1]
         out, state = values, values[: self.program.state] * 0 if self.program.state else None
         for layer in self.program.layers:
@@ -569,31 +501,9 @@ class SecretSVTester(Tester):
                 values = out.reshape(samples, -1).t()
         return out
 
-    def _held(self, session: Session, halves: Halves, frac_bits: int) -> SharedTensor:
-        party = session.answering[0]
+    def _held(self, session: Session, halves: torch.Tensor, frac_bits: int | None = None) -> SharedTensor:
+        party, frac_bits = session.answering[0], self.scheme.frac_bits if frac_bits is None else frac_bits
         with session.operation(party) as net:
             shares = Shares(net.own(net.A, halves[0], Phase.ONLINE), net.own(net.S, halves[1], Phase.ONLINE))
         dtype = torch.float32 if frac_bits else torch.int64
         return SharedTensor(shares, frac_bits, session, party, self.scheme, dtype)
-
-
-def _revealed(x: torch.Tensor) -> list:
-    """The numbers of what the model made of shares."""
-    if not isinstance(x, SharedTensor):
-        raise FederationError(f"a model's scores are shared, got a {type(x).__name__}")
-    return x.reveal().tolist()
-
-
-def _added(parts: list[Halves]) -> Halves:
-    first, second = (functools.reduce(torch.add, (p[k] for p in parts)) for k in (0, 1))
-    return first, second
-
-
-def _joined(parts: list[Halves]) -> Halves:
-    first, second = (torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
-    return first, second
-
-
-def _taken(halves: Halves, numbers: list[int]) -> Halves:
-    first, second = (half[..., numbers] for half in halves)
-    return first, second

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, permutations
-from math import comb
 from typing import TypeVar
 
 import numpy as np
@@ -26,10 +27,7 @@ Utility = Callable[[int], float]
 
 def coalition(players: Iterable[int]) -> int:
     """The coalition of some players."""
-    mask = 0
-    for player in players:
-        mask |= 1 << player
-    return mask
+    return sum({1 << player for player in players})
 
 
 def members(mask: int) -> list[int]:
@@ -54,19 +52,18 @@ def shapley(players: Sequence[int], v: Utility) -> dict[int, float]:
         size = mask.bit_count()
         for player in players:
             if mask >> player & 1:
-                out[player] += utility / (n * comb(n - 1, size - 1))
+                out[player] += utility / (n * math.comb(n - 1, size - 1))
             elif size < n:
-                out[player] -= utility / (n * comb(n - 1, size))
+                out[player] -= utility / (n * math.comb(n - 1, size))
     return out
 
 
 def total(rounds: Iterable[Mapping[int, float]]) -> dict[int, float]:
     """phi_i = sum over rounds of phi_t,i: the federated value. A client has values only for rounds it attended."""
-    out: dict[int, float] = {}
-    for one in rounds:
-        for player, value in one.items():
-            out[player] = out.get(player, 0.0) + value
-    return out
+    out: dict[int, float] = defaultdict(float)
+    for player, value in (pair for one in rounds for pair in one.items()):
+        out[player] += value
+    return dict(out)
 
 
 def error(estimated: Mapping[Name, float], exact: Mapping[Name, float]) -> float:
@@ -247,9 +244,6 @@ def of_rounds(
     return out
 
 
-__all__ = ["LEVEL", "MOST", "Gains", "Hits", "gains", "of_rounds"]
-
-
 # Other measures of contribution from the same secure utilities (SecSV, section 6.2.5).
 #
 # They take a cached function of coalitions like the estimators, so that after a valuation most cost no further test.
@@ -288,15 +282,18 @@ def truncated(
     In each order of the clients, marginal gains are taken as 0 once the coalition's utility is within `tolerance` of
     everybody's. If there are at most `orders` orders, all are used.
     """
-    everyone = v(coalition(players))
-    out = dict.fromkeys(players, 0.0)
-    chosen = _orders(players, orders, seed)
-    for order in chosen:
+    return _mean_gains(_orders(players, orders, seed), v, v(coalition(players)), tolerance)
+
+
+def _mean_gains(orders: Sequence[Sequence[int]], v: Utility, everyone: float, tolerance: float) -> dict[int, float]:
+    """The mean over orders of what each client adds to those before it, as in `truncated`."""
+    out = dict.fromkeys(sorted(orders[0]), 0.0)
+    for order in orders:
         mask, before = 0, v(0)
         for player in order:
             mask |= 1 << player
             after = before if abs(everyone - before) < tolerance else v(mask)
-            out[player] += (after - before) / len(chosen)
+            out[player] += (after - before) / len(orders)
             before = after
     return out
 
@@ -312,39 +309,28 @@ def gtg(
     """GTG-Shapley (Liu et al., 2022): rounds whose global model gained at most `between` over the one that they began
     with count 0; within a round, `truncated` with guided orders: every client comes first equally often.
     """
-    out: dict[int, float] = {}
+    found = []
     for t, (players, v) in enumerate(rounds):
         everyone = v(coalition(players))
         values = dict.fromkeys(players, 0.0)
         if abs(everyone - v(0)) > between:
-            values = _guided(players, v, everyone, orders, within, seed + t)
-        for i, x in values.items():
-            out[i] = out.get(i, 0.0) + x
-    return out
+            values = _mean_gains(_guided(players, orders, seed + t), v, everyone, within)
+        found.append(values)
+    return total(found)
 
 
-def _guided(players, v: Utility, everyone: float, orders: int, tolerance: float, seed: int) -> dict[int, float]:
-    draw = generator(seed, "gtg")
-    out = dict.fromkeys(players, 0.0)
-    count = max(1, -(-orders // len(players)))
-    for _ in range(count):
+def _guided(players: Sequence[int], orders: int, seed: int) -> list[list[int]]:
+    """At least so many orders, in which every client comes first equally often."""
+    draw, found = generator(seed, "gtg"), []
+    for _ in range(max(1, -(-orders // len(players)))):
         for first in players:
             rest = [p for p in players if p != first]
-            order = [first, *(rest[k] for k in torch.randperm(len(rest), generator=draw).tolist())]
-            mask, before = 0, v(0)
-            for player in order:
-                mask |= 1 << player
-                after = before if abs(everyone - before) < tolerance else v(mask)
-                out[player] += (after - before) / (count * len(players))
-                before = after
-    return out
+            found.append([first, *(rest[k] for k in torch.randperm(len(rest), generator=draw).tolist())])
+    return found
 
 
 def _orders(players: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
-    every = 1
-    for k in range(2, len(players) + 1):
-        every *= k
-    if every <= count:
+    if math.factorial(len(players)) <= count:
         return list(permutations(players))
     draw = generator(seed, "orders")
     return [tuple(players[k] for k in torch.randperm(len(players), generator=draw).tolist()) for _ in range(count)]
@@ -377,3 +363,68 @@ def numbers(samples: int) -> list[int]:
     """The numbers of the samples in a set."""
     packed = np.frombuffer(samples.to_bytes(-(-samples.bit_length() // 8), "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """The clients' test samples, numbered through: client i's are first[i] .. first[i] + len - 1.
+
+    Those of clients who are not in this process are None, or have a shape only.
+    """
+
+    x: tuple[torch.Tensor | None, ...]
+    labels: tuple[torch.Tensor | None, ...]
+
+    def of_sizes(self, sizes: Sequence[int], shape: tuple[int, ...]) -> TestSet:
+        """The same, with a shape for what is not in this process."""
+        x = [torch.empty(n, *shape, device="meta") if x is None else x for x, n in zip(self.x, sizes, strict=True)]
+        labels = [torch.empty(len(v), dtype=torch.int64, device="meta") if y is None else y
+                  for y, v in zip(self.labels, x, strict=True)]  # fmt: skip
+        return TestSet(tuple(x), tuple(labels))
+
+    @cached_property
+    def everywhere(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each client's samples and labels.
+
+        Raises:
+            FederationError: some are not in this process, and have no shape either.
+        """
+        found = [(x, y) for x, y in zip(self.x, self.labels, strict=True) if x is not None and y is not None]
+        if len(found) < len(self.labels):
+            raise FederationError(
+                "the test samples of some clients are not in this process; `of_sizes` gives them a shape"
+            )
+        return found
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(labels) for _, labels in self.everywhere]
+
+    @cached_property
+    def first(self) -> list[int]:
+        return [sum(self.sizes[:i]) for i in range(len(self.labels))]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def all(self) -> int:
+        """The set of all samples."""
+        return (1 << len(self)) - 1
+
+    def of(self, owner: int, samples: int) -> list[int]:
+        """Numbers, within an owner's samples, of those in a set."""
+        return numbers(samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1))
+
+    def count(self, owners: Sequence[int], samples: int) -> int:
+        """How many samples of a set are of these owners."""
+        return sum(len(self.of(i, samples)) for i in owners)
+
+    def bitmap(self, samples: int) -> torch.Tensor:
+        """A set as bits, the first sample's lowest: uint8 [samples / 8]."""
+        size = -(-len(self) // 8)
+        return torch.frombuffer(bytearray(samples.to_bytes(size, "little")), dtype=torch.uint8)
+
+    def places(self, owners: Sequence[int], chosen: Mapping[int, list[int]]) -> np.ndarray:
+        """Numbers, within all samples, of those that were chosen of each owner."""
+        return np.concatenate([self.first[i] + np.array(chosen[i], np.int64) for i in owners])
