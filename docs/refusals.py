@@ -17,12 +17,7 @@ from sectorch import errors
 from sectorch.testing import ModuleFault, ProtocolFault
 
 GROUPS = {
-    "sectorch.errors.base": "The root",
-    "sectorch.errors.tensors": "Models, inputs and operations",
-    "sectorch.errors.protocols": "Protocols and sessions",
-    "sectorch.errors.network": "Parties as processes",
-    "sectorch.errors.runs": "Runs of every kind",
-    "sectorch.errors.warnings": "Warnings",
+    "sectorch.errors": "",
     "sectorch.ckks": "Homomorphic encryption",
     "sectorch.estimators": "Estimators",
     "sectorch.dp": "Privacy budgets",
@@ -34,7 +29,7 @@ GROUPS = {
     "sectorch.protocols.secsv": "SecSV",
     "sectorch.testing": "Tests of operations and protocols",
 }
-"""Modules in the order of the page, and their headings."""
+"""Modules in the order of the page, and their headings. Those of `sectorch/errors.py` are comments in that file."""
 
 SECTION = re.compile(r"^(Example|What to do|Attributes):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 
@@ -53,17 +48,28 @@ class Entry:
     todo: str
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The position of its module in `GROUPS`, and of its class there."""
+        module = f"{self.kind.__module__}."
+        return next(i for i, prefix in enumerate(GROUPS) if module.startswith(f"{prefix}.")), self._line
+
+    @property
+    def _line(self) -> int:
+        return inspect.getsourcelines(self.kind)[1]
+
+    @property
     def group(self) -> str:
         """The heading under which it stands."""
-        module = self.kind.__module__
-        return next(words for prefix, words in GROUPS.items() if f"{module}.".startswith(f"{prefix}."))
+        heading = [*GROUPS.values()][self.place[0]]
+        if heading:
+            return heading
+        lines = Path(str(errors.__file__)).read_text(encoding="utf-8").split("\n")
+        return re.findall(r"^\n# (.+)\.$", "\n".join(lines[: self._line]), re.MULTILINE)[-1]
 
     @property
     def named(self) -> str:
         """The dotted name by which it is imported."""
-        package = re.sub(
-            r"(?<=sectorch\.errors)\.\w+$|\.errors$|(?<=sectorch\.testing)\.\w+$", "", self.kind.__module__
-        )
+        package = re.sub(r"(?<!^sectorch)\.errors$|(?<=sectorch\.testing)\.\w+$", "", self.kind.__module__)
         return f"{package}.{self.kind.__name__}"
 
 
@@ -109,8 +115,7 @@ def _shown(one: Entry) -> str:
 def listed() -> str:
     """The page's list."""
     entries = [entry(kind) for kind in kinds()]
-    place = list(GROUPS.values()).index
-    order = sorted(entries, key=lambda one: (place(one.group), inspect.getsourcelines(one.kind)[1]))
+    order = sorted(entries, key=lambda one: one.place)
     sections: dict[str, list[str]] = {}
     for one in order:
         sections.setdefault(one.group, []).append(_shown(one))
