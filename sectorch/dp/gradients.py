@@ -334,6 +334,8 @@ class PrivateGradients:
     def backward(self, loss: Callable, x: Any, y: Any) -> None:
         """Set each parameter's `grad` to the mean of clipped gradients with noise, for a batch of `sample`.
 
+        Whether the batch is one of `sample` is not checked: for any other one `epsilon` is too small.
+
         Args:
             loss: f(outputs, y, reduction="sum"), a sum over rows: `F.cross_entropy`, say.
 

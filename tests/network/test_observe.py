@@ -387,7 +387,7 @@ def test_a_question_that_is_cut_off_leaves_the_server_as_it_was(managed):
 
 # The page of whoever operates it.
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "operating.md").read_text()
 
 
 def test_the_page_names_every_metric_and_no_other(trio, metrics):
