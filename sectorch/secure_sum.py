@@ -69,6 +69,10 @@ _SWITCHES = 20
 """Switches of two edges for each edge of the graph."""
 
 
+class NoiseCarriers(int):
+    """How many clients of a sum carry noise that makes it private: the fewest for whom it is opened."""
+
+
 def neighbours(clients: Sequence[int], degree: int | None, session: bytes) -> Graph:
     """client -> those it shares a mask with, in order.
 
@@ -560,11 +564,11 @@ class PairwiseMasks(ServerAndClients):
         server: the name of the party that learns the sums.
         drop_outs: whether a sum goes on without clients that are lost; see the module.
         degree: with how many others a client shares masks, even; None for all.
-        least: fewest clients whose sum is opened.
+        least: fewest clients whose sum is opened; of a private sum `GaussianShares.least`, which takes no degree.
 
     Raises:
-        ArgumentError: names of no party. MaskError: fewer than two clients, or no such degree.
-        KeyAgreementError: a key is not a point of the curve.
+        ArgumentError: names of no party; a degree for a private sum. MaskError: fewer than two clients, or no such
+            degree. KeyAgreementError: a key is not a point of the curve.
     """
 
     def __init__(
@@ -583,6 +587,11 @@ class PairwiseMasks(ServerAndClients):
             raise MaskError("masks need two clients or more: one alone has nobody to hide behind")
         if not 2 <= least <= count:
             raise ArgumentError(f"a sum is of 2 to {count} clients at least, got least={least}")
+        if degree is not None and isinstance(least, NoiseCarriers):
+            raise ArgumentError(
+                "a sum that noise makes private is under masks of all pairs: by a graph of masks (degree=) colluding "
+                "clients can cut off a part, whose sum has the noise of few; leave degree out"
+            )
         self.drop_outs, self.least, self._degree = drop_outs, least, degree
         self.near = neighbours(range(count), degree, b"")
         self._masks = [ClientMasks(k, drop_outs, degree) if self.present(k) else None for k in range(count)]

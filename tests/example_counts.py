@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 
 
-def fewer(count: int) -> settings:
-    """So many examples in place of 20, and in long runs so many in 40 of theirs."""
-    return settings(max_examples=max(count, count * settings.default.max_examples // 40))
+def fewer(count: int, long: int | None = None) -> settings:
+    """So many examples in place of 20, and in long runs `long`, or so many in 40 of theirs."""
+    most = settings.default.max_examples
+    return settings(max_examples=long if long and most > 20 else max(count, count * most // 40))

@@ -115,7 +115,7 @@ def test_sums_over_words(width, seed):
     both(field.combined_words, w, eight)
 
 
-@fewer(8)
+@fewer(8, long=1000)
 @given(st.integers(0, 4), SEEDS)
 def test_bits_are_numbers_of_the_field(count, seed):
     """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""

@@ -14,9 +14,9 @@ such as the gradient of one record. The server, and colluding clients with it, s
 added, noise too; what is left is the others' sum under the others' noise. Where h honest clients are in the sum, the
 Renyi cost is honest / h times `curve`, at most `curve` while h >= honest, and more below it (`curve_of`). A client that
 is lost takes its share of the noise along. A sum is therefore opened for `least` survivors or more, which each client
-checks before it opens (`secure_sum`): of those, `colluding` may be on the server's side. Masks are of all pairs: by a
-graph of masks (`degree`) colluding clients can cut off a part whose sum has the noise of few. A client that adds no
-noise counts as colluding.
+checks before it opens (`secure_sum`): of those, `colluding` may be on the server's side. Masks are of all pairs; a
+graph of masks (`degree`) is refused, for by one colluding clients can cut off a part whose sum has the noise of few. A
+client that adds no noise counts as colluding.
 
 **Error.** The sum has the noise of every client in it: of K clients deviation sigma sqrt(K / honest). Clients that each
 add noise enough for themselves (local differential privacy) make it sigma sqrt(K).
@@ -38,6 +38,7 @@ import torch
 
 from ..errors import FixedPointRangeError, NonFiniteError, ShapeError
 from ..ring import HEADROOM_BITS
+from ..secure_sum import NoiseCarriers
 from .errors import PrivacyError
 from .noise import on_grid
 from .renyi import gaussian_curve
@@ -108,9 +109,9 @@ class GaussianShares:
         return gaussian_curve(self.share * math.sqrt(present), 2 * self.clip)
 
     @property
-    def least(self) -> int:
+    def least(self) -> NoiseCarriers:
         """Fewest survivors for whom a sum may be opened, so that `curve` holds."""
-        return max(2, self.honest + self.colluding)
+        return NoiseCarriers(max(2, self.honest + self.colluding))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
         """x in float64, scaled down where its norm is above `clip` (1 - 2^-16).

@@ -561,7 +561,8 @@ class Run:
             raise ArgumentError(f"two stages are called '{stage}': give each a name of its own, such as its round's")
         self._seen.add(stage)
         try:
-            return _sha(stage, digest_of(function, False), digest_of(args))
+            known = _named(function, False) if inspect.isroutine(function) else digest_of(function, False)
+            return _sha(stage, known, digest_of(args))
         except ArgumentError as error:
             raise ArgumentError(f"stage '{stage}': {error}") from error
 
@@ -799,9 +800,7 @@ def digest_of(value: Any, opens: bool = True) -> str:
     if isinstance(value, set | frozenset):
         return _sha("set", *sorted(digest_of(one, False) for one in value))
     if inspect.isroutine(value):
-        owner = getattr(value, "__self__", None)
-        held = None if isinstance(owner, types.ModuleType) else owner
-        return _sha(value.__module__ or "", value.__qualname__, digest_of(held, False), *_closure(value))
+        return _named(value)
     raise ArgumentError(
         f"a stage is known by its arguments, and a {type(value).__name__} has no content to know it by; give a "
         f"dataclass, tensors, or plain values"
@@ -815,18 +814,33 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {**own, **dict(module._parameters), **dict(module._buffers)}
 
 
-def _closure(function: Any) -> Iterator[str]:
-    """What of a function its name does not tell: defaults and enclosed values, and the code of one without a name."""
-    function = getattr(function, "__func__", function)
-    yield digest_of([getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)], False)
-    for cell in getattr(function, "__closure__", None) or ():
-        yield digest_of(cell.cell_contents, False)
-    if "<lambda>" in function.__qualname__:
-        yield digest_of([function.__code__.co_code, function.__code__.co_names, _constants(function.__code__)])
+def _named(function: Any, code: bool = True) -> str:
+    """What a function is known by: its name, owner, defaults and what it encloses, and its code.
+
+    Args:
+        code: whether the code of a function with a name counts: of one among arguments, such as a vote, and not of the
+            stage's own. What a function calls is known by its name.
+    """
+    owner, inner = getattr(function, "__self__", None), getattr(function, "__func__", function)
+    held = None if isinstance(owner, types.ModuleType) else owner
+    of = [getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)]
+    enclosed = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    own = hasattr(inner, "__code__") and (inner.__module__ or "").split(".")[0] not in ("sectorch", "torch")
+    coded = [_coded(inner.__code__)] if own and (code or "<lambda>" in inner.__qualname__) else []
+    parts = (digest_of(one, False) for one in (held, of, *enclosed, *coded))
+    return _sha(function.__module__ or "", function.__qualname__, *parts)
 
 
-def _constants(code: types.CodeType) -> list:
-    return [_constants(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+def _coded(code: types.CodeType) -> list:
+    found = [
+        _coded(one)
+        if isinstance(one, types.CodeType)
+        else sorted(map(repr, one))
+        if isinstance(one, frozenset)
+        else repr(one)
+        for one in code.co_consts
+    ]
+    return [code.co_code, code.co_names, found]
 
 
 def _words(value: Any) -> str:

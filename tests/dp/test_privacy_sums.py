@@ -132,6 +132,8 @@ def test_no_sum_is_opened_for_fewer_than_carry_the_noise():
     own.words(b"another sum", 3)
     with pytest.raises(MaskError, match="5 survivors"):
         own.open(b"another sum", range(5), shares.least)
+    with pytest.raises(ArgumentError, match="leave degree out"):
+        PairwiseMasks(Session(roles=star_roles(CLIENTS)), CLIENTS, degree=2, least=shares.least)
     with pytest.raises(ArgumentError, match="least=9"):
         PairwiseMasks(Session(roles=star_roles(CLIENTS)), CLIENTS, least=GaussianShares(1.0, 1.0, 9).least)
 
