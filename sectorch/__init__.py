@@ -16,6 +16,7 @@ with interruptible(is_command()):
     from . import ops as ops
     from .choreography.ledger import Profile as profile
     from .choreography.roles import Roles as Roles
+    from .config import Link as Link
     from .nn.explain import diff as diff
     from .nn.explain import explain as explain
     from .nn.generation import Generation as Generation
@@ -68,6 +69,7 @@ __all__ = [
     "DifferentiableTensor",
     "Generation",
     "Inputs",
+    "Link",
     "PairwiseMasks",
     "PrivateTensor",
     "Roles",

@@ -6,9 +6,9 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
@@ -49,8 +49,62 @@ VANISHED: ContextVar[list[float] | None] = ContextVar("vanished", default=None)
 """Where the owner's checks note what its weights need, in place of an error for the first that does not fit."""
 
 RELU_MODES = ("exact", "privhfl")
-NETWORKS = ("lan", "wan")
 MOST_AUDITED = 64
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection of each party to S, by its round trip and its rate.
+
+    Args:
+        rtt_ms: milliseconds of a round trip, 0.001 to 60,000. A message takes half of it.
+        mbit: millions of bits a second in each direction, 0.01 to 1,000,000.
+
+    Raises:
+        ArgumentError: no number, or one out of its range.
+    """
+
+    rtt_ms: float
+    mbit: float
+
+    def __post_init__(self):
+        for name, unit, low, high in (("rtt_ms", "ms", 0.001, 60e3), ("mbit", "Mbit/s", 0.01, 1e6)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not low <= value <= high:  # nan is in no range
+                raise ArgumentError(f"{name} of a link is a number of {unit} from {low:g} to {high:g}, got {value!r}")
+            object.__setattr__(self, name, float(value))  # 50 and 50.0 are one link in text too
+
+    def __str__(self) -> str:
+        return f"{self.rtt_ms:.4g} ms, {self.mbit:.4g} Mbit/s"
+
+    @property
+    def round_bytes(self) -> int:
+        """The bytes that one message less on the way is worth: those that both directions carry while it travels."""
+        return round(self.rtt_ms * self.mbit * 125)
+
+    def seconds(self, rounds: int, size: int) -> float:
+        """Seconds of a chain of `rounds` messages, of which the busiest direction carries `size` bytes in all."""
+        return rounds * self.rtt_ms / 2e3 + 8 * size / (1e6 * self.mbit)
+
+
+LINKS = {"lan": Link(rtt_ms=0.5, mbit=1048.576), "wan": Link(rtt_ms=50, mbit=100)}
+"""The links that have names. A round of "lan" is worth 2^16 bytes."""
+LEAST_RTT_MS = 5.0
+"""Where a round trip is shorter, the processor takes longer for the protocols of few rounds than they save."""
+
+
+def link_of(network: str, rtt_ms: float | None = None, mbit: float | None = None) -> Link:
+    """The link of a name, with other numbers where they are given.
+
+    Raises:
+        ArgumentError: no name of a link, or numbers that are out of their range.
+    """
+    if not isinstance(network, str) or network not in LINKS:
+        raise ArgumentError(
+            f"network must be one of {', '.join(LINKS)} or a Link(rtt_ms=..., mbit=...), got {network!r}"
+        )
+    named = LINKS[network]
+    return Link(named.rtt_ms if rtt_ms is None else rtt_ms, named.mbit if mbit is None else mbit)
 
 
 @dataclass(frozen=True)
@@ -65,9 +119,11 @@ class Scheme:
         relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
             activation. Only `relu` itself changes: maxima and clamps stay exact. Every activation below the limit is
             right, as with "exact", and a check beside each ReLU sees to that.
-        network: "lan" (fewest bytes) or "wan" (fewest rounds): with "wan" ReLU, max-pooling and truncation take half
-            the rounds, and the offline phase sends some five times as many bytes for them; up to 1,024 elements are
-            compared by function secret sharing. Both give the same results; `explain` estimates the seconds of both.
+        network: the parties' link, `Link(rtt_ms=..., mbit=...)`, or the name of one: "lan" (0.5 ms and 1 Gbit/s) or
+            "wan" (50 ms and 100 Mbit/s). It decides between bytes and rounds: where a round trip takes 5 ms or more and
+            carries more than 64 KiB, ReLU, max-pooling and truncation take half the rounds, and the offline phase sends
+            some five times as many bytes for them; with "wan" up to 1,024 elements are compared by function secret
+            sharing. Results are the same on every link; `explain` estimates the seconds of each. All parties learn it.
         range_check: check, securely, that activations stay below the limit: where one does not, Q gets
             `RangeExceededError` and no result, and A and S learn nothing. Without it model and inputs are trusted: a
             value beyond the range gives a wrong result without an error, which also depends on the parties' masks.
@@ -89,7 +145,7 @@ class Scheme:
 
     frac_bits: int = FRAC_BITS
     relu: str = "exact"
-    network: str = "lan"
+    network: str | Link = "lan"
     range_check: bool = True
     limit_bits: int | None = None
     audited: int = 1
@@ -105,8 +161,10 @@ class Scheme:
             )
         if self.relu not in RELU_MODES:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
-        if self.network not in NETWORKS:
-            raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+        if not isinstance(self.network, Link):
+            link_of(self.network)
+        elif self.network in LINKS.values():  # one scheme for one link: parties compare it
+            object.__setattr__(self, "network", next(name for name, link in LINKS.items() if link == self.network))
         if type(self.audited) is not int or not 1 <= self.audited <= MOST_AUDITED:
             raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {self.audited!r}")
         if type(self.verified) is not bool or (self.verified and self.audited != 1):
@@ -114,9 +172,10 @@ class Scheme:
                 f"verified is True or False, and proves what audited=n only looks at: name one of the two, got "
                 f"verified={self.verified!r} and audited={self.audited}"
             )
-        if self.verified and (self.network != "lan" or self.relu != "exact"):
+        if self.verified and (self.few_rounds or self.relu != "exact"):
             raise ArgumentError(
-                f"verified=True covers the exact protocols of network='lan', got network={self.network!r} and "
+                f"verified=True covers the exact protocols of fast links such as network='lan', got "
+                f"network={self.network!r} and "
                 f"relu={self.relu!r}; audited=n covers all"
             )
         if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
@@ -188,9 +247,18 @@ class Scheme:
             )
 
     @property
+    def link(self) -> Link:
+        """The link that `network` is, or names."""
+        return self.network if isinstance(self.network, Link) else LINKS[self.network]
+
+    @property
     def few_rounds(self) -> bool:
         """Whether few rounds count for more than few bytes that are sent ahead."""
-        return self.network == "wan"
+        return self.link.rtt_ms >= LEAST_RTT_MS and self.link.round_bytes > LINKS["lan"].round_bytes
+
+    def fields(self) -> dict[str, Any]:
+        """The fields as JSON has them; `scheme_of_fields` reads them."""
+        return asdict(self)
 
 
 def unexpected_keyword(call: str, name: str) -> str:
@@ -217,6 +285,16 @@ def _with_nearest_field(made: Callable[..., None]) -> Callable[..., None]:
 Scheme.__init__ = _with_nearest_field(Scheme.__init__)
 
 
+def scheme_of_fields(fields: Mapping[str, Any]) -> Scheme:
+    """The scheme of these fields, which another process sent or wrote: a link is a table of its numbers there.
+
+    Raises:
+        ArgumentError: there is no such scheme.
+    """
+    network = fields.get("network", "lan")
+    return Scheme(**{**fields, "network": Link(**network) if isinstance(network, Mapping) else network})
+
+
 def scheme_of(call: str, scheme: Scheme | str | None) -> Scheme:
     """The scheme that a call names: the default one, a Scheme, or that of a network.
 
@@ -229,8 +307,8 @@ def scheme_of(call: str, scheme: Scheme | str | None) -> Scheme:
         return Scheme()
     if not isinstance(scheme, str):
         raise ArgumentError(f"{call}() takes a Scheme, got a {type(scheme).__name__}; write Scheme(frac_bits=...)")
-    if scheme not in NETWORKS:
-        raise ArgumentError(f"{call}() takes a Scheme, or a network: {' or '.join(NETWORKS)}; got {scheme!r}")
+    if scheme not in LINKS:
+        raise ArgumentError(f"{call}() takes a Scheme, or a network: {' or '.join(LINKS)}; got {scheme!r}")
     return Scheme(network=scheme)
 
 

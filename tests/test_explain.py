@@ -9,6 +9,8 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography import Phase
+from sectorch.choreography.ledger import HEADER
+from sectorch.errors import ArgumentError
 from sectorch.nn.models import ZOO
 
 SMALL = ["lenet", "cryptonets", "mlp", "resnet8"]
@@ -64,7 +66,7 @@ def test_explain_goes_on_after_an_unsupported_layer():
     assert [layer.name for layer in said.layers[1:-1]] == ["a", "erfinv", "b"]
     assert said.layers[2].source.endswith(".py:" + said.layers[1].source.rsplit(":", 1)[1])
     text = str(said)
-    assert "not supported: erfinv" in text and "LAN" in text and "WAN" in text
+    assert "not supported: erfinv" in text and "0.5 ms" in text and "over 50 ms, 100 Mbit/s" in text
 
 
 class Several(nn.Module):
@@ -102,7 +104,7 @@ def test_every_line_of_a_table_is_the_models():
 
 
 def test_network_estimate_by_hand():
-    """One linear layer: 3 messages online (share, m, and the two of reveal), with the bytes of their tensors."""
+    """One linear layer, message by message, with the bytes of their tensors and a header each."""
     said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))
     # share 1, product 1, rounding 4 (opening, two levels, bit), reveal 2
     assert said.rounds == 8
@@ -110,7 +112,29 @@ def test_network_estimate_by_hand():
     # masked 6 * 8; Q-S: x_S 8 * 8, the result 6 * 8
     borrow = 2 * (14 + 1) * 8
     assert said.online_bytes == 8 * 8 + 6 * 8 + borrow + 6 * 8 + 8 * 8 + 6 * 8
-    assert said.seconds("WAN")["online"] == pytest.approx((8 * 8 + 12 * 8 + borrow) / 12.5e6 + 8 * 0.05)
+    # The request, and 8 messages of half a round trip. A sends two in one, and S's second one travels beside A's.
+    on_the_way = (64, 64, 48, 80, 80, 32, 8, 8, 48, 48)
+    carried = 8 * (sum(on_the_way) + len(on_the_way) * HEADER)
+    assert said.seconds("wan")["online"] == pytest.approx(9 * 0.025 + carried / 100e6, rel=1e-9)
+    slow = said.seconds(sectorch.Link(rtt_ms=1000, mbit=0.01))
+    assert slow["online"] == pytest.approx(9 * 0.5 + carried / 1e4, rel=1e-9)
+    with pytest.raises(ArgumentError, match="network must be one of lan, wan"):
+        said.seconds("moon")
+
+
+def test_a_profile_adds_the_computation_that_it_saw():
+    secured = sectorch.secure(nn.Linear(4, 3).eval(), session=sectorch.Session())
+    with sectorch.profile() as seen:
+        secured(torch.randn(2, 4))
+        secured(torch.randn(2, 4))
+    first, link = sectorch.explain(secured.plain, torch.randn(2, 4)), sectorch.Link(rtt_ms=100, mbit=10)
+    with sectorch.profile() as again:
+        secured(torch.randn(2, 4))
+    assert seen.online_seconds > 0
+    travel = {phase: seconds - getattr(seen, f"{phase}_seconds") for phase, seconds in seen.seconds_over(link).items()}
+    later = {phase: seconds - getattr(again, f"{phase}_seconds") for phase, seconds in again.seconds_over(link).items()}
+    assert travel["online"] == pytest.approx(2 * first.seconds(link)["online"])
+    assert travel["offline"] == pytest.approx(first.seconds(link)["offline"] + later["offline"])
 
 
 def test_diff_finds_the_layer():

@@ -200,10 +200,10 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
         (lambda: secsv.Settings(skip=True).skip, lambda: secsv.Settings(skip="saving").skip),  # type: ignore[arg-type]
         (lambda: secsv.Settings(skip=False).skip, lambda: secsv.Settings(skip="never").skip),  # type: ignore[arg-type]
     ],
-    '`explain(...).seconds("LAN")["ahead"]`': [
+    '`explain(...).seconds("lan")["ahead"]`': [
         (
-            lambda: sectorch.explain(net(), X).seconds("LAN")["ahead"],
-            lambda: sectorch.explain(net(), X).seconds("LAN")["offline"],
+            lambda: sectorch.explain(net(), X).seconds("lan")["ahead"],
+            lambda: sectorch.explain(net(), X).seconds("lan")["offline"],
         )
     ],
     **{

@@ -19,6 +19,7 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
+from ..config import Link
 from ..display import Display
 from .net import Party, Phase, Sent
 
@@ -183,6 +184,10 @@ class Cost(Observer):
         return table
 
 
+HEADER = 128
+"""Bytes of a frame and of its TLS record beside the payload, about."""
+
+
 @dataclass(repr=False)
 class Profile(Display, Cost):
     """A `Cost` that keeps the line of every message, for tables by edge and by protocol."""
@@ -192,6 +197,23 @@ class Profile(Display, Cost):
     def message(self, line: Sent, value: torch.Tensor) -> None:
         super().message(line, value)
         self.ledger.append(line)
+
+    def seconds_over(self, link: Link) -> dict[str, float]:
+        """Seconds of these calls over a link, by phase: "offline" and "online".
+
+        A request goes before each. Every message leaves as soon as its sender has what came in earlier rounds, after
+        the messages before it on the same way, and arrives half a round trip after its last byte has left. To this are
+        added the seconds of computation that this profile saw, of all parties together: none where the program ran on
+        shapes (`sectorch.explain`). A call without prepared material takes at least the longer of the two, and about
+        their sum at most, since it may compute while material arrives.
+        """
+        calls: defaultdict[tuple[bool, bytes, int], list[Sent]] = defaultdict(list)
+        for line in self.ledger:
+            calls[line.phase == Phase.ONLINE, line.session, line.call].append(line)
+        seconds = {"offline": self.offline_seconds, "online": self.online_seconds}
+        for (online, *_), lines in calls.items():
+            seconds["online" if online else "offline"] += link.seconds(1, 0) + _travel(lines, link)
+        return seconds
 
     def bytes_between(self, p: str, q: str, phase: Phase | None = None) -> int:
         """Bytes on the edge p-q, both directions; roles or party names."""
@@ -251,6 +273,25 @@ class Profile(Display, Cost):
             f"of it once a session {self.setup_bytes / 1e6:.2f})"
         )
         yield from (self.edges(), self.protocols(), self.learned())
+
+
+def _travel(lines: list[Sent], link: Link) -> float:
+    """Seconds until the messages of a call have come to their receivers."""
+    now: defaultdict[Party, float] = defaultdict(float)
+    free: defaultdict[tuple[Party, Party], float] = defaultdict(float)
+    due: defaultdict[Party, list[tuple[tuple[Phase, int], float]]] = defaultdict(list)
+    last = 0.0
+    for line in lines:
+        at = line.phase, line.round  # rounds are counted in each phase
+        awaited = [there for when, there in due[line.src] if when < at]
+        if awaited:
+            now[line.src] = max(now[line.src], *awaited)
+            due[line.src] = [entry for entry in due[line.src] if entry[0] >= at]
+        way = line.src, line.dst
+        free[way] = max(free[way], now[line.src]) + link.seconds(0, line.bytes + HEADER)
+        due[line.dst].append((at, free[way] + link.seconds(1, 0)))
+        last = max(last, due[line.dst][-1][1])
+    return last
 
 
 def _is(party: Party, wanted: str) -> bool:

@@ -37,6 +37,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..config import LINKS, Link, link_of
 from ..display import require
 from ..errors import ArgumentError, PlotError, SectorchError
 
@@ -172,6 +173,24 @@ def at_least(least: int) -> Callable[[str], int]:
 
 above_zero = number(float, lambda value: value > 0, "above 0")
 not_negative = number(float, lambda value: value >= 0, "at least 0")
+
+
+def add_link(parser: Parser) -> None:
+    """Add the options of the parties' link; `chosen_network` reads them."""
+    names = " or ".join(f"{name} ({link})" for name, link in LINKS.items())
+    parser.add_argument("--network", default="lan", choices=tuple(LINKS), help=f"the parties' link: {names}")
+    parser.add_argument("--round-trip", type=above_zero, metavar="MS", help="its round trip, instead of the network's")
+    parser.add_argument("--mbit", type=above_zero, help="its Mbit/s each way, instead of the network's")
+
+
+def chosen_network(options: argparse.Namespace) -> str | Link:
+    """What the options say for `Scheme.network`.
+
+    Raises:
+        ArgumentError: numbers that are no link.
+    """
+    link = link_of(options.network, options.round_trip, options.mbit)
+    return options.network if link == LINKS[options.network] else link
 
 
 class TerminatedError(KeyboardInterrupt):

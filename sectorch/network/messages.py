@@ -46,11 +46,18 @@ class ControlMessage(
         return str(self.__struct_config__.tag)
 
 
+class LinkNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A `Link` of numbers; `Link` knows their ranges."""
+
+    rtt_ms: float
+    mbit: float
+
+
 class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of a `Scheme` that all parties of a session have in common."""
 
     frac_bits: Count = 20
-    network: str = "lan"
+    network: str | LinkNumbers = "lan"
     limit_bits: Count | None = None
     range_check: bool = True
     audited: Count = 1

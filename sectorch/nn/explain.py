@@ -17,9 +17,8 @@ from rich.text import Text
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..choreography import Phase
 from ..choreography.ledger import Profile, sole_observer
-from ..config import VANISHED, scheme_fields, scheme_of
+from ..config import LINKS, VANISHED, Link, link_of, scheme_fields, scheme_of
 from ..deprecation import deprecate
 from ..display import Display, Plot
 from ..errors import SecretAccessError, SectorchError, UnsupportedOpError
@@ -33,9 +32,6 @@ from .graph_cache import original, plain
 from .inputs import Inputs, refuse_results
 from .module import SecureModule, secure
 from .weights import Weights
-
-NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
-"""Bytes a second and seconds a round."""
 
 
 @dataclass
@@ -77,6 +73,8 @@ class Explanation(Display):
     traced: bool
     number_format: str = ""
     """Fraction bits and activation limit, and the reason if they are not the default ones."""
+    link: Link = LINKS["lan"]
+    """That of the scheme."""
 
     @property
     def supported(self) -> bool:
@@ -91,17 +89,18 @@ class Explanation(Display):
             return getattr(self.profile, name)
         raise AttributeError(name)
 
-    def seconds(self, network: str) -> dict[str, float]:
-        """Seconds that the messages take on a network of `NETWORKS`, "offline" and "online", without computation.
+    def seconds(self, network: str | Link) -> dict[str, float]:
+        """Seconds that the messages take over a link, without computation: see `Profile.seconds_over`.
 
-        Each client has a link of that rate to S, and the busier link counts.
+        For the computation too, profile a call in one process, and ask its `seconds_over(link)`.
+
+        Args:
+            network: a `Link`, or the name of one.
         """
-        rate, latency = NETWORKS[network]
-        out = _Seconds()
-        for name, phases in (("offline", (Phase.SETUP, Phase.OFFLINE)), ("online", (Phase.ONLINE,))):
-            busiest = max(sum(self.profile.bytes_between(c, "S", p) for p in phases) for c in ("Q", "A"))
-            out[name] = busiest / rate + latency * sum(self.profile.rounds_of(p) for p in phases)
-        return out
+        if network in ("LAN", "WAN"):
+            deprecate(f'seconds("{network}")', f'seconds("{network.lower()}")')
+            network = network.lower()
+        return _Seconds(self.profile.seconds_over(network if isinstance(network, Link) else link_of(network)))
 
     def __str__(self) -> str:
         return self.table(150)
@@ -148,9 +147,9 @@ class Explanation(Display):
             f"({p.setup_bytes / 1e6:.2f} of it once a session)"
         )
         yield Text(self.number_format)
-        for network in NETWORKS:
-            s = self.seconds(network)
-            yield f"messages on a {network}: {s['online']:.2f} s online, {s['offline']:.2f} s offline"
+        for link in dict.fromkeys([*LINKS.values(), self.link]):
+            s = self.seconds(link)
+            yield f"messages over {link}: {s['online']:.2f} s online, {s['offline']:.2f} s offline"
         yield from (Text(f"not supported: {problem}", style="red") for problem in self.problems)
 
 
@@ -186,7 +185,7 @@ def explain(
             found = _layers(program, weights, piece, session, scheme)
         layers = layers or found
     said = f"{scheme.frac_bits} fraction bits, activations below {scheme.activation_limit:g}"
-    return Explanation(layers, whole, traced, f"{said}, {secured.format_reason}".removesuffix(", "))
+    return Explanation(layers, whole, traced, f"{said}, {secured.format_reason}".removesuffix(", "), scheme.link)
 
 
 def _layers(program: Trace, weights: Weights, piece: Inputs, session: Session, scheme: Scheme) -> list[Layer]:

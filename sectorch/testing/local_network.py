@@ -25,8 +25,8 @@ from rich.table import Table
 from torch import nn
 
 from ..choreography.ledger import Profile
-from ..cli.command import Parser, above_zero, at_least, bars, command_status, not_negative, print_json, writable
-from ..config import Scheme
+from ..cli.command import Parser, add_link, at_least, bars, chosen_network, command_status, print_json, writable
+from ..config import Link, Scheme
 from ..errors import ArgumentError, NetworkError, PeerLostError
 from ..network.identity.authority import enrol, make_authority
 from ..network.identity.identity import Credentials, Pins, fingerprint_of
@@ -34,23 +34,13 @@ from ..network.parties.client import Connection, connect
 from ..network.parties.remote_model import RemoteModel
 from ..network.store import Store
 from ..nn.models import ZOO, randomize_batchnorm
+from ..nn.secure import secure
 from ..serving.description import Example
 from ..serving.model_file import save_model
+from ..session import Session
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
 START = 120.0
-
-
-@dataclass(frozen=True)
-class Network:
-    """A link between each client and the server: one-way delay in seconds and bits a second, in each direction."""
-
-    delay: float
-    rate: float
-
-
-NETWORKS = {"lan": Network(0.00025, 1e9), "wan": Network(0.02, 100e6)}
-"""Round trips of 0.5 ms at 1 Gbit/s and of 40 ms at 100 Mbit/s."""
 
 
 def free_port() -> int:
@@ -64,14 +54,14 @@ class Stage:
 
     Args:
         models: by name, with what they are called with (see `save_model`); or what writes the model file.
-        network: an emulated link for every client; loopback as it is if None.
+        link: what every client's connection to the server is made to be; loopback as it is if None.
         threads: of torch, for each process; with one, and where there are several cores, S has the first to itself.
     """
 
     def __init__(
         self,
         models: Mapping[str, tuple[nn.Module, Example] | Callable[[Path], None]],
-        network: Network | None = None,
+        link: Link | None = None,
         threads: int = 1,
         options: tuple[str, ...] = (),
     ):
@@ -79,7 +69,7 @@ class Stage:
         self._temporary = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
         self.folder = Path(self._temporary.name)
         self._placed = 0
-        self._network, self._threads, self._options = network, threads, options
+        self._link, self._threads, self._options = link, threads, options
         self.processes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
         make_authority(self.folder)
@@ -162,10 +152,10 @@ class Stage:
 
     def _port(self) -> int:
         """The port to dial: the server's, or that of a relay of this client's own."""
-        if self._network is None:
+        if self._link is None:
             return self.port
         relay = [sys.executable, "-m", "sectorch.testing.relay"]
-        figures = (str(self.port), str(self._network.delay), str(self._network.rate))
+        figures = (str(self.port), str(self._link.rtt_ms / 2e3), str(self._link.mbit * 1e6))
         process = subprocess.Popen([*relay, *figures], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes[f"relay {len(self.processes)}"] = process
         return int(process.stdout.readline() if process.stdout else "")
@@ -190,7 +180,10 @@ console = Console(stderr=True)
 
 @dataclass
 class Figures:
-    """Medians of one net and batch: a query with everything, its offline part alone, and its online part alone."""
+    """Medians of one net and batch: a query with everything, its offline part alone, and its online part alone.
+
+    `predicted` has what `Profile.seconds_over` says of the two parts.
+    """
 
     net: str
     batch: int
@@ -203,6 +196,17 @@ class Figures:
     online_bytes: int
     weights_bytes: int
     error: float
+    predicted: dict[str, float]
+
+
+def predicted(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> dict[str, float]:
+    """Seconds of the parts of a later call, by the messages and the computation of one in this process."""
+    secured = secure(model, scheme, session=Session())
+    for _ in range(2):
+        secured(x)
+    with Profile() as profile:
+        secured(x)
+    return profile.seconds_over(scheme.link)
 
 
 def example(net: str, batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -237,22 +241,6 @@ def measure(model: RemoteModel, x: torch.Tensor, repeats: int) -> dict:
     )  # fmt: skip
 
 
-def network_of(name: str, delay_ms: float | None, mbit: float | None) -> Network:
-    """A named link with its figures, or others.
-
-    Raises:
-        ArgumentError: not a link.
-    """
-    if name not in NETWORKS:
-        raise ArgumentError(f"--network is one of {', '.join(NETWORKS)}, got {name!r}")
-    known = NETWORKS[name]
-    delay = known.delay if delay_ms is None else delay_ms / 2000
-    rate = known.rate if mbit is None else mbit * 1e6
-    if delay < 0 or rate <= 0:
-        raise ArgumentError("a link has a round trip of at least 0 ms and a rate above 0 Mbit/s")
-    return Network(delay, rate)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """`sectorch bench`."""
     p = Parser(
@@ -263,26 +251,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "sectorch bench --nets lenet vgg7 --batches 1 32 --round-trip 100 --mbit 20 --out runs/mobile",
         ),
     )
-    p.add_argument(
-        "--network", default="lan", choices=tuple(NETWORKS), help="0.5 ms and 1 Gbit/s, or 40 ms and 100 Mbit/s"
-    )
+    add_link(p)
     p.add_argument("--nets", nargs="+", default=["lenet", "vgg7"], choices=tuple(ZOO), metavar="NET",
                    help=f"of {', '.join(ZOO)}")  # fmt: skip
     p.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 8], help="batch sizes")
     p.add_argument("--repeats", type=at_least(1), default=3, help="of each; medians are printed")
-    p.add_argument("--round-trip", type=not_negative, help="ms, instead of the network's")
-    p.add_argument("--mbit", type=above_zero, help="Mbit/s each way, instead of the network's")
     p.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json")
     p.takes_json("results.json")
     return command_status(p, arguments, _run, "stopped; what was measured is in {out}")
 
 
 def _run(options: argparse.Namespace, results: Console) -> None:
-    link = network_of(options.network, options.round_trip, options.mbit)
+    scheme = Scheme(network=chosen_network(options))
+    link = scheme.link
     writable(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     path, rows = options.out / "results.json", []
-    about = {"round_trip_ms": 2000 * link.delay, "mbit": link.rate / 1e6, "torch_threads_each": 1}
+    about = {"round_trip_ms": link.rtt_ms, "mbit": link.mbit, "torch_threads_each": 1}
     found = {"network": about, "rows": []}
     with bars(console) as progress:
         task = progress.add_task("measuring", total=len(options.nets) * len(options.batches))
@@ -290,12 +275,13 @@ def _run(options: argparse.Namespace, results: Console) -> None:
             model, x = example(net, max(options.batches))
             with Stage({net: (model, x)}, link) as stage, stage.connect("alice") as connection, torch.no_grad():
                 for batch in options.batches:
-                    remote = connection.model(net, Scheme(network=options.network))
+                    remote = connection.model(net, scheme)
                     figures = measure(remote, x[:batch], options.repeats)
+                    figures["predicted"] = predicted(model, x[:batch], scheme)
                     remote.close()
                     error = float((figures.pop("result") - model(x[:batch])).abs().max())
                     del figures["bytes"]
-                    rows.append(Figures(net, batch, options.network, **figures, error=error))
+                    rows.append(Figures(net, batch, str(scheme.network), **figures, error=error))
                     found["rows"].append(asdict(rows[-1]))
                     path.write_text(json.dumps(found, indent=1) + "\n")
                     progress.advance(task)
@@ -310,11 +296,14 @@ def table(rows: list[Figures], about: dict) -> Table:
     """The figures as a table."""
     title = f"Three processes, {about['round_trip_ms']:g} ms round trip, {about['mbit']:g} Mbit/s each way"
     shown = Table(title=title)
-    for column in ("net", "batch", "s", "s offline", "s online", "rounds", "MB offline", "MB online", "error"):
+    names = "net", "batch", "s", "offline s", "online s", "predicted", "rounds", "offline MB", "online MB", "error"
+    for column in names:
         shown.add_column(column, justify="left" if column == "net" else "right")
     for row in rows:
+        said = ", ".join(f"{row.predicted[name]:.3f}" for name in ("offline", "online"))
         shown.add_row(
             row.net, str(row.batch), f"{row.seconds:.3f}", f"{row.offline_seconds:.3f}", f"{row.online_seconds:.3f}",
+            said,
             str(row.rounds), f"{row.offline_bytes / 1e6:.2f}", f"{row.online_bytes / 1e6:.2f}", f"{row.error:.0e}",
         )  # fmt: skip
     return shown

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidTag
 
 from .. import files
 from ..choreography import Party
-from ..config import Scheme
+from ..config import Scheme, scheme_of_fields
 from ..errors import ArgumentError, CheckpointError
 from ..sealed import SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from ..session import Session, default_session
@@ -81,7 +81,7 @@ class StateShares:
         self._facts.append({
             "half": self._half(x.shares), "flags": [self._half(flag) for flag in x.flags], "dtype": dtype,
             "shape": list(x.shares.shape), **{name: getattr(x, name) for name in _FACTS}, "trained": trained,
-            "gradient": trained and tensor.cell.gradient, "scheme": vars(x.scheme),
+            "gradient": trained and tensor.cell.gradient, "scheme": x.scheme.fields(),
         })  # fmt: skip
         return len(self._facts) - 1
 
@@ -140,7 +140,7 @@ def join_state(
 
 
 def _tensor(session: Session, party: Party, facts: Mapping[str, Any], made: Mapping[int, Any]) -> Any:
-    scheme, dtype = Scheme(**facts["scheme"]), getattr(torch, facts["dtype"])
+    scheme, dtype = scheme_of_fields(facts["scheme"]), getattr(torch, facts["dtype"])
     x = SharedTensor(made[facts["half"]], facts["scale_bits"], session, party, scheme, dtype, facts["bound"])
     x.whole_bits, x.flags = facts["whole_bits"], tuple(made[place] for place in facts["flags"])
     if not facts["trained"]:

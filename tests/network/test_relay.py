@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-from sectorch import errors
-from sectorch.testing.local_network import NETWORKS, Network, network_of
 from sectorch.testing.relay import relay
 
 
@@ -43,12 +41,3 @@ def test_bytes_pass_in_order_and_not_before_their_time(delay, rate):
             assert back == data
             near.shutdown(socket.SHUT_WR)
             assert near.recv(1) == b"", "the end of a stream passes too"
-
-
-def test_named_networks_and_others():
-    assert network_of("lan", None, None) is not None
-    assert network_of("wan", None, None) == NETWORKS["wan"]
-    assert network_of("wan", 10, 50) == Network(0.005, 50e6)
-    for name, delay, rate in (("moon", None, None), ("lan", -1, None), ("lan", None, 0)):
-        with pytest.raises(errors.ArgumentError):
-            network_of(name, delay, rate)

@@ -1,7 +1,7 @@
 """The secure `Backend`: every method by the three-party protocols of this package.
 
 Values are additive shares of A and S; Q, or the party that plays the dealer D, deals correlated randomness. This file
-chooses the form of each protocol: for slow networks (`Scheme(network="wan")`) comparisons of few elements take fewer
+chooses the form of each protocol: on slow links (`Scheme(network=Link(...))`) comparisons of few elements take fewer
 rounds and more bytes.
 """
 
@@ -18,7 +18,7 @@ from ...backend import Backend, Noise, Normal, Series
 from ...choreography import Located, Net, leaf
 from ...choreography.located import compute, run_in
 from ...choreography.roles import STAR
-from ...config import Scheme
+from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
@@ -48,10 +48,11 @@ from .shuffle import shuffle
 from .thresholds import at_least, raise_outside
 from .truncate import truncate
 
-WAN_ROUND = 625_000
-"""Bytes that a round is worth on a slow network: 50 ms of 100 Mbit/s."""
+WAN_ROUND = LINKS["wan"].round_bytes
+"""Bytes that a round is worth on the link "wan"; the constants below are for it, and `RoundBudget.scale` for others."""
 KEYED = 1 << 10
-"""Most elements that are compared by function keys on a slow network: some 4 kB each are sent ahead."""
+"""Most elements that are compared by function keys: some 4 kB each are sent ahead. No more on any link, since keys take
+the processor long."""
 WIDE_BYTES = 64
 """Bytes an element that a truncation in fewer rounds is dealt in addition, at most: by 32 bits some 55 of codes."""
 
@@ -62,8 +63,11 @@ class Star(Backend):
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
         self.net, self._few_rounds, self.device = net, scheme.few_rounds, device
         net.state(DealingProofs).required |= scheme.verified
+        self._budget = net.state(RoundBudget)
+        if scheme.network != "lan":
+            self._budget.round_bytes = scheme.link.round_bytes
         if scheme.few_rounds:
-            net.state(RoundBudget).round_bytes = WAN_ROUND
+            self._budget.scale = scheme.link.round_bytes / WAN_ROUND
 
     def _few(self, x: Shares) -> bool:
         """Whether rounds matter more than bytes for x.
@@ -71,11 +75,11 @@ class Star(Backend):
         They do not once the call has been dealt so much that it waits for that alone; some 64 bytes an element of x
         would be dealt.
         """
-        return self._few_rounds and self.net.offline_bytes + 64 * x.shape.numel() <= MUCH
+        return self._few_rounds and self.net.offline_bytes + 64 * x.shape.numel() <= MUCH * self._budget.scale
 
     def _keyed(self, x: Shares) -> bool:
         """Whether x is compared by function keys: one message less than by trees, for a hundred times the bytes."""
-        return self._few(x) and x.shape.numel() <= KEYED
+        return self._few(x) and x.shape.numel() <= KEYED * min(1.0, self._budget.scale)
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -202,7 +206,7 @@ class Star(Backend):
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
         # Wide blocks of few elements are worth a round however much the call has been dealt. Keys are not: they take
         # the processor more than ten times as long as all else in a LayerNorm.
-        wide = self._few_rounds and (WIDE_BYTES * x.shape.numel() <= WAN_ROUND or self._few(x))
+        wide = self._few_rounds and (WIDE_BYTES * x.shape.numel() <= WAN_ROUND * self._budget.scale or self._few(x))
         return truncate(self.net, x, shift, self._keyed(x), limit_bits, wide)
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:

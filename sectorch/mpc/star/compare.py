@@ -148,14 +148,17 @@ class RoundBudget:
     Attributes:
         round_bytes: the bytes that saving a round is worth, where the call's scheme says so.
         spent: the bytes that the call is dealt in addition for fewer rounds; see `maximum.levels_worth`.
+        scale: what a round of the call's link is worth, relative to one of "wan". `MUCH`, and all other bytes that are
+            dealt for fewer rounds, are limited in proportion.
     """
 
     round_bytes: int | None = None
     spent: int = 0
+    scale: float = 1.0
 
 
 MUCH = 48_000_000
-"""Bytes ahead after which a call saves bytes and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
+"""Bytes ahead after which a call saves bytes and not rounds, on the link "wan": 4 s of 100 Mbit/s."""
 
 
 def forest_worth(
@@ -163,10 +166,12 @@ def forest_worth(
 ) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
     """`forest` for so many elements, with further levels where the bytes that they save are worth more than rounds.
 
-    A round is worth the call's `round_bytes`, or `LAN_ROUND` where there are none and once it has been dealt `MUCH`.
+    A round is worth the call's `round_bytes`, or `LAN_ROUND` where there are none and once it has been dealt `MUCH`
+    times `scale`.
     """
-    given = net.state(RoundBudget).round_bytes
-    worth = LAN_ROUND if given is None or net.offline_bytes > MUCH else given
+    budget = net.state(RoundBudget)
+    much = budget.round_bytes is None or net.offline_bytes > MUCH * budget.scale
+    worth = LAN_ROUND if much else budget.round_bytes
     forests = (forest(blocks, whole, above, spare) for spare in range(3))
     return min(forests, key=lambda f: bits_of_layers(f[0]) * count // 8 + len(f[0]) * worth)
 

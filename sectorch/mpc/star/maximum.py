@@ -257,7 +257,7 @@ def plan_blocks(m: int, shift: int, between: int, high: int, limit_bits: int | N
 
 
 WORTH = 32_000_000
-"""Bytes ahead that a call may spend on fewer rounds: 2.6 s of 100 Mbit/s, before the query comes."""
+"""Bytes ahead that a call may spend on fewer rounds on the link "wan": 2.6 s of 100 Mbit/s, before the query comes."""
 
 
 def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high: int, limit_bits: int | None) -> int:
@@ -270,7 +270,7 @@ def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high:
     one, three = (plan_blocks(m, shift, between, high, limit_bits, levels).bits for levels in (1, 3))
     more = -(-(one - three) * windows // 8)
     budget = net.state(RoundBudget)
-    if 2 * more > WORTH - budget.spent:
+    if 2 * more > WORTH * budget.scale - budget.spent:
         return 3
     budget.spent += more
     return 1

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save
 
 from ... import files
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, at_least, bars, command_status, print_json
+from ...cli.command import Parser, add_link, at_least, bars, chosen_network, command_status, print_json
 from ...config import Scheme, limit_bits_of
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
@@ -179,7 +179,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--prepare", type=at_least(0), default=0, help="have so many rows prepared ahead; what is at hand counts"
     )
-    p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
+    add_link(p)
     p.add_argument(
         "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 4096"
     )
@@ -215,7 +215,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         raise ArgumentError("name a file of inputs, or rows to --prepare")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
     checked, levels = not options.no_range_check, {"audited": options.audited, "verified": options.verified}
-    scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, **levels)
+    scheme = Scheme(network=chosen_network(options), range_check=checked, limit_bits=limit, **levels)
     given = None if options.inputs is None else read_arrays(options.inputs)
     if options.out is not None:
         check_out(options.out)
@@ -284,7 +284,8 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     if options.out is not None:
         kept = ResultFiles(options.out, Question(
             inputs=digest(options.inputs), model=options.name, version=model.version, batch=options.batch,
-            network=options.network, limit=options.activation_limit, checked=not options.no_range_check,
+            network=str(chosen_network(options)), limit=options.activation_limit,
+            checked=not options.no_range_check,
         ))  # fmt: skip
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
     with Cost() as profile, bars(console) as progress:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
@@ -38,6 +39,7 @@ from ...choreography.program.projection import Material, Setup
 from ...choreography.program.trace import Program
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
+from ...config import scheme_of_fields
 from ...errors import (
     FalseDealingError,
     FixedPointRangeError,
@@ -499,7 +501,7 @@ _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 def scheme_to_message(scheme: Scheme) -> NumberFormat:
     """The number format of a scheme, as a part of a request."""
-    return NumberFormat(**{name: getattr(scheme, name) for name in NumberFormat.__struct_fields__})
+    return msgspec.convert({k: v for k, v in scheme.fields().items() if k != "relu"}, NumberFormat)
 
 
 def scheme_from_message(number_format: NumberFormat) -> Scheme:
@@ -509,7 +511,7 @@ def scheme_from_message(number_format: NumberFormat) -> Scheme:
         FrameError: there is no such scheme.
     """
     try:
-        return Scheme(relu="exact", **message_form(number_format))
+        return scheme_of_fields({"relu": "exact", **message_form(number_format)})
     except SectorchError as error:
         raise FrameError(str(error)) from None
 
