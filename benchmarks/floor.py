@@ -28,7 +28,7 @@ from sectorch.choreography.net import Party, Phase, Sent
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import Credentials
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 from sectorch.network.wire.endpoints import Listener, dial
 from sectorch.testing.local_network import enrol, free_port
 
@@ -111,8 +111,8 @@ class Ours:
         if me == "S":
             there = threading.Semaphore(0)
 
-            def welcome(name: str, certificate: str) -> Link:
-                link = Link(name, lambda *_: None)
+            def welcome(name: str, certificate: str) -> PeerLink:
+                link = PeerLink(name, lambda *_: None)
                 channels[parties[next(role for role in NAMES if NAMES[role] == name)]] = link.open(SESSION)
                 there.release()
                 return link
@@ -122,7 +122,7 @@ class Ours:
             there.acquire()
         else:
             reach(port).close()
-            link = Link("server", lambda *_: None)
+            link = PeerLink("server", lambda *_: None)
             channels[parties["S"]] = link.open(SESSION)
             self._stream = dial(f"localhost:{port}", credentials, link, 30)
         for channel in channels.values():

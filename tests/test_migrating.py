@@ -206,6 +206,13 @@ CASES: dict[str, list[tuple[Callable[[], Any], Callable[[], Any]]]] = {
             lambda: sectorch.explain(net(), X).seconds("lan")["offline"],
         )
     ],
+    '`explain(...).seconds("LAN")`, "WAN"': [
+        (
+            lambda old=old: sectorch.explain(net(), X).seconds(old),
+            lambda old=old: sectorch.explain(net(), X).seconds(old.lower()),
+        )
+        for old in ("LAN", "WAN")
+    ],
     **{
         f"`{old}`": [
             (lambda old=old, names=names: import_old(old, names), lambda old=old, names=names: import_new(old, names))
@@ -317,8 +324,8 @@ def test_modules_that_moved_are_found_last_and_hide_nothing():
 def test_a_scheme_shows_its_fields():
     signature = inspect.signature(Scheme)
     assert {name: p.annotation for name, p in signature.parameters.items()} == {
-        "frac_bits": int, "relu": str, "network": str, "range_check": bool, "limit_bits": int | None, "audited": int,
-        "verified": bool,
+        "frac_bits": int, "relu": str, "network": str | sectorch.Link, "range_check": bool,
+        "limit_bits": int | None, "audited": int, "verified": bool,
     }  # fmt: skip
     assert all(p.default == getattr(Scheme(), name) for name, p in signature.parameters.items())
     assert all(f"        {name}: " in (Scheme.__doc__ or "") for name in signature.parameters)

@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from ..config import Link
 from ..display import Display
 from .net import Party, Phase, Sent
+
+if TYPE_CHECKING:
+    from ..config import Link
 
 _ACTIVE: ContextVar[tuple[Observer, ...]] = ContextVar("sectorch_observers", default=())
 

@@ -97,7 +97,7 @@ class Explanation(Display):
         Args:
             network: a `Link`, or the name of one.
         """
-        if network in ("LAN", "WAN"):
+        if isinstance(network, str) and network in ("LAN", "WAN"):
             deprecate(f'seconds("{network}")', f'seconds("{network.lower()}")')
             network = network.lower()
         return _Seconds(self.profile.seconds_over(network if isinstance(network, Link) else link_of(network)))

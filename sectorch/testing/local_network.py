@@ -199,7 +199,7 @@ class Figures:
     predicted: dict[str, float]
 
 
-def predicted(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> dict[str, float]:
+def prediction(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> dict[str, float]:
     """Seconds of the parts of a later call, by the messages and the computation of one in this process."""
     secured = secure(model, scheme, session=Session())
     for _ in range(2):
@@ -277,7 +277,7 @@ def _run(options: argparse.Namespace, results: Console) -> None:
                 for batch in options.batches:
                     remote = connection.model(net, scheme)
                     figures = measure(remote, x[:batch], options.repeats)
-                    figures["predicted"] = predicted(model, x[:batch], scheme)
+                    figures["predicted"] = prediction(model, x[:batch], scheme)
                     remote.close()
                     error = float((figures.pop("result") - model(x[:batch])).abs().max())
                     del figures["bytes"]

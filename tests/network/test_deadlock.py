@@ -19,7 +19,7 @@ from sectorch.network.federation import party as parties
 from sectorch.network.federation.broker import SessionBroker, deadlock_message, find_deadlock
 from sectorch.network.messages import Meet, Unmeet
 from sectorch.network.wire import tls_stream
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 
 NAMES = "abcdef"
 
@@ -46,27 +46,27 @@ def test_each_party_is_told_the_labels_of_its_own_sessions():
     assert "three" not in text and "\n" not in text
 
 
-def link(name: str) -> Link:
-    return Link(name, lambda link, request: None)
+def link(name: str) -> PeerLink:
+    return PeerLink(name, lambda link, request: None)
 
 
 class Rooms:
     """Meetings at a server, and the connections of its clients."""
 
     def __init__(self):
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.meetings = SessionBroker(lambda name: [link for link in self.links if link.peer == name])
 
-    def link(self, name: str) -> Link:
-        self.links.append(Link(name, lambda link, request: None, on_close=self.meetings.break_deadlocks))
+    def link(self, name: str) -> PeerLink:
+        self.links.append(PeerLink(name, lambda link, request: None, on_close=self.meetings.break_deadlocks))
         return self.links[-1]
 
-    def meet(self, link: Link, label: str, *names: str, alone: bool = True) -> list[str]:
+    def meet(self, link: PeerLink, label: str, *names: str, alone: bool = True) -> list[str]:
         asked = Meet(label=label, digest="1", parties=list(names), time=time.time(), alone=alone)
         return self.meetings.meet(link, asked).missing
 
 
-def heard(link: Link) -> list[str]:
+def heard(link: PeerLink) -> list[str]:
     """What a party was refused."""
     came = [frame for frame in unpack(link.outbox.take() or b"") if frame.kind == Kind.CONTROL]
     said = [json.loads(bytes(frame.payload)) for frame in came]

@@ -17,7 +17,7 @@ from sectorch.network.federation.config import read_federation
 from sectorch.network.federation.sealed_channel import RelayedChannel
 from sectorch.network.wire import channel
 from sectorch.network.wire import channel as links
-from sectorch.network.wire.channel import OUTBOX_BYTES, Deadline, Link
+from sectorch.network.wire.channel import OUTBOX_BYTES, Deadline, PeerLink
 
 RUN = bytes(range(16))
 
@@ -29,8 +29,8 @@ def world(tmp_path_factory):
     world.close()
 
 
-def link(name: str = "north") -> Link:
-    return Link(name, lambda *_: None)
+def link(name: str = "north") -> PeerLink:
+    return PeerLink(name, lambda *_: None)
 
 
 def ready() -> threading.Event:

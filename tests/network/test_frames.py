@@ -15,7 +15,7 @@ from sectorch.choreography import Phase, Sent
 from sectorch.choreography.run.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import FrameError, NetworkError, PeerLostError
-from sectorch.network.wire.channel import TOGETHER, Channel, Deadline, Link
+from sectorch.network.wire.channel import TOGETHER, Channel, Deadline, PeerLink
 from sectorch.session import A, Q, S
 
 SESSION = bytes(range(16))
@@ -89,7 +89,7 @@ def test_mutated_frames_never_pass_for_another_message(count):
     rng = random.Random(0)
     (frame,) = frames_of(VALUE)
     head = len(frame) - 8 * VALUE.numel()
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     link.open(SESSION)
     refused = 0
     for _ in range(count):
@@ -114,7 +114,7 @@ def test_mutated_frames_never_pass_for_another_message(count):
 
 
 def test_a_link_ends_on_garbage_with_a_typed_error():
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     channel = link.open(SESSION)
     link.pump([b"garbage"])
     with pytest.raises(FrameError):
@@ -125,13 +125,13 @@ def test_a_link_ends_on_garbage_with_a_typed_error():
 
 @pytest.mark.parametrize("payload", [b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
 def test_requests_must_be_objects(payload):
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     link.pump([pack(Frame(Kind.CONTROL, bytes(16), payload=payload))])
     assert isinstance(link.closed, FrameError)
 
 
 def test_frames_of_another_session_are_not_delivered():
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     channel = link.open(SESSION)
     link.pump(parts_of(Frame(Kind.DATA, bytes(16)), VALUE))
     with pytest.raises(Exception, match="closed"):

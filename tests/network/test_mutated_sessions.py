@@ -20,7 +20,7 @@ from network_world import Trio, resident, until
 import sectorch
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 IN_TIME = 60.0
@@ -44,7 +44,7 @@ class Changing:
         self._held: bytes | None = None
         self._lock = threading.Lock()
 
-    def over(self, link: Link) -> None:
+    def over(self, link: PeerLink) -> None:
         """From now on over this link."""
         if getattr(link, "changed", None) is None:
             link.changed, inner = self, link.send  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ class Changing:
         return bytes(data)
 
 
-def links(trio: Trio, direction: str) -> list[Link]:
+def links(trio: Trio, direction: str) -> list[PeerLink]:
     """Over which a direction's frames are sent."""
     sender, receiver = direction.split(">")
     if sender != "S":

@@ -23,7 +23,7 @@ from sectorch.network import Credentials, Pins, answer, connect
 from sectorch.network.messages import Serve, message_form, parse_message
 from sectorch.network.names import name_of, readable
 from sectorch.network.parties.server import Server
-from sectorch.network.wire.channel import Link, parse_error
+from sectorch.network.wire.channel import PeerLink, parse_error
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 RULE = r"is 1 to 64 letters \(ASCII\), digits and _ \. - @, and starts with a letter or digit; got "
@@ -213,13 +213,13 @@ def test_a_server_that_relays_what_is_no_name_is_refused_by_the_answering_party(
 
 def refused_when_relayed(trio, monkeypatch, name: str) -> str:
     """What the client is told where the server names it so to the answering party."""
-    tell = Link.tell
+    tell = PeerLink.tell
 
     def relayed(self, request, *session):
         tell(self, {**message_form(request), "for": name} if isinstance(request, Serve) else request, *session)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "tell", relayed)
+        patch.setattr(PeerLink, "tell", relayed)
         with pytest.raises(errors.AbortedError) as refused:
             trio.connection.model("hospital-b")
     return str(refused.value)

@@ -11,7 +11,7 @@ from network_world import Trio, until
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack
 from sectorch.network.wire import channel as deadlines
-from sectorch.network.wire.channel import Channel, Deadline, Link
+from sectorch.network.wire.channel import Channel, Deadline, PeerLink
 from sectorch.network.wire.fair_queue import FairQueue
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -63,7 +63,7 @@ def test_all_waits_of_a_call_have_a_limit_together_and_bytes_lengthen_it(clock):
 
 
 def test_credits_for_what_was_never_sent_end_the_connection():
-    link = Link("mallory", lambda *_: None)
+    link = PeerLink("mallory", lambda *_: None)
     session = bytes(range(16))
     link.open(session)
     link.pump([pack(Frame(Kind.CREDIT, session, number=1 << 20))])
@@ -71,7 +71,7 @@ def test_credits_for_what_was_never_sent_end_the_connection():
 
 
 def test_an_end_is_heard_while_another_party_is_waited_for():
-    ends = [Link(name, lambda *_: None).open(bytes([n]) * 16) for n, name in ((1, "alice"), (2, "hospital-b"))]
+    ends = [PeerLink(name, lambda *_: None).open(bytes([n]) * 16) for n, name in ((1, "alice"), (2, "hospital-b"))]
     ends[0].on_failure(ends[1].fail)
     ends[0].take(Frame(Kind.ABORT, bytes([1]) * 16, payload=b"AbortedError: stopped by its user"), lambda _: {})
     with pytest.raises(errors.AbortedError, match="stopped by its user"):
@@ -82,7 +82,7 @@ def test_an_end_is_heard_while_another_party_is_waited_for():
 
 
 def test_an_end_is_heard_while_a_turn_is_waited_for():
-    turns, channel = FairQueue(1), Link("alice", lambda *_: None).open(bytes([1]) * 16)
+    turns, channel = FairQueue(1), PeerLink("alice", lambda *_: None).open(bytes([1]) * 16)
     channel.on_failure(turns.wake)
     said = []
 

@@ -15,7 +15,7 @@ from network_world import Trio, handles, resident, until
 
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 from sectorch.network.wire.endpoints import Listener
 from sectorch.nn.models import ZOO
 
@@ -156,7 +156,7 @@ def test_a_party_that_hangs_is_an_error_after_the_stated_time(trio, small_model)
     assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
 
 
-def recorded(link: Link) -> list[bytes]:
+def recorded(link: PeerLink) -> list[bytes]:
     """The packed frames that go over a link from now on."""
     frames, inner = [], link.send
 
@@ -282,15 +282,15 @@ class Posing:
     """A server of the right certificate that says what it likes."""
 
     def __init__(self, credentials):
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.listener = Listener("localhost:0", credentials, self._welcome)
         self.port = self.listener.port
 
-    def _welcome(self, name: str, certificate: str) -> Link:
-        self.links.append(Link(name, self._request))
+    def _welcome(self, name: str, certificate: str) -> PeerLink:
+        self.links.append(PeerLink(name, self._request))
         return self.links[-1]
 
-    def _request(self, link: Link, request: dict) -> None:
+    def _request(self, link: PeerLink, request: dict) -> None:
         said = {"register": {"sessions": []}, "meet": {"missing": []}}.get(request["do"], {})
         link.tell({"do": "reply", "number": request.get("number"), **said})
 

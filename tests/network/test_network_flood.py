@@ -18,7 +18,7 @@ from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack, part
 from sectorch.errors import FrameError, NetworkError, PeerLostError
 from sectorch.network.wire import channel as channels
 from sectorch.network.wire import channel as links
-from sectorch.network.wire.channel import Channel, Link
+from sectorch.network.wire.channel import Channel, PeerLink
 from sectorch.testing.local_network import Stage
 
 SESSION = bytes(range(16))
@@ -26,8 +26,8 @@ PART = pack(Frame(Kind.DATA, SESSION, payload=bytes(PART_BYTES)))
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
-def opened() -> tuple[Link, Channel]:
-    link = Link("a peer", lambda *_: None)
+def opened() -> tuple[PeerLink, Channel]:
+    link = PeerLink("a peer", lambda *_: None)
     return link, link.open(SESSION)
 
 
@@ -40,7 +40,7 @@ def queued(channel: Channel) -> int:
     return size
 
 
-def flooded(link: Link, frames) -> None:
+def flooded(link: PeerLink, frames) -> None:
     link.pump(frames)
     assert isinstance(link.closed, FrameError), link.closed
 
@@ -96,7 +96,7 @@ def test_a_small_frame_does_not_hold_what_came_with_it(rest):
 
 def test_idle_sessions_of_a_link_have_a_bound_together(monkeypatch):
     monkeypatch.setattr(links, "IDLE_BYTES", 6 << 20)
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     opened = [link.open(bytes([i]) * 16) for i in range(1, 9)]
     parts = [pack(Frame(Kind.DATA, c.session, payload=bytes(PART_BYTES))) for c in opened]
     most = 0
@@ -175,7 +175,7 @@ def test_a_sender_waits_in_the_middle_of_a_message_until_the_receiver_is_ready()
 
 def test_a_peer_that_takes_nothing_is_not_told_without_end():
     """Each frame of an unknown session is answered by a refusal."""
-    link = Link("a peer", lambda *_: None)
+    link = PeerLink("a peer", lambda *_: None)
     frames = (pack(Frame(Kind.DATA, i.to_bytes(16, "big"))) for i in range(1, 400_000))
     link.pump(frames)
     assert isinstance(link.closed, PeerLostError) and "takes nothing" in str(link.closed)
@@ -185,7 +185,7 @@ def test_a_peer_that_takes_nothing_is_not_told_without_end():
 # Real parties.
 
 
-def flood(link: Link, session: bytes, count: int) -> None:
+def flood(link: PeerLink, session: bytes, count: int) -> None:
     part = pack(Frame(Kind.DATA, session, payload=bytes(PART_BYTES)))
     for _ in range(count):
         link.send(part)

@@ -19,7 +19,7 @@ from sectorch.choreography import Phase
 from sectorch.choreography.run.frames import Kind
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Server, Store, answer, connect
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 
 GOOD = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
 BAD = GOOD.clone()
@@ -103,7 +103,7 @@ class Views:
     def __init__(self, monkeypatch, trio: Trio, caplog):
         self.trio, self.caplog = trio, caplog
         self.frames, self.ledger = defaultdict(list), defaultdict(list)
-        route, transfer, said = Link._route, PartyRuntime.transfer, Link.send
+        route, transfer, said = PeerLink._route, PartyRuntime.transfer, PeerLink.send
 
         def routed(link, frame):
             who = "S" if link in trio.server._links else "A" if link is trio.party.connection.link else "Q"
@@ -123,8 +123,8 @@ class Views:
             return transfer(runtime, line, value)
 
         self.sent: list[int] = []
-        monkeypatch.setattr(Link, "_route", routed)
-        monkeypatch.setattr(Link, "send", sending)
+        monkeypatch.setattr(PeerLink, "_route", routed)
+        monkeypatch.setattr(PeerLink, "send", sending)
         monkeypatch.setattr(PartyRuntime, "transfer", transferred)
 
     def _come_to_rest(self) -> None:

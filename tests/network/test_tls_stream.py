@@ -21,7 +21,7 @@ from sectorch.network import Server
 from sectorch.network.messages import ListModels, Models
 from sectorch.network.wire import channel as outboxes
 from sectorch.network.wire import tls_stream as streams
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 from sectorch.network.wire.endpoints import Listener, dial
 from sectorch.network.wire.tls_stream import Tls, context_of
 
@@ -32,9 +32,9 @@ class Ends:
     """A client's link and the server's, over TLS; what comes to each is kept, through a relay if one is given."""
 
     def __init__(self, made: dict, through=None):
-        self.welcomed: list[Link] = []
+        self.welcomed: list[PeerLink] = []
         self.listener = Listener("localhost:0", made["server"], self._welcome)
-        self.client = Link("the server", lambda *_: None)
+        self.client = PeerLink("the server", lambda *_: None)
         port = self.listener.port if through is None else through(self.listener.port)
         self.over = threading.Event()
         self.stream = dial(f"localhost:{port}", made["alice"], self.client, 30, self.over.set)
@@ -42,8 +42,8 @@ class Ends:
         assert until(lambda: self.welcomed, 30)
         (self.server,) = self.welcomed
 
-    def _welcome(self, name: str, certificate: str) -> Link:
-        self.welcomed.append(Link(name, lambda *_: None))
+    def _welcome(self, name: str, certificate: str) -> PeerLink:
+        self.welcomed.append(PeerLink(name, lambda *_: None))
         return self.welcomed[-1]
 
     def close(self) -> None:

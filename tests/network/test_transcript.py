@@ -20,7 +20,7 @@ from sectorch.network import Server, answer, connect
 from sectorch.network.identity.identity import context
 from sectorch.network.messages import Serve, message_form
 from sectorch.network.parties.server import Registry
-from sectorch.network.wire.channel import Link
+from sectorch.network.wire.channel import PeerLink
 from sectorch.session import S
 from sectorch.tensor import Scheme
 
@@ -75,12 +75,12 @@ def ended(monkeypatch):
 
 def told(monkeypatch, change) -> None:
     """From here on S tells the answering parties what `change` makes of its requests to serve."""
-    tell = Link.tell
+    tell = PeerLink.tell
 
     def telling(self, request, *session):
         tell(self, change(message_form(request)) if isinstance(request, Serve) else request, *session)
 
-    monkeypatch.setattr(Link, "tell", telling)
+    monkeypatch.setattr(PeerLink, "tell", telling)
 
 
 def otherwise(request: dict, change: dict) -> dict:

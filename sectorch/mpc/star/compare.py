@@ -170,8 +170,8 @@ def forest_worth(
     times `scale`.
     """
     budget = net.state(RoundBudget)
-    much = budget.round_bytes is None or net.offline_bytes > MUCH * budget.scale
-    worth = LAN_ROUND if much else budget.round_bytes
+    given = budget.round_bytes
+    worth = LAN_ROUND if given is None or net.offline_bytes > MUCH * budget.scale else given
     forests = (forest(blocks, whole, above, spare) for spare in range(3))
     return min(forests, key=lambda f: bits_of_layers(f[0]) * count // 8 + len(f[0]) * worth)
 

@@ -50,7 +50,7 @@ from ..messages import (
     message_form,
 )
 from ..names import NAME, name_of, readable
-from ..wire.channel import Link
+from ..wire.channel import PeerLink
 
 Key = tuple[str, tuple[str, ...]]
 """A label, and the names of the parties that meet under it."""
@@ -117,9 +117,9 @@ class NoteBoard:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._places: dict[Place, tuple[Link, str]] = {}
+        self._places: dict[Place, tuple[PeerLink, str]] = {}
 
-    def register(self, link: Link, request: IsUp) -> ServerReply:
+    def register(self, link: PeerLink, request: IsUp) -> ServerReply:
         """Let this connection take the notes for its party and tag.
 
         Raises:
@@ -151,7 +151,7 @@ class NoteBoard:
             link, token = self._places.get((name, ""), (None, ""))
         return token if link is not None and link.closed is None else ""
 
-    def note(self, link: Link, request: Note) -> ServerReply:
+    def note(self, link: PeerLink, request: Note) -> ServerReply:
         """Deliver a note.
 
         Raises:
@@ -197,7 +197,7 @@ class _WaitingSession:
     """A session whose parties have not all come; `alone` are those with a single thread, which waits."""
 
     digest: str
-    links: dict[str, Link] = field(default_factory=dict)
+    links: dict[str, PeerLink] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
 
 
@@ -207,7 +207,7 @@ class _RunningSession:
 
     run: bytes
     label: str
-    links: dict[str, Link]
+    links: dict[str, PeerLink]
     finished: set[str] = field(default_factory=set)
 
 
@@ -218,7 +218,7 @@ class SessionBroker:
         links: gives the connections of a client.
     """
 
-    def __init__(self, links: Callable[[str], Collection[Link]] = lambda name: ()):
+    def __init__(self, links: Callable[[str], Collection[PeerLink]] = lambda name: ()):
         self._lock, self.notes, self._links = threading.Lock(), NoteBoard(), links
         self._waiting: dict[Key, _WaitingSession] = {}
         self._running: dict[bytes, _RunningSession] = {}
@@ -226,7 +226,7 @@ class SessionBroker:
     def __len__(self) -> int:
         return len(self._running)
 
-    def answer(self, link: Link, request: ServerRequest) -> ServerReply:
+    def answer(self, link: PeerLink, request: ServerRequest) -> ServerReply:
         """Answer a federation's request. Raises SectorchError."""
         if isinstance(request, Meet):
             return self.meet(link, request)
@@ -242,7 +242,7 @@ class SessionBroker:
             return self.notes.note(link, request)
         raise FrameError(f"no server answers '{request.do}'")
 
-    def meet(self, link: Link, request: Meet) -> PartiesMissing:
+    def meet(self, link: PeerLink, request: Meet) -> PartiesMissing:
         """Add a party to a session, and begin the session when all have come. The reply names the missing parties.
 
         Raises:
@@ -276,7 +276,7 @@ class SessionBroker:
         return PartiesMissing(missing=missing)
 
     def _join(
-        self, link: Link, label: str, names: tuple[str, ...], waiting: _WaitingSession
+        self, link: PeerLink, label: str, names: tuple[str, ...], waiting: _WaitingSession
     ) -> tuple[_RunningSession | None, list[str]]:
         """The session, if all parties have come, and those that are missing. Called with the lock held."""
         name = link.peer
@@ -296,7 +296,7 @@ class SessionBroker:
         self._running[running.run] = running
         return running, []
 
-    def unmeet(self, link: Link, request: Unmeet) -> ServerReply:
+    def unmeet(self, link: PeerLink, request: Unmeet) -> ServerReply:
         """Remove a party that has stopped waiting."""
         with self._lock:
             waiting = self._waiting.get((request.label, _names(request)))
@@ -305,7 +305,7 @@ class SessionBroker:
             self._drop_closed()
         return ServerReply()
 
-    def finish(self, link: Link, request: PartFinished) -> ServerReply:
+    def finish(self, link: PeerLink, request: PartFinished) -> ServerReply:
         """Note that a party has done its part: it may leave without ending the session for the others."""
         with self._lock:
             running = self._running.get(bytes.fromhex(request.meeting))
@@ -320,7 +320,7 @@ class SessionBroker:
 
         Called when a party begins to wait, and when a connection ends.
         """
-        refusals: list[tuple[Link, Key, str]] = []
+        refusals: list[tuple[PeerLink, Key, str]] = []
         with self._lock:
             self._drop_closed()
             waits: dict[str, Key] = {}
@@ -418,7 +418,7 @@ class SessionBroker:
                     link.end_forwarding(wire_of(running.run, name, other))
 
 
-def _refuse(link: Link, key: Key, error: NetworkError) -> None:
+def _refuse(link: PeerLink, key: Key, error: NetworkError) -> None:
     label, parties = key
     with suppress(SectorchError):
         link.tell(Refusal(label=label, parties=list(parties), error=type(error).__name__, text=str(error)), urgent=True)

@@ -64,7 +64,7 @@ from ..messages import (
 from ..names import LONGEST, name_of, readable
 from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
-from ..wire.channel import Channel, Link, copy_error
+from ..wire.channel import Channel, PeerLink, copy_error
 from ..wire.fair_queue import FairQueue
 from .batching import AnsweringBatcher, BatchCandidate
 from .client import Connection, no_identity
@@ -421,7 +421,7 @@ class Answering:
         self._turns = FairQueue(SESSIONS, SESSIONS, SESSIONS)  # nothing waits here: the server limits running calls
         self._connection: Connection | None = None
         self._batcher = AnsweringBatcher()
-        self._registered_link: Link | None = None
+        self._registered_link: PeerLink | None = None
         self.answered = 0
         with ExitStack() as files:
             self._receipts = (

@@ -31,7 +31,7 @@ from ..messages import (
 from ..names import model_name, readable, worker_of
 from ..receipts import Receipts
 from ..store import Store
-from ..wire.channel import Link, copy_error, relayed_error
+from ..wire.channel import PeerLink, copy_error, relayed_error
 from ..wire.endpoints import dial, refusal
 from .remote_model import RemoteGroup, RemoteModel
 from .session import load_loops
@@ -124,7 +124,10 @@ class Connection:
         """Connect once; returns whether the wanted worker has answered."""
         address, credentials, silence, patience = self._dial_arguments
         load_loops()
-        ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence, on_close=self._wake)
+        ended, link = (
+            threading.Event(),
+            PeerLink(f"the server at {address}", self._request, silence, on_close=self._wake),
+        )
         self._stream = dial(address, credentials, link, patience, lambda: self._note_end(ended))
         self.ended, self.link = ended, link
         try:  # in TLS 1.3, a server refuses a client's certificate only after the handshake
@@ -137,7 +140,7 @@ class Connection:
             return False
         return True
 
-    def live_link(self) -> Link:
+    def live_link(self) -> PeerLink:
         """The open link. A client connects again if it was lost; an answering party does so itself, by `register`."""
         with self._dialling:
             if self.link.closed is not None and not self._closed and self._on_serve is None:
@@ -197,7 +200,7 @@ class Connection:
         """
         return self._ask(self.live_link(), request, kind, patience)
 
-    def _ask(self, link: Link, request: ControlMessage | Mapping[str, Any], kind: type[R], patience: float) -> R:
+    def _ask(self, link: PeerLink, request: ControlMessage | Mapping[str, Any], kind: type[R], patience: float) -> R:
         number = next(self._numbers)
         with self._arrived:
             self._replies[number] = None
@@ -220,7 +223,7 @@ class Connection:
             raise relayed_error(known, readable(failure.text))
         return parse_message(kind, content, "reply")
 
-    def _request(self, link: Link, request: dict) -> None:
+    def _request(self, link: PeerLink, request: dict) -> None:
         number = request.get("number")
         if request.get("do") == "reply":
             with self._arrived:

@@ -62,7 +62,7 @@ from ..messages import (
 from ..names import model_name
 from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
-from ..wire.channel import Channel, Link
+from ..wire.channel import Channel, PeerLink
 from .session import AnsweringParty, PartySession, abort_reason, scheme_to_message
 
 R = TypeVar("R", bound=ServerReply)
@@ -92,7 +92,7 @@ class QueryConnection(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def live_link(self) -> Link: ...
+    def live_link(self) -> PeerLink: ...
 
     def ask(self, request: ControlMessage, kind: type[R], patience: float = 30.0) -> R: ...
 

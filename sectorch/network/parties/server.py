@@ -9,8 +9,8 @@ next such call or the end. Prepared material stays in the `Store`, bound to clie
 (`material_owner`), until it is used, dropped or evicted; a store that is not lasting forgets a session's at its end.
 Receipts and quotas, where they are set, record who asked what, and no values.
 
-What happens when a party is lost: its `Link` closes, so that its channels fail. `Server._link_failures` fails the other
-channels of each session at once; `ServerSessions.serve` ends the session and sends the reason. Where A was lost, the
+What happens when a party is lost: its `PeerLink` closes, so that its channels fail. `Server._link_failures` fails the
+other channels of each session at once; `ServerSessions.serve` ends the session and sends the reason. Where A was lost, the
 query raises an `AbortedError` at Q with that reason. Where another replica answers for A, it is a `SessionOverError`,
 and `RemoteModel.ask` repeats the query by itself. Both times a repeated query has the name of the failed one
 (`PendingQueries`), so that no quota is charged twice.
@@ -82,7 +82,7 @@ from ..messages import (
 from ..names import model_name, party_of
 from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, version
-from ..wire.channel import CALL, Channel, Link
+from ..wire.channel import CALL, Channel, PeerLink
 from ..wire.endpoints import Listener
 from ..wire.fair_queue import FairQueue
 from .batching import BatchCandidate, ServerBatcher
@@ -326,7 +326,7 @@ class ConnectedModel(ServedModel):
         number: counts registrations; of equal ones, the latest is preferred.
     """
 
-    link: Link
+    link: PeerLink
     made: int = 0
     number: int = 0
 
@@ -368,7 +368,7 @@ class Registry:
             found = {name: [o for o in offers if o.open] for name, offers in self._offers.items()}
             self._offers = {name: offers for name, offers in found.items() if offers}
 
-    def add(self, name: str, offered: ConnectedModel) -> list[Link]:
+    def add(self, name: str, offered: ConnectedModel) -> list[PeerLink]:
         """Register a model, replacing what the same connection registered under this name before.
 
         A store belongs to one process: a connection with the store of another one is that process, started again.
@@ -422,7 +422,7 @@ class Registry:
             f"take a minute: if '{party}' was, ask again"
         )
 
-    def has_alternative(self, names: list[str], lost: list[Link]) -> bool:
+    def has_alternative(self, names: list[str], lost: list[PeerLink]) -> bool:
         """Whether all of these models can be asked over other connections."""
         with self._lock:
             return all(any(o.open and o.link not in lost for o in self._offers.get(name, [])) for name in names)
@@ -475,7 +475,7 @@ class Server:
         self.store.on_evict = self._void_material
         self._timeouts = patience, call
         self._registry = Registry()
-        self._links: set[Link] = set()
+        self._links: set[PeerLink] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -554,8 +554,8 @@ class Server:
             "masked_weight_bytes": weights, **self._turns.figures(), **self.store.figures(),
         }  # fmt: skip
 
-    def _welcome(self, name: str, certificate: str) -> Link:
-        link = Link(
+    def _welcome(self, name: str, certificate: str) -> PeerLink:
+        link = PeerLink(
             name, self._request, *self._timeouts, certificate=certificate, on_close=self._broker.break_deadlocks
         )
         with self._lock:
@@ -563,11 +563,11 @@ class Server:
         self._registry.prune()
         return link
 
-    def _links_of(self, name: str) -> list[Link]:
+    def _links_of(self, name: str) -> list[PeerLink]:
         with self._lock:
             return [link for link in self._links if link.peer == name]
 
-    def _request(self, link: Link, request: dict) -> None:
+    def _request(self, link: PeerLink, request: dict) -> None:
         """Answer a request that belongs to no session, from the client `link.peer` of the certificate."""
         try:
             answer = self._answer(link, parse_message(ToServer, request, "request"))
@@ -575,7 +575,7 @@ class Server:
             answer = Failure(error=type(error).__name__, text=str(error))
         link.tell({"do": "reply", "number": request.get("number"), **message_form(answer)})
 
-    def _answer(self, link: Link, request: ServerRequest) -> ServerReply:
+    def _answer(self, link: PeerLink, request: ServerRequest) -> ServerReply:
         if isinstance(request, Register):
             return self._register(link, request)
         if isinstance(request, ListModels):
@@ -589,7 +589,7 @@ class Server:
         self._place.check_first()
         return self._broker.answer(link, request)
 
-    def _register(self, link: Link, request: Register) -> KeptSessions:
+    def _register(self, link: PeerLink, request: Register) -> KeptSessions:
         name = model_name(request.name, "an answering party's name", IdentityError)
         if party_of(name) != link.peer:
             raise IdentityError(f"the certificate is for '{link.peer}' and cannot answer as '{name}'")
@@ -605,7 +605,7 @@ class Server:
         write(log, "answers", model=name, version=offered.version)
         return KeptSessions(sessions=[shelf.session.hex() for shelf in self.store.shelves(model=name)])
 
-    def _open(self, link: Link, request: Open) -> SessionParts:
+    def _open(self, link: PeerLink, request: Open) -> SessionParts:
         if self._turns.closed:
             raise BusyError(self._turns.closed)
         self._place.check(link.peer)
@@ -674,7 +674,7 @@ class Server:
             self._sessions[wire] = client, weight_bytes
 
     def _usable_calls(
-        self, link: Link, session: bytes, request: Open, model: ConnectedModel, scheme: Scheme
+        self, link: PeerLink, session: bytes, request: Open, model: ConnectedModel, scheme: Scheme
     ) -> list[int]:
         """The prepared calls that Q may use: of its own material, for this model and format, and still in the store."""
         shelf = self.store.shelf(session)
@@ -689,7 +689,7 @@ class Server:
             model = self._registry.find(shelf.binding.model, keeper=shelf.binding.keeper)
             model.link.tell(Void(sessions=[shelf.session.hex()]))
 
-    def _drop_material(self, link: Link, request: Void) -> ServerReply:
+    def _drop_material(self, link: PeerLink, request: Void) -> ServerReply:
         """Drop the material of sessions of which the answering party has lost its half."""
         for shelf in self.store.shelves():
             if shelf.session.hex() in request.sessions and party_of(shelf.binding.model) == link.peer:

@@ -1,6 +1,6 @@
 """A connection between a client and the server, and the sessions that it carries.
 
-- `Link`: one connection. It sorts incoming frames into the channels of sessions, and forwards those between others.
+- `PeerLink`: one connection. It sorts incoming frames into the channels of sessions, and forwards those between others.
 - `Channel`: one session's frames to and from the peer, with back-pressure; a `PartyRuntime` sends through it.
 - `Outbox`: the frames that wait to be written to the connection.
 - `Deadline`: how long a party waits for its peer.
@@ -174,7 +174,7 @@ class Channel:
         AbortedError, or the error that the peer named: the peer ended the session.
     """
 
-    def __init__(self, link: Link, session: bytes, deadline: Deadline | None = None):
+    def __init__(self, link: PeerLink, session: bytes, deadline: Deadline | None = None):
         self.link, self.session = link, session
         self.deadline = deadline or Deadline(link.peer)
         # Each counter has one writer: the link's reader those of incoming bytes, the session's thread the others.
@@ -387,7 +387,7 @@ class Channel:
 
     def flush_together(self, others: Sequence[Channel]) -> None:
         """Send the deferred frames of several channels, together where they share a link."""
-        held: dict[int, tuple[Link, list[bytes]]] = {}
+        held: dict[int, tuple[PeerLink, list[bytes]]] = {}
         for channel in (self, *others):
             if channel._held:
                 held.setdefault(id(channel.link), (channel.link, []))[1].extend(channel._held)
@@ -578,7 +578,7 @@ RELAYED_BYTES = PART_BYTES + (1 << 18)
 """The largest frame that is forwarded: one encrypted part of a message, and labels."""
 
 
-class Link:
+class PeerLink:
     """The connection to `peer`.
 
     Args:
@@ -591,7 +591,7 @@ class Link:
     def __init__(
         self,
         peer: str,
-        on_request: Callable[[Link, dict], None],
+        on_request: Callable[[PeerLink, dict], None],
         silence: float | None = None,
         call: float | None = None,
         certificate: str = "",
@@ -603,7 +603,7 @@ class Link:
         self.outbox = Outbox(peer)
         self._lock = threading.Lock()
         self._channels: dict[bytes, Channel] = {}
-        self._forwards: dict[bytes, tuple[Link, threading.Event]] = {}
+        self._forwards: dict[bytes, tuple[PeerLink, threading.Event]] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self.closed: SectorchError | None = None
         self._leaving = False
@@ -628,7 +628,7 @@ class Link:
             channel = self._channels[session] = kind(self, session, deadline)
         return channel
 
-    def forward(self, session: bytes, to: Link, ready: threading.Event) -> None:
+    def forward(self, session: bytes, to: PeerLink, ready: threading.Event) -> None:
         """Forward this session's incoming frames to another link, once it is ready; see `end_forwarding`."""
         with self._lock:
             self._forwards[session] = to, ready
@@ -748,7 +748,7 @@ class Link:
         self._on_close()
 
 
-def _forward_frame(frame: Frame, to: Link, ready: threading.Event) -> None:
+def _forward_frame(frame: Frame, to: PeerLink, ready: threading.Event) -> None:
     """Forward a frame to another link; blocks while that link's queue is full, and drops the frame if it is closed.
 
     The frame is not urgent: urgent frames could overflow the queue and so end another client's connection. A link that

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from ...errors import ArgumentError, BusyError, IdentityError, NetworkError, PeerLostError
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
-from .channel import Link, closing_frame
+from .channel import PeerLink, closing_frame
 from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, tls_error_text, with_length
 
 
@@ -113,7 +113,7 @@ class Listener:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, welcome: Callable[[str, str], Link], shared: bool = False
+        self, address: str, credentials: Credentials, welcome: Callable[[str, str], PeerLink], shared: bool = False
     ):
         self.use(credentials)
         self._welcome = welcome
@@ -347,7 +347,11 @@ RETRY = 0.2
 
 
 def dial(
-    address: str, credentials: Credentials, link: Link, patience: float = 5.0, ended: Callable[[], None] = lambda: None
+    address: str,
+    credentials: Credentials,
+    link: PeerLink,
+    patience: float = 5.0,
+    ended: Callable[[], None] = lambda: None,
 ) -> Stream:
     """Connect a client's link to the server, with further attempts while it does not answer.
 
@@ -384,7 +388,7 @@ def refusal(address: str, error: NetworkError) -> NetworkError:
 
 
 def _connect(
-    host: str, port: int, context: ssl.SSLContext, end: float, link: Link, ended: Callable[[], None]
+    host: str, port: int, context: ssl.SSLContext, end: float, link: PeerLink, ended: Callable[[], None]
 ) -> Stream:
     left = lambda: max(0.001, end - time.monotonic())
     try:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ...errors import FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ..identity.identity import Credentials
-from .channel import Link
+from .channel import PeerLink
 
 _LOCK = threading.Lock()
 _CARRIERS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -226,7 +226,9 @@ class Stream:
         ended: called once when the connection is over.
     """
 
-    def __init__(self, sock: socket.socket, tls: Tls, link: Link, first: bytes = b"", ended: Callable = lambda: None):
+    def __init__(
+        self, sock: socket.socket, tls: Tls, link: PeerLink, first: bytes = b"", ended: Callable = lambda: None
+    ):
         self.link = link
         self._sock, self._tls, self._first, self._ended = sock, tls, first, ended
         # What `_write` could not send: encrypted bytes, and plain ones behind them.

@@ -112,7 +112,7 @@ def hook(events: Events, recorder: Recorder, serves: bool, port: int | None) -> 
     Receipts._write = around("receipt", True, Receipts._write)
     client.Connection._ask = around("ask", True, client.Connection._ask)
     if serves:
-        channel.Link._route = around("frame", False, channel.Link._route)
+        channel.PeerLink._route = around("frame", False, channel.PeerLink._route)
     if port is not None:
         dial = client.dial
         client.dial = lambda address, *args, **more: dial(f"localhost:{port}", *args, **more)

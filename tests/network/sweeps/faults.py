@@ -20,7 +20,7 @@ SLOWER = ("delay",)
 """Modes in which all goes on, later."""
 
 
-class Link:
+class PeerLink:
     """A proxy before the server, in a process of its own."""
 
     def __init__(self, folder: Path, target: int, mode: str = "none", up: bool = True, after: int = 0):
@@ -65,7 +65,7 @@ def of_paper(world: Federated, reference: Reference, cases: Cases, fractions: in
         world.serve()
     folder = world.folder / "measured"
     shutil.rmtree(folder, ignore_errors=True)
-    links = {name: Link(folder / name, world.port) for name in world.paper.parties}
+    links = {name: PeerLink(folder / name, world.port) for name in world.paper.parties}
     processes = world.whole(folder, {name: {"port": link.port} for name, link in links.items()})
     sizes = {name: link.close() for name, link in links.items()}
     if any(p.status for p in processes):
@@ -82,7 +82,7 @@ def _failing(world: Federated, reference: Reference, name: str, mode: str, up: b
     run.mkdir(parents=True)
     if world.server is None or world.server.poll() is not None:
         world.serve()
-    link = Link(run / "link", world.port, mode, up, after)
+    link = PeerLink(run / "link", world.port, mode, up, after)
     parties = {n: world.start(run, n, {"port": link.port} if n == name else {}) for n in world.paper.parties}
     row: dict[str, Any] = {"after": after}
     try:
@@ -140,7 +140,7 @@ def of_inference(
     star: inference.Star, whole: inference.Whole, cases: Cases, fractions: int = 1, only: str = ""
 ) -> None:
     """The client's link and the answering party's; the client asks again by itself."""
-    links = {name: Link(star.folder / "measured" / name, star.port) for name in inference.PARTIES[1:]}
+    links = {name: PeerLink(star.folder / "measured" / name, star.port) for name in inference.PARTIES[1:]}
     star.begin({name: {"port": link.port} for name, link in links.items()})
     status = star.running["alice"].wait(inference.WHOLE)
     sizes = {name: link.close() for name, link in links.items()}
@@ -150,7 +150,7 @@ def of_inference(
     for case, name, mode, up, after in _ways(sizes, "inference", fractions):
         if not (only in case and cases.left(case)):
             continue
-        link = Link(star.folder / "link", star.port, mode, up, after)
+        link = PeerLink(star.folder / "link", star.port, mode, up, after)
         try:
             star.begin({name: {"port": link.port}})
             end = time.monotonic() + inference.WHOLE
