@@ -123,11 +123,12 @@ def test_network_estimate_by_hand():
 
 
 def test_a_profile_adds_the_computation_that_it_saw():
-    secured = sectorch.secure(nn.Linear(4, 3).eval(), session=sectorch.Session())
+    model = nn.Linear(4, 3).eval()
+    secured = sectorch.secure(model, session=sectorch.Session())
     with sectorch.profile() as seen:
         secured(torch.randn(2, 4))
         secured(torch.randn(2, 4))
-    first, link = sectorch.explain(secured.plain, torch.randn(2, 4)), sectorch.Link(rtt_ms=100, mbit=10)
+    first, link = sectorch.explain(model, torch.randn(2, 4)), sectorch.Link(rtt_ms=100, mbit=10)
     with sectorch.profile() as again:
         secured(torch.randn(2, 4))
     assert seen.online_seconds > 0

@@ -10,10 +10,10 @@ next such call or the end. Prepared material stays in the `Store`, bound to clie
 Receipts and quotas, where they are set, record who asked what, and no values.
 
 What happens when a party is lost: its `PeerLink` closes, so that its channels fail. `Server._link_failures` fails the
-other channels of each session at once; `ServerSessions.serve` ends the session and sends the reason. Where A was lost, the
-query raises an `AbortedError` at Q with that reason. Where another replica answers for A, it is a `SessionOverError`,
-and `RemoteModel.ask` repeats the query by itself. Both times a repeated query has the name of the failed one
-(`PendingQueries`), so that no quota is charged twice.
+other channels of each session at once; `ServerSessions.serve` ends the session and sends the reason. Where A was lost,
+the query raises an `AbortedError` at Q with that reason. Where another replica answers for A, it is a
+`SessionOverError`, and `RemoteModel.ask` repeats the query by itself. Both times a repeated query has the name of the
+failed one (`PendingQueries`), so that no quota is charged twice.
 """
 
 from __future__ import annotations
