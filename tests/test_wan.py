@@ -171,8 +171,3 @@ def test_no_block_is_wider_than_eight_bits():
     for limit in (2, 30):
         plan = plan_blocks(4, 1, 63, 63, limit, 1)
         assert max(w for span in (plan.pair, *plan.signs) for w in span.widths) <= 8
-
-
-def test_an_unknown_network():
-    with pytest.raises(ArgumentError, match="network must be one of lan, wan, got 'dsl'"):
-        sectorch.secure(nn.Linear(2, 2).eval(), Scheme(network="dsl"))
