@@ -14,8 +14,8 @@ from rich.table import Table
 
 from sectorch.cli.command import require
 from sectorch.data import load, partition
-from sectorch.data.expansion import expand
 from sectorch.data.seeds import generator
+from sectorch.data.selection import expand
 from sectorch.federated.training import features, train
 from sectorch.protocols.privhfl import PRESETS, federation
 

@@ -34,8 +34,8 @@ from rich.table import Table
 from scipy import stats
 
 from sectorch import ckks
+from sectorch.ckks.convert import ResidueRing
 from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
-from sectorch.ckks.residue_shares import ResidueRing
 from sectorch.data.partition import DividedData
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
 from sectorch.protocols.secsv.algorithm import Utilities

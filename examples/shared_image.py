@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 import sectorch
-from sectorch.data.expansion import mixup
+from sectorch.data.selection import mixup
 
 SIDE, GAP, LAMBDA = 256, 8, 0.7
 

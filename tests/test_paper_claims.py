@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sectorch import ckks
 from sectorch.data import select
 from sectorch.dp import ORDERS, GNMax, epsilon_for, epsilon_of
-from sectorch.dp.renyi import gaussian_curve, response_curve
+from sectorch.dp.noise import gaussian_curve, response_curve
 from sectorch.nn.fhe import GELU, Polynomial
 from sectorch.protocols.capride.training import true_kl
 from sectorch.protocols.secsv.testers import averaged

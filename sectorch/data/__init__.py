@@ -13,12 +13,12 @@ from .errors import DataError as DataError
 from .errors import DatasetMissingError as DatasetMissingError
 from .errors import PartitionError as PartitionError
 from .errors import SelectionError as SelectionError
-from .expansion import EXPANSIONS as EXPANSIONS
-from .expansion import expand as expand
 from .partition import PARTITIONS as PARTITIONS
 from .partition import federation as federation
 from .partition import partition as partition
+from .selection import EXPANSIONS as EXPANSIONS
 from .selection import SELECTIONS as SELECTIONS
+from .selection import expand as expand
 from .selection import select as select
 
 __all__ = [

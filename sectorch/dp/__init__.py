@@ -28,13 +28,13 @@ from .mechanisms import epsilon_for as epsilon_for
 from .mechanisms import queries_for as queries_for
 from .mechanisms import reachable_epsilon as reachable_epsilon
 from .mechanisms import scale_for as scale_for
+from .noise import ORDERS as ORDERS
 from .noise import DiscreteGaussian as DiscreteGaussian
 from .noise import DiscreteLaplace as DiscreteLaplace
 from .noise import Noise as Noise
+from .noise import epsilon_of as epsilon_of
 from .noise import on_grid as on_grid
-from .renyi import ORDERS as ORDERS
-from .renyi import epsilon_of as epsilon_of
-from .renyi import sampled_curve as sampled_curve
+from .noise import sampled_curve as sampled_curve
 from .sums import GaussianShares as GaussianShares
 
 __all__ = [

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from .. import files
 from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
-from .renyi import ORDERS, check_delta, check_epsilon, epsilon_of
+from .noise import ORDERS, check_delta, check_epsilon, epsilon_of
 
 
 class Budget:
-    """A limit and the sum of all charges: a privacy filter over RDP curves (see `renyi.py`).
+    """A limit and the sum of all charges: a privacy filter over RDP curves (see `noise.py`).
 
     Charge before asking. A charge stays if the query then fails, so a run may report more than it spent, and never
     less.

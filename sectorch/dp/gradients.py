@@ -37,8 +37,7 @@ from ..training.operations import F, torch
 from ..training.tensor import DifferentiableTensor
 from .budget import Budget
 from .errors import PrivacyError
-from .noise import on_grid
-from .renyi import epsilon_of, sampled_curve
+from .noise import epsilon_of, on_grid, sampled_curve
 
 # The sum of clipped gradients of single rows, in secret. For linear layers no gradient of a single row is computed.
 #

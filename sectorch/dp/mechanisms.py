@@ -29,14 +29,18 @@ from ..choreography import Party
 from ..tensor import SharedTensor
 from ..tensor.holders import draw, reveal_argmax
 from .errors import PrivacyError
-from .noise import LARGEST_SCALE, DiscreteGaussian, DiscreteLaplace, Noise, log_sum
-from .renyi import (
+from .noise import (
+    LARGEST_SCALE,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Noise,
     check_delta,
     check_epsilon,
     dependent_gaussian,
     dependent_pure,
     epsilon_of,
     gaussian_curve,
+    log_sum,
     response_curve,
 )
 

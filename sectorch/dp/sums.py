@@ -40,8 +40,7 @@ from ..errors import FixedPointRangeError, NonFiniteError, ShapeError
 from ..ring import HEADROOM_BITS
 from ..secure_sum import NoiseCarriers
 from .errors import PrivacyError
-from .noise import on_grid
-from .renyi import gaussian_curve
+from .noise import gaussian_curve, on_grid
 
 MARGIN = 2.0**-16
 """A clipped tensor is shorter than the bound by this part of it. Rounding to the grid takes half of it at most, and the

@@ -26,8 +26,18 @@ from ..mpc.star.masking import open_masked
 from ..mpc.star.multiply import multiply
 from ..mpc.star.select import bit_to_ring, select
 from ..mpc.star.shares import Shares, concatenate, each, reveal, share
-from .circuit import Circuit, argmax_circuit, confident_circuit
-from .halfgates import WORDS, colours, evaluate, garble, private_words, share_outputs, take_share
+from .circuit import (
+    WORDS,
+    Circuit,
+    argmax_circuit,
+    colours,
+    confident_circuit,
+    evaluate,
+    garble,
+    private_words,
+    share_outputs,
+    take_share,
+)
 from .transfer import Pair, correlated_transfer, deliver, pack, unpack
 
 CHUNK = 1024

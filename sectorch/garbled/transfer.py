@@ -30,7 +30,7 @@ from ..choreography import Located, Message, Net, Party, leaf, protocol, with_sh
 from ..choreography.streams import derive
 from ..errors import KeyAgreementError, TopologyError
 from ..ring.bitplanes import planes, to_rows, words_for
-from .halfgates import LABEL_BYTES, WORDS, expand, hash_blocks, private_words
+from .circuit import LABEL_BYTES, WORDS, expand, hash_blocks, private_words
 
 # Base transfers of random keys, by Chou and Orlandi on Ed25519.
 #

@@ -3,6 +3,7 @@
 from ..deprecation import renamed_names
 from .calls import Call as Call
 from .check import check_op as check_op
+from .check import check_program as check_program
 from .modules import ModuleFault as ModuleFault
 from .modules import ModuleReport as ModuleReport
 from .modules import check_module as check_module
@@ -17,7 +18,6 @@ from .protocols import Finding as Finding
 from .protocols import ProtocolFault as ProtocolFault
 from .protocols import ProtocolReport as ProtocolReport
 from .protocols import check_protocol as check_protocol
-from .reveals import check_program as check_program
 
 __getattr__ = renamed_names(__name__, Options="CheckOptions", Planted="PlantedFault")
 

@@ -5,7 +5,6 @@ from . import elementwise as elementwise
 from . import indexing as indexing
 from . import layers as layers
 from . import losses as losses
-from . import norms as norms
 from .decompositions import NO_GRADIENT as NO_GRADIENT
 from .programs import step as step
 from .tensor import DifferentiableTensor as DifferentiableTensor

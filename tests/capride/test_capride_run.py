@@ -127,7 +127,7 @@ def test_subsets_and_peers_are_drawn_anew():
 
 
 def test_epsilon_is_the_accountant_s(made):
-    from sectorch.dp.renyi import epsilon_of, gaussian_curve
+    from sectorch.dp.noise import epsilon_of, gaussian_curve
 
     how = replace(CLEAR, sigma=20.0)
     result = CaPriDe(*made, how).run()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.data import EXPANSIONS, DataError, expand
-from sectorch.data.expansion import LAMBDAS, mixup
+from sectorch.data.selection import LAMBDAS, mixup
 
 KINDS = sorted(EXPANSIONS)
 # One hot images: which original a pixel comes from can be read off.

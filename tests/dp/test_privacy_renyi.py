@@ -20,7 +20,7 @@ from sectorch.dp import (
     epsilon_for,
     epsilon_of,
 )
-from sectorch.dp.renyi import dependent_gaussian, dependent_pure, response_curve
+from sectorch.dp.noise import dependent_gaussian, dependent_pure, response_curve
 
 scales = st.floats(0.5, 200)
 deltas = st.floats(1e-9, 1e-2)

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from scipy.stats import kstest, norm
 
 from sectorch.dp import ORDERS, DiscreteGaussian, GaussianShares, PrivacyError, epsilon_of, sums
-from sectorch.dp.renyi import gaussian_curve
+from sectorch.dp.noise import gaussian_curve
 from sectorch.errors import (
     ArgumentError,
     DroppedClientError,

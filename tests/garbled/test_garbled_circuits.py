@@ -15,12 +15,17 @@ from sectorch.garbled.circuit import (
     add,
     argmax_circuit,
     choose,
+    colours,
+    evaluate,
+    garble,
     less_than,
     one_hot_argmax,
     position,
+    private_words,
+    share_outputs,
     subtract,
+    take_share,
 )
-from sectorch.garbled.halfgates import colours, evaluate, garble, private_words, share_outputs, take_share
 
 
 def bits_of(values: torch.Tensor, bits: int) -> torch.Tensor:

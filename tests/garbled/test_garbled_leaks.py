@@ -23,12 +23,11 @@ from sectorch.garbled import (
     argmax_onehot,
     argmax_onehot_shares,
     correlate,
-    halfgates,
     oblivious_transfer,
     transfer,
 )
-from sectorch.garbled.circuit import argmax_circuit
-from sectorch.garbled.halfgates import garble, private_words
+from sectorch.garbled import circuit as half_gates
+from sectorch.garbled.circuit import argmax_circuit, garble, private_words
 from sectorch.session import Session
 from sectorch.testing.outcomes import not_uniform
 
@@ -166,7 +165,7 @@ def test_every_kind_of_message_is_looked_at(monkeypatch):
 
 def test_a_word_without_its_hash_would_be_found(monkeypatch):
     """The words that correct Q's shares, with the hashes left out, are one or minus one."""
-    monkeypatch.setattr(halfgates, "hash_blocks", lambda keys, x: torch.zeros_like(x))
+    monkeypatch.setattr(half_gates, "hash_blocks", lambda keys, x: torch.zeros_like(x))
     found = findings(*(views(onehot, secret, monkeypatch, runs=1) for secret in (first_wins, spread_out)))
     assert any("not uniform" in f and "garbled_argmax_onehot" in f for f in found)
 
@@ -211,28 +210,28 @@ def test_no_two_ciphertexts_or_labels_differ_by_delta():
 
 def test_one_tweak_for_all_gates_would_be_found(monkeypatch):
     """A wire that enters two ANDs is then hashed twice alike, and the two ciphertexts differ by Delta or by nothing."""
-    tweaks = halfgates.tweaks
-    monkeypatch.setattr(halfgates, "tweaks", lambda nonce, first, count: (tweaks(nonce, 0, 2) * count)[:count])
+    tweaks = half_gates.tweaks
+    monkeypatch.setattr(half_gates, "tweaks", lambda nonce, first, count: (tweaks(nonce, 0, 2) * count)[:count])
     rows, delta = garbled_rows()
     assert differences_with(rows, delta) > 0
 
 
 def test_no_tweak_is_used_for_two_half_gates(monkeypatch):
     """Tweaks of one garbling, its outputs' included, and those of the next are all different."""
-    seen, tweaks = [], halfgates.tweaks
+    seen, tweaks = [], half_gates.tweaks
 
     def recorded(*args):
         found = tweaks(*args)
         seen.extend(found)
         return found
 
-    monkeypatch.setattr(halfgates, "tweaks", recorded)
+    monkeypatch.setattr(half_gates, "tweaks", recorded)
     circuit = argmax_circuit(CLASSES, BITS, False)
     delta = private_words(2)
     for _ in range(2):
         nonce = private_words(2)
         _, out = garble(circuit, delta, private_words(circuit.inputs, 3, 2), nonce)
-        halfgates.share_outputs(circuit, delta, out, nonce)
+        half_gates.share_outputs(circuit, delta, out, nonce)
     assert len(seen) == len(set(seen)) == 2 * (2 * circuit.ands + CLASSES)
 
 
@@ -244,7 +243,7 @@ def test_Q_holds_one_label_of_each_wire():
         delta, zero, nonce = private_words(2), private_words(circuit.inputs, 500, 2), private_words(2)
         delta[0] |= 1
         tables, out = garble(circuit, delta, zero, nonce)
-        active = halfgates.evaluate(circuit, zero ^ ((-values).unsqueeze(-1) & delta), tables, nonce)
+        active = half_gates.evaluate(circuit, zero ^ ((-values).unsqueeze(-1) & delta), tables, nonce)
         other = {number(label) for label in (active ^ delta).reshape(-1, 2)}
         sent = {number(row) for row in tables.reshape(-1, 2)} | {number(label) for label in active.reshape(-1, 2)}
         assert not other & sent

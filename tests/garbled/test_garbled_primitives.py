@@ -28,8 +28,7 @@ from scipy import stats
 
 from sectorch.errors import KeyAgreementError
 from sectorch.garbled import transfer
-from sectorch.garbled.circuit import Builder
-from sectorch.garbled.halfgates import evaluate, expand, garble, hash_blocks, private_words, sigma, tweaks
+from sectorch.garbled.circuit import Builder, evaluate, expand, garble, hash_blocks, private_words, sigma, tweaks
 
 P_VALUE = 1e-12
 """As in `sectorch/testing/outcomes.py`: some hundred such values are computed here."""

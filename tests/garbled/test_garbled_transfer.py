@@ -11,7 +11,7 @@ from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.errors import KeyAgreementError, TopologyError
 from sectorch.garbled import correlate, oblivious_transfer, relay, transfer
-from sectorch.garbled.halfgates import private_words
+from sectorch.garbled.circuit import private_words
 from sectorch.garbled.transfer import TRANSFERS, correlated_transfer, pack, transpose_streams, unpack
 from sectorch.ring.bitplanes import words_for
 from sectorch.session import Session

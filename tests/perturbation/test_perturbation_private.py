@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import nn
 
 from sectorch.dp import GaussianShares, PrivacyError, epsilon_of, sums
-from sectorch.dp.renyi import gaussian_curve
+from sectorch.dp.noise import gaussian_curve
 from sectorch.errors import ArgumentError, MaskError
 from sectorch.federated.watch import Watch
 from sectorch.protocols.perturbation import Federation, Scheme, Settings

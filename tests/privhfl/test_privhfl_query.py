@@ -14,7 +14,7 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography.ledger import Transcript
-from sectorch.dp.renyi import epsilon_of, gaussian_curve
+from sectorch.dp.noise import epsilon_of, gaussian_curve
 from sectorch.federated import FederationError
 from sectorch.federated.outcome import Received, merged
 from sectorch.federated.participants import build

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sectorch import ckks
-from sectorch.ckks.residue_shares import ResidueRing
+from sectorch.ckks.convert import ResidueRing
 from sectorch.protocols.secsv import build
 from sectorch.protocols.secsv.secsv import Format, joint_keys
 from sectorch.protocols.secsv.testers import TestSet, averaged

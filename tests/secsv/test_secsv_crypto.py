@@ -13,6 +13,7 @@ from tenseal import sealapi
 
 from sectorch import ckks
 from sectorch.ckks import linalg
+from sectorch.ckks.convert import ResidueRing
 from sectorch.ckks.linalg import (
     ENCODING_BITS,
     ProductCounts,
@@ -25,7 +26,6 @@ from sectorch.ckks.linalg import (
     to_centred,
     uniform,
 )
-from sectorch.ckks.residue_shares import ResidueRing
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
 from sectorch.protocols.secsv.secsv import WEIGHT_BITS, Format
 

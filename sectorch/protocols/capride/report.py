@@ -34,7 +34,7 @@ def epsilon(records: dict[str, list[dict]], how: Settings) -> float | None:
     if not asked or min(asked) == 0:
         return None
     # dp-accounting is needed for runs with noise only.
-    from ...dp.renyi import epsilon_of, gaussian_curve
+    from ...dp.noise import epsilon_of, gaussian_curve
 
     change = how.logit_change / how.temperature
     worst = 0.0

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...choreography.roles import STAR
-from ...data.expansion import expand
 from ...data.seeds import derive, generator
-from ...data.selection import NEEDS, select
+from ...data.selection import NEEDS, expand, select
 from ...dp.budget import charge
 from ...federated.participants import Participant, Samples
 from ...federated.run import Held, Run, estimated_by, note, progress

@@ -12,9 +12,8 @@ import torch
 
 from ...config import RELU_MODES, Scheme
 from ...data.datasets import Dataset
-from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
-from ...data.selection import SELECTIONS
-from ...dp.renyi import epsilon_of, gaussian_curve
+from ...data.selection import EXPANSIONS, LAMBDAS, PAIRED, SELECTIONS
+from ...dp.noise import epsilon_of, gaussian_curve
 from ...errors import SectorchError
 from ...federated import participants
 from ...federated.command import BudgetOptions, option

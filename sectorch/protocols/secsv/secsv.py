@@ -3,7 +3,7 @@
 C is a client, P the principal and X the auxiliary server. First comes what everybody knows of a run, then what each
 party computes alone, then the protocols, and last the tester, which `algorithm.test_shared` puts together. Matrices
 are ciphertexts (`ckks.linalg.ReducingOperand`), features shares modulo the ciphertext modulus
-(`ckks/residue_shares.py`), and `matrix @ share` at both servers adds up to the encrypted product.
+(`ckks/convert.py`), and `matrix @ share` at both servers adds up to the encrypted product.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ... import ckks
 from ...choreography import Located, Message, Net, Party, leaf, protocol, with_shapes
 from ...choreography.located import run_in
 from ...choreography.net import Runtime
+from ...ckks.convert import ResidueRing
 from ...ckks.exchange import LocatedCKKSTensor, LocatedKeys
 from ...ckks.linalg import ENCODING_BITS, EncodedShare, EncryptedColumns, Reducing, ReducingOperand, encrypt_matrix
-from ...ckks.residue_shares import ResidueRing
 from ...errors import FixedPointRangeError
 from .algorithm import Batch, test_shared
 from .program import Layer, Program, gates, unary
