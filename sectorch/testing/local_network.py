@@ -34,7 +34,7 @@ from ..network.parties.client import Connection, connect
 from ..network.parties.remote_model import RemoteModel
 from ..network.store import Store
 from ..nn.models import ZOO, randomize_batchnorm
-from ..nn.secure import secure
+from ..nn.module import secure
 from ..serving.description import Example
 from ..serving.model_file import save_model
 from ..session import Session
