@@ -1,4 +1,7 @@
-"""The documentation site: no warning, pages as on a code host, nothing from elsewhere, an API that is whole."""
+"""The documentation site: no warning, pages as on a code host, nothing from elsewhere, an API that is whole.
+
+What needs the built site (some 15 s) is for long runs; `make docs` builds it, too, with warnings as errors.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,7 @@ def article(html: str) -> str:
     return html[html.index("<article") : html.index("</article>")]
 
 
+@pytest.mark.sectorch_long
 def test_pages_are_the_same_as_on_a_code_host(site: Path):
     """Two Markdown dialects, one page: as many headings, tables and rows, lists, blocks of code and pictures."""
     tags = re.compile(r"<(h[1-6]|table|tr|ul|ol|li|pre|img|a (?=href))\b")
@@ -98,6 +102,7 @@ def test_pages_are_the_same_as_on_a_code_host(site: Path):
     assert not differ, "\n".join(differ)
 
 
+@pytest.mark.sectorch_long
 def test_no_bar_in_code_keeps_its_backslash(site: Path):
     """`\\|` in a table's code is a bar on a code host, and stands here as it is written."""
     cells = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
@@ -110,6 +115,7 @@ def test_no_bar_in_code_keeps_its_backslash(site: Path):
     ]
 
 
+@pytest.mark.sectorch_long
 def test_nothing_is_loaded_from_elsewhere(site: Path):
     """A reader's browser asks nobody else: no script, style, font or picture of another host."""
     elsewhere = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//', re.IGNORECASE)
@@ -227,6 +233,7 @@ def test_public_signatures_name_their_arguments(package: str):
     assert found <= OPEN
 
 
+@pytest.mark.sectorch_long
 def test_every_listed_name_is_shown(site: Path):
     assert len(listed()) == len(set(listed())) > 100
     for page in API:

@@ -89,8 +89,12 @@ def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, 
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.sectorch_long
 def test_ctrl_c_and_resume(tmp_path: Path, capsys):
-    """A real process, stopped while it asks; the same command goes on and keeps what was answered."""
+    """A real process, stopped while it asks; the same command goes on and keeps what was answered.
+
+    Every run stops PrivHFL's command (`test_privhfl_cli.py`), and this run within one process (`test_capc_run.py`).
+    """
     options = ["--parties", "6", "--querying", "2", "--pool", "4", "--epsilon", "40", "--chunk", "2", "--no-plots"]
     options += ["--local-epochs", "2", "--argmax", "shares", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
