@@ -12,6 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "AbortedError", "ArgumentError", "BusyError", "CaptureWarning", "ChannelScaleError", "CheckpointError",
+    "CorruptedCiphertextError", "DeadlockError", "DimensionError", "DisagreementError", "DroppedClientError",
+    "DtypeError", "FalseDealingError", "FixedPointRangeError", "FrameError", "IdentityError",
+    "KeyAgreementError", "LeakyProtocolWarning", "MaskError", "MaterialError", "MisplacedValueError",
+    "NetworkError", "NonFiniteError", "PeerLostError", "PlotError", "PrecisionError", "PrecisionWarning",
+    "ProgramError", "QuotaError", "QuotaFileError", "RangeExceededError", "ReceiptError", "ReceiptsInUseError",
+    "RefusedError", "SecretAccessError", "SecretBranchError", "SectorchError", "SessionMismatchError",
+    "SessionOverError", "ShapeError", "StoreFullError", "StoreInUseError", "StreamReuseError", "TopologyError",
+    "TrainingModeError", "UndeclaredMessageError", "UnknownModelError", "UnsupportedDeviceError",
+    "UnsupportedOpError",
+]  # fmt: skip
+
 # The root.
 
 
