@@ -12,57 +12,31 @@ from typing import TYPE_CHECKING
 from .signal_handling import interruptible, is_command
 
 with interruptible(is_command()):
-    from . import errors as errors
+    from . import errors
     from . import ops as ops
     from .choreography.ledger import Profile as profile
-    from .choreography.roles import Roles as Roles
-    from .config import Link as Link
-    from .nn.explain import diff as diff
-    from .nn.explain import explain as explain
-    from .nn.generation import Generation as Generation
-    from .nn.generation import generate as generate
-    from .nn.inputs import Inputs as Inputs
-    from .nn.inputs import public as public
-    from .nn.module import SecureModule as SecureModule
-    from .nn.module import program as program
-    from .nn.module import reference as reference
-    from .nn.module import secure as secure
-    from .ops.registry import register_op as register_op
-    from .ops.structure import shuffle as shuffle
-    from .secure_sum import PairwiseMasks as PairwiseMasks
-    from .secure_sum import SecureSum as SecureSum
-    from .secure_sum import secure_sum as secure_sum
-    from .session import Session as Session
-    from .tensor import PrivateTensor as PrivateTensor
-    from .tensor import Scheme as Scheme
-    from .tensor import SharedTensor as SharedTensor
+    from .choreography.roles import Roles
+    from .config import Link
+    from .nn.explain import diff, explain
+    from .nn.generation import Generation, generate
+    from .nn.inputs import Inputs, public
+    from .nn.module import SecureModule, program, reference, secure
+    from .ops.registry import register_op
+    from .ops.structure import shuffle
+    from .secure_sum import PairwiseMasks, SecureSum, secure_sum
+    from .session import Session
+    from .tensor import PrivateTensor, Scheme, SharedTensor
     from .tensor import share_tensor as share
-    from .tensor.aggregation import aggregate as aggregate
-    from .tensor.aggregation import announced as announced
-    from .tensor.holders import collect as collect
-    from .tensor.holders import draw as draw
-    from .tensor.holders import one_hot_argmax as one_hot_argmax
-    from .tensor.holders import reshare as reshare
-    from .tensor.holders import reveal_argmax as reveal_argmax
-    from .tensor.table import supported_ops as supported_ops
-    from .training.checkpoints import Checkpoints as Checkpoints
-    from .training.programs import step as step
-    from .training.tensor import DifferentiableTensor as DifferentiableTensor
-    from .training.tensor import shared as shared
+    from .tensor.aggregation import aggregate, announced
+    from .tensor.holders import collect, draw, one_hot_argmax, reshare, reveal_argmax
+    from .tensor.table import supported_ops
+    from .training.checkpoints import Checkpoints
+    from .training.programs import step
+    from .training.tensor import DifferentiableTensor, shared
 
 if TYPE_CHECKING:
-    from . import choreography as choreography
-    from . import ckks as ckks
-    from . import data as data
-    from . import dp as dp
-    from . import estimators as estimators
-    from . import federated as federated
-    from . import garbled as garbled
-    from . import network as network
-    from . import nn as nn
-    from . import protocols as protocols
-    from . import testing as testing
-    from .ckks import encrypt as encrypt
+    from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, testing
+    from .ckks import encrypt
 
 __all__ = [
     "Checkpoints",

@@ -6,20 +6,10 @@ seeded and reproducible, and protects no secret.
 
 from __future__ import annotations
 
-from .datasets import DATASETS as DATASETS
-from .datasets import Dataset as Dataset
-from .datasets import load as load
-from .errors import DataError as DataError
-from .errors import DatasetMissingError as DatasetMissingError
-from .errors import PartitionError as PartitionError
-from .errors import SelectionError as SelectionError
-from .partition import PARTITIONS as PARTITIONS
-from .partition import federation as federation
-from .partition import partition as partition
-from .selection import EXPANSIONS as EXPANSIONS
-from .selection import SELECTIONS as SELECTIONS
-from .selection import expand as expand
-from .selection import select as select
+from .datasets import DATASETS, Dataset, load
+from .errors import DataError, DatasetMissingError, PartitionError, SelectionError
+from .partition import PARTITIONS, federation, partition
+from .selection import EXPANSIONS, SELECTIONS, expand, select
 
 __all__ = [
     "DATASETS",

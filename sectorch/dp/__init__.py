@@ -10,32 +10,23 @@ See docs/privacy.md for what the figures promise and what they do not.
 
 from __future__ import annotations
 
-from .budget import Budget as Budget
-from .budget import BudgetFile as BudgetFile
-from .budget import charge as charge
-from .errors import BudgetExhaustedError as BudgetExhaustedError
-from .errors import BudgetFileError as BudgetFileError
-from .errors import BudgetInUseError as BudgetInUseError
-from .errors import PrivacyError as PrivacyError
-from .gradients import PrivateGradients as PrivateGradients
-from .mechanisms import MECHANISMS as MECHANISMS
-from .mechanisms import ConfidentGNMax as ConfidentGNMax
-from .mechanisms import GNMax as GNMax
-from .mechanisms import LNMax as LNMax
-from .mechanisms import Mechanism as Mechanism
-from .mechanisms import NoisyMax as NoisyMax
-from .mechanisms import epsilon_for as epsilon_for
-from .mechanisms import queries_for as queries_for
-from .mechanisms import reachable_epsilon as reachable_epsilon
-from .mechanisms import scale_for as scale_for
-from .noise import ORDERS as ORDERS
-from .noise import DiscreteGaussian as DiscreteGaussian
-from .noise import DiscreteLaplace as DiscreteLaplace
-from .noise import Noise as Noise
-from .noise import epsilon_of as epsilon_of
-from .noise import on_grid as on_grid
-from .noise import sampled_curve as sampled_curve
-from .sums import GaussianShares as GaussianShares
+from .budget import Budget, BudgetFile, charge
+from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
+from .gradients import PrivateGradients
+from .mechanisms import (
+    MECHANISMS,
+    ConfidentGNMax,
+    GNMax,
+    LNMax,
+    Mechanism,
+    NoisyMax,
+    epsilon_for,
+    queries_for,
+    reachable_epsilon,
+    scale_for,
+)
+from .noise import ORDERS, DiscreteGaussian, DiscreteLaplace, Noise, epsilon_of, on_grid, sampled_curve
+from .sums import GaussianShares
 
 __all__ = [
     "MECHANISMS",

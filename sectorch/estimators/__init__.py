@@ -12,11 +12,9 @@ from importlib import import_module
 from ..errors import ArgumentError
 
 with suppress(ArgumentError):  # scikit-learn is missing
-    from .base import FitError as FitError
-    from .kmeans import KMeans as KMeans
-    from .linear import LinearRegression as LinearRegression
-    from .linear import LogisticRegression as LogisticRegression
-    from .linear import Ridge as Ridge
+    from .base import FitError
+    from .kmeans import KMeans
+    from .linear import LinearRegression, LogisticRegression, Ridge
 
 __all__ = ["FitError", "KMeans", "LinearRegression", "LogisticRegression", "Ridge"]
 

@@ -9,20 +9,19 @@ much cheaper, and secure only while no two of the parties collude. `argmax_confi
 answer step 3 only where the vote is clear. See docs/garbled.md.
 """
 
-from .argmax import UNANSWERED as UNANSWERED
-from .argmax import argmax_confident as argmax_confident
-from .argmax import argmax_confident_shares as argmax_confident_shares
-from .argmax import argmax_noisy as argmax_noisy
-from .argmax import argmax_noisy_shares as argmax_noisy_shares
-from .argmax import argmax_onehot as argmax_onehot
-from .argmax import argmax_onehot_shares as argmax_onehot_shares
+from .argmax import (
+    UNANSWERED,
+    argmax_confident,
+    argmax_confident_shares,
+    argmax_noisy,
+    argmax_noisy_shares,
+    argmax_onehot,
+    argmax_onehot_shares,
+)
 from .argmax import label_of_shares as label_of_shares
 from .argmax import one_hot_of_classes as one_hot_of_classes
 from .argmax import onehot_of_shares as onehot_of_shares
-from .transfer import Pair as Pair
-from .transfer import correlate as correlate
-from .transfer import oblivious_transfer as oblivious_transfer
-from .transfer import relay as relay
+from .transfer import Pair, correlate, oblivious_transfer, relay
 
 __all__ = [
     "UNANSWERED",

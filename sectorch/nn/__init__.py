@@ -2,15 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from .channels import Channels as Channels
-from .channels import channels as channels
-from .module import SecureModule as SecureModule
-from .module import reference as reference
-from .module import secure as secure
+from .channels import Channels, channels
+from .module import SecureModule, reference, secure
 
 if TYPE_CHECKING:
-    from .fhe import fhe_friendly as fhe_friendly
-    from .fhe import fine_tune as fine_tune
+    from .fhe import fhe_friendly, fine_tune
 
 __all__ = ["Channels", "SecureModule", "channels", "fhe_friendly", "fine_tune", "reference", "secure"]
 

@@ -9,22 +9,11 @@ Parties, models and data may be your own: see `Party`.
 
 from __future__ import annotations
 
-from .ask import Answer as Answer
-from .ask import Panel as Panel
-from .ask import SimulatedPanel as SimulatedPanel
-from .ask import Voter as Voter
-from .experiment import CaPC as CaPC
-from .plan import Forecast as Forecast
-from .plan import Plan as Plan
-from .plan import plan as plan
-from .report import Record as Record
-from .report import Result as Result
-from .settings import PRESETS as PRESETS
-from .settings import Collaboration as Collaboration
-from .settings import Party as Party
-from .settings import Settings as Settings
-from .settings import TooFewVotersError as TooFewVotersError
-from .settings import collaboration as collaboration
+from .ask import Answer, Panel, SimulatedPanel, Voter
+from .experiment import CaPC
+from .plan import Forecast, Plan, plan
+from .report import Record, Result
+from .settings import PRESETS, Collaboration, Party, Settings, TooFewVotersError, collaboration
 
 __all__ = [
     "PRESETS",

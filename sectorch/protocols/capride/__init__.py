@@ -12,16 +12,11 @@ from __future__ import annotations
 
 from ...ckks import ReleaseLedger as ReleaseLedger
 from ...deprecation import renamed_names
-from .cli import divide as divide
-from .cli import federation as federation
-from .experiment import CaPriDe as CaPriDe
-from .report import Result as Result
-from .settings import CorruptedCiphertextError as CorruptedCiphertextError
-from .settings import DisaggregationError as DisaggregationError
-from .settings import ModelError as ModelError
-from .settings import Party as Party
-from .settings import Settings as Settings
-from .training import Update as Update
+from .cli import divide, federation
+from .experiment import CaPriDe
+from .report import Result
+from .settings import CorruptedCiphertextError, DisaggregationError, ModelError, Party, Settings
+from .training import Update
 
 __getattr__ = renamed_names(__name__, Guard="ReleaseLedger")
 

@@ -10,14 +10,10 @@ may be your own: each is a `sectorch.federated.Participant`.
 
 from __future__ import annotations
 
-from .experiment import PrivHFL as PrivHFL
-from .query import plain_query as plain_query
-from .query import secure_query as secure_query
-from .query import soft_labels as soft_labels
-from .report import Result as Result
-from .settings import PRESETS as PRESETS
-from .settings import Settings as Settings
-from .settings import federation as federation
+from .experiment import PrivHFL
+from .query import plain_query, secure_query, soft_labels
+from .report import Result
+from .settings import PRESETS, Settings, federation
 
 __all__ = [
     "PRESETS",

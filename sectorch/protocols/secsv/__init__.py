@@ -10,25 +10,24 @@ Except by "secretsv", a client that decrypts can find others' test samples (docs
 
 from __future__ import annotations
 
-from ...data.partition import federation as federation
+from ...data.partition import federation
 from ...federated.training import LocalTraining as Training
-from ...federated.training import fedavg as fedavg
-from .experiment import ShapleyEvaluation as ShapleyEvaluation
-from .experiment import Valuation as Valuation
-from .program import GRUClassifier as GRUClassifier
-from .program import build as build
-from .report import Result as Result
-from .settings import Settings as Settings
-from .settings import estimate as estimate
-from .values import CheckpointError as CheckpointError
-from .values import CorruptedCiphertextError as CorruptedCiphertextError
-from .values import EstimatorMissingError as EstimatorMissingError
-from .values import RoutingError as RoutingError
-from .values import contribution_index as contribution_index
-from .values import group_values as group_values
-from .values import gtg as gtg
-from .values import shapley as shapley
-from .values import truncated as truncated
+from ...federated.training import fedavg
+from .experiment import ShapleyEvaluation, Valuation
+from .program import GRUClassifier, build
+from .report import Result
+from .settings import Settings, estimate
+from .values import (
+    CheckpointError,
+    CorruptedCiphertextError,
+    EstimatorMissingError,
+    RoutingError,
+    contribution_index,
+    group_values,
+    gtg,
+    shapley,
+    truncated,
+)
 
 __all__ = [
     "CheckpointError",
