@@ -293,6 +293,7 @@ class PrivateGradients:
         self.max_grad_norm, self.noise_multiplier = float(max_grad_norm), float(noise_multiplier)
         self.budget, self.steps = budget, 0
         self._tried: Any = None
+        self._has_sample = batch_size >= rows  # all rows are a batch that needs no draw
         self._fits(_parameters(_trainable(model)))
         if not 0 < self._deviation * 2.0**GRID_BITS <= 2.0**40:
             most = 2.0 ** (40 - GRID_BITS) / self.max_grad_norm
@@ -328,21 +329,26 @@ class PrivateGradients:
         if not tensors or any(len(x.shape) < 1 or x.shape[0] != self.rows for x in tensors):
             raise ShapeError(f"a sample is of {self.rows} rows, got {[tuple(x.shape) for x in tensors]}")
         found = shuffle(*tensors)
+        self._has_sample = True
         return tuple(x[: self.batch_size] for x in (found if isinstance(found, tuple) else (found,)))
 
     def backward(self, loss: Callable, x: Any, y: Any) -> None:
         """Set each parameter's `grad` to the mean of clipped gradients with noise, for a batch of `sample`.
 
-        Whether the batch is one of `sample` is not checked: for any other one `epsilon` is too small.
+        A step needs a `sample` of its own, unless a batch has all rows: chance that no party knows is what makes
+        `epsilon` small. That x and y are its rows is not checked: for other ones `epsilon` is too small.
 
         Args:
             loss: f(outputs, y, reduction="sum"), a sum over rows: `F.cross_entropy`, say.
 
         Raises:
-            ShapeError: not a batch. BudgetExhaustedError: nothing was computed.
+            ShapeError: not a batch. PrivacyError: no `sample` since the last step. BudgetExhaustedError: nothing was
+                computed.
         """
         if any(v.dim() < 1 or v.shape[0] != self.batch_size for v in (x, y)):
             raise ShapeError(f"a batch is of {self.batch_size} rows, got {tuple(x.shape)} and {tuple(y.shape)}")
+        if not self._has_sample:
+            raise PrivacyError("epsilon counts on rows that sample() drew for a step: call it before each backward()")
         layers = _trainable(self.model)
         if self.budget is not None:
             self.budget.check(self.curve)
@@ -367,6 +373,7 @@ class PrivateGradients:
         if self.budget is not None:
             self.budget.charge(self.curve)
         self.steps += 1
+        self._has_sample = self.batch_size >= self.rows
         uses = [Use(run.inputs.as_shared(), d.as_shared()) for run, d in kept]
         first = uses[0].inputs
         context = Context(first.session, first.party, first.scheme)

@@ -269,7 +269,13 @@ def test_what_is_spent_and_what_is_refused():
     )
     x = sectorch.share(torch.randn(200, 3), session=session, limit=8.0)
     y = sectorch.share(torch.randint(0, 2, (200,)), session=session)
-    private.backward(F.cross_entropy, *private.sample(x, y))
+    with pytest.raises(PrivacyError, match=r"call it before each backward"):
+        private.backward(F.cross_entropy, x[:8], y[:8])
+    batch = private.sample(x, y)
+    private.backward(F.cross_entropy, *batch)
+    with pytest.raises(PrivacyError, match=r"call it before each backward"):
+        private.backward(F.cross_entropy, *batch)
+    assert private.steps == 1
     assert private.epsilon(1e-5) == pytest.approx(budget.spent) and 0 < budget.spent < 3
     budget.charge(budget.curve * 0 + 1.0)
     budget = private.budget = Budget(0.01, 1e-5)

@@ -111,6 +111,7 @@ def test_capc(world, argmax):
         assert rows == record.received, "the ledger, but for what parties apart compare before a reveal"
 
 
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("world", ["capride"], indirect=True)
 def test_capride(world):
     """Each party's keys are SEAL's and the same in both runs; ciphertexts, noise and flooding are drawn again."""
