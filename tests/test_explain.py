@@ -106,18 +106,16 @@ def test_every_line_of_a_table_is_the_models():
 def test_network_estimate_by_hand():
     """One linear layer, message by message, with the bytes of their tensors and a header each."""
     said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))
-    # share 1, product 1, rounding 4 (opening, two levels, bit), reveal 2
-    assert said.rounds == 8
-    # A-S: m 8 * 8, c_A 6 * 8 (c_S is ahead), 14 rows of the tree and a bit each way in one word for all elements,
-    # masked 6 * 8; Q-S: x_S 8 * 8, the result 6 * 8
-    borrow = 2 * (14 + 1) * 8
-    assert said.online_bytes == 8 * 8 + 6 * 8 + borrow + 6 * 8 + 8 * 8 + 6 * 8
-    # The request, and 8 messages of half a round trip. A sends two in one, and S's second one travels beside A's.
-    on_the_way = (64, 64, 48, 80, 80, 32, 8, 8, 48, 48)
+    # share 1, product 1, then A's half of the opening and of the reveal (keys give the borrow), and S's of the reveal
+    assert said.rounds == 4
+    # A-S: m 8 * 8, c_A 6 * 8 (c_S is ahead), masked 6 * 8; Q-S: x_S 8 * 8, the result 6 * 8
+    assert said.online_bytes == 8 * 8 + 6 * 8 + 6 * 8 + 8 * 8 + 6 * 8
+    # The request, and 4 messages of half a round trip. A sends its two in one.
+    on_the_way = (64, 64, 48, 48, 48)
     carried = 8 * (sum(on_the_way) + len(on_the_way) * HEADER)
-    assert said.seconds("wan")["online"] == pytest.approx(9 * 0.025 + carried / 100e6, rel=1e-9)
+    assert said.seconds("wan")["online"] == pytest.approx(5 * 0.025 + carried / 100e6, rel=1e-9)
     slow = said.seconds(sectorch.Link(rtt_ms=1000, mbit=0.01))
-    assert slow["online"] == pytest.approx(9 * 0.5 + carried / 1e4, rel=1e-9)
+    assert slow["online"] == pytest.approx(5 * 0.5 + carried / 1e4, rel=1e-9)
     with pytest.raises(ArgumentError, match="network must be one of lan, wan"):
         said.seconds("moon")
 

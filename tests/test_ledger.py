@@ -36,7 +36,7 @@ from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
 from sectorch.mpc.star.thresholds import at_least
-from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.truncate import truncate, wide_excess
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Linear
 from sectorch.session import Session
@@ -291,9 +291,14 @@ def test_a_call_that_is_dealt_much_saves_bytes_though_rounds_are_dear():
     assert found["wan"][0] > found["lan"][0] == found["lan"][1] == found["wan"][1]
 
 
-@pytest.mark.parametrize(("count", "shift", "late"), [(128, 20, 3), (9_765, 20, 3), (9_765, 32, 3), (9_766, 20, 4)])
-def test_a_truncation_of_few_elements_saves_a_round_however_much_was_dealt(count: int, shift: int, late: int):
-    """By wide blocks and not by keys, for at most 64 bytes an element, which are worth less than a round."""
+@pytest.mark.parametrize(("count", "shift", "fast", "slow"), [
+    (128, 20, 1, 1), (530, 20, 1, 1), (540, 20, 3, 1), (1_250, 20, 3, 1), (1_500, 20, 3, 3), (14_100, 20, 3, 3),
+    (14_200, 20, 4, 3), (9_765, 32, 4, 3), (135_000, 20, 4, 3), (135_200, 20, 4, 4), (100, 12, 1, 1), (9_000, 12, 3, 3),
+])  # fmt: skip
+def test_a_truncation_of_few_elements_saves_rounds_however_much_was_dealt(
+    count: int, shift: int, fast: int, slow: int
+):  # fmt: skip
+    """By keys, where three rounds are worth them (two of a slow network), or by wide blocks of 64 bytes an element."""
     found = {}
     for network in ("lan", "wan"):
         held = session()
@@ -305,9 +310,12 @@ def test_a_truncation_of_few_elements_saves_a_round_however_much_was_dealt(count
                 star.truncate(world.halves(torch.empty(count, dtype=torch.int64)), shift)
         found[network] = profile
     lan, wan = found["lan"], found["wan"]
-    assert (lan.rounds, wan.rounds) == (4, late)
-    assert wan.bytes - lan.bytes <= 64 * count
-    assert wan.bytes > lan.bytes or late == 4
+    assert (lan.rounds, wan.rounds) == (fast, slow)
+    if fast == 1:
+        assert wan.bytes == lan.bytes == (16 + 12 + by_keys(shift, 1)) * count
+    if (fast, slow) == (4, 3):
+        excess, saved = wide_excess(shift)
+        assert saved == 1 and wan.bytes - lan.bytes == pytest.approx(excess * count, rel=0.01)
 
 
 @pytest.mark.parametrize("name", COSTS)

@@ -47,7 +47,7 @@ from sectorch.mpc.star.compare import (
 )
 from sectorch.mpc.star.linear import linear
 from sectorch.mpc.star.masking import open_masked
-from sectorch.mpc.star.maximum import max_by_fours, max_tree
+from sectorch.mpc.star.maximum import group_sizes, max_by_fours, max_of_four, max_tree
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import select
@@ -456,7 +456,14 @@ def test_a_maximum_by_fours(count: int, shape, high: int, equal: bool, seed: int
     """Rows of any length, many of whose values are equal."""
     x = ring_values((count, *shape), high - 2, seed)
     x = x[torch.arange(count) // 3] if equal else x
-    assert torch.equal(run(lambda w, x: max_by_fours(w.net, x, high), x), x.amax(0))
+    for sizes in ((), group_sizes(count, 1, high, 1 << 18)):
+        assert torch.equal(run(lambda w, x, sizes=sizes: max_by_fours(w.net, x, high, sizes), x), x.amax(0))
+
+
+@pytest.mark.parametrize("size", range(3, 11))
+def test_the_largest_of_a_group_of_any_size(size: int):
+    x = ring_values((2 * size, 3), 40, size)
+    assert torch.equal(run(lambda w, x: max_of_four(w.net, x, 41, size), x), x.view(size, 2, 3).amax(0))
 
 
 @pytest.mark.sectorch_long

@@ -372,11 +372,15 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
 def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> SharedTensor:
-    dim = _default_dim(x, dim)
+    e, inverse = softmax_factors(context, x, _default_dim(x, dim))
+    return e * inverse
+
+
+def softmax_factors(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, SharedTensor]:
+    """e^(x - max x) along dim, and the inverse of its sum there; dimensions are kept. Their product is the softmax."""
     _, e = _shifted_exp(context, x, dim)
     total = e.like(context.backend.each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
-    inverse = positive_reciprocal(context, total, -1, _sum_bits(x.shares.shape, dim))
-    return e * inverse
+    return e, positive_reciprocal(context, total, -1, _sum_bits(x.shares.shape, dim))
 
 
 @implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,

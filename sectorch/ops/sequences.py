@@ -27,6 +27,7 @@ from .common import (
     summand,
     with_dtype,
 )
+from .normalization import softmax_factors
 
 
 class Masks:
@@ -65,19 +66,30 @@ class Masks:
             kept = kept if shape is None else kept.view(shape)
             self._public = kept if self._public is None else self._public & kept
 
-    def weights(self, scores: Any) -> Any:
-        """softmax(scores + masks) along the last dimension; zeros for a row in which everything is masked."""
+    def apply(self, scores: Any) -> Any:
+        """scores + masks, and with a secret mask one entry more in each row."""
         if self._parts:  # first their sum: two of minus infinity, one after the other, would leave the range
             scores = scores + sum(self._parts[1:], self._parts[0])
-        if self._secret:
-            least = self._least if self._context is not None else -4 * 4096.0
-            beside = torch.full((*scores.shape[:-1], 1), least / 2, dtype=scores.dtype)
-            return F.softmax(torch.cat((scores, beside), -1), -1)[..., :-1]
-        weights = F.softmax(scores, -1)
+        if not self._secret:
+            return scores
+        least = self._least if self._context is not None else -4 * 4096.0
+        beside = torch.full((*scores.shape[:-1], 1), least / 2, dtype=scores.dtype)
+        return torch.cat((scores, beside), -1)
+
+    def without_beside(self, weights: Any) -> Any:
+        """The weights of `apply`'s scores without those of entries beside them."""
+        return weights[..., :-1] if self._secret else weights
+
+    def empty_rows_to_zero(self, x: Any) -> Any:
+        """x with zeros in the rows in which a public mask leaves nothing."""
         if self._public is None:
-            return weights
+            return x
         empty = ~self._public.any(-1, keepdim=True)
-        return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
+        return x.masked_fill(empty, 0.0) if bool(empty.any()) else x
+
+    def weights(self, scores: Any) -> Any:
+        """The softmax of `apply`'s scores along the last dimension; zeros for a row in which everything is masked."""
+        return self.empty_rows_to_zero(self.without_beside(F.softmax(scores, -1)))
 
 
 @implements("scaled_dot_product_attention", F.scaled_dot_product_attention,
@@ -97,6 +109,11 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         masks.add(attn_mask, True)
+    scores = masks.apply(scores)
+    if context is not None and isinstance(scores, SharedTensor) and isinstance(value, SharedTensor):
+        mixed = _values_before_quotient(context, scores, masks, value)
+        if mixed is not None:
+            return mixed
     return _weighted_values(context, F.dropout(masks.weights(scores), dropout_p), value)
 
 
@@ -116,6 +133,43 @@ def _weighted_values(context: Context, weights: torch.Tensor, value: Any) -> tor
     shares = context.backend.multiply(products.matmul, w.shares, v.shares)
     bound = None if v.bound is None else most * 2.0**w.scale_bits * v.bound
     return with_dtype(w.like(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
+
+
+MOST_KEYS = 1 << 7
+"""Up to so many keys, e^(x - max x) has room for bits enough beside a value to be summed up before it is divided."""
+
+
+def _values_before_quotient(
+    context: Context, scores: SharedTensor, masks: Masks, value: SharedTensor
+) -> SharedTensor | None:
+    """softmax(scores + masks) @ value as (e^(x - max x) @ value) / sum, or None where e lacks bits for that.
+
+    The sums of values do not wait for the inverse of the sum of e, and what is multiplied by it and rounded has the
+    result's size and not that of the scores.
+    """
+    f, mark, keys = context.frac_bits, infinite_of(scores), scores.shape[-1]
+    sums = math.ceil(math.log2(1.01 * keys))
+    bits = HEADROOM_BITS - sums - f - context.scheme.activation_bits
+    if keys > MOST_KEYS + 1 or bits < f + 1 or value.bound is None:
+        return None
+    if mark is not None:
+        empty = mark.low == -math.inf and (mark.at is None or bool(mark.at.all(-1).any()))
+        if empty or mark.high == math.inf:  # such rows have no quotient
+            return None
+        scores = with_dtype(scores, scores.dtype)
+    v = as_factor(context, value, 0)
+    v = check_fits(context, v, limit_at(context, v.scale_bits))
+    assert v.bound is not None
+    e, inverse = softmax_factors(context, scores, scores.dim() - 1)
+    e = masks.without_beside(e)
+    w = round_scale(context, e, bits)
+    shares = context.backend.multiply(products.matmul, w.shares, v.shares)
+    mixed = w.like(shares, w.scale_bits + v.scale_bits, 2.0 ** (w.scale_bits + sums) * v.bound)
+    mixed = round_scale(context, mixed, f)
+    shares = context.backend.multiply(torch.mul, mixed.shares, inverse.shares)
+    most = (1.01 + 2.0 ** (4 - f) + keys * 2.0 ** -(bits + 1)) * 2.0**inverse.scale_bits
+    found = mixed.like(shares, f + inverse.scale_bits, most * v.bound)
+    return masks.empty_rows_to_zero(with_dtype(found, value.dtype))
 
 
 @implements("multi_head_attention", F.multi_head_attention_forward,
@@ -157,7 +211,7 @@ def multi_head_attention(
         refuse("is_causal without attn_mask", "give the mask too, as torch asks")
     if key_padding_mask is not None:
         masks.add(key_padding_mask, False, (batch, 1, 1, -1))
-    shares = F.dropout(masks.weights(scores), dropout_p, training)
+    shares = F.dropout(masks.weights(masks.apply(scores)), dropout_p, training)
     mixed = _weighted_values(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None

@@ -22,12 +22,13 @@ from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
-from .compare import MUCH, RoundBudget, drelu, is_zero
+from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
+from .fss import key_bytes
 from .guard import beside_tag, finish_flags, flags_of_bits, guard, join_flags, raise_flags, remove_pad
 from .linear import MaskedWeight, StreamedWeight, linear, mask_streamed_weight, mask_weight
 from .masking import open_masked
-from .maximum import FOUR, LONG, MOST, levels_worth, max_by_fours, max_tree, ramp_of_largest
+from .maximum import FOUR, LONG, MOST, group_sizes, levels_worth, max_by_fours, max_tree, ramp_of_largest
 from .multiply import multiply, square
 from .relu import maximum, ramps, relu
 from .select import bit_to_ring, select
@@ -46,15 +47,15 @@ from .shares import (
 )
 from .shuffle import shuffle
 from .thresholds import at_least, raise_outside
-from .truncate import truncate
+from .truncate import truncate, wide_excess
 
 WAN_ROUND = LINKS["wan"].round_bytes
 """Bytes that a round is worth on the link "wan"; the constants below are for it, and `RoundBudget.scale` for others."""
 KEYED = 1 << 10
-"""Most elements that are compared by function keys: some 4 kB each are sent ahead. No more on any link, since keys take
-the processor long."""
-WIDE_BYTES = 64
-"""Bytes an element that a truncation in fewer rounds is dealt in addition, at most: by 32 bits some 55 of codes."""
+"""Most elements of which everything is compared by function keys, on any link: some 4 kB each are sent ahead."""
+FAST_ROUND = 4 * LAN_ROUND
+"""Bytes that a round is worth on a fast network where rows are few: 2 ms of 1 Gbit/s. A step of GPT-2 takes 1.7 ms a
+round more among three processes than in one."""
 
 
 class Star(Backend):
@@ -80,6 +81,27 @@ class Star(Backend):
     def _keyed(self, x: Shares) -> bool:
         """Whether x is compared by function keys: one message less than by trees, for a hundred times the bytes."""
         return self._few(x) and x.shape.numel() <= KEYED * min(1.0, self._budget.scale)
+
+    def _key_worth(self, x: Shares, planes: int, rounds: int) -> bool:
+        """Whether the rounds that keys of so many planes save are worth their bytes, on either network.
+
+        The keys of a few hundred row statistics are, however much a call has been dealt: compiled loops and one call of
+        AES a level make them (`fss.py`). A dealer that proves what it deals has no keys.
+        """
+        if self._keyed(x):
+            return True
+        proves = self.net.state(DealingProofs).required
+        return not proves and key_bytes(planes) * x.shape.numel() <= rounds * self._round_worth
+
+    @property
+    def _level_worth(self) -> int:
+        """The bytes that a round of the call's link is worth."""
+        return LAN_ROUND if self._budget.round_bytes is None else self._budget.round_bytes
+
+    @property
+    def _round_worth(self) -> int:
+        """The bytes that a round is worth where few elements take many rounds."""
+        return self._level_worth if self._few_rounds else FAST_ROUND * self._level_worth // LAN_ROUND
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -204,13 +226,16 @@ class Star(Backend):
         return square(self.net, x)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
-        # Wide blocks of few elements are worth a round however much the call has been dealt. Keys are not: they take
-        # the processor more than ten times as long as all else in a LayerNorm.
-        wide = self._few_rounds and (WIDE_BYTES * x.shape.numel() <= WAN_ROUND * self._budget.scale or self._few(x))
-        return truncate(self.net, x, shift, self._keyed(x), limit_bits, wide)
+        levels, (excess, saved) = levels_of(block_count(0, shift)), wide_excess(shift)
+        proves = self.net.state(DealingProofs).required  # there is no proof for wide blocks
+        worthy = self._few(x) or (not proves and excess * x.shape.numel() <= saved * self._level_worth)
+        wide = saved > 0 and worthy
+        rounds = levels + 1 - (saved if wide else 0)
+        keyed = self._key_worth(x, shift + (0 if limit_bits is None else 63), rounds)
+        return truncate(self.net, x, shift, keyed, limit_bits, wide)
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
-        return at_least(self.net, open_masked(self.net, x), thresholds, self._keyed(x), high)
+        return at_least(self.net, open_masked(self.net, x), thresholds, self._key_worth(x, high, 4), high)
 
     def is_zero(self, x: Shares) -> Shares:
         return bit_to_ring(self.net, is_zero(self.net, open_masked(self.net, x)), x.shape)
@@ -245,11 +270,11 @@ class Star(Backend):
     def largest(self, x: Shares, high: int = 63) -> Shares:
         if self._keyed(x):
             return max_tree(self.net, x, high, fss=True)
-        return (
-            max_by_fours(self.net, x, high)
-            if x.shape[0] >= (FOUR if self._few(x) else LONG)
-            else max_tree(self.net, x, high)
-        )
+        values = x.shape[0]
+        if values < (FOUR if self._few(x) else LONG):
+            return max_tree(self.net, x, high)
+        sizes = group_sizes(values, x.shape[1:].numel(), high, self._round_worth)
+        return max_by_fours(self.net, x, high, sizes)
 
     def ramp_of_largest(
         self, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
@@ -264,7 +289,7 @@ class Star(Backend):
         return trigonometric(self.net, x, scale_bits, which)
 
     def normalise(self, x: Shares, low: int, high: int) -> Normal:
-        return normalise(self.net, x, low, high, self._keyed(x))
+        return normalise(self.net, x, low, high, self._key_worth(x, 63, 4))
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))

@@ -525,11 +525,11 @@ def wide_less(net: Net, x: Masked, bits: Located, span: Blocks) -> Shares:
     """
     codes = deal_wide_codes(net, x, (span,))
     at_A, at_S = wide_leaves(bits, codes.A, (span,), True), wide_leaves(bits, codes.S, (span,), False)
-    return and_layers(net, Shares(at_A, at_S), _one_layer(len(span.widths)))[0]
+    return and_layers(net, Shares(at_A, at_S), one_layer(len(span.widths)))[0]
 
 
 @functools.cache
-def _one_layer(blocks: int) -> tuple[AndLayer, ...]:
+def one_layer(blocks: int) -> tuple[AndLayer, ...]:
     """The layer that computes lt of all blocks."""
     circuit = AndCircuit(2 * blocks)
     lt, _ = join(circuit, [(i, blocks + i) for i in range(blocks)])

@@ -15,13 +15,20 @@ Secure Computation", EUROCRYPT 2021, Figure 1.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from ...choreography import Located, Message, Net, leaf, protocol
-from ...choreography.located import compute
+from ...ring import as_signed
+from ...ring.bitplanes import fast
 from .compare import check_planes
 from .dealing_proofs import refuse_unproved
 from .guard import flags_of_bits, raise_flags
@@ -35,27 +42,47 @@ from .shares import Shares, each
 #
 # The payload is at the points left of r's path, or for some elements at r and right of it: [c < r] or [c >= r].
 #
-# The generator is AES-128 with fixed public keys, G_j(s) = AES_k(s xor j) xor s xor j (Matyas, Meyer, Oseas), one k for
-# seeds and one for payload. A block is two int64 words, [..., 2]; a seed has its two low bits clear, where j stands,
-# and where a generated block carries the control bit. With n seeds in use, guessing one of them takes about 2^126 / n
+# The generator is AES-128 with a fixed public key, G_j(s) = AES(s xor j) xor s xor j (Matyas, Meyer, Oseas): j = 0
+# and 1 give the seeds of the left and the right child, j = 2 and 3 their payloads, so that a level takes one call of
+# AES for all elements. What stands between the calls is one compiled loop (`ring/keyloops.py`), or torch's functions
+# below on a device. A block is two int64 words, [..., 2]; a seed has its two low bits clear, where j stands, and where
+# a generated block carries the control bit. With n seeds in use, guessing one of them takes about 2^126 / n
 # evaluations.
 
 
-_SEEDS = Cipher(algorithms.AES(b"sectorch dcf s/1"), modes.ECB())
-_VALUES = Cipher(algorithms.AES(b"sectorch dcf v/1"), modes.ECB())
+_CIPHER = Cipher(algorithms.AES(b"sectorch dcf s/1"), modes.ECB())
 SPAN = 1 << 13
 """Elements at a time: the blocks of a level stay in the cache."""
 
 
-def _permute(cipher: Cipher, blocks: torch.Tensor) -> torch.Tensor:
-    """AES_k(x) xor x for contiguous blocks [..., 2]."""
-    if blocks.is_meta:
+def _permute(blocks: torch.Tensor) -> torch.Tensor:
+    """AES(x) xor x for contiguous blocks [..., 2]."""
+    if blocks.is_meta or not blocks.numel():
         return torch.empty_like(blocks)
     # `update_into` asks for room for almost a block more than it writes.
     padded = torch.empty(blocks.numel() + 2, dtype=torch.int64, device="cpu")
     source, target = blocks.cpu().numpy().data, padded.numpy().data
-    cipher.encryptor().update_into(source.cast("B"), target.cast("B"))
+    _CIPHER.encryptor().update_into(source.cast("B"), target.cast("B"))
     return padded[:-2].view(blocks.shape).to(blocks.device).bitwise_xor_(blocks)
+
+
+class _Generator:
+    """AES of an array of blocks into another, again and again: [..., 2] each, from `inputs` to `outputs`."""
+
+    def __init__(self, *shape: int):
+        self.inputs, padded = np.empty((*shape, 2), np.int64), np.empty(2 * math.prod(shape) + 2, np.int64)
+        self.outputs = padded[:-2].reshape(self.inputs.shape)
+        self._source, self._target = self.inputs.data.cast("B"), padded.data.cast("B")
+        self._encryptor = _CIPHER.encryptor()
+
+    def run(self) -> None:
+        """Write AES of all inputs; the loops add the inputs to it."""
+        self._encryptor.update_into(self._source, self._target)
+
+
+@functools.cache
+def _loops() -> ModuleType:
+    return importlib.import_module("sectorch.ring.keyloops")  # imports numba, which an import of the package must not
 
 
 def _tweak(n: int, j: int, like: torch.Tensor) -> torch.Tensor:
@@ -63,11 +90,6 @@ def _tweak(n: int, j: int, like: torch.Tensor) -> torch.Tensor:
     out = like.new_zeros(n, 2, dtype=torch.int64)
     out[:, 0].fill_(j)
     return out
-
-
-def _tweaks(n: int, blocks: int, like: torch.Tensor) -> torch.Tensor:
-    """The payload's blocks on the left, [B, n, 2]; on the right they differ by one."""
-    return torch.stack([_tweak(n, 2 * b, like) for b in range(blocks)])
 
 
 def _both(bits: torch.Tensor) -> torch.Tensor:
@@ -111,35 +133,52 @@ def generate(seeds, r: torch.Tensor, flip: torch.Tensor, payload: torch.Tensor, 
         seeds: the two evaluators' seeds, uniform, [N, 2] each.
         r: [N]; its bits low .. high - 1 are compared.
         flip: [N], masks: all ones where the payload is at c >= r, zero where it is at c < r.
-        payload: [B, N, 2].
+        payload: [N, P], P = 1 or 2 words.
 
     Returns:
-        The words for the seeds [L, N, 2] and for the payload [L + 1, B, N, 2], L = high - low.
+        The words for the seeds [L, N, 2] and for the payload [L + 1, N, P], L = high - low.
     """
     n, depth = r.shape[0], high - low
-    seed_words = r.new_empty(depth, n, 2)
-    value_words = r.new_empty(depth + 1, *payload.shape)
-    for start in range(0, n, SPAN):
-        part = slice(start, min(n, start + SPAN))
-        path = r[part] << (64 - high) if high < 64 else r[part]
-        _generate(
-            torch.stack([s[part] for s in seeds]), _both(path), _both(flip[part]), payload[:, part],
-            seed_words[:, part], value_words[:, :, part],
-        )  # fmt: skip
+    path = r << (64 - high) if high < 64 else r
+    seed_words, value_words = r.new_empty(depth, n, 2), r.new_empty(depth + 1, *payload.shape)
+    if fast(r, payload, *seeds):
+        _generate_in_loops(seeds, path, flip, payload, seed_words, value_words)
+    else:
+        _generate(torch.stack(seeds), _both(path), flip.unsqueeze(-1), payload, seed_words, value_words)
     return seed_words, value_words
 
 
+def _generate_in_loops(seeds, path, flip, payload, seed_words, value_words) -> None:
+    loops, (depth, n, _) = _loops(), seed_words.shape
+    path, flip, payload = (v.contiguous().numpy() for v in (path, flip, payload))
+    both = torch.stack(seeds).numpy()
+    for start in range(0, n, SPAN):
+        part = slice(start, min(n, start + SPAN))
+        count = part.stop - start
+        generator, sums = _Generator(2, 4, count), np.zeros((count, payload.shape[1]), np.int64)
+        controls = np.zeros((2, count), np.int64)
+        controls[1] = -1
+        words = seed_words[:, part].numpy(), value_words[:, part].numpy()
+        known = flip[part], payload[part], controls, sums, generator.inputs, generator.outputs
+        loops.first_generation(both[:, part], generator.inputs)
+        for level in range(depth):
+            generator.run()
+            loops.next_generation(level, path[part], *known, *words)
+        generator.run()
+        loops.last_generation(*known, words[1])
+
+
 def _generate(s, path, flip, payload, seed_words, value_words) -> None:
-    """`generate` for up to `SPAN` elements; the bits of `path` are used from the top."""
-    blocks, n, _ = payload.shape
-    one, tweaks = _tweak(n, 1, s), _tweaks(n, blocks, s)
+    """`generate` by torch's functions; the bits of `path` are used from the top."""
+    n, width = payload.shape
+    tweaks = torch.stack([_tweak(n, j, s) for j in range(4)])
     s = _clear(s)
     t = torch.stack((torch.zeros_like(path), torch.full_like(path, -1)))
     given = torch.zeros_like(payload)  # the difference of the two evaluators' payloads along r's path so far
     for level in range(seed_words.shape[0]):
         right = (path << level).bitwise_right_shift_(63)
-        children, control = _split(_permute(_SEEDS, torch.stack((s, s ^ one), 1)))
-        values = _permute(_VALUES, s[:, None, None] ^ torch.stack((tweaks, tweaks ^ one)))
+        made = _permute(s[:, None] ^ tweaks)
+        (children, control), values = _split(made[:, :2].contiguous()), made[:, 2:, :, :width]
 
         # Beside r's path the seeds of the two evaluators must become equal, so that they cancel from there on: the
         # correction word is the difference of the children that leave the path.
@@ -151,21 +190,21 @@ def _generate(s, path, flip, payload, seed_words, value_words) -> None:
         word.copy_(lost)
         word[:, 0] |= (to_left[:, 0] & 1) | (to_right[:, 0] & 2)
 
-        value_on_path = _pick(values, right)
+        value_on_path = _pick(values, right[:, :width])
         value_lost = values[:, 0] ^ values[:, 1] ^ value_on_path
         # Where r's bit is 1, the points that leave the path lie left of r, where c < r: they get the payload, or with
         # `flip` the others do. The second evaluator subtracts its share, so the word has the sign of its control bit.
-        change = (value_lost[1] - value_lost[0]).sub_(given).add_(payload & (right ^ flip))
+        change = (value_lost[1] - value_lost[0]).sub_(given).add_(payload & (right[:, :1] ^ flip))
         given += value_on_path[0] - value_on_path[1] + change
-        value_words[level] = _signed(change, t[1])
+        value_words[level] = _signed(change, t[1, :, :width])
 
         # An evaluator applies the correction where its control bit is set, and on r's path exactly one of the two has
         # it set.
         s = (t & lost).bitwise_xor_(on_path)
         t = t.bitwise_and_(_step_control(word, right)).bitwise_xor_(on_path_control)
-    leaves = _permute(_VALUES, s[:, None] ^ tweaks)
+    leaves = _permute(s ^ tweaks[2])[..., :width]
     change = (leaves[1] - leaves[0]).sub_(given).add_(payload & flip)
-    value_words[-1] = _signed(change, t[1])
+    value_words[-1] = _signed(change, t[1, :, :width])
 
 
 def evaluate(seed, c: torch.Tensor, seed_words: torch.Tensor, value_words: torch.Tensor, high: int, second: bool):
@@ -173,37 +212,69 @@ def evaluate(seed, c: torch.Tensor, seed_words: torch.Tensor, value_words: torch
 
     Args:
         seed: this evaluator's, [N, 2].
-        c: [N]; its bits high - L .. high - 1 are compared.
+        c: [M]; its bits high - L .. high - 1 are compared. Point i belongs to key i mod N.
         seed_words, value_words: the correction words.
         second: whether this is the evaluator of the second seed.
 
     Returns:
-        [B, N, 2].
+        [M, P].
     """
-    n = seed_words.shape[1]
-    out = value_words.new_empty(value_words.shape[1:])
-    for start in range(0, n, SPAN):
-        part = slice(start, min(n, start + SPAN))
-        path = c[part] << (64 - high) if high < 64 else c[part]
-        out[:, part] = _evaluate(seed[part], _both(path), seed_words[:, part], value_words[:, :, part], second)
+    path = c << (64 - high) if high < 64 else c
+    if fast(seed, c, seed_words, value_words):
+        out = torch.zeros(c.shape[0], value_words.shape[2], dtype=torch.int64)
+        _evaluate_in_loops(seed, path.contiguous(), seed_words, value_words, second, out)
+        return out
+    times = c.shape[0] // max(1, seed.shape[0])
+    copied = seed.repeat(times, 1), seed_words.repeat(1, times, 1), value_words.repeat(1, times, 1)
+    out = _evaluate(copied[0], _both(path), *copied[1:], second)
     return out.neg_() if second else out
 
 
+def _evaluate_in_loops(seed, path, seed_words, value_words, second: bool, out) -> None:
+    loops, depth = _loops(), seed_words.shape[0]
+    seeds, paths, totals = seed.contiguous().numpy(), path.numpy(), out.numpy()
+    words = seed_words.numpy(), value_words.numpy()
+    for keys, points in _pieces(len(seeds), len(paths)):
+        generator, own = _Generator(2, points.stop - points.start), tuple(w[:, keys] for w in words)
+        controls = np.full(points.stop - points.start, -int(second), np.int64)
+        place = paths[points], controls, generator.inputs, generator.outputs
+        loops.first_evaluation(seeds[keys], paths[points], generator.inputs)
+        for level in range(depth):
+            generator.run()
+            loops.next_evaluation(level, level == depth - 1, *place, *own, totals[points])
+        generator.run()
+        loops.last_evaluation(*place[1:], own[1], totals[points], -int(second))
+
+
+def _pieces(keys: int, points: int) -> Iterator[tuple[slice, slice]]:
+    """Cut points, of which each row has one for every key, into pieces: their keys and the points."""
+    if keys <= SPAN:
+        step = keys * max(1, SPAN // max(1, keys))
+        for start in range(0, points, step or 1):
+            yield slice(0, keys), slice(start, min(points, start + step))
+        return
+    for row in range(0, points, keys):
+        for start in range(0, keys, SPAN):
+            end = min(keys, start + SPAN)
+            yield slice(start, end), slice(row + start, row + end)
+
+
 def _evaluate(s, path, seed_words, value_words, second: bool) -> torch.Tensor:
-    depth, blocks, n, _ = value_words.shape
-    one, tweaks = _tweak(n, 1, s), _tweaks(n, blocks, s)
+    depth, n, width = value_words.shape
+    one, payload = _tweak(n, 1, s), _tweak(n, 2, s)
     s = _clear(s.clone())
     t = torch.full_like(s, -1 if second else 0)
     total = torch.zeros_like(value_words[0])
     for level in range(depth - 1):
         right = (path << level).bitwise_right_shift_(63)
         side = s ^ (one & right)
-        total += _permute(_VALUES, side ^ tweaks).add_(value_words[level] & t)
-        child, control = _split(_permute(_SEEDS, side))
+        made = _permute(torch.stack((side, side ^ payload)))
+        total += made[1, :, :width] + (value_words[level] & t[:, :width])
+        child, control = _split(made[0])
         word = seed_words[level]
         s = _clear((t & word).bitwise_xor_(child))
         t = t.bitwise_and_(_step_control(word, right)).bitwise_xor_(control)
-    return total.add_(_permute(_VALUES, s ^ tweaks)).add_(value_words[-1] & t)
+    return total.add_(_permute(s ^ payload)[:, :width]).add_(value_words[-1] & t[:, :width])
 
 
 @dataclass(frozen=True)
@@ -213,6 +284,11 @@ class Key:
     seeds: Shares
     words: tuple[Located, Located]
     high: int
+
+
+def key_bytes(planes: int) -> int:
+    """Bytes an element that a key of one payload takes, to S and on to A."""
+    return 2 * (24 * planes + 8)
 
 
 def _words_shapes(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,9 +301,9 @@ def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool)
     """At D: the correction words as they are sent; of the payload one word, or two with a product."""
     r = r.reshape(-1)
     flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
-    payload = torch.stack((torch.ones_like(r), r if product else torch.zeros_like(r)), -1).unsqueeze(0)
+    payload = torch.stack((torch.ones_like(r), r), -1) if product else torch.ones_like(r).unsqueeze(-1)
     seeds, values = generate((seed_A, seed_S), r, flip, payload, 0, high)
-    return seeds, values[:, 0] if product else values[:, 0, :, 0].contiguous()
+    return seeds, values if product else values[..., 0]
 
 
 @protocol("deal_key", "Boyle et al., EUROCRYPT 2021, Figure 1", [
@@ -260,17 +336,20 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
 
 
 def _at(key: Key, c: Located) -> Shares:
-    """Each evaluator's half of the payload at c: [N, 2]. The second word has a meaning with `product` only."""
+    """Each evaluator's half of the payload at c: [N, 1], or [N, 2] of a key with a product."""
     return Shares(
         _payload(key.seeds.A, c, *key.words, key.high, False), _payload(key.seeds.S, c, *key.words, key.high, True)
     )
 
 
-@leaf(shapes=lambda seed, *_: torch.empty_like(seed))
+@leaf(shapes=lambda seed, c, _0, values, *_: seed.new_empty(seed.shape[0], 1 if values.dim() == 2 else 2))
 def _payload(seed, c, seeds, values, high: int, second: bool) -> torch.Tensor:
-    if values.dim() == 2:  # no second word was sent; the result's second word is not used
-        values = torch.stack((values, torch.zeros_like(values)), -1)
-    return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
+    return evaluate(seed, c.reshape(-1), seeds, _in_words(values), high, second)
+
+
+def _in_words(values: torch.Tensor) -> torch.Tensor:
+    """The payload's correction words as `evaluate` takes them: [L + 1, N, P]."""
+    return values.unsqueeze(-1) if values.dim() == 2 else values
 
 
 @protocol("borrow", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
@@ -303,7 +382,7 @@ def gate(
     check_planes(high)
     key = deal_key(net, x, high, product=True)
     if limit_bits is not None and limit_bits < high:
-        raise_flags(net, flags_of_bits(net, _sign(key, x, thresholds[0] + (1 << limit_bits))))
+        raise_flags(net, flags_of_bits(net, _signs(key, x, (thresholds[0] + (1 << limit_bits),))[0]))
     results = []
     for t in thresholds:
         c = x.c - t if t else x.c
@@ -326,18 +405,20 @@ def _ramp(words, c, clear, r, first: bool) -> torch.Tensor:
     return (chosen ^ clear).sub_(clear).add_(total.bitwise_and_(clear))
 
 
-def _sign(key: Key, x: Masked, t: int) -> Shares:
-    """[x - t >= 0] as additive shares of 0 and 1, in the planes of the key."""
-    c = x.c - t
-    clear, at = _top_clear(c, key.high), _at(key, c)
-    return Shares(_sign_half(at.A, clear, first=True), _sign_half(at.S, clear, first=False))
+def _signs(key: Key, x: Masked, thresholds: tuple[int, ...]) -> Shares:
+    """[x - t >= 0] for each t as additive shares of 0 and 1, in the planes of the key: [T, *shape]."""
+    place = x.c, *key.words, tuple(map(as_signed, thresholds)), key.high
+    return Shares(_signs_half(key.seeds.A, *place, first=True), _signs_half(key.seeds.S, *place, first=False))
 
 
-@leaf
-def _sign_half(words, clear, first: bool) -> torch.Tensor:
-    """One party's half of u where the top bit of c is set, and else of 1 - u; the first party adds the 1."""
-    s = (words[:, 0].view(clear.shape) ^ clear).sub_(clear)
-    return s.sub_(clear) if first else s
+@leaf(shapes=lambda seed, c, _0, _1, thresholds, *_, **__: c.new_empty(len(thresholds), *c.shape))
+def _signs_half(seed, c, seeds, values, thresholds: tuple[int, ...], high: int, first: bool) -> torch.Tensor:
+    """One party's half of u where the top bit of c - t is set, and else of 1 - u; the first party adds the 1."""
+    moved = c.reshape(1, -1) - torch.tensor(thresholds, device=c.device).unsqueeze(-1)
+    clear = _top_clear(moved, high)
+    u = evaluate(seed, moved.view(-1), seeds, _in_words(values), high, second=not first)[:, 0].view(clear.shape)
+    s = (u ^ clear).sub_(clear)
+    return (s.sub_(clear) if first else s).view(len(thresholds), *c.shape)
 
 
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
@@ -350,6 +431,4 @@ def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), high: int = 6
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
     check_planes(high)
-    key = deal_key(net, x, high)
-    found = [_sign(key, x, t) for t in thresholds]
-    return Shares(compute(torch.stack, [f.A for f in found]), compute(torch.stack, [f.S for f in found]))
+    return _signs(deal_key(net, x, high), x, thresholds)

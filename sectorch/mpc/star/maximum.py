@@ -1,7 +1,8 @@
 """Maxima over windows: by a tree of pairs, by groups of four, and with ReLU and truncation from one opening.
 
 - `max_tree` takes pairwise maxima: the fewest bytes. Source: PrivHFL, 3.3 (iii).
-- `max_by_fours` compares all pairs of four values at once: half the levels, for some twice as many comparisons.
+- `max_by_fours` compares all pairs of four values at once: half the levels, for some twice as many comparisons. Where
+  rows are few, groups are larger.
 - `ramp_of_largest` computes the ReLU of a window's largest value and its truncation from one opening: the fewest
   rounds, for slow networks.
 
@@ -23,15 +24,19 @@ from ...ring import logical_shift
 from ...ring.bitplanes import fast, signs_of, words_for
 from .and_layers import AndCircuit, AndLayer, and_layers, pick
 from .compare import (
+    CODES,
     Blocks,
     Node,
     Polynomial,
     RoundBudget,
+    bits_of_layers,
+    block_count,
     blocks_between,
     check_planes,
     complement,
     deal_wide_codes,
     drelu,
+    forest,
     join,
     levels_of,
     polynomial,
@@ -77,12 +82,12 @@ def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
     return x[0]
 
 
-# Groups of four
+# Groups of four and more
 #
-# All six pairs of four values are compared at once. With b_ij = [x_i >= x_j] for i < j, the first largest value is x_i
-# where w_i = 1, and x_3 where none is:
+# All pairs of the values are compared at once. With b_ij = [x_i >= x_j] for i < j, the first largest value is x_i where
+# w_i = 1, and the last one where none is. Of four:
 #
-#     w_0 = b_01 b_02 b_03,   w_1 = (1 - b_01) b_12 b_13,   w_2 = (1 - b_02) (1 - b_12) b_23,
+#     w_0 = b_01 b_02 b_03,   w_1 = (1 - b_01) b_12 b_13,   w_2 = (1 - b_02) (1 - b_12) b_23.
 #
 # The maximum is x_3 + w_0 (x_0 - x_3) + w_1 (x_1 - x_3) + w_2 (x_2 - x_3).
 
@@ -90,20 +95,60 @@ def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
 LONG = 32
 """From so many values on, a maximum is computed by fours where bytes matter more than rounds."""
 FOUR = 4
-PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+LARGEST_GROUP = 10
+"""Values that are compared at once at most: an AND of nine operands has 2^9 products of masks dealt."""
+
+
+@functools.cache
+def pairs_of(size: int) -> tuple[tuple[int, int], ...]:
+    """All pairs i < j of so many values."""
+    return tuple(itertools.combinations(range(size), 2))
+
+
+@functools.cache
+def group_sizes(values: int, results: int, high: int, worth: int) -> tuple[int, ...]:
+    """The groups of each level of a maximum of so many values, with the fewest bytes and rounds.
+
+    Args:
+        results: maxima that are computed side by side.
+        high: planes of a comparison.
+        worth: the bytes that a round is worth.
+    """
+    levels, _ = forest((block_count(0, high),), (False,))
+    comparison = (CODES * block_count(0, high) + 1 + bits_of_layers(levels)) / 8
+
+    @functools.cache
+    def best(count: int) -> tuple[float, tuple[int, ...]]:
+        if count == 1:
+            return 0.0, ()
+        found = []
+        for size in range(min(FOUR, count), min(LARGEST_GROUP, count) + 1):
+            groups = -(-count // size)
+            winners = 0.25 * (size - 1) if size < 3 else bits_of_layers(_winners(size)[0]) / 8
+            level = groups * results * (16 * size + len(pairs_of(size)) * comparison + winners + 17 * (size - 1))
+            cost, sizes = best(groups)
+            found.append((level + (len(levels) + 3) * worth + cost, (size, *sizes)))
+        return min(found)
+
+    return best(values)[1]
 
 
 @protocol("max_by_fours", "docs/protocols.md")
-def max_by_fours(net: Net, x: Shares, high: int = 63) -> Shares:
-    """Compute the maximum along the first dimension by groups of four. Exact.
+def max_by_fours(net: Net, x: Shares, high: int = 63, sizes: tuple[int, ...] = ()) -> Shares:
+    """Compute the maximum along the first dimension by groups of four, or of other sizes. Exact.
 
     Args:
         x: [m, ...]; all values within 2^62 of zero.
         high: as in `maximum`.
+        sizes: the sizes of the groups of the first levels, two or more and 10 at most (`group_sizes`).
 
     Levels of `max_of_four`, each on a quarter of the values, while there are four or more, and then `max_tree`. 128
     values take four levels; a tree of pairs takes seven. Nobody learns anything.
     """
+    for size in sizes:
+        filled = x[: -x.shape[0] % size]  # these values are in two groups
+        x = each(concatenate, x, filled) if filled.shape[0] else x
+        x = max_of_four(net, x, high, size) if size > 2 else maximum(net, *x.moved(torch.Tensor.chunk, 2), high)
     while (count := x.shape[0]) >= FOUR:
         full = count // FOUR * FOUR
         top = max_of_four(net, x[:full], high)
@@ -112,39 +157,43 @@ def max_by_fours(net: Net, x: Shares, high: int = 63) -> Shares:
 
 
 @protocol("max_of_four", "docs/protocols.md")
-def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
+def max_of_four(net: Net, x: Shares, high: int = 63, size: int = FOUR) -> Shares:
     """Compute the largest of x[i], x[i + n], x[i + 2 n] and x[i + 3 n] for x [4 n, ...]: [n, ...]. Exact.
 
     Args:
         high: differences are known to lie in [-2^high, 2^high).
+        size: compare so many values in place of four, 3 to 10, for x [size n, ...].
 
     Rounds 1 (opening) + ceil(log4 ceil(high / 3)) (trees) + 1 (pairs) + 1 (bits). Per result six comparisons, 12 bits
-    opened and 12 dealt for the pairs, and three times `select`. Nobody learns anything.
+    opened and 12 dealt for the pairs, and three times `select`; of m values m (m - 1) / 2 comparisons, some m 2^(m - 1)
+    bits dealt for the pairs, and m - 1 times `select`. Nobody learns anything.
     """
-    size = x.shape[0] // FOUR
-    four = each(by_words, x, FOUR)
-    masked = open_masked(net, four)
-    pairs = Masked(*(differences(v, PAIRS) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
-    bits = each(torch.Tensor.view, drelu(net, pairs, high), len(PAIRS), -1)
+    count, compared = x.shape[0] // size, pairs_of(size)
+    group = each(by_words, x, size)
+    masked = open_masked(net, group)
+    pairs = Masked(*(differences(v, compared) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
+    bits = each(torch.Tensor.view, drelu(net, pairs, high), len(compared), -1)
 
-    layers, places = _winners()
-    wins = each(_rows_of_four, and_layers(net, bits, layers), places)
-    last = tuple(PAIRS.index((i, FOUR - 1)) for i in range(FOUR - 1))
+    layers, places = _winners(size)
+    wins = each(_rows_of_group, and_layers(net, bits, layers), places)
+    last = tuple(compared.index((i, size - 1)) for i in range(size - 1))
     over = select(net, wins, Masked(*(_columns(v, last) for v in (pairs.c, pairs.r, pairs.r_A, pairs.r_S))))
-    return each(_largest, over, four, torch.Size((size, *x.shape[1:])))
+    return each(_largest, over, group, torch.Size((count, *x.shape[1:])))
 
 
 @functools.cache
-def _winners() -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
-    """The layer that computes w_0, w_1 and w_2 from the rows b_ij, and their rows."""
-    circuit = AndCircuit(len(PAIRS))
-    b = {pair: row for row, pair in enumerate(PAIRS)}
-    first, second, third = b[0, 1], b[0, 2], b[1, 2]
-    w_0 = circuit.gate((first, second, b[0, 3]))
-    # 1 - b is 1 xor b, so the products are multiplied out: (1 - b_01) b_12 b_13 = b_12 b_13 xor b_01 b_12 b_13.
-    w_1 = circuit.gate((third, b[1, 3]), (first, third, b[1, 3]))
-    w_2 = circuit.gate((second, b[2, 3]), (third, b[2, 3]), (second, third, b[2, 3]), onto=b[2, 3])
-    return circuit.layers((w_0, w_1, w_2))
+def _winners(size: int) -> tuple[tuple[AndLayer, ...], tuple[int, ...]]:
+    """The layer that computes all w_i but the last from the rows b_ij, and their rows."""
+    circuit, b = AndCircuit(len(pairs_of(size))), {pair: row for row, pair in enumerate(pairs_of(size))}
+    wins = []
+    for i in range(size - 1):
+        above = tuple(b[i, j] for j in range(i + 1, size))
+        # 1 - b is 1 xor b, so the products are multiplied out: (1 - b_01) b_12 b_13 = b_12 b_13 xor b_01 b_12 b_13.
+        below = [b[j, i] for j in range(i)]
+        ands = [tuple(sorted((*part, *above))) for k in range(i + 1) for part in itertools.combinations(below, k)]
+        alone = [rows[0] for rows in ands if len(rows) == 1]
+        wins.append(circuit.gate(*(rows for rows in ands if len(rows) > 1), onto=alone[0] if alone else None))
+    return circuit.layers(tuple(wins))
 
 
 @leaf
@@ -168,14 +217,14 @@ def _columns(x: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
 
 
 @leaf
-def _rows_of_four(words: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
+def _rows_of_group(words: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
     return pick(words, which).reshape(-1)
 
 
 @leaf
 def _largest(over: torch.Tensor, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The sum of x_3 and of how much the largest exceeds it, in the shape of the results."""
-    return (over.sum(1) + x[:, FOUR - 1]).view(-1)[: shape.numel()].view(shape)
+    """The sum of the last value and of how much the largest exceeds it, in the shape of the results."""
+    return (over.sum(1) + x[:, -1]).view(-1)[: shape.numel()].view(shape)
 
 
 # ReLU of the largest, with the truncation that follows a linear layer: all from one opening
@@ -274,10 +323,6 @@ def levels_worth(net: Net, m: int, windows: int, shift: int, between: int, high:
         return 3
     budget.spent += more
     return 1
-
-
-def pairs_of(m: int) -> tuple[tuple[int, int], ...]:
-    return tuple(itertools.combinations(range(m), 2))
 
 
 @protocol("ramp_of_largest", "docs/protocols.md; PrivHFL, 3.3 (ii) and (iii)")

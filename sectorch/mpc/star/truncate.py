@@ -17,6 +17,7 @@ one round by wide blocks (`compare.py`), by function keys (`fss.py`), or as a pa
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,18 @@ from ...ring import HEADROOM_BITS, logical_shift, sign_mask
 from ...ring.bitplanes import fast, words_for
 from . import dealing_constraints
 from .and_layers import and_layers
-from .compare import block_count, blocks_between, deal_codes, forest_worth, leaves, wide_less
+from .compare import (
+    CODES,
+    bits_of_layers,
+    block_count,
+    blocks_between,
+    deal_codes,
+    forest,
+    forest_worth,
+    leaves,
+    one_layer,
+    wide_less,
+)
 from .dealing_proofs import DealerShares
 from .fss import borrow
 from .masking import ComputedCorrection, Masked, deal, open_masked, planes_of
@@ -39,6 +51,15 @@ from .thresholds import raise_outside
 
 BORROW_BLOCKS = 5
 """Blocks of a borrow in one round: for 20 planes 75 bits of codes and 37 of products are dealt."""
+
+
+@functools.cache
+def wide_excess(shift: int) -> tuple[float, int]:
+    """The bytes an element that a borrow by wide blocks takes beyond those of a tree, and the rounds that it saves."""
+    span, count = blocks_between(0, shift, BORROW_BLOCKS), block_count(0, shift)
+    wide, (layers, _) = one_layer(len(span.widths)), forest((count,), (False,))
+    bits = span.codes + bits_of_layers(wide) - CODES * count - bits_of_layers(layers)
+    return bits / 8, len(layers) - len(wide)
 
 
 @dataclass(frozen=True)
