@@ -53,9 +53,9 @@ WAN_ROUND = LINKS["wan"].round_bytes
 """Bytes that a round is worth on the link "wan"; the constants below are for it, and `RoundBudget.scale` for others."""
 KEYED = 1 << 10
 """Most elements of which everything is compared by function keys, on any link: some 4 kB each are sent ahead."""
-FAST_ROUND = 4 * LAN_ROUND
-"""Bytes that a round is worth on a fast network where rows are few: 2 ms of 1 Gbit/s. A step of GPT-2 takes 1.7 ms a
-round more among three processes than in one."""
+WAIT = 4
+"""How many times the link's bytes a round is worth on a fast network where rows are few: for "lan" this makes 2 ms. A step
+of GPT-2 takes 1.7 ms a round more among three processes than in one."""
 
 
 class Star(Backend):
@@ -101,7 +101,7 @@ class Star(Backend):
     @property
     def _round_worth(self) -> int:
         """The bytes that a round is worth where few elements take many rounds."""
-        return self._level_worth if self._few_rounds else FAST_ROUND * self._level_worth // LAN_ROUND
+        return self._level_worth if self._few_rounds else WAIT * self._level_worth
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
