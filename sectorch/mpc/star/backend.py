@@ -54,8 +54,8 @@ WAN_ROUND = LINKS["wan"].round_bytes
 KEYED = 1 << 10
 """Most elements of which everything is compared by function keys, on any link: some 4 kB each are sent ahead."""
 WAIT = 4
-"""How many times the link's bytes a round is worth on a fast network where rows are few: for "lan" this makes 2 ms. A step
-of GPT-2 takes 1.7 ms a round more among three processes than in one."""
+"""How many times the link's bytes a round is worth on a fast network where rows are few. For "lan" this makes 2 ms: a
+step of GPT-2 takes 1.7 ms a round more among three processes than in one."""
 
 
 class Star(Backend):
