@@ -60,7 +60,21 @@ Spec = TypeVar("Spec", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """The properties of a field besides its type and default; see `option`."""
+    """The properties of a field besides its type and default.
+
+    Args:
+        about: a description with the unit, for help and docs.
+        least, above, most, below: the range of a number, or of each of a tuple.
+        among: the allowed words.
+        flag: its name on the command line; by default the field's.
+        off: the help of a flag that switches it off, for a field that is on by default.
+        short: a name of one letter.
+        several: whether the command line takes several values, with a run for each.
+        hidden: whether the command line leaves it out.
+        own: "value", or "folder" for a path, if each party of a federation sets it for itself.
+        bare: the value of an option that the command line names without one.
+        objects: classes of which Python code may give an object in the place of a word.
+    """
 
     about: str
     least: float | None = None
@@ -93,42 +107,10 @@ class Option:
         )
 
 
-def option(
-    default: Any,
-    about: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    among: Collection[str] | None = None,
-    flag: str | None = None,
-    off: str | None = None,
-    short: str | None = None,
-    several: bool = False,
-    hidden: bool = False,
-    own: str | None = None,
-    bare: str | None = None,
-    objects: tuple[Any, ...] = (),
-) -> Any:
-    """A field of `Options`.
-
-    Args:
-        default: the default; None where something else decides, which `about` names.
-        about: a description with the unit, for help and docs.
-        least, above, most, below: the range of a number, or of each of a tuple.
-        among: the allowed words.
-        flag: its name on the command line; by default the field's.
-        off: the help of a flag that switches it off, for a field that is on by default.
-        short: a name of one letter.
-        several: whether the command line takes several values, with a run for each.
-        hidden: whether the command line leaves it out.
-        own: "value", or "folder" for a path, if each party of a federation sets it for itself.
-        bare: the value of an option that the command line names without one.
-        objects: classes of which Python code may give an object in the place of a word.
-    """
-    made = Option(about, least, above, most, below, among, flag, off, short, several, hidden, own, bare, objects)
-    return field(default=default, metadata={"option": made})
+def option(default: Any, about: str, **properties: Any) -> Any:
+    """A field of `Options`: its default (None where something else decides, which `about` names), and `Option`'s
+    properties by name."""
+    return field(default=default, metadata={"option": Option(about, **properties)})
 
 
 class Options:

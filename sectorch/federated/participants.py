@@ -377,16 +377,9 @@ def _of_channels(make: Callable[[int, int], nn.Module]) -> Constructor:
 
 
 ARCHITECTURES: dict[str, Constructor] = {
-    "vgg7": _of_channels(vgg7),
-    "resnet8": _of_channels(resnet8),
-    "resnet10": _of_channels(resnet10),
-    "resnet14": _of_channels(resnet14),
-    "resnet16": _of_channels(resnet16),
-    "resnet18": _of_channels(resnet18),
-    "vgg5": _of_channels(vgg5),
-    "vgg7-small": _of_channels(vgg7_small),
-    "resnet8-small": _of_channels(resnet8_small),
-    "resnet10-small": _of_channels(resnet10_small),
+    make.__name__.replace("_", "-"): _of_channels(make)
+    for make in (vgg7, resnet8, resnet10, resnet14, resnet16, resnet18, vgg5, vgg7_small, resnet8_small, resnet10_small)
+} | {
     "lenet": lambda classes, shape: lenet(classes),
     "mlp": mlp,
     "cnn": cnn,

@@ -13,7 +13,7 @@ from torch import nn
 
 from ... import ckks
 from ...display import Plot
-from ...federated.outcome import Outcome, table, where_it_ran
+from ...federated.outcome import Outcome, percents, table, where_it_ran
 from .settings import Party, Settings
 
 # (epsilon, delta) of the Gaussian noise on aggregates, and a run's statement in words.
@@ -163,9 +163,9 @@ class Result(Outcome):
             before, after = found[0]["accuracy"], found[-1]["accuracy"]
             released = str(found[-1].get("released", ""))
             told = [f"{peer} {value:.2f}" for peer, value in self._told(party.name).items()]
-            shown.add_row(party.name, str(len(party.labels)), *_percents(before, after), released, ", ".join(told))
+            shown.add_row(party.name, str(len(party.labels)), *percents([before, after]), released, ", ".join(told))
         shown.add_section()
-        shown.add_row("mean", "", *_percents(self.accuracy(0), self.accuracy(-1)), "", "")
+        shown.add_row("mean", "", *percents([self.accuracy(0), self.accuracy(-1)]), "", "")
         return shown
 
     def _told(self, owner: str) -> dict[str, float]:
@@ -179,7 +179,7 @@ class Result(Outcome):
         for c, (before, after) in enumerate(zip(self.per_class(0), self.per_class(-1), strict=True)):
             first, last = ([v for v in found if v is not None] for found in (before, after))
             if (len(first), len(last)) == (len(before), len(after)):
-                shown.add_row(str(c), *_percents(sum(first) / len(first), sum(last) / len(last)))
+                shown.add_row(str(c), *percents([sum(first) / len(first), sum(last) / len(last)]))
         return shown
 
     @property
@@ -243,7 +243,3 @@ def rounds_table(label: str, records: dict[str, list[dict]]) -> Table:
     for t in range(stages)[-5:]:
         shown.add_row(str(t), f"{100 * sum(f[t]['accuracy'] for f in records.values()) / len(records):.2f}")
     return shown
-
-
-def _percents(before: float, after: float) -> tuple[str, str, str]:
-    return f"{100 * before:.2f}", f"{100 * after:.2f}", f"{100 * (after - before):+.2f}"

@@ -174,7 +174,7 @@ class ShapleyEvaluation(RoundsEvaluation):
         self._tester: Tester | None = None
         self._begun = -1
         self._elsewhere: dict[int, list[dict]] = {}
-        self.form = secsv.named_format(how.value_bits, how.frac_bits) if how.protocol == "secsv" else None
+        self.form = secsv.named_format(how) if how.protocol == "secsv" else None
         people = {n: digest(*tests[n]) for n in self.names}
         models = [digest_of(r) for r in self.rounds]
         self.folder.claim({
@@ -387,7 +387,7 @@ class Valuation(Experiment):
                 "parties apart value by the protocol secsv, each in one process: leave the others out"
             )
         if how.protocol == "secsv":
-            secsv.named_format(how.value_bits, how.frac_bits)
+            secsv.named_format(how)
         self.settings = how.but(compare=False) if self.stages.apart else how
         self._start = 0.0
 
@@ -520,7 +520,7 @@ def value(
         keys = exchange_keys(names, parties)
         program, samples = Program(model, shape), [test[n] or (None, None) for n in names]
         tests = TestSet(tuple(x for x, _ in samples), tuple(labels for _, labels in samples))
-        level, form = feasible(len(names), program, how), secsv.named_format(how.value_bits, how.frac_bits)
+        level, form = feasible(len(names), program, how), secsv.named_format(how)
         tester = secsv.SecSVTester(program, tests, keys, form, level, runtime)
         sizes = tester.parties.numbers([0 if labels is None else len(labels) for labels in tests.labels])
         tester.tests = tests.of_sizes([int(size) for size in sizes], shape)

@@ -55,11 +55,15 @@ class Result(Outcome):
     @property
     def exact(self) -> dict[str, float] | None:
         """The same in the clear."""
-        known = [r.exact for r in self.rounds if r.exact is not None]
-        if len(known) < len(self.rounds):
+        if (known := self._compared("exact")) is None:
             return None
         found = total(known)
         return {name: found.get(i, 0.0) for i, name in enumerate(self.names)}
+
+    def _compared(self, name: str) -> list | None:
+        """A field of all rounds that is known where these were compared with the clear."""
+        known = [getattr(r, name) for r in self.rounds]
+        return None if None in known else known
 
     @property
     def error(self) -> float | None:
@@ -84,8 +88,7 @@ class Result(Outcome):
     @property
     def wrong(self) -> float | None:
         """The share of samples skipped that the model gets wrong in the clear, over all aggregated models."""
-        known = [r.wrong for r in self.rounds if r.wrong is not None]
-        if len(known) < len(self.rounds):
+        if (known := self._compared("wrong")) is None:
             return None
         some = sum(c.bit_count() > 1 for one in self.rounds for c in one.records)
         return sum(map(sum, known)) / (some * self.samples) if some else 0.0
@@ -93,10 +96,9 @@ class Result(Outcome):
     @property
     def skip_bound(self) -> float | None:
         """What SampleSkip changed any value by at most (Lemma 6.4), where that is known."""
-        known = [max(r.wrong, default=0) for r in self.rounds if r.wrong is not None]
-        if len(known) < len(self.rounds):
+        if (known := self._compared("wrong")) is None:
             return None
-        return error_bound(len(self.rounds), max(known, default=0) / self.samples)
+        return error_bound(len(self.rounds), max((max(wrong, default=0) for wrong in known), default=0) / self.samples)
 
     @cached_property
     def _gains(self) -> list[dict[int, Gains]] | None:
@@ -118,9 +120,8 @@ class Result(Outcome):
         if self._gains is None:
             return None
         found: dict[int, Gains] = {}
-        for gained in self._gains:
-            for i, one in gained.items():
-                found[i] = found[i] + one if i in found else one
+        for i, one in (pair for gained in self._gains for pair in gained.items()):
+            found[i] = found[i] + one if i in found else one
         return {n: found[i].interval() if i in found else (0.0, 0.0) for i, n in enumerate(self.names)}
 
     def spent(self, key: str) -> Counter:

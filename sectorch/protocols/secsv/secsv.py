@@ -29,7 +29,7 @@ from ...ckks.linalg import ENCODING_BITS, EncodedShare, EncryptedColumns, Reduci
 from ...errors import FixedPointRangeError
 from .algorithm import Batch, test_shared
 from .program import Layer, Program, gates, unary
-from .settings import Route
+from .settings import Route, Settings
 from .testers import TWO_SERVERS, SecureTester, TestSet, during, tally, work
 from .values import CorruptedCiphertextError, FederationError, bits, members
 
@@ -45,15 +45,17 @@ class Format:
     value_bits: int
 
     @classmethod
-    def fitting(cls, primes: tuple[int, ...], scale_bits: int, value_bits: int, frac_bits: int | None) -> Format:
-        """A format for outputs of a size: 12 fraction bits, or what is left of the modulus, at least 6.
+    def fitting(cls, value_bits: int, frac_bits: int | None) -> Format:
+        """Under the joint keys, for outputs below 2^value_bits: 12 fraction bits, or what is left of the modulus, at
+        least 6.
 
         Raises:
             LevelError: the modulus chain is too short.
         """
-        room = math.floor(math.log2(math.prod(primes)) - scale_bits - WEIGHT_BITS - ENCODING_BITS - value_bits - 11)
-        form = cls(ResidueRing(primes, frac_bits or max(6, min(12, room))), value_bits)
-        form.check(scale_bits)
+        p = joint_parameters()
+        room = math.floor(math.log2(math.prod(p.primes)) - p.scale_bits - WEIGHT_BITS - ENCODING_BITS - value_bits - 11)
+        form = cls(ResidueRing(p.primes, frac_bits or max(6, min(12, room))), value_bits)
+        form.check(p.scale_bits)
         return form
 
     def check(self, scale_bits: int) -> None:
@@ -386,18 +388,13 @@ def joint_parameters() -> ckks.Parameters:
     return ckks.choose(2, degree=4096)
 
 
-def named_format(value_bits: int | None, frac_bits: int | None) -> Format | None:
-    """A number format for outputs below 2^value_bits under the joint keys; None where the clients are to agree on it.
+def named_format(how: Settings) -> Format | None:
+    """The number format that the settings name; None where the clients are to agree on it.
 
     Raises:
         LevelError: the modulus chain is too short.
     """
-    return None if value_bits is None else _format(value_bits, frac_bits)
-
-
-def _format(value_bits: int, frac_bits: int | None) -> Format:
-    parameters = joint_parameters()
-    return Format.fitting(parameters.primes, parameters.scale_bits, value_bits, frac_bits)
+    return None if how.value_bits is None else Format.fitting(how.value_bits, how.frac_bits)
 
 
 @protocol("secsv_samples", "SecSV, Algorithm 3, step 3", [
@@ -538,7 +535,7 @@ class SecSVTester(SecureTester):
             LevelError: the modulus chain is too short.
         """
         needed = int(max(self.parties.numbers(value_bits)))
-        self.public = Public(self.program, _format(needed, frac_bits), self.keys.parameters)
+        self.public = Public(self.program, Format.fitting(needed, frac_bits), self.keys.parameters)
 
     def _begun(self):
         self._aggregated, self._sums = {}, {}
