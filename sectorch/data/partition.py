@@ -14,15 +14,9 @@ from .seeds import generator
 
 
 def partition(
-    labels: torch.Tensor,
-    clients: int,
-    samples: int | None = None,
-    *,
-    kind: str = "iid",
-    alpha: float = 0.5,
-    classes_each: int = 2,
-    seed: int = 0,
-) -> list[torch.Tensor]:
+    labels: torch.Tensor, clients: int, samples: int | None = None, *, kind: str = "iid", alpha: float = 0.5,
+    classes_each: int = 2, seed: int = 0,
+) -> list[torch.Tensor]:  # fmt: skip
     """Disjoint indices for each client, sorted.
 
     Args:
@@ -71,13 +65,9 @@ def partition(
 
 
 def _deal(
-    labels: torch.Tensor,
-    names: torch.Tensor,
-    proportions: torch.Tensor,
-    each: int,
-    draw: torch.Generator,
+    labels: torch.Tensor, names: torch.Tensor, proportions: torch.Tensor, each: int, draw: torch.Generator,
     closed: bool,
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """Hand out shuffled samples of each class by the clients' proportions, [clients, classes]."""
     left = [torch.nonzero(labels == name).flatten() for name in names]
     left = [pool[torch.randperm(len(pool), generator=draw)].tolist() for pool in left]
@@ -191,16 +181,9 @@ class DividedData:
 
 
 def federation(
-    name: str,
-    clients: int,
-    *,
-    alpha: float = 0.5,
-    test_fraction: float = 0.5,
-    samples: int | None = None,
-    tests: int | None = None,
-    seed: int = 0,
-    root: str | Path | None = None,
-) -> DividedData:
+    name: str, clients: int, *, alpha: float = 0.5, test_fraction: float = 0.5, samples: int | None = None,
+    tests: int | None = None, seed: int = 0, root: str | Path | None = None,
+) -> DividedData:  # fmt: skip
     """A data set divided among clients c1, c2, ... by Dir(alpha), label by label.
 
     Args:

@@ -17,15 +17,9 @@ MOST_CLUSTERS = 10
 
 
 def select(
-    kind: str,
-    budget: int,
-    *,
-    size: int | None = None,
-    logits: torch.Tensor | None = None,
-    features: torch.Tensor | None = None,
-    known: torch.Tensor | None = None,
-    seed: int = 0,
-) -> torch.Tensor:
+    kind: str, budget: int, *, size: int | None = None, logits: torch.Tensor | None = None,
+    features: torch.Tensor | None = None, known: torch.Tensor | None = None, seed: int = 0,
+) -> torch.Tensor:  # fmt: skip
     """Choose the images of a pool to ask about.
 
     Args:
@@ -173,14 +167,9 @@ NOISE = 0.3
 
 
 def expand(
-    images: torch.Tensor,
-    size: int,
-    kind: str = "mixup",
-    *,
-    lambdas: Sequence[float] = LAMBDAS,
-    noise: float = NOISE,
+    images: torch.Tensor, size: int, kind: str = "mixup", *, lambdas: Sequence[float] = LAMBDAS, noise: float = NOISE,
     generator: torch.Generator | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """A pool of `size` images made from a client's own.
 
     Args:

@@ -509,12 +509,9 @@ class Command(Generic[F, S]):
             "--processes", dest="worker_count", type=at_least(1), default=1, metavar="N", help="that share the work"
         )
         p.add_argument(
-            "--parallel",
-            dest="worker_kind",
-            default=KINDS[0],
-            choices=KINDS,
+            "--parallel", dest="worker_kind", default=KINDS[0], choices=KINDS,
             help="processes of this machine, or a Ray cluster",
-        )
+        )  # fmt: skip
         if join is not None:
             p.add_argument("--federation", type=Path, help="run as one party of this federation (docs/federation.md)")
             p.add_argument("--as", dest="party", help="which of its parties this process is")

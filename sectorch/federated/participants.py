@@ -261,14 +261,9 @@ def dataset_of(data: str | Dataset, root: str | Path | None = None) -> Dataset:
 
 
 def participants(
-    dataset: Dataset,
-    how: FederatedData,
-    samples: int | None,
-    names: Sequence[str],
-    build: Build,
-    prefix: str = "c",
+    dataset: Dataset, how: FederatedData, samples: int | None, names: Sequence[str], build: Build, prefix: str = "c",
     own: int | None = None,
-) -> tuple[list[Participant], Samples, int]:
+) -> tuple[list[Participant], Samples, int]:  # fmt: skip
     """Participants c1, c2, ..., the test set and the number of classes.
 
     Args:
@@ -336,12 +331,9 @@ def _resnet_small(widths: Sequence[int], num_classes: int, in_channels: int) -> 
         for i, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False))
     ]
     return nn.Sequential(
-        *_conv(in_channels, widths[0]),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
+        *_conv(in_channels, widths[0]), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(widths[-1], num_classes),
-    )
+    )  # fmt: skip
 
 
 def resnet8_small(num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:

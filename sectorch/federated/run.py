@@ -238,17 +238,10 @@ class Run:
     """
 
     def __init__(
-        self,
-        what: Mapping[str, Any] | None = None,
-        *,
-        own: Mapping[str, Any] | None = None,
-        members: Sequence[str] = (),
-        parties: Parties | None = None,
-        out: str | Path | None = None,
-        shared: str | Path | None = None,
-        workers: Workers | None = None,
-        watch: Watch | None = None,
-    ):
+        self, what: Mapping[str, Any] | None = None, *, own: Mapping[str, Any] | None = None,
+        members: Sequence[str] = (), parties: Parties | None = None, out: str | Path | None = None,
+        shared: str | Path | None = None, workers: Workers | None = None, watch: Watch | None = None,
+    ):  # fmt: skip
         self.parties: Parties = parties or Simulation()
         self.members, self.workers, self.watch = list(members), workers or Workers(), watch or Watch()
         if len(set(self.members)) < len(self.members):

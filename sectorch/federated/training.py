@@ -61,17 +61,10 @@ class Training(Options):
 
 
 def train(
-    model: nn.Module,
-    images: torch.Tensor,
-    targets: torch.Tensor,
-    how: Training,
-    seed: int,
-    tick: Callable[[], None] = lambda: None,
-    *,
-    extra: Extra | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    smallest: int = 2,
-) -> None:
+    model: nn.Module, images: torch.Tensor, targets: torch.Tensor, how: Training, seed: int,
+    tick: Callable[[], None] = lambda: None, *, extra: Extra | None = None,
+    optimizer: torch.optim.Optimizer | None = None, smallest: int = 2,
+) -> None:  # fmt: skip
     """Cross-entropy training in place; leaves the model in evaluation mode.
 
     Args:
@@ -384,14 +377,9 @@ class LocalTraining(Training):
 
 
 def fedavg(
-    model: nn.Module,
-    train: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-    rounds: int,
-    how: Training = LocalTraining(),
-    *,
-    attending: Mapping[str, range] | None = None,
-    seed: int = 0,
-) -> tuple[list[dict[str, State]], list[dict[str, float]]]:
+    model: nn.Module, train: Mapping[str, tuple[torch.Tensor, torch.Tensor]], rounds: int,
+    how: Training = LocalTraining(), *, attending: Mapping[str, range] | None = None, seed: int = 0,
+) -> tuple[list[dict[str, State]], list[dict[str, float]]]:  # fmt: skip
     """Local models of every round, and the clients' aggregation weights: their numbers of training samples.
 
     Args:

@@ -133,19 +133,10 @@ class Panel:
     """
 
     def __init__(
-        self,
-        voters: Sequence[Voter],
-        classes: int,
-        *,
-        inference: str = "mpc",
-        argmax: str = "yao",
-        vote: str | Vote = "argmax",
-        ballot_votes: int | None = None,
-        frac_bits: int = 20,
-        sample: torch.Tensor | None = None,
-        batch: int = 64,
-        session: Session | None = None,
-    ):
+        self, voters: Sequence[Voter], classes: int, *, inference: str = "mpc", argmax: str = "yao",
+        vote: str | Vote = "argmax", ballot_votes: int | None = None, frac_bits: int = 20,
+        sample: torch.Tensor | None = None, batch: int = 64, session: Session | None = None,
+    ):  # fmt: skip
         if inference not in ("mpc", "ckks", "open") or argmax not in ("yao", "shares"):
             raise FederationError(
                 f"inference is mpc, ckks or open and argmax yao or shares, got {inference!r}, {argmax!r}"

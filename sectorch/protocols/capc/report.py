@@ -244,18 +244,15 @@ class Result(Outcome):
     def as_dict(self) -> dict:
         """Labels carry noise from the operating system: two runs differ."""
         return dict(
-            settings=self.settings.as_dict(),
-            parties=len(self.parties),
+            settings=self.settings.as_dict(), parties=len(self.parties),
             organisations=len({party.owner for party in self.parties}),
             samples=[len(party.images) for party in self.parties],
             querying=[r.as_dict(self.classes, self.forecasts[r.name]) for r in self.records.values()],
             mean={n: self.mean(n) for n in ("before", "after", "gain", "balanced_gain", "epsilon") if self.records},
             epsilon_if_all_querying_parties_collude=self.epsilon_of_all,
             organisations_spent={o: dict(spent=b.spent, limit=b.limit, delta=b.delta) for o, b in self.lasting.items()},
-            received=self.received,
-            bytes=sum(row["bytes"] for row in self.received),
-            statement=self.sentences(),
-        )
+            received=self.received, bytes=sum(row["bytes"] for row in self.received), statement=self.sentences(),
+        )  # fmt: skip
 
     def rows(self) -> dict[str, list[dict]]:
         """Of each querying party and class, and of each query."""
@@ -371,13 +368,7 @@ def summary(records: Iterable[Record]) -> Table:
             f"{100 * getattr(r.before, name):.1f}->" + (f"{100 * getattr(r.after, name):.1f}" if r.after else "")
         )
         shown.add_row(
-            r.name,
-            r.architecture,
-            change("accuracy"),
-            f"{100 * r.gain:+.2f}" if r.after else "",
-            change("balanced"),
-            str(len(r.asked)),
-            f"{r.budget.spent:.3f}",
-            f"{r.budget.remaining:.3f}",
-        )
+            r.name, r.architecture, change("accuracy"), f"{100 * r.gain:+.2f}" if r.after else "", change("balanced"),
+            str(len(r.asked)), f"{r.budget.spent:.3f}", f"{r.budget.remaining:.3f}",
+        )  # fmt: skip
     return shown

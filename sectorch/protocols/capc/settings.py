@@ -125,11 +125,9 @@ class Settings(BudgetOptions):
         objects=(Callable,),
     )  # fmt: skip
     ballot_votes: int = option(
-        1,
-        "votes that such a ballot gives to all classes together, at most; the noise covers them",
-        least=1,
+        1, "votes that such a ballot gives to all classes together, at most; the noise covers them", least=1,
         hidden=True,
-    )
+    )  # fmt: skip
     queries: int | None = option(
         None, "of each querying party (default: its whole pool); fewer where the budget ends first", least=1,
         several=True,

@@ -138,13 +138,9 @@ class Parties(Options):
 
 
 def federation(
-    data: str | Dataset = "digits",
-    parties: int = 2,
-    split: str = "homogeneous",
-    *,
-    root: str | Path | None = None,
+    data: str | Dataset = "digits", parties: int = 2, split: str = "homogeneous", *, root: str | Path | None = None,
     **known,
-) -> tuple[list[Party], Samples, int]:
+) -> tuple[list[Party], Samples, int]:  # fmt: skip
     """Parties, test set and number of classes: what `CaPriDe` takes.
 
     Args:

@@ -352,15 +352,9 @@ class Exchange:
         return ckks.flood_bits_for(layout.parameters, layout.count, sigma, factor, self.how.flood_bits)
 
     def ask(
-        self,
-        round_: int,
-        owner: Party,
-        directions: Directions | None,
-        samples: int,
-        models: Mapping[str, nn.Module],
-        sigma: float = 0.0,
-        sizes: Mapping[str, float] | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, round_: int, owner: Party, directions: Directions | None, samples: int, models: Mapping[str, nn.Module],
+        sigma: float = 0.0, sizes: Mapping[str, float] | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         """One party's question to some peers: for each, float64 [R]; its shape only where the owner is elsewhere.
 
         Args:
@@ -439,15 +433,9 @@ class Simulated(Exchange):
         return max(asked, self.how.sigma or 0.0)
 
     def ask(
-        self,
-        round_: int,
-        owner: Party,
-        directions: Directions | None,
-        samples: int,
-        models: Mapping[str, nn.Module],
-        sigma: float = 0.0,
-        sizes: Mapping[str, float] | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, round_: int, owner: Party, directions: Directions | None, samples: int, models: Mapping[str, nn.Module],
+        sigma: float = 0.0, sizes: Mapping[str, float] | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         if directions is None:
             raise ArgumentError("a simulation has all parties, and the owner's directions")
         answers = {}

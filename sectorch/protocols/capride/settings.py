@@ -254,21 +254,15 @@ class Settings(Options):
         (), "rounds from which the rate is a tenth of what it was (paper: 50, 75)", least=1, hidden=True
     )
     smoothing: float = option(
-        0.1,
-        "of labels in local training; without it the logits of classes that a party lacks fall for ever, and little is "
-        "learned of a peer where p is nearly 0",
-        least=0,
-        below=1,
-    )
+        0.1, "of labels in local training; without it the logits of classes that a party lacks fall for ever, and "
+        "little is learned of a peer where p is nearly 0", least=0, below=1,
+    )  # fmt: skip
     temperature: float = option(5.0, "T, of both distributions", above=0, below=INFINITY, short="T")
     weight: float | None = option(
-        None,
-        "lambda_k, of T^2 times Eq. 9, a mean over samples (default: 2 for each peer, as Eq. 5 divides by their "
-        "number); the T^2 keeps the gradient's size as T changes, and the paper's 50 at T = 5 is 2 here",
-        least=0,
-        below=INFINITY,
-        several=True,
-    )
+        None, "lambda_k, of T^2 times Eq. 9, a mean over samples (default: 2 for each peer, as Eq. 5 divides by their "
+        "number); the T^2 keeps the gradient's size as T changes, and the paper's 50 at T = 5 is 2 here", least=0,
+        below=INFINITY, several=True,
+    )  # fmt: skip
     fraction: float = option(1.0, "of the samples, drawn anew for each round's aggregates", above=0, most=1)
     peers: int | None = option(None, "asked in a round, drawn anew (default: all)", least=1)
     directions: int = option(
@@ -282,20 +276,13 @@ class Settings(Options):
         None, "feature directions of the head's basis, the strongest (default: all)", least=1
     )
     leakage: float | None = option(
-        0.5,
-        "the largest share of what sets a peer's logits on a sample apart from P_k's own that P_k may explain by all "
-        "answers together (`capride/training.py`); None in Python sets no limit",
-        above=0,
-        most=1,
-        several=True,
-    )
+        0.5, "the largest share of what sets a peer's logits on a sample apart from P_k's own that P_k may explain by "
+        "all answers together (`capride/training.py`); None in Python sets no limit", above=0, most=1, several=True,
+    )  # fmt: skip
     sigma: float | None = option(
-        None,
-        "of Gaussian noise on each aggregate (default: what keeps all rounds below leakage)",
-        least=0,
-        below=INFINITY,
-        several=True,
-    )
+        None, "of Gaussian noise on each aggregate (default: what keeps all rounds below leakage)", least=0,
+        below=INFINITY, several=True,
+    )  # fmt: skip
     logit_change: float = option(
         1.0, "of one sample's largest logit, that (epsilon, delta) is stated for", above=0, below=INFINITY
     )
@@ -319,14 +306,9 @@ class Settings(Options):
     def local(self) -> Training:
         """Training on a party's own machine."""
         return Training(
-            self.optimiser,
-            self.rate,
-            self.batch,
-            self.epochs,
-            momentum=0.9,
-            label_smoothing=self.smoothing,
+            self.optimiser, self.rate, self.batch, self.epochs, momentum=0.9, label_smoothing=self.smoothing,
             max_norm=1.0,
-        )
+        )  # fmt: skip
 
     def rate_in(self, round_: int) -> float:
         """The learning rate of a round."""

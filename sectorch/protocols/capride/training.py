@@ -106,13 +106,9 @@ class Update:
 
 
 def agreed_logits(
-    own: torch.Tensor,
-    changes: torch.Tensor,
-    directions: Directions,
-    released: torch.Tensor,
-    temperature: float,
+    own: torch.Tensor, changes: torch.Tensor, directions: Directions, released: torch.Tensor, temperature: float,
     sigma: float,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The logits u + sum_r a_r du_r for which the directions give what was released: float64 [n, M].
 
     With du_r the changes of the logits along the asked directions this is a regression of the peer's z - u on them,
@@ -141,14 +137,9 @@ def head_update(basis: HeadBasis, directions: Directions, released: torch.Tensor
 
 
 def deep_update(
-    model: nn.Module,
-    x: torch.Tensor,
-    agreed: torch.Tensor,
-    drawn: torch.Tensor,
-    directions: Directions,
-    released: torch.Tensor,
-    temperature: float,
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    model: nn.Module, x: torch.Tensor, agreed: torch.Tensor, drawn: torch.Tensor, directions: Directions,
+    released: torch.Tensor, temperature: float,
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     """The forward gradient of L~ for the deep layers, and what it adds to the gradient of the agreed logits.
 
     g + mean_d (L'_d - g . v_d) v_d is unbiased whatever g is, and its variance is that of the gradient's difference

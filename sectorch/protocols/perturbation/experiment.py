@@ -49,14 +49,9 @@ class PerturbedFL(Experiment[History]):
     """
 
     def __init__(
-        self,
-        data: Data,
-        model: nn.Module,
-        settings: Settings,
-        *,
-        out: str | Path | None = None,
+        self, data: Data, model: nn.Module, settings: Settings, *, out: str | Path | None = None,
         parties: Parties | None = None,
-    ):
+    ):  # fmt: skip
         self.data, self.settings, self.model = data, settings, model
         parties, clients = parties or Simulation(), clients_of(settings.clients)
         if settings.method != "perturbed" and not all(map(parties.present, (SERVER.name, *clients))):

@@ -96,15 +96,9 @@ class Federation:
     """
 
     def __init__(
-        self,
-        scheme: Scheme,
-        clients: int,
-        *,
-        masked: bool = True,
-        double: bool = False,
-        degree: int | None = None,
+        self, scheme: Scheme, clients: int, *, masked: bool = True, double: bool = False, degree: int | None = None,
         session: Session | Mapping[str, Session | None] | None = None,
-    ):
+    ):  # fmt: skip
         if clients < 1:
             raise ArgumentError(f"a federation has at least one client, got {clients}")
         if scheme.private is not None and (not masked or clients < 2 or degree is not None):
@@ -129,11 +123,9 @@ class Federation:
         return f"Federation({self.clients} clients)"
 
     def round(
-        self,
-        state: Mapping[str, torch.Tensor] | None,
-        batches: Sequence[Batch | list[Batch]],
+        self, state: Mapping[str, torch.Tensor] | None, batches: Sequence[Batch | list[Batch]],
         weights: Sequence[float],
-    ) -> Recovered | None:
+    ) -> Recovered | None:  # fmt: skip
         """One round: the true gradient of the clients' weighted mean loss, at the server; None elsewhere.
 
         Args:

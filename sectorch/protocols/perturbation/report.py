@@ -94,10 +94,8 @@ class History(Outcome):
         ]  # fmt: skip
         return [
             f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
-            *private,
-            exchange[how.exchange_used],
-            where_it_ran(self.apart),
-        ]
+            *private, exchange[how.exchange_used], where_it_ran(self.apart),
+        ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         kept = ("score", "client_seconds", "server_seconds", "down_bytes", "up_bytes", "received")

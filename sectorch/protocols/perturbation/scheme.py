@@ -360,14 +360,9 @@ class Recovered(dict):
 
 
 def aggregate(
-    key: Key,
-    updates: Sequence[Update],
-    weights: Sequence[float],
-    openings: Sequence[MaskOpening],
-    factors: torch.Tensor,
-    counts: tuple[int, int],
-    frac_bits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    key: Key, updates: Sequence[Update], weights: Sequence[float], openings: Sequence[MaskOpening],
+    factors: torch.Tensor, counts: tuple[int, int], frac_bits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Eqs. 28 and 29 but for R: sum_k N_k / N sum_t factors_t term_kt, flat [P], and the mean statistics.
 
     Floats are read once, a client at a time: no sum of a single term is kept. Masked updates already hold N_k / N and
@@ -399,12 +394,9 @@ def aggregate(
 
 
 def _unmasked_sum(
-    updates: Sequence[Update],
-    openings: Sequence[MaskOpening],
-    shares: Sequence[float],
-    factors: torch.Tensor,
+    updates: Sequence[Update], openings: Sequence[MaskOpening], shares: Sequence[float], factors: torch.Tensor,
     frac_bits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     _check_cohort(updates, openings)
     present = math.fsum(update.share for update in updates)
     for share, update in zip(shares, updates, strict=True):
@@ -506,18 +498,10 @@ class Scheme:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: str = "cross_entropy",
-        partitions: int = 1,
-        *,
-        exchange: str | None = None,
-        noise_on: str = "weights",
-        noise: Noise | None = None,
-        frac_bits: int = FRAC_BITS,
-        channels: int | None = None,
+        self, model: nn.Module, loss: str = "cross_entropy", partitions: int = 1, *, exchange: str | None = None,
+        noise_on: str = "weights", noise: Noise | None = None, frac_bits: int = FRAC_BITS, channels: int | None = None,
         private: GaussianShares | None = None,
-    ):
+    ):  # fmt: skip
         if loss not in LOSSES:
             raise NotPerturbableError(f"loss {loss!r} is not known; there are {', '.join(LOSSES)}")
         plan = make_plan(model, channels)
@@ -634,12 +618,8 @@ class Scheme:
         return Reply(key.round, *algorithm.answer(key, log_mu, alpha))
 
     def recover(
-        self,
-        key: Key,
-        updates: Sequence[Update],
-        weights: Sequence[float],
-        openings: Sequence[MaskOpening] = (),
-    ) -> Recovered:
+        self, key: Key, updates: Sequence[Update], weights: Sequence[float], openings: Sequence[MaskOpening] = (),
+    ) -> Recovered:  # fmt: skip
         """The true gradient of the weighted mean loss, sum_k N_k/N grad F_k (Eq. 29 and its cross-entropy form).
 
         Args:
@@ -722,14 +702,9 @@ class Scheme:
     # --- client ---------------------------------------------------------------------------------------------------
 
     def client_step(
-        self,
-        noisy: NoisyModel,
-        batch: Batch | list[Batch],
-        *,
-        masks: ClientMasks | None = None,
-        share: float = 1.0,
+        self, noisy: NoisyModel, batch: Batch | list[Batch], *, masks: ClientMasks | None = None, share: float = 1.0,
         server: Callable[[Request], Reply] | None = None,
-    ) -> Update:
+    ) -> Update:  # fmt: skip
         """A client's work in a round: one forward pass, and one backward pass a term (III-B).
 
         Args:
@@ -782,15 +757,9 @@ class Scheme:
         return self.term_count, trained, sum(2 * width for width, _ in self.norms.values())
 
     def update(
-        self,
-        noisy: NoisyModel,
-        terms: torch.Tensor,
-        statistics: torch.Tensor,
-        samples: int,
-        *,
-        masks: ClientMasks | None = None,
-        share: float = 1.0,
-    ) -> Update:
+        self, noisy: NoisyModel, terms: torch.Tensor, statistics: torch.Tensor, samples: int, *,
+        masks: ClientMasks | None = None, share: float = 1.0,
+    ) -> Update:  # fmt: skip
         """What a client sends of its terms: see `client_step`."""
         if masks is None and self.private is None:
             return Update(noisy.round, terms, statistics, samples)

@@ -129,12 +129,9 @@ class Settings(Options):
     masked: bool = option(True, "with masks", flag="no-masks", off="the server then sees each client's gradient")
     seed: int = option(0, "of weights, batches and noise", least=0, several=True)
     gradient_variance: float = option(
-        0.0,
-        "of the Gaussian noise which every FedAvg client adds to its gradient: the baseline of Table IV, not a "
-        "calibrated mechanism",
-        least=0,
-        below=math.inf,
-    )
+        0.0, "of the Gaussian noise which every FedAvg client adds to its gradient: the baseline of Table IV, not a "
+        "calibrated mechanism", least=0, below=math.inf,
+    )  # fmt: skip
     noise_on: str = option("weights", "where the noise is; bias: m + 1 terms, and hides less", among=PLACES)
     degree: int | None = option(None, "with how many others a client shares masks, even (default: all)", least=2)
     method: str = option("perturbed", "this scheme, or fedavg", among=METHODS)

@@ -47,17 +47,10 @@ class Steps:
 
 @torch.no_grad()
 def secure_query(
-    queries: torch.Tensor,
-    models: Sequence[nn.Module],
-    *,
-    frac_bits: int = 20,
-    relu: str = "exact",
-    normalise: bool = False,
-    sigma: float = 0.0,
-    chunk: int | None = None,
-    tick: Callable[[], None] = lambda: None,
+    queries: torch.Tensor, models: Sequence[nn.Module], *, frac_bits: int = 20, relu: str = "exact",
+    normalise: bool = False, sigma: float = 0.0, chunk: int | None = None, tick: Callable[[], None] = lambda: None,
     session: Session | None = None,
-) -> tuple[torch.Tensor, Steps]:
+) -> tuple[torch.Tensor, Steps]:  # fmt: skip
     """The sum of the answering parties' logits, which Q learns, and no single party's.
 
     Args:
@@ -132,12 +125,9 @@ def check_range(name: str, model: nn.Module, owner: Participant, frac_bits: int)
 
 @torch.no_grad()
 def plain_query(
-    queries: torch.Tensor,
-    models: Sequence[nn.Module],
-    normalise: bool = False,
-    sigma: float = 0.0,
+    queries: torch.Tensor, models: Sequence[nn.Module], normalise: bool = False, sigma: float = 0.0,
     frac_bits: int = 20,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """What `secure_query` computes, in the clear and in float64: for tests and ablations. Protects nothing."""
     total = torch.zeros((), dtype=torch.float64)
     for model in models:

@@ -109,17 +109,12 @@ class Result(Outcome):
             for c in self.clients
         ]
         return dict(
-            settings=json.loads(json.dumps(self.settings.as_dict())),
-            clients=clients,
+            settings=json.loads(json.dumps(self.settings.as_dict())), clients=clients,
             mean=[self.mean(stage) for stage in rounds],
             by_architecture={a: [self.mean(stage, a) for stage in rounds] for a in self.architectures},
-            seconds=self.seconds(),
-            threads=torch.get_num_threads(),
-            bytes=sum(row["bytes"] for row in self.received),
-            received=self.received,
-            epsilon=self.epsilon,
-            statement=self.statement,
-        )
+            seconds=self.seconds(), threads=torch.get_num_threads(), bytes=sum(row["bytes"] for row in self.received),
+            received=self.received, epsilon=self.epsilon, statement=self.statement,
+        )  # fmt: skip
 
     def rows(self) -> dict[str, list[dict]]:
         rows = [

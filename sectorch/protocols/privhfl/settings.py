@@ -56,20 +56,14 @@ class Settings(BudgetOptions):
     """Algorithm 1's inputs, with the paper's defaults but for the data set's own training settings."""
 
     queries: int | None = option(
-        None,
-        "B, for each querying party and iteration (default 500; all private samples for private)",
-        least=1,
+        None, "B, for each querying party and iteration (default 500; all private samples for private)", least=1,
         several=True,
-    )
+    )  # fmt: skip
     pool: int | None = option(None, "images in the expanded pool (default: queries; four times, if selected)", least=1)
     fraction: float = option(
-        1.0,
-        "C, of the other clients, drawn anew for each querying party and iteration",
-        above=0,
-        most=1,
-        short="C",
+        1.0, "C, of the other clients, drawn anew for each querying party and iteration", above=0, most=1, short="C",
         several=True,
-    )
+    )  # fmt: skip
     iterations: int = option(1, "in each, every client queries once", least=1)
     expansion: str = option("mixup", "what queries are made of", among=tuple(EXPANSIONS), several=True)
     lambdas: tuple[float, ...] = option(LAMBDAS, "mixup's coefficients, drawn from", least=0, most=1)
@@ -78,13 +72,9 @@ class Settings(BudgetOptions):
     retraining: Training = option(PRESETS["digits"].retraining, "line 14")
     normalise: bool = option(False, "aggregate softmax outputs and not logits (Figure 13)")
     sigma: float = option(
-        0.0,
-        "standard deviation of the noise that the server adds to each class of a sum; 1 is one party's whole vote. "
-        "Takes normalise; never seeded, so that no two runs are alike",
-        least=0,
-        most=1024,
-        several=True,
-    )
+        0.0, "standard deviation of the noise that the server adds to each class of a sum; 1 is one party's whole "
+        "vote. Takes normalise; never seeded, so that no two runs are alike", least=0, most=1024, several=True,
+    )  # fmt: skip
     average: bool = option(False, "Q divides the sum by the number of answers before its softmax")
     temperature: float = option(1.0, "that Q divides the logits by", above=0)
     secure: bool = option(

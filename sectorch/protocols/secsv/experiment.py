@@ -151,15 +151,10 @@ class ShapleyEvaluation(RoundsEvaluation):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        rounds: Sequence[Mapping[str, State]],
-        tests: Mapping[str, Pair],
-        weights: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
-        settings: Settings | None = None,
-        *,
+        self, model: nn.Module, rounds: Sequence[Mapping[str, State]], tests: Mapping[str, Pair],
+        weights: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None, settings: Settings | None = None, *,
         out: str | Path | None = None,
-    ):
+    ):  # fmt: skip
         how = settings or Settings()
         self.names, self.rounds = list(tests), list(rounds)
         attending = [[i for i, name in enumerate(self.names) if name in models] for models in self.rounds]

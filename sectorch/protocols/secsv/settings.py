@@ -173,15 +173,9 @@ class Route:
 
 
 def plan(
-    clients: Sequence[int],
-    owners: Sequence[int],
-    layers: int,
-    level: str,
-    *,
-    members: Collection[int] = (),
-    together: bool = True,
-    turn: int = 0,
-) -> list[Route]:
+    clients: Sequence[int], owners: Sequence[int], layers: int, level: str, *, members: Collection[int] = (),
+    together: bool = True, turn: int = 0,
+) -> list[Route]:  # fmt: skip
     """Routes that cover all owners of test samples, in as few batches as the level allows.
 
     Args:
@@ -294,36 +288,26 @@ class Settings(Options):
     )
     budget: int | None = option(None, "coalitions that an estimator may ask for in a round (default 2^n - 1)", least=1)
     skip: str | None = option(
-        None,
-        "SampleSkip: leave out what two parts classify correctly, always (Algorithm 6) or where it saves ciphertexts "
-        "(default: saving for secsv, never for its baselines; HESV cannot)",
-        among=SKIPPING,
-        bare="saving",
-    )
+        None, "SampleSkip: leave out what two parts classify correctly, always (Algorithm 6) or where it saves "
+        "ciphertexts (default: saving for secsv, never for its baselines; HESV cannot)", among=SKIPPING, bare="saving",
+    )  # fmt: skip
     routing: str | None = option(None, "who may decrypt (default: the strongest the clients allow)", among=LEVELS)
     frac_bits: int | None = option(
         None, "of features in shares (default: 12, or what value_bits leaves)", least=4, most=20
     )
     value_bits: int | None = option(
-        None,
-        "log2 of the largest output of any layer (default: a bit more than the clients need for their own models on "
-        "their own samples; each tells this, a power of two)",
-        least=2,
-        most=14,
-    )
+        None, "log2 of the largest output of any layer (default: a bit more than the clients need for their own "
+        "models on their own samples; each tells this, a power of two)", least=2, most=14,
+    )  # fmt: skip
     processes: int = option(1, "that share the work", least=1, hidden=True)
     parallel: str = option(
-        "subsets",
-        "what processes share: coalitions of one size in a round, or whole rounds",
-        among=PARALLEL,
+        "subsets", "what processes share: coalitions of one size in a round, or whole rounds", among=PARALLEL,
         flag="divide",
-    )
+    )  # fmt: skip
     compare: bool = option(
-        True,
-        "compare with the values in the clear",
-        flag="no-compare",
+        True, "compare with the values in the clear", flag="no-compare",
         off="do not compute the values in the clear as well",
-    )
+    )  # fmt: skip
     seed: int = option(0, "of the estimators' sampling", least=0, several=True)
     nobody: str = option(
         "previous",
@@ -350,12 +334,9 @@ class Settings(Options):
 
 
 def check(
-    model: nn.Module,
-    rounds: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
-    tests: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-    weights: Sequence[Mapping[str, float]],
-    how: Settings,
-) -> tuple[Program, TestSet, str]:
+    model: nn.Module, rounds: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
+    tests: Mapping[str, tuple[torch.Tensor, torch.Tensor]], weights: Sequence[Mapping[str, float]], how: Settings,
+) -> tuple[Program, TestSet, str]:  # fmt: skip
     """The program, the numbered test samples and the routing level.
 
     Raises:

@@ -299,13 +299,9 @@ def _mean_gains(orders: Sequence[Sequence[int]], v: Utility, everyone: float, to
 
 
 def gtg(
-    rounds: Sequence[tuple[Sequence[int], Utility]],
-    *,
-    orders: int = 20,
-    between: float = 1e-3,
-    within: float = 1e-3,
+    rounds: Sequence[tuple[Sequence[int], Utility]], *, orders: int = 20, between: float = 1e-3, within: float = 1e-3,
     seed: int = 0,
-) -> dict[int, float]:
+) -> dict[int, float]:  # fmt: skip
     """GTG-Shapley (Liu et al., 2022): rounds whose global model gained at most `between` over the one that they began
     with count 0; within a round, `truncated` with guided orders: every client comes first equally often.
     """
