@@ -21,7 +21,7 @@ __all__ = [
     "ProgramError", "QuotaError", "QuotaFileError", "RangeExceededError", "ReceiptError", "ReceiptsInUseError",
     "RefusedError", "SecretAccessError", "SecretBranchError", "SectorchError", "SessionMismatchError",
     "SessionOverError", "ShapeError", "StoreFullError", "StoreInUseError", "StreamReuseError", "TopologyError",
-    "TrainingModeError", "UndeclaredMessageError", "UnknownModelError", "UnsupportedDeviceError",
+    "TrainingModeError", "UndeclaredMessageError", "UnknownModelError", "UnsupportedDeviceError", "VersionError",
     "UnsupportedOpError",
 ]  # fmt: skip
 
@@ -509,6 +509,19 @@ class DeadlockError(NetworkError):
     What to do:
         Start all of them again. Have a program that opens one session after another hold one that all parties are in
         meanwhile: then whoever is lost ends it for all (docs/federation.md).
+    """
+
+
+class VersionError(NetworkError):
+    """The other side speaks no version of the protocol that this side speaks; the text names both.
+
+    Example:
+        the server speaks protocol 4 (sectorch 0.2.0), and 'alice' speaks protocol 5 (sectorch 0.3.0): install the same
+        release at both
+
+    What to do:
+        Install the release of the other side, or the other side this one. Dialling again does not help, so an answering
+        party ends with it.
     """
 
 

@@ -6,15 +6,17 @@ and values out of bounds. The receiver's code decides what only it can judge: wh
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 from msgspec import Meta
 
-from ..errors import ArgumentError, BusyError, FrameError
+from ..errors import ArgumentError, BusyError, FrameError, VersionError
 from .names import NAME, readable, worker_of
 
 MAX_BATCH = 16
@@ -30,6 +32,8 @@ Size = Annotated[int, Meta(ge=0, lt=1 << 28)]
 """Number of a program, or of rows."""
 Time = Annotated[float, Meta(gt=-1e12, lt=1e12)]
 """Seconds since 1970."""
+Release = Annotated[str, Meta(max_length=32)]
+"""A release of sectorch; empty where it names none."""
 Calls = Annotated[list[Call], Meta(max_length=1 << 20)]
 Parties = Annotated[list[str], Meta(max_length=256)]
 Sessions = Annotated[list[str], Meta(max_length=1 << 20)]
@@ -85,8 +89,56 @@ class ServerRequest(ControlMessage, frozen=True, kw_only=True):
     number: Count | None = None
 
 
-class Hello(ServerRequest, frozen=True, tag="hello"):
-    """Asks which of the server's processes this is; the reply is a `ServerProcess`."""
+PROTOCOLS = (4,)
+"""The versions of the messages and programs that this release speaks, the preferred one first.
+
+A client's first message names those that it speaks, and the server's reply the one of them that both use. That message
+and its reply keep their form, and the frames' header keeps version 3 for them; so a later release can speak an older
+version, or refuse it in words. A release speaks one version until CHANGELOG.md says otherwise: an older one is added
+here only together with tests that run it.
+"""
+
+
+class Hello(ServerRequest, frozen=True, kw_only=True, tag="hello"):
+    """Asks which of the server's processes this is; the reply is a `ServerProcess`.
+
+    Attributes:
+        protocols: those that the client speaks (`PROTOCOLS`); a release before 4 names none.
+        release: of sectorch at the client.
+    """
+
+    protocols: Annotated[list[Count], Meta(max_length=64)] = []
+    release: Release = ""
+
+
+@functools.cache
+def release() -> str:
+    """The release of sectorch that runs; empty where it is not installed."""
+    try:
+        return metadata.version("sectorch")[:32]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def speaks(protocols: Sequence[int], named: str) -> str:
+    """What a side speaks, for error texts: its protocols, and its release if it has named one."""
+    numbers = " or ".join(map(str, protocols)) or "one before 4"
+    return f"protocol {numbers}" + (f" (sectorch {readable(named, 32)})" if named else "")
+
+
+def common_protocol(asked: Hello, client: str) -> int:
+    """The version of the protocol that a server uses with a client.
+
+    Raises:
+        VersionError: there is none that both speak.
+    """
+    both = [version for version in PROTOCOLS if version in asked.protocols]
+    if not both:
+        raise VersionError(
+            f"the server speaks {speaks(PROTOCOLS, release())}, and '{client}' speaks "
+            f"{speaks(asked.protocols, asked.release)}: install the same release at both"
+        )
+    return both[0]
 
 
 class ListModels(ServerRequest, frozen=True, tag="models"):
@@ -115,6 +167,7 @@ class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
         version: the version of the model that it accepts; None accepts any.
         lasting: whether the client's prepared material outlives its connection.
         resume: the session whose prepared material is used. calls: those of which the client has material.
+        used: those that it has used, as ranges (`store.as_ranges`).
     """
 
     session: Run
@@ -124,6 +177,7 @@ class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
     version: str | None = None
     resume: Run | None = None
     calls: Calls = []
+    used: Calls = []
 
 
 class Void(ServerRequest, frozen=True, kw_only=True, tag="void"):
@@ -242,7 +296,7 @@ class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
 
     Attributes:
         client: the client that opened it. place, of: the number of this answering party, and how many there are.
-        lasting, resume, calls: as of `Open`.
+        lasting, resume, calls, used: as of `Open`; what S has used is among them.
     """
 
     session: Run
@@ -255,6 +309,7 @@ class Serve(ControlMessage, frozen=True, kw_only=True, tag="serve"):
     lasting: bool = False
     resume: Run | None = None
     calls: Calls = []
+    used: Calls = []
 
 
 class SessionBegin(ControlMessage, frozen=True, kw_only=True, tag="begins"):
@@ -338,9 +393,10 @@ ToFollow = Predict | Aggregate | Prepare | Close
 
 
 class MaterialReady(ControlMessage, frozen=True, kw_only=True, tag="ready"):
-    """In a resumed session, the calls for which the sender has material."""
+    """In a resumed session, the calls for which the sender has material, and the ranges of those that were used."""
 
     calls: Calls
+    used: Calls = []
 
 
 class StoredCall(ControlMessage, frozen=True, kw_only=True, tag="stored"):
@@ -409,11 +465,14 @@ class ServerProcess(ServerReply, frozen=True):
     Attributes:
         worker, workers: the number of this worker, and how many there are.
         replica: the name of all workers behind this port, if they have one.
+        protocol: the version of the protocol that both use. release: of sectorch at the server.
     """
 
     worker: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)] = 0
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
     replica: Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z")] = ""
+    protocol: Count = PROTOCOLS[0]
+    release: Release = ""
 
     def __post_init__(self) -> None:
         if self.worker >= self.workers:

@@ -10,6 +10,11 @@ its kind and the binding, so that a piece that was renamed, moved or cut does no
 which succeeds for one caller only, and deletes it before it returns the content: a crash can lose a piece, and never
 lets it be used twice.
 
+A folder that is restored from a backup has pieces that were used. So a party writes each use down in a file outside
+the folder (`UsedPlaces`, FOLDER.used unless another is named), and the parties tell each other what they have used when
+they take up a session again. A piece that this party or another one has used is dropped, with a warning that names it.
+Only where the folder and that file are restored together, at all three parties, does nobody know.
+
 Eviction: a client may use all of a store that no other needs. When another client needs room, abandoned material goes
 first, the oldest before others. Then, as long as the new client has less than its share, the oldest session of the
 client with the most material goes. Evicted material is void at all parties, since it is of no use without this part;
@@ -18,10 +23,12 @@ client with the most material goes. Evicted material is void at all parties, sin
 
 from __future__ import annotations
 
+import bisect
 import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -43,8 +50,9 @@ from cryptography.exceptions import InvalidTag
 from .. import files
 from ..choreography.program.projection import Material
 from ..choreography.run.frames import raw
+from ..cli.command import is_full
 from ..deprecation import renamed_attribute
-from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
+from ..errors import ArgumentError, FrameError, MaterialError, StoreFullError, StoreInUseError
 from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
 
@@ -113,6 +121,168 @@ def read_piece(data: bytearray) -> Material:
     return Material(head.call, bytes.fromhex(head.session), head.program, head.setup, values)
 
 
+class UsedPlaces:
+    """The places of prepared calls that one party has used, by session, in a text file outside its store's folder.
+
+    The first line names the store. Others are `begin SESSION`, `used SESSION CALL`, `back SESSION CALL` (it was put
+    back unused) and `end SESSION`. A session that has not begun, or has ended, has no usable piece; so a file that is
+    missing, or of another store, makes none usable.
+
+    Args:
+        path: the file; made (mode 600) if it does not exist.
+        store: the store's name.
+        sessions: those whose folders are there; the others are forgotten.
+
+    Raises:
+        ArgumentError: it is another file. OSError: it cannot be read or written.
+    """
+
+    TITLE = "sectorch used places 1 of "
+    MOST = 10_000
+    """Lines after which the file is written anew."""
+
+    def __init__(self, path: Path, store: str, sessions: Iterable[bytes]):
+        self.path, self._title = path, self.TITLE + store
+        self._lock = threading.Lock()
+        self._lines = 0
+        before = self._read() if path.exists() else {}
+        self._used = {session: before[session] for session in sessions if session in before}
+        try:
+            self._rewrite()
+        except OSError as error:  # on a full disk, the longer file that is there says the same
+            if not (before and is_full(error)):
+                raise
+
+    def _read(self) -> dict[bytes, set[int]]:
+        text = self.path.read_bytes()
+        title, *lines = text[: text.rfind(b"\n") + 1].decode("ascii", "replace").splitlines() or [""]
+        used: dict[bytes, set[int]] = {}
+        try:
+            if not title.startswith(self.TITLE):
+                raise ValueError
+            for line in lines if title == self._title else ():
+                word, name, *call = line.split(" ")
+                session, number = bytes.fromhex(name), int(*call or "0")
+                if word == "begin":
+                    used[session] = set()
+                elif word == "end":
+                    used.pop(session, None)
+                elif word == "used":
+                    used[session].add(number)
+                elif word == "back":
+                    used[session].discard(number)
+                else:
+                    raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise ArgumentError(
+                f"{self.path} does not say which prepared calls were used; name another file, or remove this one, and "
+                f"what was prepared is dropped"
+            ) from None
+        return used
+
+    def _rewrite(self) -> None:
+        """Write the file anew, with what holds now."""
+        lines = [self._title]
+        for session, used in self._used.items():
+            lines += [f"begin {session.hex()}", *(f"used {session.hex()} {call}" for call in sorted(used))]
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
+        self._lines = 0
+
+    def _add(self, line: str) -> None:
+        """Add a line, which is on the disk when this returns; nothing of it stays if that fails."""
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(handle).st_size
+            try:
+                data = f"{line}\n".encode()
+                if os.write(handle, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+        finally:
+            os.close(handle)
+        self._lines += 1
+        if self._lines > self.MOST:
+            with suppress(OSError):
+                self._rewrite()
+
+    def begin(self, session: bytes) -> None:
+        """Write down that pieces of a session may be used from now on. Raises OSError."""
+        with self._lock:
+            self._used[session] = set()
+            self._add(f"begin {session.hex()}")
+
+    def use(self, session: bytes, call: int) -> None:
+        """Write down that a call's piece is used.
+
+        Raises:
+            KeyError: the session has ended. OSError: it cannot be written. The piece must not be used.
+        """
+        with self._lock:
+            used = self._used[session]
+            used.add(call)
+            self._add(f"used {session.hex()} {call}")
+
+    def put_back(self, session: bytes, call: int) -> None:
+        """Write down that a call's piece was not used after all. Raises OSError."""
+        with self._lock:
+            if call in self._used.get(session, ()):
+                self._used[session].discard(call)
+                self._add(f"back {session.hex()} {call}")
+
+    def end(self, session: bytes) -> None:
+        """Write down that no piece of a session is used any more. Where that fails, the next start says it."""
+        with self._lock:
+            if self._used.pop(session, None) is not None:
+                with suppress(OSError):
+                    self._add(f"end {session.hex()}")
+
+    def known(self, session: bytes) -> bool:
+        """Whether pieces of a session may be used."""
+        with self._lock:
+            return session in self._used
+
+    def of(self, session: bytes) -> list[int]:
+        """The calls of a session that were used, in order."""
+        with self._lock:
+            return sorted(self._used.get(session, ()))
+
+
+def as_ranges(calls: Iterable[int]) -> list[int]:
+    """Numbers in order as ranges: first and last of each, in one list."""
+    ranges: list[int] = []
+    for call in calls:
+        if ranges and call == ranges[-1] + 1:
+            ranges[-1] = call
+        else:
+            ranges += [call, call]
+    return ranges
+
+
+def join_ranges(one: list[int], other: list[int]) -> list[int]:
+    """The ranges of numbers that are in ranges of one of two parties."""
+    joined: list[int] = []
+    for first, last in sorted([*_pairs(one), *_pairs(other)]):
+        if joined and first <= joined[-1] + 1:
+            joined[-1] = max(joined[-1], last)
+        else:
+            joined += [first, last]
+    return joined
+
+
+def calls_in(ranges: list[int], calls: Iterable[int]) -> list[int]:
+    """The calls that are in ranges, as another party gave them.
+
+    Raises:
+        FrameError: they are no ranges in order.
+    """
+    if len(ranges) % 2 or any(a > b for a, b in itertools.pairwise(ranges)):
+        raise FrameError("the ranges of calls that were used are not in order")
+    return [call for call in calls if (at := bisect.bisect_left(ranges, call)) % 2 or call in ranges[at : at + 1]]
+
+
 PIECE_NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
 LEASE_WAIT = 5.0
 """Seconds for which a resumed session waits for pieces that an earlier one has read ahead: about the time in which a
@@ -168,6 +338,7 @@ class Shelf:
         """
         parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
+        places = self.store.places
         self.store.make_room(self.binding.client, size)
         room = self.store.budget - self.store.used
         if size > room:
@@ -186,6 +357,8 @@ class Shelf:
                 files.move(partial, path)
             else:
                 os.replace(partial, path)
+            if places is not None:
+                places.put_back(self.session, material.call)
         with self._lock:
             self._pieces[material.call] = kind, size
         return size
@@ -203,14 +376,13 @@ class Shelf:
             del self._pieces[call]
         path = self._path(call, kind)
         # Removed from the disk before it is read, through a file that is open: a crash at any moment loses the piece,
-        # and none can be read twice. `Store._clean` removes what was claimed.
+        # and none can be read twice. `Store._clean` removes what was claimed. Its use is written down last, when its
+        # bytes are free on a disk that may be full, and before anything is done with it.
         claimed = path.with_suffix(".claimed")
         try:
             os.replace(path, claimed)
             with claimed.open("rb") as sealed:
                 os.unlink(claimed)
-                if self.store.lasting:
-                    files.flush_to_disk(self.folder)
                 size = os.fstat(sealed.fileno()).st_size
                 material = read_piece(unseal(self.store.key, sealed, size, self._about(call, kind)))
         except OSError as error:
@@ -221,7 +393,39 @@ class Shelf:
             raise MaterialError(f"the material of call {call} is not whole; it is dropped and was not used") from None
         if (material.call, material.session) != (call, self.session):
             raise MaterialError(f"the material of call {call} is of another call; it is dropped and was not used")
+        if self.store.places is not None:
+            try:
+                self.store.places.use(self.session, call)
+            except (OSError, KeyError) as error:
+                why = error.strerror if isinstance(error, OSError) else "the session is over"
+                raise MaterialError(
+                    f"that call {call} is used cannot be written to {self.store.places.path} ({why}); it is dropped "
+                    f"and was not used"
+                ) from None
         return material
+
+    def used_ranges(self) -> list[int]:
+        """The calls of this session that this party has used, as `as_ranges` gives them; leased ones are not yet."""
+        if self.store.places is None:
+            return []
+        with self._lock:
+            return as_ranges([call for call in self.store.places.of(self.session) if call not in self._leased])
+
+    def refuse_used(self, ranges: list[int], by: str) -> None:
+        """Drop the pieces of calls that another party has used, with a warning that names them.
+
+        Args:
+            ranges: as that party gave them. by: who has used them, for the log.
+
+        Raises:
+            FrameError: they are no ranges.
+        """
+        with self._lock:
+            dropped = {call: self._pieces.pop(call)[0] for call in calls_in(ranges, list(self._pieces))}
+        for call, kind in dropped.items():
+            self._path(call, kind).unlink(missing_ok=True)
+        if dropped:
+            self.store.warn_of_restored(self, sorted(dropped), by)
 
     def lease(self, call: int) -> None:
         """Lease the piece of a call, which is read ahead, until `end_lease` or `put_back`."""
@@ -293,8 +497,7 @@ def all_or_nothing(partial: Path) -> Iterator[None]:
         shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        kind = StoreFullError if full else MaterialError
+        kind = StoreFullError if is_full(error) else MaterialError
         raise kind(f"prepared material cannot be kept: {error.strerror}; nothing of this call is kept") from None
 
 
@@ -309,19 +512,24 @@ class Store:
             store with a folder is `lasting`.
         key_file: of the key, made if it does not exist; by default in the folder.
         budget: largest number of bytes on disk.
+        used_file: where uses are written down (`UsedPlaces`), outside the folder; by default FOLDER.used beside it.
 
     Raises:
-        ArgumentError: the folder or the key cannot be used.
+        ArgumentError: the folder, the key or the file of uses cannot be used.
         StoreInUseError: another process uses the folder.
     """
 
-    def __init__(self, folder: str | Path | None = None, key_file: str | Path | None = None, budget: int = BUDGET):
+    def __init__(
+        self, folder: str | Path | None = None, key_file: str | Path | None = None, budget: int = BUDGET,
+        used_file: str | Path | None = None,
+    ):  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(prefix="sectorch-") if folder is None else folder)
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, True) if folder is None else None
         self.budget = budget
         self.lasting = folder is not None
         self._lock = threading.Lock()
         self._shelves: dict[bytes, Shelf] = {}
+        self.places: UsedPlaces | None = None
         self.on_evict: Callable[[Shelf], None] = lambda shelf: None
         """Called with a shelf that was evicted."""
         try:
@@ -329,6 +537,11 @@ class Store:
             self._lock_folder()
             self.key = key_of(Path(key_file) if key_file else self.folder / "store.key") if folder else os.urandom(32)
             self._clean()
+            if self.lasting:
+                path = Path(used_file) if used_file else self.folder.with_name(f"{self.folder.name}.used")
+                if path.resolve().is_relative_to(self.folder.resolve()):
+                    raise ArgumentError(f"{path} is in the store's folder, and would be restored with it; name another")
+                self._refuse_used(path)
         except OSError as error:
             raise ArgumentError(f"cannot keep material in {folder}: {error.strerror}") from None
 
@@ -363,6 +576,27 @@ class Store:
             except (ValueError, OSError, InvalidTag, msgspec.MsgspecError):
                 shutil.rmtree(folder)
 
+    def _refuse_used(self, path: Path) -> None:
+        """Drop the pieces that were used before, or of which nothing is known: this folder came from a backup."""
+        places = UsedPlaces(path, self.name, list(self._shelves))
+        for session, shelf in list(self._shelves.items()):
+            if not places.known(session):
+                self.warn_of_restored(shelf, list(shelf.calls()), "nothing is known of that session here")
+                shelf.drop()
+            else:
+                shelf.refuse_used(as_ranges(places.of(session)), "this party")
+        self.places = places
+
+    def warn_of_restored(self, shelf: Shelf, calls: list[int], by: str) -> None:
+        """Log that pieces were dropped that are of a backup, or whose use a crash has interrupted."""
+        numbers = as_ranges(calls)
+        named = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in itertools.islice(_pairs(numbers), 20))
+        write(
+            log, "restored", logging.WARNING, session=shelf.session.hex(), calls=len(calls), numbers=named,
+            client=shelf.binding.client, model=shelf.binding.model or None, used_by=by,
+            why="used before, and not again: this store is of a backup, or a crash came between",
+        )  # fmt: skip
+
     @property
     def used(self) -> int:
         """Bytes on disk."""
@@ -394,6 +628,8 @@ class Store:
         with self._lock:
             shelf = self._shelves.get(session)
             if shelf is None and binding is not None:
+                if self.places is not None:
+                    self._note_begin(self.places, session)
                 folder = self.folder / session.hex()
                 content = b"".join(seal(self.key, [msgspec.json.encode(binding)], b"binding" + session))
                 with all_or_nothing(folder):
@@ -410,6 +646,14 @@ class Store:
         if binding is not None and shelf.binding != binding:
             raise MaterialError("the material of that session was prepared for another client, model or number format")
         return shelf
+
+    def _note_begin(self, places: UsedPlaces, session: bytes) -> None:
+        """Write down that a session begins. Raises StoreFullError, MaterialError."""
+        try:
+            places.begin(session)
+        except OSError as error:
+            kind = StoreFullError if is_full(error) else MaterialError
+            raise kind(f"prepared material cannot be kept: {error.strerror} at {places.path}") from None
 
     def _write(self, path: Path, data: bytes) -> None:
         if self.lasting:
@@ -486,7 +730,13 @@ class Store:
             os.replace(shelf.folder, gone)
             if self.lasting:
                 files.flush_to_disk(self.folder)
+        if self.places is not None:
+            self.places.end(shelf.session)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def _pairs(ranges: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(ranges[::2], ranges[1::2], strict=True)
 
 
 def fingerprint(*things: object) -> str:

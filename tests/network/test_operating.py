@@ -13,6 +13,7 @@ import sqlite3
 import stat
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +23,18 @@ import pytest
 import torch
 from network_world import Trio, until
 
-from sectorch import errors
+from sectorch import __version__, errors
+from sectorch.choreography.run import frames
 from sectorch.cli.main import run
-from sectorch.network import Server, Store, connect
+from sectorch.network import Server, Store, connect, messages
 from sectorch.network.commands.array_files import write_arrays
 from sectorch.network.commands.options import check_store_room
+from sectorch.network.commands.serve import keep_answering
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import new_identity
 from sectorch.network.log import begin
 from sectorch.network.observe import SPARE, Management, Monitoring, health
+from sectorch.network.parties import client
 from sectorch.network.wire import endpoints
 from sectorch.network.wire.endpoints import listen_address
 from sectorch.network.wire.tls_stream import Tls, context_of
@@ -333,3 +337,66 @@ def test_a_host_with_many_connections_does_not_take_the_places_of_one_with_few(p
         dropped.append([pending.by for pending in listener._pending])
     server.stop()
     assert dropped[1] == ["192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.2:5"] and dropped[3:] == [["192.0.2.2:5"], []]
+
+
+# Versions.
+
+
+def test_two_releases_without_a_common_protocol_both_say_which_they_speak(pki, tmp_path, monkeypatch, caplog):
+    """The server logs it, and the client has an error with both versions; an answering party ends with it."""
+    caplog.set_level(logging.INFO, "sectorch.server")
+    server = Server("localhost:0", pki[1]["server"])
+    try:
+        for name, hello in {
+            "later": {"protocols": [9, 8], "release": "9.1.0"},
+            "before": {},
+        }.items():
+            caplog.clear()
+            monkeypatch.setattr(client, "Hello", lambda _hello=hello, **_: messages.Hello(**_hello))
+            with pytest.raises(errors.VersionError) as caught:
+                connect(f"localhost:{server.port}", pki[1]["alice"])
+            words = "protocol 9 or 8 (sectorch 9.1.0)" if name == "later" else "protocol one before 4"
+            text = (
+                f"the server speaks protocol 4 (sectorch {__version__}), and 'alice' speaks {words}: install the same"
+            )
+            assert text in str(caught.value) and "\n" not in str(caught.value)
+            assert any(
+                r.getMessage().startswith("refused client=alice") and words in r.getMessage() for r in caplog.records
+            )
+            answering = SimpleNamespace(register=lambda _: connect(f"localhost:{server.port}", pki[1]["hospital-b"]))
+            with pytest.raises(errors.VersionError):
+                keep_answering(answering, "hospital-b", threading.Event(), "the server")
+    finally:
+        server.stop()
+
+
+def test_a_client_of_several_protocols_gets_the_one_that_the_server_prefers(pki, monkeypatch):
+    monkeypatch.setattr(messages, "PROTOCOLS", (5, 4))
+    for asked, agreed in (([4], 4), ([4, 5], 5), ([3, 4, 9], 4)):
+        assert messages.common_protocol(messages.Hello(protocols=asked), "alice") == agreed
+    with pytest.raises(errors.VersionError, match=r"speaks protocol 5 or 4 .* and 'alice' speaks protocol 3 "):
+        messages.common_protocol(messages.Hello(protocols=[3], release="0.1.0"), "alice")
+
+
+@pytest.mark.parametrize("what", ["message", "frame", "reply"])
+def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki, monkeypatch, what, caplog):
+    """It does not know the entries of the first message, or has other frames, or answers in another protocol."""
+    server = Server("localhost:0", pki[1]["server"])
+    if what == "message":
+        monkeypatch.setattr(server, "_answer", lambda *_: (_ for _ in ()).throw(errors.FrameError("of no form")))
+    elif what == "reply":
+        monkeypatch.setattr("sectorch.network.parties.server.common_protocol", lambda *_: 77)
+    else:
+        read = frames._unpack_one
+        other = lambda data, start: read(bytes(data[:2]) + b"\x02" + bytes(data[3:]), start)
+        monkeypatch.setattr(frames, "_unpack_one", other)
+    caplog.set_level(logging.INFO, "sectorch.server")
+    try:
+        with pytest.raises(
+            errors.VersionError, match=f"does not speak protocol 4 .sectorch {__version__}., which 'alice'"
+        ):
+            connect(f"localhost:{server.port}", pki[1]["alice"])
+        if what == "frame":
+            assert until(lambda: any("a frame of version 2, and" in r.getMessage() for r in caplog.records), 10)
+    finally:
+        server.stop()

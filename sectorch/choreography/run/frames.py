@@ -99,8 +99,10 @@ def _unpack_one(data: memoryview, start: int) -> tuple[Frame, int]:
     magic, version, kind, session, call, number, part, parts, dtype, dims, n_path, n_label, n_payload = (
         _HEAD.unpack_from(data, start)
     )
-    if magic != MAGIC or version != VERSION:
-        raise FrameError("not a frame of this protocol version")
+    if magic == MAGIC and version != VERSION:
+        raise FrameError(f"a frame of version {version}, and this side reads {VERSION}: install the same release")
+    if magic != MAGIC:
+        raise FrameError("not a frame of this protocol")
     if kind not in _KINDS or dtype >= len(PAYLOADS) or dims > MAX_DIMS or not part < parts:
         raise FrameError("a frame header holds an impossible value")
     shape_at = start + _HEAD.size

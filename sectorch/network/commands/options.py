@@ -17,7 +17,7 @@ from ...cli.command import Parser, above_zero, is_full, not_negative, room_error
 from ...errors import ArgumentError
 from ..identity.identity import Pins
 from ..log import FORMATS, begin
-from ..store import BUDGET
+from ..store import BUDGET, Store
 
 console = Console(stderr=True, soft_wrap=True)
 """For the user of a command; a line is not wrapped, since a journal keeps it as one."""
@@ -66,7 +66,13 @@ def add_patience(p: Parser) -> None:
 def add_store(p: Parser) -> None:
     p.add_argument("--store", type=Path, help="folder for prepared material")
     p.add_argument("--store-key", type=Path, help="key file that seals it; in the folder")
+    p.add_argument("--store-used", type=Path, help="file of what was used of it, outside the folder; FOLDER.used")
     p.add_argument("--store-budget", type=above_zero, default=BUDGET / 1e9, help="GB of prepared material at most")
+
+
+def store_of(options: argparse.Namespace) -> Store:
+    """The store that the options of `add_store` name. Raises ArgumentError, StoreInUseError."""
+    return Store(options.store, options.store_key, int(options.store_budget * 1e9), options.store_used)
 
 
 def add_drain(p: Parser) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...cli.command import Parser, above_zero, at_least, command_status, not_negative, number
-from ...errors import ArgumentError, IdentityError, NetworkError, PeerLostError, SectorchError
+from ...errors import ArgumentError, IdentityError, NetworkError, PeerLostError, SectorchError, VersionError
 from ...files import write as write_file
 from ...serving.model_file import read_model
 from ..federation.config import (
@@ -68,10 +68,13 @@ from .options import (
     many_files,
     on_core,
     pins_of,
+    store_of,
     tell,
 )
 
 log = logging.getLogger("sectorch.answer")
+FATAL = (IdentityError, VersionError)
+"""Errors with which an answering party ends: connecting again does not mend them."""
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
 
@@ -100,8 +103,7 @@ def keep_answering(
         registered: called after each registration.
 
     Raises:
-        IdentityError: this party or the server has another identity than expected, which connecting again does not
-            mend.
+        IdentityError, VersionError: this party or the server has another identity or version than expected.
     """
     last = ""
     while not stopped.is_set():
@@ -111,7 +113,7 @@ def keep_answering(
             console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
             registered()
             party.wait()
-        except IdentityError:
+        except FATAL:
             raise
         except NetworkError as error:
             if str(error) != last and not stopped.is_set():
@@ -134,20 +136,20 @@ class MultiServer:
         self._party, self._name, self._servers, self._stopped = party, name, servers, stopped
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], Answering] = {}
-        self._error: IdentityError | None = None
+        self._error: IdentityError | VersionError | None = None
 
     def run(self) -> None:
         """Answer at all servers until stopped.
 
         Raises:
-            IdentityError: see `keep_answering`.
+            IdentityError, VersionError: see `keep_answering`.
         """
         first, *others = self._servers
         for address in others:
             self._connect(address, 0)
         try:
             self._keep(self._party, first)
-        except IdentityError:
+        except FATAL:
             self._stopped.set()
             raise
         if self._error is not None:
@@ -171,7 +173,7 @@ class MultiServer:
     def _run_thread(self, other: Answering, address: str) -> None:
         try:
             self._keep(other, address)
-        except IdentityError as error:
+        except FATAL as error:
             self._error = error
             self._stopped.set()
             with suppress(NetworkError):  # ends the wait of `run`
@@ -342,7 +344,9 @@ def _worker_options(options: argparse.Namespace, key: Path | None, i: int) -> li
     """The options that differ between workers: store folder, file of receipts, address of monitoring."""
     own = ["--worker", str(i), "--store-budget", str(options.store_budget / options.workers)]
     if options.store is not None:
+        used = options.store_used or options.store.with_name(f"{options.store.name}.used")
         own += ["--store", str(options.store / f"worker-{i}"), "--store-key", str(key)]
+        own += ["--store-used", str(used.with_name(f"{used.name}.{i}"))]
     if options.receipts is not None:
         own += ["--receipts", str(options.receipts.with_suffix(f".{i}{options.receipts.suffix}"))]
     if options.manage is not None:
@@ -443,7 +447,7 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     many_files()
     with monitoring(options) as watching:
         warm(tell)
-        kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
+        kept = store_of(options)
         place = ServerProcess(options.worker or 0, options.workers, options.replica)
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
@@ -497,7 +501,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         description, weights = read_model(path)
         read_own = lambda: check_own_files(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
-        kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
+        kept = store_of(options)
         known, patience = pins_of(options), options.patience
         servers = addresses(options.server)
         warm(tell)
@@ -662,7 +666,9 @@ class _FederationParty:
 
     def _store(self, role: str) -> Store | None:
         folder, key = self._own.files.get("store"), self._own.files.get("store_key")
-        return None if folder is None else Store(folder / role, key, int(self._own.limits.store_gb * 1e9))
+        budget = int(self._own.limits.store_gb * 1e9)
+        used = None if folder is None else folder.with_name(f"{folder.name}-{role}.used")
+        return None if folder is None else Store(folder / role, key, budget, used)
 
     def _add(self, service: Service, stop: Callable[[], None], work: Callable[[], None] | None = None) -> None:
         """Add a service that has started; `work` is its loop, if it has no thread of its own."""

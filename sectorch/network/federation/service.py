@@ -40,6 +40,7 @@ from ...errors import (
     PeerLostError,
     RefusedError,
     SectorchError,
+    VersionError,
 )
 from ...federated.parties import tensors
 from ..identity.identity import Credentials
@@ -287,7 +288,7 @@ class PartyService:
                     say(f"'{self.name}' is up at {federation.address}; Ctrl-C stops")
                     federation.connection.ended.wait()
                     raise copy_error(federation.connection.link.closed or PeerLostError("the connection ended"))
-            except (IdentityError, RefusedError):
+            except (IdentityError, RefusedError, VersionError):
                 raise
             except NetworkError as error:
                 if str(error) != last and not stopped.is_set():

@@ -681,8 +681,9 @@ class Answering:
             identities.proved = self._pins.fingerprints().get(client, "")
             self.store.shelf(session, None)
             shelf = self.store.shelf(session, binding())
+            shelf.refuse_used(request.used, "another party")
             shelf.keep_only(request.calls)
-            channel.tell(MaterialReady(calls=list(shelf.calls())))
+            channel.tell(MaterialReady(calls=list(shelf.calls()), used=shelf.used_ranges()))
         model = {"model": offer.name, "version": offer.version}
         return PartySession(
             A, session, {S: channel}, [AnsweringParty(offer.description, identities, offer.weights)], scheme,

@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from ... import errors
 from ...config import Scheme, scheme_fields, scheme_of
-from ...errors import ArgumentError, FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
+from ...errors import ArgumentError, FrameError, IdentityError, NetworkError, PeerLostError, SectorchError, VersionError
 from ..identity.identity import Credentials, Pins, read_identity
 from ..messages import (
+    PROTOCOLS,
     ControlMessage,
     Failure,
     Hello,
@@ -27,6 +28,8 @@ from ..messages import (
     ToClient,
     message_form,
     parse_message,
+    release,
+    speaks,
 )
 from ..names import model_name, readable, worker_of
 from ..receipts import Receipts
@@ -131,14 +134,26 @@ class Connection:
         self._stream = dial(address, credentials, link, patience, lambda: self._note_end(ended))
         self.ended, self.link = ended, link
         try:  # in TLS 1.3, a server refuses a client's certificate only after the handshake
-            self.place = self._ask(link, Hello(), ServerProcess, patience)
+            hello = Hello(protocols=list(PROTOCOLS), release=release())
+            self.place = self._ask(link, hello, ServerProcess, patience)
+            if self.place.protocol not in PROTOCOLS:
+                raise FrameError(f"its reply is of protocol {self.place.protocol}")
         except NetworkError as error:
             self._hang_up()
-            raise refusal(address, error) from None
+            raise refusal(address, self._version_error(error)) from None
         if self.place.worker != self._worker_number(self.place) < self.place.workers:
             self._hang_up()
             return False
         return True
+
+    def _version_error(self, error: NetworkError) -> NetworkError:
+        """The error of a first message; a VersionError where the server does not understand that message."""
+        if not isinstance(error, FrameError):
+            return error
+        own = speaks(PROTOCOLS, release())
+        return VersionError(
+            f"the server does not speak {own}, which '{self.name}' speaks: install the same release at both ({error})"
+        )
 
     def live_link(self) -> PeerLink:
         """The open link. A client connects again if it was lost; an answering party does so itself, by `register`."""

@@ -117,7 +117,7 @@ def open_session(
     request = Open(
         session=wire.hex(), models=names, scheme=scheme_to_message(scheme), lasting=connection.store.lasting,
         version=only, resume=None if shelf is None else session.hex(),
-        calls=[] if shelf is None else list(shelf.calls()),
+        calls=[] if shelf is None else list(shelf.calls()), used=[] if shelf is None else shelf.used_ranges(),
     )  # fmt: skip
     channel = connection.live_link().open(wire)
     try:
@@ -133,6 +133,7 @@ def open_session(
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
             ready = channel.request(MaterialReady, channel.deadline.silence)
+            shelf.refuse_used(ready.used, "another party")
             shelf.keep_only(ready.calls)  # a piece is of no use where another party has lost its part
         parts = [
             AnsweringParty(part.description, _identities(connection, part, scheme, names, place))

@@ -45,6 +45,7 @@ from ...errors import (
     SectorchError,
     SessionOverError,
     UnknownModelError,
+    VersionError,
 )
 from ...mpc.star.key_agreement import Identities
 from ...serving.description import load_program
@@ -76,12 +77,14 @@ from ..messages import (
     ToFollow,
     ToServer,
     Void,
+    common_protocol,
     message_form,
     parse_message,
+    release,
 )
 from ..names import model_name, party_of
 from ..receipts import Receipts
-from ..store import MaterialBinding, Shelf, Store, fingerprint, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, join_ranges, version
 from ..wire.channel import CALL, Channel, PeerLink
 from ..wire.endpoints import Listener
 from ..wire.fair_queue import FairQueue
@@ -282,12 +285,16 @@ class ServerSessions:
         """
         try:
             shelf = self._store.shelf(session)
+            known = shelf.used_ranges()
             for channel in answering_channels(channels):
-                shelf.keep_only(channel.request(MaterialReady, channel.deadline.silence).calls)
+                ready = channel.request(MaterialReady, channel.deadline.silence)
+                shelf.refuse_used(ready.used, channel.link.peer)
+                shelf.keep_only(ready.calls)
+                known = join_ranges(known, ready.used)
         except MaterialError:
             self._store.forget(session)
             raise
-        channels[Q].tell(MaterialReady(calls=list(shelf.calls())))
+        channels[Q].tell(MaterialReady(calls=list(shelf.calls()), used=known))
 
 
 def answering_channels(channels: dict[Party, Channel]) -> list[Channel]:
@@ -572,6 +579,8 @@ class Server:
         try:
             answer = self._answer(link, parse_message(ToServer, request, "request"))
         except SectorchError as error:
+            if isinstance(error, VersionError):
+                write(log, "refused", client=link.peer, why=error)
             answer = Failure(error=type(error).__name__, text=str(error))
         link.tell({"do": "reply", "number": request.get("number"), **message_form(answer)})
 
@@ -585,7 +594,7 @@ class Server:
         if isinstance(request, Void):
             return self._drop_material(link, request)
         if isinstance(request, Hello):
-            return self._place
+            return replace(self._place, protocol=common_protocol(request, link.peer), release=release())
         self._place.check_first()
         return self._broker.answer(link, request)
 
@@ -622,7 +631,10 @@ class Server:
         if wire in self._sessions or self.store.holds(wire):
             raise FrameError("that session is or was open; sessions are named afresh")
         if resume is not None:
-            request = replace(request, calls=self._usable_calls(link, resume, request, models[0], scheme))
+            calls = self._usable_calls(link, resume, request, models[0], scheme)
+            request = replace(
+                request, calls=calls, used=join_ranges(request.used, self.store.shelf(resume).used_ranges())
+            )
         if link.peer in map(party_of, names):
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
         if self._quotas is not None:
@@ -639,7 +651,7 @@ class Server:
                 channels[party].link.tell(Serve(
                     session=request.session, client=link.peer, place=place, of=len(models), model=names[place],
                     edition=model.edition, scheme=request.scheme, lasting=request.lasting, resume=request.resume,
-                    calls=request.calls,
+                    calls=request.calls, used=request.used,
                 ))  # fmt: skip
         except BaseException as error:
             close_channels(channels, abort_reason(error, "the server"))
@@ -680,6 +692,7 @@ class Server:
         shelf = self.store.shelf(session)
         if shelf.binding != material_owner(link.peer, request.models[0], model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
+        shelf.refuse_used(request.used, link.peer)
         shelf.keep_only(request.calls)
         return list(shelf.calls())
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ...errors import ArgumentError, BusyError, IdentityError, NetworkError, PeerLostError
+from ...errors import ArgumentError, BusyError, FrameError, IdentityError, NetworkError, PeerLostError, VersionError
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
 from .channel import PeerLink, closing_frame
@@ -287,6 +287,8 @@ class Listener:
             if self._stopped.is_set():
                 stream.close()
             stream.run()
+            if isinstance(link.closed, FrameError):  # another version, or another program
+                write(log, "refused", by=pending.by, client=name, why=link.closed)
         finally:
             pending.sock.close()
             with self._lock:
@@ -382,8 +384,8 @@ def dial(
 
 
 def refusal(address: str, error: NetworkError) -> NetworkError:
-    """The error of a connection that was not made, with its address; a PeerLostError but for identity and load."""
-    kind = type(error) if isinstance(error, (IdentityError, BusyError)) else PeerLostError
+    """A connection's error, with its address; a PeerLostError unless it is about identity, load or version."""
+    kind = type(error) if isinstance(error, (IdentityError, BusyError, VersionError)) else PeerLostError
     return kind(f"cannot connect to {address}: {error}")
 
 
