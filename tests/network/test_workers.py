@@ -95,7 +95,8 @@ def test_each_worker_has_files_of_its_own(tmp_path):
     owns = [serve._worker_options(options, key, i) for i in range(2)]
     assert owns[1] == [
         "--worker", "1", "--store-budget", "2.0", "--store", str(tmp_path / "s" / "worker-1"),
-        "--store-key", str(tmp_path / "s" / "store.key"), "--store-used", str(tmp_path / "s.used.1"), "--receipts", "r.1.jsonl", "--manage", "::1:9001",
+        "--store-key", str(tmp_path / "s" / "store.key"), "--store-used", str(tmp_path / "s.used.1"),
+        "--receipts", "r.1.jsonl", "--manage", "::1:9001",
     ]  # fmt: skip
     assert (tmp_path / "s" / "store.key").stat().st_mode & 0o777 == 0o600
     assert serve._without_listen(["--listen", "a:1", "--cert", "c", "--listen=b:2", "--workers", "2"]) == [
