@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from ..deprecation import renamed_names
 from ..display import Plot
-from .command import Options, Study, option
+from .command import Option, Options, Study, option
 from .errors import ArchitectureError, CheckpointError, FederationError, PlotError, TooLongError, WorkerError
 from .folder import RunFolder, Workers
 from .outcome import Outcome, Scores
-from .participants import FederatedData, Participant
+from .participants import FederatedData, FederatedExperiment, Participant
 from .run import Experiment, Held, Run, estimated_by, note, progress
 from .training import LocalTraining, Training, fedavg
 from .watch import Estimate, Watch
@@ -28,9 +28,11 @@ __all__ = [
     "Estimate",
     "Experiment",
     "FederatedData",
+    "FederatedExperiment",
     "FederationError",
     "Held",
     "LocalTraining",
+    "Option",
     "Options",
     "Outcome",
     "Participant",

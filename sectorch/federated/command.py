@@ -42,7 +42,7 @@ from ..display import Plot
 from ..dp.budget import BudgetFile
 from .errors import FederationError
 from .folder import KINDS, RunFolder, Workers
-from .outcome import Outcome, write_csv
+from .outcome import Outcome, titled, write_csv
 from .parties import Parties, Simulation
 from .run import Experiment, digest_of
 from .watch import Screen, agree
@@ -348,9 +348,8 @@ class Study:
         """Means and standard deviations over seeds; the last columns compare with the first condition."""
         seeds, last = max(len(found) for found in self.found.values()), self.names[-1]
         count = f"{len(self.found)} conditions, {seeds} seed{'s' if seeds > 1 else ''}"
-        shown = Table(title=f"{count}: mean and spread, {self.unit}")
-        for column in (self.across, *self.names, f"{last} against the first"):
-            shown.add_column(column, justify="left" if column == self.across else "right")
+        heads = (self.across, *self.names, f"{last} against the first")
+        shown = titled(f"{count}: mean and spread, {self.unit}", heads, 1)
         scaled = lambda values: [self.factor * value for value in values]
         first = next(iter(self.found))
         for condition in self.found:

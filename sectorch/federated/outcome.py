@@ -168,11 +168,18 @@ def where_it_ran(apart: bool) -> str:
     return "All parties ran in one process, which therefore protected nothing: this is a simulation."
 
 
+def titled(title: str, columns: Iterable[str], left: int = 0) -> Table:
+    """A table without rows, of which the first so many columns are text and the others numbers."""
+    shown = Table(title=title)
+    for k, column in enumerate(columns):
+        shown.add_column(column, justify="left" if k < left else "right")
+    return shown
+
+
 def table(rows: list[dict]) -> Table:
     """A table of the messages that each role received, by what they show; results.json has each message."""
-    shown = Table(title="What each role received (from the ledger)")
-    for column in ("role", "learns", "protocols", "messages", "MB"):
-        shown.add_column(column, justify="right" if column in ("messages", "MB") else "left")
+    heads = ("role", "learns", "protocols", "messages", "MB")
+    shown = titled("What each role received (from the ledger)", heads, 3)
     for key in sorted({(row["role"], row["shows"]) for row in rows}):
         mine = [row for row in rows if (row["role"], row["shows"]) == key]
         protocols = ", ".join(sorted({row["protocol"] for row in mine}))

@@ -46,7 +46,7 @@ from ..choreography.roles import STAR, Cast, Roles
 from ..errors import ArgumentError, MisplacedValueError, RefusedError, SectorchError
 from .errors import CheckpointError, FederationError
 from .folder import RunFolder, Workers
-from .outcome import Outcome, Received, merged
+from .outcome import Outcome, Received, merged, titled
 from .parties import TURN, Parties, Simulation, Turns, as_list, meet
 from .watch import Estimate, Tick, Watch, silent
 
@@ -536,9 +536,7 @@ class Run:
 
     def table(self) -> Table:
         """The finished stages."""
-        shown = Table(title="Stages")
-        for column in ("stage", "at", "seconds", "result"):
-            shown.add_column(column, justify="left" if column in ("stage", "at") else "right")
+        shown = titled("Stages", ("stage", "at", "seconds", "result"), 2)
         for record in self.records:
             value = record.get("value")
             result = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

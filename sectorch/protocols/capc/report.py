@@ -14,7 +14,7 @@ from rich.table import Table
 from ...display import Plot
 from ...dp import ORDERS, Budget, ConfidentGNMax, Mechanism, epsilon_of
 from ...federated.errors import FederationError
-from ...federated.outcome import Outcome, Scores, learned, merged, table, where_it_ran
+from ...federated.outcome import Outcome, Scores, learned, merged, table, titled, where_it_ran
 from .plan import Forecast
 from .settings import Party, Settings
 
@@ -225,9 +225,8 @@ class Result(Outcome):
 
     def class_table(self) -> Table:
         """Recall of each class before and after, and the answers of that class."""
-        shown = Table(title="Recall of each class before -> after, % (answers of that class)")
-        for name in ("class", *self.records):
-            shown.add_column(name, justify="right")
+        title = "Recall of each class before -> after, % (answers of that class)"
+        shown = titled(title, ("class", *self.records))
         columns = [
             [
                 f"{100 * before:.0f}->{100 * after:.0f} ({count})"
@@ -360,9 +359,8 @@ class Result(Outcome):
 
 def summary(records: Iterable[Record]) -> Table:
     """A row for each querying party, as far as it has come."""
-    shown = Table(title="Querying parties: test accuracy and balanced accuracy in %, epsilon spent and left")
-    for column in ("party", "model", "accuracy", "gain", "balanced", "queries", "epsilon", "left"):
-        shown.add_column(column, justify="left" if column in ("party", "model") else "right")
+    heads = ("party", "model", "accuracy", "gain", "balanced", "queries", "epsilon", "left")
+    shown = titled("Querying parties: test accuracy and balanced accuracy in %, epsilon spent and left", heads, 2)
     for r in records:
         change = lambda name, r=r: (
             f"{100 * getattr(r.before, name):.1f}->" + (f"{100 * getattr(r.after, name):.1f}" if r.after else "")

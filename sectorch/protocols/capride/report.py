@@ -13,7 +13,7 @@ from torch import nn
 
 from ... import ckks
 from ...display import Plot
-from ...federated.outcome import Outcome, percents, table, where_it_ran
+from ...federated.outcome import Outcome, percents, table, titled, where_it_ran
 from .settings import Party, Settings
 
 # (epsilon, delta) of the Gaussian noise on aggregates, and a run's statement in words.
@@ -155,9 +155,9 @@ class Result(Outcome):
 
     def table(self) -> Table:
         """Accuracy of each party before and after, and of each class."""
-        shown = Table(title=f"Test accuracy, %: {self.label}{'' if self.protected else ', simulated in the clear'}")
-        for column in ("party", "samples", "before", "after", "gain", "numbers a round", "leakage"):
-            shown.add_column(column, justify="left" if column == "party" else "right")
+        heads = ("party", "samples", "before", "after", "gain", "numbers a round", "leakage")
+        clear = "" if self.protected else ", simulated in the clear"
+        shown = titled(f"Test accuracy, %: {self.label}{clear}", heads, 1)
         for party in self.parties:
             found = self.records[party.name]
             before, after = found[0]["accuracy"], found[-1]["accuracy"]
@@ -173,9 +173,7 @@ class Result(Outcome):
 
     def class_table(self) -> Table:
         """The mean accuracy over parties, class by class."""
-        shown = Table(title="Per class, mean over parties, %")
-        for column in ("class", "before", "after", "gain"):
-            shown.add_column(column, justify="right")
+        shown = titled("Per class, mean over parties, %", ("class", "before", "after", "gain"))
         for c, (before, after) in enumerate(zip(self.per_class(0), self.per_class(-1), strict=True)):
             first, last = ([v for v in found if v is not None] for found in (before, after))
             if (len(first), len(last)) == (len(before), len(after)):

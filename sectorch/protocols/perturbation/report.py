@@ -59,10 +59,9 @@ class History(Outcome):
         return "loss, and MSE" if self.regression else "loss, and %"
 
     def tables(self) -> list[Table]:
-        shown = Table(title=f"{self.settings.clients} clients, {len(self.losses)} rounds, {self.settings.method}")
         heads = ("test MSE" if self.regression else "test accuracy, %", "last loss", "client s", "server s", "MB down")
-        for head in (*heads, "MB up"):
-            shown.add_column(head, justify="right")
+        title = f"{self.settings.clients} clients, {len(self.losses)} rounds, {self.settings.method}"
+        shown = outcome.titled(title, (*heads, "MB up"))
         seconds = (f"{self.client_seconds:.2f}", f"{self.server_seconds:.2f}")
         size = (f"{self.down_bytes / 1e6:.2f}", f"{self.up_bytes / 1e6:.2f}")
         shown.add_row(f"{self.score:.4f}", f"{self.losses[-1]:.5f}", *seconds, *size)

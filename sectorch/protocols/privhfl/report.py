@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from ...display import Plot
-from ...federated.outcome import Outcome, learned, merged, percents, table, where_it_ran
+from ...federated.outcome import Outcome, learned, merged, percents, table, titled, where_it_ran
 from ...federated.participants import Participant
 from . import settings
 from .settings import Settings
@@ -174,10 +174,8 @@ def statement(
 
 def accuracies(clients: Sequence[Participant], records: dict[str, list[dict]], iterations: int) -> Table:
     """A row for each client, as far as it has come; round 0 is local training."""
-    shown = Table(title="Test accuracy, %")
     columns = ("client", "architecture", "samples", "alone", *(f"round {t + 1}" for t in range(iterations)), "gain")
-    for column in columns:
-        shown.add_column(column, justify="left" if column in ("client", "architecture") else "right")
+    shown = titled("Test accuracy, %", columns, 2)
     for client in clients:
         values = percents([record["accuracy"] for record in records.get(client.name, [])])
         values, gain = (values[:-1], values[-1]) if values else ([], "")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ...choreography import PROTOCOLS
 from ...display import Plot
-from ...federated.outcome import Outcome, learned, merged
+from ...federated.outcome import Outcome, learned, merged, titled
 from .settings import Settings
 from .testers import communication
 from .values import LEVEL, MOST, Gains, error, error_bound, members, of_rounds, total
@@ -139,18 +139,10 @@ class Result(Outcome):
     def table(self, each_round: bool = True) -> Table:
         """Each client's value per round, if wanted, and in all; with the exact one where it is known."""
         how, rounds = self.settings, self.rounds if each_round else []
-        shown = Table(
-            title=f"Shapley values: {how.protocol}, {how.estimator}{', SampleSkip' if how.skipping != 'never' else ''}"
-        )
-        exact, between = self.exact, self.intervals
-        for column in (
-            "client",
-            *(f"round {t + 1}" for t in range(len(rounds))),
-            "value",
-            *([f"{LEVEL:.0%} interval"] if between else []),
-            *(["plain"] if exact else []),
-        ):
-            shown.add_column(column, justify="left" if column == "client" else "right")
+        exact, between, skip = self.exact, self.intervals, ", SampleSkip" if how.skipping != "never" else ""
+        more = [*([f"{LEVEL:.0%} interval"] if between else []), *(["plain"] if exact else [])]
+        heads = ("client", *(f"round {t + 1}" for t in range(len(rounds))), "value", *more)
+        shown = titled(f"Shapley values: {how.protocol}, {how.estimator}{skip}", heads, 1)
         for i, name in enumerate(self.names):
             each = [f"{r.values[i]:+.4f}" if i in r.values else "" for r in rounds]
             ends = ["{:+.3f} to {:+.3f}".format(*between[name])] if between else []
