@@ -73,13 +73,14 @@ class Normal:
     """Mantissa and exponent of a value x.
 
     Attributes:
-        mantissa: m in [1/2, 1) at `high` fraction bits. bits: [T, ...], [x >= 2^k] for k = low .. high.
+        mantissa: m in [2^-step, 1) at `high` fraction bits. bits: [T, ...], [x >= 2^k] for k = low, low + step .. high.
     """
 
     mantissa: Any
     bits: Any
     low: int
     high: int
+    step: int = 1
 
 
 class Backend(Protocol):
@@ -257,10 +258,13 @@ class Backend(Protocol):
     def series(self, x: Any, scale_bits: int, which: Series) -> Any:
         """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it."""
 
-    def normalise(self, x: Any, low: int, high: int) -> Normal:
+    def normalise(self, x: Any, low: int, high: int, step: int = 1) -> Normal:
         """Compute mantissa and exponent of 2^low <= x < 2^high, for 0 <= low < high <= 62.
 
-        Below the range the mantissa is 1/2 and the exponent low + 1; above, 1 - 2^-high and high.
+        Below the range the mantissa is 1/2 and the exponent low + step; above, 1 - 2^-high and high.
+
+        Args:
+            step: exponents differ from high by multiples of it; it divides high - low.
         """
         ...
 

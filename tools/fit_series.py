@@ -47,6 +47,7 @@ FUNCTIONS = {
     ),
     "reciprocal": (lambda x: 1 / x, 0.5, 1, 0, 10, 1e-6),
     "rsqrt": (lambda x: x**-0.5, 0.5, 1, 0, 9, 1e-6),
+    "rsqrt_of_quarter": (lambda x: x**-0.5, 0.25, 1, 1, 12, 1e-6),
     "sqrt": (np.sqrt, 0.5, 1, 0, 9, 1e-6),
     "log": (np.log, 0.5, 1, 0, 9, 1e-6),
     "atan": (np.arctan, -1, 1, 2, 11, 1e-6),

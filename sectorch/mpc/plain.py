@@ -188,9 +188,10 @@ class Plain(Backend):
     def series(self, x: T, scale_bits: int, which: Series) -> T:
         return value_at(turns_of(x, which.period_bits + scale_bits), which)
 
-    def normalise(self, x: T, low: int, high: int) -> Normal:
-        bits = self.at_least(x, powers(low, high))
-        return Normal(mantissa(x * weighted_bit_sum(bits, factor_steps(low, high)), bits, high), bits, low, high)
+    def normalise(self, x: T, low: int, high: int, step: int = 1) -> Normal:
+        bits = self.at_least(x, powers(low, high, step))
+        product = x * weighted_bit_sum(bits, factor_steps(low, high, step))
+        return Normal(mantissa(product, bits, high), bits, low, high, step)
 
     def flag(self, bad: T) -> None:
         self.net.state(RaisedFlags).append(bad)

@@ -149,38 +149,41 @@ def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
 
 
 @protocol("normalise", "docs/protocols.md")
-def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> Normal:
+def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False, step: int = 1) -> Normal:
     """Compute the mantissa and the exponent of x, for ring values 2^low <= x < 2^high. Exact.
 
-    Below the range the mantissa is 1/2 and the exponent low + 1; above it the mantissa is 1 - 2^-high and the exponent
-    high. The first and the last bit of the result show that; a caller that has to refuse such values checks them.
+    Below the range the mantissa is 1/2 and the exponent low + step; above it the mantissa is 1 - 2^-high and the
+    exponent high. The first and the last bit of the result show that; a caller that has to refuse such values checks
+    them.
 
     Args:
         low, high: 0 <= low < high <= 62.
         fss: compare by function keys (`fss.py`): comparison and bits then take no round.
+        step: the exponents are those of `low` + step and so on to `high`, and the mantissa is in [2^-step, 1).
 
     Rounds 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element 32 bytes online and 18.5 dealt, and for each of the
-    high - low + 1 thresholds 13.25 online and 14.875 dealt. Nobody learns anything.
+    (high - low) / step + 1 thresholds 13.25 online and 14.875 dealt. Nobody learns anything.
     """
     masked = open_masked(net, x)
-    bits = at_least(net, masked, powers(low, high), fss)
-    factor = each(weighted_bit_sum, bits, factor_steps(low, high))
+    bits = at_least(net, masked, powers(low, high, step), fss)
+    factor = each(weighted_bit_sum, bits, factor_steps(low, high, step))
     product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
-    return Normal(mantissa(product, bits, high), bits, low, high)
+    return Normal(mantissa(product, bits, high), bits, low, high, step)
 
 
-def powers(low: int, high: int) -> tuple[int, ...]:
+def powers(low: int, high: int, step: int = 1) -> tuple[int, ...]:
     """The thresholds that tell exponents apart."""
-    return tuple(1 << k for k in range(low, high + 1))
+    return tuple(1 << k for k in range(low, high + 1, step))
 
 
-def factor_steps(low: int, high: int) -> list[int]:
+def factor_steps(low: int, high: int, step: int = 1) -> list[int]:
     """By how much the factor 2^(high - e) changes at each threshold.
 
-    It is 2^(high-low-1) from the first threshold on, each further one halves it, and outside the range it is 0: a
-    constant mantissa takes its place there.
+    It is 2^(high-low-step) from the first threshold on, each further one divides it by 2^step, and outside the range it
+    is 0: a constant mantissa takes its place there.
     """
-    return [1 << (high - low - 1)] + [-(1 << (high - k - 1)) for k in range(low + 1, high)] + [-1]
+    factors = [1 << (high - k - step) for k in range(low, high, step)]
+    return [b - a for a, b in zip([0, *factors], [*factors, 0], strict=True)]
 
 
 def mantissa(product: Any, bits: Any, high: int) -> Any:

@@ -5,6 +5,7 @@ An operand is a SharedTensor, a PrivateTensor of the answering party, a plain te
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from collections.abc import Callable
@@ -445,14 +446,14 @@ def refuse(what: str, instead: str) -> NoReturn:
 
 
 def exponent_map(context: Context, x: Normal, g: Callable[[int], int], below: int | None = None) -> Value:
-    """g(e) for a public function g of the exponent e = low + 1 .. high, with ring values.
+    """g(e) for a public function g of the exponent e = low + step, low + 2 step .. high, with ring values.
 
     Args:
-        below: the value for x < 2^low; g(low + 1) unless named.
+        below: the value for x < 2^low; g(low + step) unless named.
     """
-    first = g(x.low + 1)
-    start = first if below is None else below
-    steps = [first - start] + [g(e) - g(e - 1) for e in range(x.low + 2, x.high + 1)] + [0]
+    values = [g(e) for e in range(x.low + x.step, x.high + 1, x.step)]
+    start = values[0] if below is None else below
+    steps = [values[0] - start, *(b - a for a, b in itertools.pairwise(values)), 0]
     return unary_map(context, x.bits, start, steps)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..backend import MAX_SHIFT, Normal, Value
+from ..backend import MAX_SHIFT, Value
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
@@ -31,8 +31,8 @@ from .common import (
     unary_map,
     within_domain,
 )
-from .series import RSQRT, SQRT
-from .smooth import add_constant, logarithm_bound, positive_reciprocal, quotient, quotient_bits, series
+from .series import RSQRT_OF_QUARTER, SQRT
+from .smooth import add_constant, logarithm_bound, positive_reciprocal, quotient, quotient_bits, scaled, series
 
 # Sums of squares over the whole domain of the scheme: deviations with an exponent that all entries of a row share.
 #
@@ -262,36 +262,17 @@ def standardize(
     if any(offsets):
         offset = offsets[0] if d.bits is None else by_regime(context, d.bits, offsets)
         sums = sums + offset
-    normal = backend.normalise(sums, low, HEADROOM_BITS)
+    # The exponents are even, so that the power of two of each is exact; the rest of the gain is in the series.
+    normal = backend.normalise(sums, low - low % 2, HEADROOM_BITS, 2)
     if not eps and not unit:
         forbid(context, -normal.bits[0] + 1)
-    root = series(context, x.like(normal.mantissa, normal.high), RSQRT)
+    whole = math.floor(half)
+    root = series(context, x.like(normal.mantissa, normal.high), scaled(RSQRT_OF_QUARTER, gain * 2.0**-whole))
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
-    if bits + f + 1 + half - (low + 1) / 2 <= HEADROOM_BITS - 1:
-        power = exponent_map(context, normal, lambda e: round(gain * 2.0 ** (bits - e / 2)))
-        inverse = root.like(backend.multiply(torch.mul, root.shares, power), root.scale_bits + bits)
-        inverse = round_scale(context, inverse, bits).shares
-    else:
-        inverse = _inverse_root(context, normal, root, gain, bits)
+    power = exponent_map(context, normal, lambda e: 1 << bits + whole - root.scale_bits - e // 2)
+    inverse = backend.multiply(torch.mul, root.shares, power)
     bound = 1.01 * (1.0 if unit else gain) * 2.0**bits if context.scheme.range_check else None
     return x.like(backend.multiply(torch.mul, d.scaled, inverse), bits, bound)
-
-
-def _inverse_root(context: Context, normal: Normal, root: SharedTensor, gain: float, bits: int) -> Value:
-    """root gain 2^(bits - e/2) for a wide range of e: first the part that is no power of two, then an exact power."""
-    backend, finer = context.backend, context.frac_bits + 1
-
-    def split(e: int) -> tuple[float, int]:
-        whole = math.floor(math.log2(gain) - e / 2)
-        return gain * 2.0 ** (-e / 2 - whole), whole
-
-    part = exponent_map(context, normal, lambda e: round(split(e)[0] * 2**finer))
-    mixed = round_scale(
-        context, root.like(backend.multiply(torch.mul, root.shares, part), root.scale_bits + finer), finer
-    )
-    return backend.multiply(
-        torch.mul, mixed.shares, exponent_map(context, normal, lambda e: 1 << bits - finer + split(e)[1])
-    )
 
 
 def mean_of_squares(

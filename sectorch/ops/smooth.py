@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,6 +73,12 @@ def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
         parts = [run(flat[k : k + PIECE]) for k in starts]
         shares = backend.each(torch.reshape, backend.each(end_to_end, *parts), shape)
     return as_factor(context, x.like(shares, SERIES_BITS), 0)
+
+
+def scaled(which: Series, factor: float) -> Series:
+    """A series times a public number."""
+    cos, sin = (tuple(factor * c for c in part) for part in (which.cos, which.sin))
+    return replace(which, error=factor * which.error, constant=factor * which.constant, cos=cos, sin=sin)
 
 
 def clamp_with_excess(

@@ -288,8 +288,8 @@ class Star(Backend):
     def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
         return trigonometric(self.net, x, scale_bits, which)
 
-    def normalise(self, x: Shares, low: int, high: int) -> Normal:
-        return normalise(self.net, x, low, high, self._key_worth(x, 63, 4))
+    def normalise(self, x: Shares, low: int, high: int, step: int = 1) -> Normal:
+        return normalise(self.net, x, low, high, self._key_worth(x, 63, 4), step)
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))
