@@ -32,7 +32,7 @@ from .common import (
     within_domain,
 )
 from .series import RSQRT_OF_QUARTER, SQRT
-from .smooth import add_constant, logarithm_bound, positive_reciprocal, quotient, quotient_bits, scaled, series
+from .smooth import add_constant, logarithm_bound, multiple_of, positive_reciprocal, quotient, quotient_bits, series
 
 # Sums of squares over the whole domain of the scheme: deviations with an exponent that all entries of a row share.
 #
@@ -267,7 +267,7 @@ def standardize(
     if not eps and not unit:
         forbid(context, -normal.bits[0] + 1)
     whole = math.floor(half)
-    root = series(context, x.like(normal.mantissa, normal.high), scaled(RSQRT_OF_QUARTER, gain * 2.0**-whole))
+    root = series(context, x.like(normal.mantissa, normal.high), multiple_of(RSQRT_OF_QUARTER, gain * 2.0**-whole))
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
     power = exponent_map(context, normal, lambda e: 1 << bits + whole - root.scale_bits - e // 2)
     inverse = backend.multiply(torch.mul, root.shares, power)

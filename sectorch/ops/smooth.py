@@ -75,7 +75,7 @@ def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
     return as_factor(context, x.like(shares, SERIES_BITS), 0)
 
 
-def scaled(which: Series, factor: float) -> Series:
+def multiple_of(which: Series, factor: float) -> Series:
     """A series times a public number."""
     cos, sin = (tuple(factor * c for c in part) for part in (which.cos, which.sin))
     return replace(which, error=factor * which.error, constant=factor * which.constant, cos=cos, sin=sin)
