@@ -101,10 +101,9 @@ class Federation:
     ):  # fmt: skip
         if clients < 1:
             raise ArgumentError(f"a federation has at least one client, got {clients}")
-        if scheme.private is not None and (not masked or clients < 2 or degree is not None):
+        if scheme.private is not None and (not masked or clients < 2):
             raise ArgumentError(
-                "a private sum is of two clients or more under masks of all pairs: without masks the server sees one "
-                "share of the noise, and by a graph of masks (degree=) colluding clients can cut off a part of them"
+                "a private sum is of two clients or more under masks: without, the server sees one share of the noise"
             )
         roles, names = roles_of(clients), clients_of(clients)
         self.session = session or Session(roles=roles)
