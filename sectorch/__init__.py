@@ -14,6 +14,7 @@ from .signal_handling import interruptible, is_command
 with interruptible(is_command()):
     from . import errors
     from . import ops as ops
+    from . import tabular as tabular
     from .choreography.ledger import Profile as profile
     from .choreography.roles import Roles
     from .config import Link
@@ -86,6 +87,7 @@ __all__ = [
     "shuffle",
     "step",
     "supported_ops",
+    "tabular",
     "testing",
 ]
 

@@ -85,6 +85,11 @@ def test_top_k_is_that_of_the_sums_and_is_taken_up(example):
         assert found and found[1] == found[2]
 
 
+def test_trees_answer_on_rows_with_missing_numbers(example):
+    _, text = example("trees")
+    assert text.startswith("100 of 100 answers are the plain model's")
+
+
 def test_public_queries_are_answered_within_budgets_and_taken_up(example, tmp_path):
     texts = [example("public_queries")[1] for _ in range(2)]
     assert texts[0] == texts[1] and number(texts[0], r"after 30 labels ([\d.]+)") > 0.6

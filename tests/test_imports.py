@@ -38,6 +38,7 @@ LEVELS = (
     "tensor",
     "ops",
     "ckks",
+    "tabular",
     "nn",
     "serving",
     "training",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from ..errors import (
     SectorchError,
     ShapeError,
 )
+from ..ops.indexing import leaf_of_tree
 from ..ops.pooling import relu_of_max_pool2d, waits_for_relu
 from ..tensor.shared import BY_SIZE, BY_ZERO, LEFT_RANGE
 from ..tensor.table import HANDLER, row_of
@@ -371,7 +373,7 @@ def functional_form(func: Callable) -> Callable | None:
 
 _EACH = (
     "relu", "relu6", "leaky_relu", "hardtanh", "abs", "sign", "square", "clamp", "clamp_min", "clamp_max", "neg",
-    "dropout", "prelu",
+    "dropout", "prelu", "to",
 )  # fmt: skip
 """Functions of one element at a time."""
 _BATCHED = {
@@ -379,7 +381,7 @@ _BATCHED = {
     "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_max_pool2d": 4,
 }  # fmt: skip
 """Layers that treat dimension 0 as a batch where their input has this number of dimensions."""
-_SUMS = ("add", "sub", "mul")
+_SUMS = ("add", "sub", "mul", "ge", "gt", "le", "lt")
 _SHAPES = ("reshape", "flatten")
 
 
@@ -435,6 +437,10 @@ def _keeps_rows_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: s
         parts: Any = x
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         return isinstance(dim, int) and dim % len(shape) > 0 and all(p in apart for p in parts)
+    if name == "einsum" and len(node.args) == 3:
+        first, second, result = re.split(r",|->", str(x)) if re.fullmatch(r"[a-z]+,[a-z]+->[a-z]+", str(x)) else "..."
+        mine = node.args[1] in apart and node.args[2] in own
+        return mine and first[0] == result[0] and first[0] not in first[1:] + second
     if x not in apart:
         return False
     dims, others = len(at(x)), [n for n in node.all_input_nodes if n is not x]
@@ -448,7 +454,27 @@ def _keeps_rows_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: s
         return dims == _BATCHED[name]
     if name == "linear":
         return dims >= 2
+    if name == "one_hot":  # of a tree's decisions, whose leaves have no dimension of the rows
+        return node.target is leaf_of_tree and len(at(node.args[1])) <= dims
+    if name == "pad":
+        widths = _second(node, "pad")
+        return isinstance(widths, (list, tuple)) and len(widths) <= 2 * (dims - 1)
+    if name in ("index_select", "sum", "squeeze", "unsqueeze", "argmax"):
+        return _other_dimension(_second(node, "dim"), dims + (name == "unsqueeze"))
+    if name == "div":
+        return isinstance(node.args[1], (int, float)) and not node.kwargs
     return name == "batch_norm" and dims >= 2 and arguments(node).get("training", False) is False
+
+
+def _second(node: fx.Node, name: str) -> Any:
+    """A function's second argument, which may be given by name."""
+    return node.args[1] if len(node.args) > 1 else node.kwargs.get(name)
+
+
+def _other_dimension(dim: Any, dims: int) -> bool:
+    """Whether a function's dimensions are named and none is that of the rows."""
+    named = dim if isinstance(dim, (tuple, list)) else (dim,)
+    return bool(named) and all(isinstance(d, int) and d % dims > 0 for d in named)
 
 
 def _broadcasts(operand: Any, shape: tuple[int, ...], at: Any, apart: set) -> bool:

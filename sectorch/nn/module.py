@@ -35,6 +35,7 @@ from ..errors import (
 )
 from ..ring import HEADROOM_BITS
 from ..session import Session, default_session
+from ..tabular import convert
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
 from ..tensor.compile_mode import InferenceModule
 from .capture import adapt_model, run_eagerly, zeros_at_padded_places
@@ -860,14 +861,18 @@ _SPECIAL: dict[str, Callable] = {
 """ATen operations for which torch has no function of the same name and arguments."""
 
 
-def module_or_exported(model: nn.Module | torch.export.ExportedProgram) -> nn.Module:
-    """The module itself; for an exported program, or its `module()`, a module of torch functions.
+def module_or_exported(model: Any) -> nn.Module:
+    """The module itself; for an exported program, or its `module()`, a module of torch functions; for a fitted
+    estimator, `sectorch.tabular.module` of it.
 
     The module of an exported program is recognised by its `eval`, which torch replaces by a method that raises.
 
     Raises:
         TrainingModeError: the model was exported in training mode.
+        SectorchError: what `sectorch.tabular.module` raises.
     """
+    if convert.is_estimator(model):
+        return convert.module(model)
     exported = isinstance(model, torch.export.ExportedProgram)
     return module_of(model) if exported or (isinstance(model, fx.GraphModule) and "eval" in vars(model)) else model
 
@@ -906,7 +911,7 @@ def _refuse_trained(node: fx.Node) -> None:
 
 @overload
 def secure(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Any,
     scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     session: Session | None = None,
@@ -921,7 +926,7 @@ def secure(
 
 @overload
 def secure(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Any,
     scheme: None = None,
     *,
     session: Session | None = None,
@@ -933,7 +938,7 @@ def secure(
 
 @scheme_fields
 def secure(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Any,
     scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     session: Session | None = None,
@@ -950,7 +955,8 @@ def secure(
 
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
-            or a CUDA device, where the session then computes as well; or what torch.export.export made of one.
+            or a CUDA device, where the session then computes as well; what torch.export.export made of one; or a fitted
+            model of scikit-learn, xgboost or lightgbm, of which `sectorch.tabular.module` makes one.
         scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`), or the network, "lan" or
             "wan", which stands for `Scheme(network=...)`; exact ReLU, fewest bytes
             and checked ranges unless named. Where it names no format, that is 20 fraction bits and activations below
@@ -1013,7 +1019,7 @@ def secure(
 
 @scheme_fields
 def reference(
-    model: nn.Module | torch.export.ExportedProgram,
+    model: Any,
     scheme: Scheme | Literal["lan", "wan"] | None = None,
     *,
     calibrate: torch.Tensor | Inputs | Mapping[str, Any] | Sequence[Any] | None = None,

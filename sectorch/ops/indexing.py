@@ -7,6 +7,7 @@ large. By public positions entries are moved and written without a message (`rea
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, DimensionError, DtypeError
+from ..errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from ..ring import products
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import BEFORE, Context, implements, stepwise
-from .common import align_scales, end_to_end, is_secret, local_map, refuse, require, signed_sum, summand
+from ..tensor.table import BEFORE, SHARES, Context, implements, stepwise
+from .common import align_scales, as_factor, end_to_end, is_secret, local_map, refuse, require, signed_sum, summand
 from .linear import bilinear
 from .reduction import summable
 
@@ -103,6 +105,30 @@ def select_by_secret_index(context: Context, x: torch.Tensor, dim: int, index: S
     """torch.index_select by a secret index, of one dimension or none."""
     dim %= max(1, x.dim())
     return index_by_secret(context, x, (*(slice(None),) * dim, index.reshape(-1)))
+
+
+def select_by_own_index(context: Context, x: SharedTensor, dim: int, index: PrivateTensor) -> torch.Tensor:
+    """torch.index_select by the answering party's own index, [n]: a product with its own one-hot matrix.
+
+    Nobody else learns which entries are selected, and an entry may be selected several times. Exact; rounds 1, bytes 8
+    for each element of x (from S to A), and for each element of the matrix once a session.
+
+    Raises:
+        ShapeError, ArgumentError: at the owner, for an index out of range.
+    """
+    dim %= max(1, x.dim())
+    code: Any = F.one_hot(index, x.shape[dim]).t()  # of whole numbers, so the result keeps the fraction bits of x
+    x = as_factor(context, x)
+    entries: Any = torch.movedim(x, dim, -1)
+    # Each result is an entry of x, and so no sum that could leave the ring.
+    shares = context.backend.linear(one_hot_product, entries.shares, code.weight())
+    found = x.like(shares, x.scale_bits, x.bound)
+    return torch.movedim(found, -1, dim)
+
+
+def one_hot_product(x: torch.Tensor, code: torch.Tensor, _form: None) -> torch.Tensor:
+    """The product with an owner's matrix, as `Backend.linear` takes it."""
+    return products.matmul(x, code)
 
 
 def gather_by_secret_index(context: Context, x: torch.Tensor, dim: int, index: SharedTensor) -> torch.Tensor:
@@ -191,6 +217,145 @@ def _check_secret_index(x: Any, index: Any) -> None:
 
 
 BEFORE[T.__getitem__] = _check_secret_index
+
+
+# The leaf of a decision tree. It costs a product for each node, so that no party learns the path.
+
+
+def leaf_of_tree(right: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values [..., outputs] of the leaves that complete binary trees of k levels lead to.
+
+    Args:
+        right: [..., 2^k - 1] of torch.bool, level by level from the root: whether a node leads to the right.
+        values: [..., 2^k, outputs], leaves from left to right, with broadcasting of the dimensions before.
+
+    On shares: rounds log2 k + 2 at most; bytes some 20 for each node. Exact, and no larger than a value is.
+
+    Source: Ma et al., "Let's Stride Blindfolded in a Forest" (NDSS 2021), with a stride that doubles in each round.
+
+    Raises:
+        DtypeError: `right` is not of torch.bool. ShapeError: other shapes.
+    """
+    if has_torch_function((right, values)):
+        return handle_torch_function(leaf_of_tree, (right, values), right, values)
+    _tree_levels(right, values)
+    code = _leaf_code(right.to(torch.int64))
+    return (code.unsqueeze(-1) * values).sum(-2)
+
+
+def _tree_levels(right: torch.Tensor, values: torch.Tensor) -> int:
+    if right.dtype != torch.bool:
+        raise DtypeError(f"a tree's nodes decide by torch.bool, got {right.dtype}; compare: x > threshold")
+    nodes = right.shape[-1] if right.dim() else 0
+    if values.dim() < 2 or nodes < 1 or nodes & (nodes + 1) or values.shape[-2] != nodes + 1:
+        raise ShapeError(
+            f"a complete tree has 2^k - 1 nodes and 2^k leaves, got nodes {list(right.shape)} and values "
+            f"{list(values.shape)}"
+        )
+    return nodes.bit_length()
+
+
+def _leaf_code(right: torch.Tensor) -> torch.Tensor:
+    """The one-hot code of the leaf, [..., 2^k], from the nodes' decisions, 0 or 1.
+
+    The code of the upper half of the levels is multiplied by the codes of the trees below it: ceil(log2 k) rounds. The
+    last entry of a code follows from the others, which sum to one.
+    """
+    levels = right.shape[-1].bit_length()
+    if levels == 1:
+        return torch.cat([1 - right, right], -1)
+    if levels == 2:
+        root, below = right[..., :1], right[..., 1:]
+        both = root * below
+        first = below[..., :1] - both[..., :1]
+        return torch.cat([1 - root - first, first, root - both[..., 1:], both[..., 1:]], -1)
+    top = levels // 2
+    code = _leaf_code(right[..., : 2**top - 1]).unsqueeze(-1)
+    most = code * _leaf_code(_trees_below(right, top))[..., :-1]
+    return torch.cat([most, code - most.sum(-1, keepdim=True)], -1).flatten(-2)
+
+
+def _trees_below(right: torch.Tensor, top: int) -> torch.Tensor:
+    """The decisions of the trees below the first `top` levels, [..., 2^top, nodes]."""
+    parts = [
+        right[..., 2**level - 1 : 2 ** (level + 1) - 1].unflatten(-1, (2**top, 2 ** (level - top)))
+        for level in range(top, right.shape[-1].bit_length())
+    ]
+    return torch.cat(parts, -1)
+
+
+@SHARES.implements_unlisted("one_hot", leaf_of_tree)
+def _leaf_of_tree(context: Context, right: SharedTensor, values: Any) -> SharedTensor:
+    # Decisions are 0 or 1 by their type, so codes are one-hot, and what they select is no larger than a value is.
+    above = _tree_levels(right, values)
+    right = right.like(right.shares, 0, dtype=torch.int64)
+    for levels in split_of_tree(above, values.shape[-1])[0]:
+        above -= levels
+        part: Any = right[..., : 2 ** (above + levels) - 1]
+        part = _trees_below(part, above) if above else part.unsqueeze(-2)
+        code: Any = _leaf_code(part.bounded(None))[..., :-1]
+        code = code.bounded(1.0)
+        values = _select_values(context, code, values.unflatten(-2, (2**above, 2**levels)))
+    return values.like(values.shares[..., 0, :], values.scale_bits, values.bound)
+
+
+def _select_values(context: Context, code: SharedTensor, values: Any) -> SharedTensor:
+    """The values [..., outputs] of [..., n, outputs] that one-hot codes name, without their last entry [..., n - 1].
+
+    As v_n + sum_i code_i (v_i - v_n): a product less, and exact, since an owner's values are rounded first.
+    """
+    if isinstance(values, PrivateTensor):
+        unit = 2.0**values.weight_bits
+        values = torch.round(values * unit) / unit
+    last = values[..., -1:, :]
+    parts = values[..., :-1, :] - last
+    if isinstance(values, SharedTensor):
+        shares = context.backend.multiply(contract_code, code.shares, parts.shares)
+        found = values.like(shares, values.scale_bits)
+    else:
+        found = bilinear(context, contract_code, code, parts, 1, (torch.abs, torch.abs))
+    made = signed_sum(context, found.bounded(None), last[..., 0, :])
+    return made.bounded(values.bound if isinstance(values, SharedTensor) else found.bound)
+
+
+def contract_code(code: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """sum_i code_i values_i, for codes [..., n] and values [..., n, outputs]."""
+    return (code.unsqueeze(-1) * values).sum(-2)
+
+
+def code_bytes(levels: int) -> int:
+    """Bytes of a leaf's code: a product takes 16 for each element of its operands and 8 for each result."""
+    if levels < 3:
+        return (0, 0, 3 * 16 + 2 * 8)[levels]
+    top = levels // 2
+    products = 2**top * (2 ** (levels - top) - 1)
+    return code_bytes(top) + 2**top * code_bytes(levels - top) + 16 * (2**top + products) + 8 * products
+
+
+@functools.cache
+def split_of_tree(levels: int, outputs: int) -> tuple[tuple[int, ...], int]:
+    """In what steps the values of a tree's leaves are selected: the levels of each, from the leaves up; and the bytes.
+
+    A step codes its levels and multiplies the codes by what the steps before left. Of all splits it is the one with the
+    fewest rounds, and among those the fewest bytes.
+    """
+
+    def cost(steps: tuple[int, ...]) -> tuple[int, int]:
+        above, rounds, total = levels, 0, 0
+        for step in steps:
+            above -= step
+            products = (2**step - 1) * (16 * (1 + outputs) if rounds else 8) + (8 * outputs if rounds else 0)
+            total += 2**above * (code_bytes(step) + products)
+            rounds = max(rounds, (step - 1).bit_length()) + 1
+        return rounds, total
+
+    best = min(_compositions(levels), key=cost)
+    return best, cost(best)[1]
+
+
+def _compositions(total: int) -> list[tuple[int, ...]]:
+    """All ordered sums of positive numbers."""
+    return [()] if total == 0 else [(k, *rest) for k in range(1, total + 1) for rest in _compositions(total - k)]
 
 
 # Entries of several tensors moved or written by public positions.

@@ -28,7 +28,13 @@ from .common import (
     small_public_number,
     summand,
 )
-from .indexing import gather_by_secret_index, index_by_secret, select_by_secret_index, take_along_secret_index
+from .indexing import (
+    gather_by_secret_index,
+    index_by_secret,
+    select_by_own_index,
+    select_by_secret_index,
+    take_along_secret_index,
+)
 from .rounding import convert
 
 T = torch.Tensor
@@ -41,11 +47,17 @@ BY_INDEX = {
 }  # fmt: skip
 """Functions that take a secret index, too."""
 
+BY_OWN_INDEX = (torch.index_select, T.index_select)
+"""Functions that take an index of the answering party's own, such as a weight's `.to(torch.int64)`."""
+
 
 def _entry_mover(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
         if any(is_secret(a) for a in (*args, *kwargs.values())):
-            if func not in BY_INDEX or any(isinstance(a, PrivateTensor) for a in (*args, *kwargs.values())):
+            own = any(isinstance(a, PrivateTensor) for a in (*args, *kwargs.values()))
+            if own and func in BY_OWN_INDEX:
+                return select_by_own_index(context, x, *args, **kwargs)
+            if own or func not in BY_INDEX:
                 refuse("moving elements by private or secret numbers", "only public positions can be taken")
             return BY_INDEX[func](context, x, *args, **kwargs)
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
