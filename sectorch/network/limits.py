@@ -68,7 +68,7 @@ from ..cli.command import Parser, command_status, print_json
 from ..errors import ArgumentError, QuotaError, QuotaFileError, SectorchError
 from .log import write
 from .messages import Entries, ModelQuery, Prepare, in_file, read_table, read_toml
-from .names import NAME, model_name, name_of, readable
+from .names import NAME, account_of, model_name, name_of, readable
 from .receipts import Receipts
 from .wire.channel import Channel
 
@@ -172,7 +172,7 @@ class Limits:
 
     def of(self, client: str) -> Limit:
         """The limits of a client."""
-        return self.clients.get(client, self.default)
+        return self.clients.get(account_of(client), self.default)
 
 
 _Most = Annotated[
@@ -217,7 +217,9 @@ def read_limits(path: str | Path) -> Limits:
         clients = {}
         for name, table in file.clients.items():
             where = f"[clients.{name_of(name, 'the name of a table in [clients]')}]"
-            clients[name] = _limit(default, read_table(_Client, table, where))
+            if account_of(name) in clients:
+                raise ArgumentError(f"{where} differs from another table in case alone, and both are one client's")
+            clients[account_of(name)] = _limit(default, read_table(_Client, table, where))
         models = {}
         for name, table in file.models.items():
             where = f"[models.{model_name(name, 'the name of a table in [models]')}]"
@@ -279,7 +281,7 @@ class Charge:
 
     @property
     def accounts(self) -> list[str]:
-        return [self.client, *([self.key] if self.key else [])]
+        return [account_of(self.client), *([self.key] if self.key else [])]
 
     @property
     def about(self) -> str:

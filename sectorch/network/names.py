@@ -48,6 +48,11 @@ def model_name(value: object, whose: str, kind: type[SectorchError] = ArgumentEr
     return f"{party}/{name_of(model, f'{whose}, after the /,', kind)}" if slash else str(party)
 
 
+def account_of(name: str) -> str:
+    """The name under which a party is counted: names that differ in case alone are one party's to a reader."""
+    return name.lower()
+
+
 def party_of(model: str) -> str:
     """The party that answers with a model of that name."""
     return model.partition("/")[0]

@@ -460,3 +460,19 @@ def test_the_commands_of_compose_run_and_a_certificate_is_renewed_in_place(tmp_p
         for process in running.values():
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_parties_reach_whom_they_need_and_have_the_memory_that_is_measured(kind):
+    (policy,) = (m["spec"] for m in MANIFESTS[kind] if m["kind"] == "NetworkPolicy")
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ports = sorted(port["port"] for rule in policy["egress"] for port in rule["ports"])
+    assert ports == ([] if kind == "server" else [53, 53, 7100])
+    (container,) = pod(kind)["containers"]
+    least = {"server": 2.7, "answer": 4.6}[kind]  # GB of VGG-7 with 20 clients, docs/deploying.md
+    assert 0.9 * int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 1.074 > least
+
+
+def test_the_networks_of_compose_have_no_way_out():
+    assert all(network == {"internal": True} for network in COMPOSE["networks"].values())
+    assert COMPOSE["x-party"]["mem_limit"] == "6g"

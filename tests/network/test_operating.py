@@ -26,13 +26,15 @@ from network_world import Trio, until
 from sectorch import __version__, errors
 from sectorch.choreography.run import frames
 from sectorch.cli.main import run
-from sectorch.network import Server, Store, connect, messages
+from sectorch.network import Pins, Server, Store, connect, messages
 from sectorch.network.commands.array_files import write_arrays
 from sectorch.network.commands.options import check_store_room
 from sectorch.network.commands.serve import keep_answering
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import new_identity
+from sectorch.network.limits import Charge, read_limits
 from sectorch.network.log import begin
+from sectorch.network.memory import MemoryBound, group_limit, resident
 from sectorch.network.observe import SPARE, Management, Monitoring, health
 from sectorch.network.parties import client
 from sectorch.network.wire import endpoints
@@ -400,3 +402,61 @@ def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki,
             assert until(lambda: any("a frame of version 2, and" in r.getMessage() for r in caplog.records), 10)
     finally:
         server.stop()
+
+
+# Memory.
+
+
+def test_work_beyond_the_bound_is_refused_and_what_is_reserved_counts():
+    bound = MemoryBound(resident() + (200 << 20))
+    bound.reserve(100 << 20)
+    with pytest.raises(errors.BusyError, match=r"takes about 126 MB, .* \(--memory\) \d+ are held and 105 res"):
+        bound.reserve(120 << 20)
+    bound.release(100 << 20)
+    bound.reserve(120 << 20)
+    assert MemoryBound().limit is None or MemoryBound().limit < group_limit()
+
+
+@pytest.mark.parametrize("who", ["S, at the session", "S, at the call", "A"])
+def test_a_party_at_its_bound_refuses_and_answers_again_when_there_is_room(trio, small_model, who, monkeypatch):
+    remote = trio.connection.model("hospital-b")
+    bound = trio.party._memory if who == "A" else trio.server._memory
+    monkeypatch.setattr("sectorch.network.memory.resident", lambda: 10**9)
+    if who == "S, at the call":
+        remote.close()
+        monkeypatch.setattr(trio.server, "_admit", lambda *_: None)
+    else:
+        remote.close()
+    bound.limit = 10**9
+    with pytest.raises(errors.NetworkError, match=r"takes about .*--memory.* ask again later, or with fewer rows"):
+        remote(X)
+    bound.limit = None
+    assert (remote(X) - small_model(X)).abs().max() < 1e-4 and until(lambda: bound._reserved == 0, 30)
+
+
+# Names.
+
+
+def test_names_of_another_case_have_the_same_limits_and_places(signed, tmp_path):
+    (tmp_path / "limits.toml").write_text("[clients.alice]\nqueries_a_day = 1\n")
+    limits = read_limits(tmp_path / "limits.toml")
+    assert limits.of("ALICE") == limits.of("alice") != limits.default
+    assert Charge("Alice", "", (), {}).accounts == Charge("alice", "", (), {}).accounts
+    (tmp_path / "limits.toml").write_text("[clients.alice]\n[clients.Alice]\n")
+    with pytest.raises(errors.ArgumentError, match="differs from another table in case alone"):
+        read_limits(tmp_path / "limits.toml")
+
+
+def test_a_name_that_looks_like_one_that_is_pinned_is_not_trusted_at_first_use(tmp_path):
+    pins = Pins(tmp_path / "pins", first_use=True)
+    pins.check("alice", b"a" * 32)
+    pins.check("alice", b"a" * 32)
+    with pytest.raises(errors.IdentityError, match=r"'Alice' differs from 'alice', .* in case alone"):
+        pins.check("Alice", b"b" * 32)
+    for name in ("\uff41lice", "\u0430lice", "alice\u200b", "a\u0301lice", "alice ", "\u2170"):
+        with pytest.raises(errors.IdentityError, match="is 1 to 64 letters"):
+            pins.check(name, b"a" * 32)
+        with pytest.raises(errors.ArgumentError, match="is 1 to 64 letters"):
+            (tmp_path / "l.toml").write_text(f'[clients."{name}"]\n', encoding="utf-8")
+            read_limits(tmp_path / "l.toml")
+    assert list(pins.fingerprints()) == ["alice"]

@@ -75,6 +75,17 @@ def store_of(options: argparse.Namespace) -> Store:
     return Store(options.store, options.store_key, int(options.store_budget * 1e9), options.store_used)
 
 
+def add_memory(p: Parser) -> None:
+    p.add_argument(
+        "--memory", type=above_zero, metavar="GB", help="refuse what would take more memory; 0.9 of a container's limit"
+    )
+
+
+def memory_of(options: argparse.Namespace) -> int | None:
+    """The bound of `add_memory`, in bytes."""
+    return None if options.memory is None else int(options.memory * 1e9)
+
+
 def add_drain(p: Parser) -> None:
     p.add_argument("--drain", type=not_negative, default=30.0, help="seconds that SIGTERM leaves running calls to end")
 

@@ -57,6 +57,7 @@ from .options import (
     add_drain,
     add_limits,
     add_log,
+    add_memory,
     add_patience,
     add_pins,
     add_receipts,
@@ -66,6 +67,7 @@ from .options import (
     console,
     few_arenas,
     many_files,
+    memory_of,
     on_core,
     pins_of,
     store_of,
@@ -396,7 +398,7 @@ def _reserve_port(stack: ExitStack, address: str) -> str:
     return f"{address.rpartition(':')[0]}:{number}"
 
 
-_ADDED = add_store, add_patience, add_drain, add_log, add_receipts, add_limits
+_ADDED = add_memory, add_store, add_patience, add_drain, add_log, add_receipts, add_limits
 """Options that a server and an answering party have in common."""
 
 
@@ -451,7 +453,7 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         place = ServerProcess(options.worker or 0, options.workers, options.replica)
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
-            limits=options.limits, idle=options.idle, place=place,
+            limits=options.limits, idle=options.idle, place=place, memory=memory_of(options),
         )  # fmt: skip
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
@@ -509,6 +511,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,
             audited=options.audited, verified=options.verified, imprecise=options.imprecise,
+            memory=memory_of(options),
         )  # fmt: skip
         for model, path in others:
             party.offer(*read_model(path), model)

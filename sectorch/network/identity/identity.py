@@ -39,7 +39,7 @@ from ...deprecation import renamed_attribute
 from ...errors import ArgumentError, IdentityError
 from ...mpc.star.key_agreement import Identities
 from ...tensor import Scheme
-from ..names import NAME, name_of, party_of, readable
+from ..names import NAME, account_of, name_of, party_of, readable
 
 log = logging.getLogger("sectorch.identity")
 PRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -141,6 +141,13 @@ class Pins:
                 raise IdentityError(
                     f"{self.path}, line {min(broken.values())}: expected `NAME SHA256:...`, each name once; nobody "
                     f"new is trusted until it is mended. {confirmed}",
+                    told=_unknown(name, came),
+                )
+            alike = next((other for other in pins if account_of(other) == account_of(name)), None)
+            if alike is not None and self.first_use:
+                raise IdentityError(
+                    f"'{name}' differs from '{alike}', whom {self.path} knows, in case alone, and is not trusted at "
+                    f"first use. {confirmed}",
                     told=_unknown(name, came),
                 )
             if not self.first_use:

@@ -48,6 +48,7 @@ from ...session import A, S
 from ..identity.identity import Credentials, PinnedIdentities, Pins, context, read_identity
 from ..limits import Quotas, records_unready
 from ..log import write
+from ..memory import MemoryBound
 from ..messages import (
     Aggregate,
     Close,
@@ -376,6 +377,7 @@ class Answering:
             adds other models.
         replica: whether other processes of this party answer as well, each with a store of its own.
         imprecise: whether to answer with models that lose digits in fixed point (`PrecisionWarning`).
+        memory: bytes that this process may hold; see `MemoryBound`.
 
     Raises:
         PrecisionError: the model loses digits in fixed point, by the check that `secure` does.
@@ -402,7 +404,9 @@ class Answering:
         audited: int = 1,
         verified: bool = False,
         imprecise: bool = False,
+        memory: int | None = None,
     ):
+        self._memory = MemoryBound(memory)
         if credentials.identity is None:
             raise no_identity(credentials.name)
         self._offers = ModelOffers(credentials.name, read_identity(credentials.identity), imprecise)
@@ -688,7 +692,7 @@ class Answering:
         return PartySession(
             A, session, {S: channel}, [AnsweringParty(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
-            facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs,
+            facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs, memory=self._memory,
         )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ from ..federation.broker import SessionBroker
 from ..identity.identity import Credentials
 from ..limits import Quotas, records_unready
 from ..log import write
+from ..memory import MemoryBound
 from ..messages import (
     AllStored,
     Close,
@@ -82,7 +83,7 @@ from ..messages import (
     parse_message,
     release,
 )
-from ..names import model_name, party_of
+from ..names import account_of, model_name, party_of
 from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, join_ranges, version
 from ..wire.channel import CALL, Channel, PeerLink
@@ -166,12 +167,15 @@ class ServerSessions:
         receipts, quotas: where each query is recorded; None records none.
         has_alternative: whether all models of these names can be asked over connections other than the lost ones.
         idle: seconds without a call after which a session ends.
+        memory: the process's bound on memory.
     """
 
     def __init__(
         self, turns: FairQueue, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
         has_alternative: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
+        memory: MemoryBound | None = None,
     ):  # fmt: skip
+        self._memory = memory
         self._has_alternative, self._idle = has_alternative, idle
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
         self._programs, self._batcher = ProgramCache(), ServerBatcher(turns)
@@ -191,6 +195,7 @@ class ServerSessions:
                 [AnsweringParty(model.description, identities) for model in subject.models], subject.scheme,
                 lambda: self._store.shelf(session, bound), of=len(subject.models), fresh=fresh,
                 alive=heartbeat(channels), facts=lambda: facts, receipts=self._receipts, known=self._programs,
+                memory=self._memory,
             )  # fmt: skip
             if not fresh:
                 self._confirm_material(session, channels)
@@ -456,6 +461,7 @@ class Server:
         limits: a file of the quotas of clients (`limits.Quotas`).
         idle: seconds without a call after which a session ends; its client opens another one with its next call.
         place: which of several workers or replicas this process is.
+        memory: bytes that this process may hold; see `MemoryBound`.
 
     Raises:
         ArgumentError: the file of limits is invalid.
@@ -475,8 +481,10 @@ class Server:
         limits: str | Path | None = None,
         idle: float = IDLE,
         place: ServerProcess | None = None,
+        memory: int | None = None,
     ):
         load_loops()
+        self._memory = MemoryBound(memory)
         self._place = place or ServerProcess()
         self.store = store or Store()
         self.store.on_evict = self._void_material
@@ -496,7 +504,13 @@ class Server:
                 None if limits is None else files.enter_context(closing(Quotas(limits, credentials.called, "S")))
             )
             self._serving = ServerSessions(
-                self._turns, self.store, self._receipts, self._quotas, self._registry.has_alternative, idle
+                self._turns,
+                self.store,
+                self._receipts,
+                self._quotas,
+                self._registry.has_alternative,
+                idle,
+                self._memory,
             )
             self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
             self._close_files = files.pop_all().close
@@ -675,7 +689,10 @@ class Server:
 
     def _admit(self, wire: bytes, client: str, weight_bytes: int) -> None:
         with self._lock:
-            open_, mine = len(self._sessions), sum(name == client for name, _ in self._sessions.values())
+            open_, mine = (
+                len(self._sessions),
+                sum(account_of(name) == account_of(client) for name, _ in self._sessions.values()),
+            )
             if open_ >= SESSIONS or mine >= SESSIONS_PER_CLIENT:
                 raise BusyError(
                     f"{open_} sessions are open, {mine} of them of '{client}'; close some, or ask again later"
@@ -683,6 +700,7 @@ class Server:
             held = sum(size for _, size in self._sessions.values())
             if self._sessions and held + weight_bytes > WEIGHT_MEMORY:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
+            self._memory.check(2 * weight_bytes)
             self._sessions[wire] = client, weight_bytes
 
     def _usable_calls(

@@ -62,6 +62,7 @@ from ...session import Members, Q, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned_description, query, step
+from ..memory import VALUES, MemoryBound
 from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form
 from ..receipts import Receipts
 from ..store import Shelf, fingerprint
@@ -189,6 +190,7 @@ class PartySession:
         facts: gives the client, model and version, for the log's line of each query.
         receipts: where each query is recorded before it is answered or asked.
         known: the cache that other sessions of this process share.
+        memory: the process's bound on memory.
 
     Raises:
         ShapeError: the models of several answering parties take different kinds of inputs.
@@ -210,7 +212,10 @@ class PartySession:
         facts: Callable[[], dict] = dict,
         receipts: Receipts | None = None,
         known: ProgramCache | None = None,
+        memory: MemoryBound | None = None,
     ):
+        self._memory, self._reserved, self._had_call = memory, 0, False
+        self._descriptions = [part.description for part in parts]
         known = known or ProgramCache()
         served, keys = zip(*(known.served(part.description, part.weights) for part in parts), strict=True)
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
@@ -255,18 +260,34 @@ class PartySession:
             FixedPointRangeError: at the owner, a weight does not fit the number format. It is raised before anything
                 of the call is sent, so that the other parties do not learn at which layer.
         """
-        inputs = inputs.meta()
+        inputs, largest_value = inputs.meta(), 0
         with step("dry run"):
             for module in self._modules:
                 for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
                     budget = module._check(piece).budget
                     if budget is not None:
                         budget.check_call()
+                        largest_value = max(largest_value, budget.largest)
                 module.check_weights(inputs)
+        self._reserve(8 * VALUES * largest_value)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             largest = max(module.largest.get(edge, 0) for module in self._modules)
             channel.grant_credit(largest, (rooms or {}).get(party))
+
+    def _reserve(self, size: int) -> None:
+        """Reserve memory for a call, with the first one that of masked weights and their tiles. Raises BusyError."""
+        if self._memory is None:
+            return
+        if not self._had_call:
+            size += 2 * sum(8 * math.prod(w["shape"]) for part in self._descriptions for w in part["weights"])
+        self._memory.reserve(size)
+        self._reserved, self._had_call = size, True
+
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory.release(self._reserved)
+            self._reserved = 0
 
     def predict(
         self, inputs: Inputs, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
@@ -433,6 +454,7 @@ class PartySession:
                     return self._take_batched(inputs, frozenset(rooms or ()), join)
                 return self._take_part(request, inputs)
         finally:
+            self._release()
             for channel in self._channels.values():
                 channel.end_call()
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from ...errors import ArgumentError, BusyError, FrameError, IdentityError, NetworkError, PeerLostError, VersionError
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
+from ..names import account_of
 from .channel import PeerLink, closing_frame
 from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, tls_error_text, with_length
 
@@ -249,9 +250,9 @@ class Listener:
             self._refuse(pending, error, tell=True)
             return
         with self._lock:
-            own = self._served[name]
+            own = self._served[account_of(name)]
             full = own >= STREAMS_EACH or self._served.total() >= STREAMS
-            self._served[name] += not full
+            self._served[account_of(name)] += not full
         if full:
             text = "the server has as many clients as it takes on; ask again later"
             if own >= STREAMS_EACH:
@@ -292,7 +293,7 @@ class Listener:
         finally:
             pending.sock.close()
             with self._lock:
-                self._served[name] -= 1
+                self._served[account_of(name)] -= 1
                 if stream is not None:
                     self._streams.discard(stream)
 
