@@ -111,7 +111,7 @@ def test_the_same_results_over_every_link_and_fewer_rounds_over_longer_ones():
             assert torch.equal(secured(x), expected)
         rounds[numbers] = seen.rounds
         assert sectorch.explain(model, x, scheme).rounds == seen.rounds
-    assert rounds[50, 100] == rounds[200, 1000] <= rounds[20, 100] <= rounds[10, 100] < rounds[300, 0.1]
+    assert rounds[200, 1000] <= rounds[50, 100] <= rounds[10, 100] < rounds[300, 0.1]
 
 
 def test_the_bytes_dealt_for_a_round_grow_with_what_it_is_worth():
