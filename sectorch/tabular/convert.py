@@ -70,8 +70,10 @@ def module(model: Any, output: str = "predict", *, missing: bool = False) -> Tab
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether a model is for `module` to convert: one with a `predict`, a booster, or a path."""
-    return isinstance(model, (str, Path)) or (not isinstance(model, nn.Module) and hasattr(type(model), "predict"))
+    """Whether a model is for `module` to convert: one with a `predict`, or the path of a booster's text."""
+    if isinstance(model, (str, Path)):
+        return Path(model).suffix in (".json", ".txt")
+    return not isinstance(model, nn.Module) and hasattr(type(model), "predict")
 
 
 def _read_file(path: Path) -> Ensemble:
