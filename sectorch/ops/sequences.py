@@ -159,7 +159,8 @@ def _values_before_quotient(
         scores = with_dtype(scores, scores.dtype)
     v = as_factor(context, value, 0)
     v = check_fits(context, v, limit_at(context, v.scale_bits))
-    assert v.bound is not None
+    if v.bound is None:
+        return None
     e, inverse = softmax_factors(context, scores, scores.dim() - 1)
     e = masks.without_beside(e)
     w = round_scale(context, e, bits)
