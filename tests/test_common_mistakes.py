@@ -376,7 +376,7 @@ def test_a_first_call_needs_no_compiler_and_one_that_is_imported_hides_what_it_h
         "model = sectorch.secure(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), "
         "nn.Flatten(), nn.Linear(18, 3), nn.Softmax(-1)).eval()); model(torch.randn(2, 1, 8, 8)); "
         "print('torch._dynamo' in sys.modules); import torch._dynamo; a = torch.empty(2, device='meta'); "
-        "print((a + a).shape); from sectorch.choreography import shapes as kernels; "
+        "print((a + a).shape); from sectorch.choreography import located as kernels; "
         "hidden, *_ = kernels._hidden_in(torch._refs.add, set()); "
         "print(getattr(hidden, '__dynamo_disable').__module__ == kernels.__name__)"
     )
