@@ -7,7 +7,7 @@
     total = z.sum(0).decrypt_at(net.Pk, flood_bits=16)     # located at Pk, and nothing else of z
 
 A ciphertext's shape, level, scale and factor follow from public facts, so every party works them out: each step runs
-on ciphertexts where they are held, and on ciphertexts without residues elsewhere (`choreography.shapes.FORMS`).
+on ciphertexts where they are held, and on ciphertexts without residues elsewhere (`choreography.located.FORMS`).
 Residues travel as words. Where the protocol declares `LABEL_tag` beside `LABEL` (`ciphertext_messages`), a digest goes
 with them, and the receiver checks it.
 """

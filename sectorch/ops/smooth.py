@@ -606,7 +606,8 @@ def ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
 @implements("i0e", torch.special.i0e, note="everywhere; error 8e-6", exact=False, at_most=2.0)
 def i0e(context: Context, x: SharedTensor) -> SharedTensor:
     """A series of 1 / sqrt(1 + |x|), of which i0e is smooth from x = 0, where it has slope 2, to infinity."""
-    return series(context, torch.rsqrt(1 + x.abs()), series_of.I0E_OF_ROOT)
+    root: Any = torch.rsqrt(1 + x.abs())
+    return series(context, root, series_of.I0E_OF_ROOT)
 
 
 @implements("ldexp", torch.ldexp, T.ldexp, in_place=(T.ldexp_,), note="public whole exponents; local")
