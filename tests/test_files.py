@@ -87,7 +87,7 @@ def test_a_piece_is_gone_from_the_disk_before_it_is_used(tmp_path, disk):
     del disk[:]
     shelf.take(0, (2, 3))
     (gone,) = [i for i, step in enumerate(disk) if step[0] == "unlink"]
-    assert ("fsync", str(shelf.folder)) in disk[gone:]
+    assert ("fsync", str(tmp_path / "store.used")) in disk[gone:]
     store.close()
 
 

@@ -52,6 +52,7 @@ PACKAGES = [
             "choreography",
             "errors",
             "protocols",
+            "tabular",
         )
     ),
     *(f"sectorch.protocols.{name}" for name in ("privhfl", "capc", "capride", "perturbation", "secsv")),

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -108,9 +109,14 @@ class Option:
 
 
 def option(default: Any, about: str, **properties: Any) -> Any:
-    """A field of `Options`: its default (None where something else decides, which `about` names), and `Option`'s
-    properties by name."""
+    """A field of `Options`: its default (None where something else decides, which `about` names), and the properties
+    of `Option` by name."""
     return field(default=default, metadata={"option": Option(about, **properties)})
+
+
+_names = [p if p.name == "about" else p.replace(kind=p.KEYWORD_ONLY) for p in signature(Option).parameters.values()]
+_signature = Signature([signature(option).parameters["default"], *_names])
+option.__signature__ = _signature  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class Options:

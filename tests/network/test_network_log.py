@@ -124,7 +124,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(errors.StoreFullError, match="No space left on device"):
         store.shelf(bytes(16), MaterialBinding(client="alice"))
-    assert [p.name for p in tmp_path.rglob("*") if p.name not in ("store", "store.lock", "kept")] == []
+    assert [
+        p.name for p in tmp_path.rglob("*") if p.name not in ("store", "store.lock", "store.used", "store.name", "kept")
+    ] == []
 
 
 def _key(folder, monkeypatch):

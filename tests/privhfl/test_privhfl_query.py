@@ -69,9 +69,12 @@ def test_q_receives_the_sum_and_nothing_else_that_depends_on_the_models():
 
 
 def test_what_a_and_s_receive_does_not_repeat():
-    """The same question twice gives no message twice, so none shows it. (Public keys go to each answering party.)"""
+    """The same question twice gives no message twice, so none shows it.
+
+    Public keys go to each answering party, and S sends the words of a dealt key on to A, once each.
+    """
     model, queries = small(0), torch.rand(2, 1, 4, 4)
-    seen: set[bytes] = set()
+    seen: set[tuple[str, bytes]] = set()
     for _ in range(2):
         with Transcript() as transcript:
             secure_query(queries, [model, small(1)])
@@ -80,8 +83,8 @@ def test_what_a_and_s_receive_does_not_repeat():
                 content = value.numpy().tobytes()
                 if line.protocol == "seed" or len(content) < 16:
                     continue
-                assert content not in seen, line
-                seen.add(content)
+                assert (role, content) not in seen, line
+                seen.add((role, content))
 
 
 def test_statement():
