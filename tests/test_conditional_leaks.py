@@ -24,6 +24,7 @@ from sectorch import Scheme
 from sectorch.backend import SERIES_BITS
 from sectorch.choreography import leaf
 from sectorch.mpc.series import draw_error, trigonometric, turns_of, value_at
+from sectorch.mpc.star import fss
 from sectorch.mpc.star import masking as mask_module
 from sectorch.mpc.star import relu as relu_module
 from sectorch.mpc.star import truncate as truncate_module
@@ -137,7 +138,41 @@ def test_many_answers_to_one_question_are_one_answer(name: str, network: str, ro
 MANY = [(name, "lan", rows) for name in NETS for rows in (1 << 16, 1_000_000)]
 MANY += [(name, "wan", 1 << 16) for name in NETS]
 MANY += [(name, "wan", 1_000_000) for name in ("tiny", "mlp", "narrow_cnn", "narrow_smooth")]
-"""A comparison by keys takes some twenty microseconds: a million rows of the wide nets would take hours."""
+"""Calls of so many rows compare by trees and wide blocks; `BY_KEYS` has those that compare by keys."""
+
+
+FOR_KEYS = 64
+"""Rows in a call, few enough for keys on both networks: calls of `answers`' pieces have none in the narrow nets."""
+
+
+def of_one_question_by_keys(name: str, network: str, rows: int) -> None:
+    (model, x), generate, dealt = net(name), fss.generate, 0
+
+    def counted(seeds, r, *rest):
+        nonlocal dealt
+        dealt += 0 if r.is_meta else r.numel()
+        return generate(seeds, r, *rest)
+
+    with mock.patch.object(fss, "generate", counted):
+        distinct = answers(name, rows, network, FOR_KEYS).unique(dim=0)
+    assert dealt >= rows
+    assert torch.equal(distinct, sectorch.reference(model)(x))
+
+
+BY_KEYS = [("tiny", "wan"), ("mlp", "lan"), ("narrow_cnn", "lan"), ("narrow_smooth", "lan")]
+
+
+@pytest.mark.parametrize(("name", "network"), BY_KEYS)
+def test_answers_by_keys_are_one_answer(name: str, network: str):
+    of_one_question_by_keys(name, network, 1024)
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize(
+    ("name", "network", "rows"), [("tiny", "wan", 1_000_000), *((*net, 1 << 16) for net in BY_KEYS)]
+)
+def test_a_million_answers_by_keys_are_one_answer(name: str, network: str, rows: int):
+    of_one_question_by_keys(name, network, rows)
 
 
 @pytest.mark.sectorch_long

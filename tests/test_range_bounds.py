@@ -210,6 +210,33 @@ def test_a_flag_that_waits_for_its_last_and_is_not_one_that_is_set(network: str)
     assert raised(large)
 
 
+@pytest.mark.parametrize("n", [2, 127, 129])
+def test_many_keys_of_small_weight(n: int):
+    """Each e^(x - max x) is below half a unit of its last bit and rounded to zero: `attention` states this error."""
+    unit = 22 + 8 - math.ceil(math.log2(1.01 * n))  # 22 bits of e for 128 keys
+    keys = torch.full((1, n, 1), -(unit + 1) * math.log(2) - 0.02)
+    values = torch.full((1, n, 1), 4000.0)
+    keys[0, 0], values[0, 0] = 0.0, 0.0
+    query = torch.ones(1, 1, 1)
+    wanted = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), scale=1.0)
+    y = F.scaled_dot_product_attention(share(query), share(keys), share(values), scale=1.0)
+    error = (y.reveal() - wanted).abs().max()
+    assert error <= n * 2.0**-23 * 4000 + 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 15, 128])
+@pytest.mark.parametrize(
+    ("frac_bits", "limit_bits"), [(12, 32), (16, 26), (20, 12), (20, 15), (20, 16), (20, 19), (24, 8)]
+)
+def test_attention_of_values_at_the_limit(frac_bits: int, limit_bits: int, n: int):
+    """Where the product with the inverse of the sum has no room, values are weighted after the quotient."""
+    scheme = dict(frac_bits=frac_bits, limit_bits=limit_bits)
+    value = torch.full((1, n, 1), 2.0**limit_bits * 0.98, dtype=torch.float64)
+    query, keys = share(torch.ones(1, 1, 1), **scheme), share(torch.zeros(1, n, 1), **scheme)
+    y = F.scaled_dot_product_attention(query, keys, share(value, **scheme), scale=1.0).reveal()
+    assert (y - value[:, :1]).abs().max() <= (n / 2 + 16) * 2.0 ** (limit_bits - frac_bits)
+
+
 @pytest.mark.parametrize("frac_bits, n", [(10, 2048), (10, 683), (16, 1618), (20, 1000)])
 def test_attention_over_many_equal_keys(frac_bits: int, n: int):
     """At 10 bits each of 2048 weights was rounded from half a unit to one: twice the value, beyond its bound."""

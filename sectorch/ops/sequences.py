@@ -93,7 +93,7 @@ class Masks:
 
 
 @implements("scaled_dot_product_attention", F.scaled_dot_product_attention,
-            note="error as softmax; n equal keys add n 2^-27 of the largest value", exact=False)  # fmt: skip
+            note="error as softmax; n keys add n 2^-23 of the largest value", exact=False)  # fmt: skip
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -146,11 +146,19 @@ def _values_before_quotient(
 
     The sums of values do not wait for the inverse of the sum of e, and what is multiplied by it and rounded has the
     result's size and not that of the scores.
+
+    Room, for a limit of a bits: e is below 1.01 and has w bits, so that the sum of e @ value is below 1.01 keys
+    2^(w+f+a) <= 2^62. The product with the inverse, of f + 6 bits at most, is below `most` 2^(2f+6+a). Error: e is
+    rounded by 2^-(w+1), which adds n 2^-(w+1) of the largest value where the sum of e is about 1; w is 22 for f = 20,
+    a = 12 and 128 keys.
     """
     f, mark, keys = context.frac_bits, infinite_of(scores), scores.shape[-1]
     sums = math.ceil(math.log2(1.01 * keys))
     bits = HEADROOM_BITS - sums - f - context.scheme.activation_bits
     if keys > MOST_KEYS + 1 or bits < f + 1 or value.bound is None:
+        return None
+    most = 1.01 + 2.0 ** (4 - f) + keys * 2.0 ** -(bits + 1)  # the largest sum of a row's weights
+    if most * 2.0 ** (2 * f + SLACK_BITS + context.scheme.activation_bits) >= CAPACITY:
         return None
     if mark is not None:
         empty = mark.low == -math.inf and (mark.at is None or bool(mark.at.all(-1).any()))
@@ -168,8 +176,7 @@ def _values_before_quotient(
     mixed = w.like(shares, w.scale_bits + v.scale_bits, 2.0 ** (w.scale_bits + sums) * v.bound)
     mixed = round_scale(context, mixed, f)
     shares = context.backend.multiply(torch.mul, mixed.shares, inverse.shares)
-    most = (1.01 + 2.0 ** (4 - f) + keys * 2.0 ** -(bits + 1)) * 2.0**inverse.scale_bits
-    found = mixed.like(shares, f + inverse.scale_bits, most * v.bound)
+    found = mixed.like(shares, f + inverse.scale_bits, most * 2.0**inverse.scale_bits * v.bound)
     return masks.empty_rows_to_zero(with_dtype(found, value.dtype))
 
 

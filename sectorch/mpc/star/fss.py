@@ -1,7 +1,7 @@
 """Function secret sharing: sign, ReLU and borrow from one opening, without a further message.
 
-For slow networks. With c = x + r public to A and S, the sign of x is a function of c that D knows, so D deals keys for
-it:
+For few elements, on any link. With c = x + r public to A and S, the sign of x is a function of c that D knows, so D
+deals keys for it:
 
     [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63].
 
@@ -48,6 +48,7 @@ from .shares import Shares, each
 # below on a device. A block is two int64 words, [..., 2]; a seed has its two low bits clear, where j stands, and where
 # a generated block carries the control bit. With n seeds in use, guessing one of them takes about 2^126 / n
 # evaluations.
+# This rests on AES under one public key being like a random permutation (docs/protocols.md).
 
 
 _CIPHER = Cipher(algorithms.AES(b"sectorch dcf s/1"), modes.ECB())
