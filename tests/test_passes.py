@@ -126,6 +126,42 @@ def test_batches_are_cut_only_where_rows_do_not_meet():
     assert samplewise(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), x)
 
 
+APART = {
+    "sum": lambda x, w: x.sum(1), "sums": lambda x, w: x.sum((-1, 1)), "argmax": lambda x, w: x.argmax(-1),
+    "unsqueeze": lambda x, w: x.unsqueeze(-1) + x.unsqueeze(1).sum(1).unsqueeze(-1),
+    "pad": lambda x, w: F.pad(x, (0, 0, 1, 0)), "pick": lambda x, w: x.index_select(1, torch.tensor([2, 0])),
+    "squeeze": lambda x, w: x.sum(1, keepdim=True).squeeze(1), "div": lambda x, w: x / 3,
+    "to": lambda x, w: (x > 0).to(torch.int64), "more than": lambda x, w: x > w[0, :3],
+    "einsum": lambda x, w: torch.einsum("bi,ij->bj", x.sum(1), w),
+}  # fmt: skip
+MEET = {
+    "sum": lambda x, w: x.sum(0, keepdim=True) + x, "sum of all": lambda x, w: x.sum() + x,
+    "sums": lambda x, w: x.sum((0, 1)) + x, "sum from the end": lambda x, w: x.sum(-3) + x,
+    "argmax": lambda x, w: x.argmax(0) + x, "argmax of all": lambda x, w: x.argmax() + x,
+    "unsqueeze": lambda x, w: x.unsqueeze(0) + x, "unsqueeze from the end": lambda x, w: x.unsqueeze(-4) + x,
+    "pad": lambda x, w: F.pad(x, (0, 0, 0, 0, 0, 1)), "div": lambda x, w: x / (1 + x.abs().sum(0)),
+    "more than": lambda x, w: x > x.sum(0), "einsum": lambda x, w: torch.einsum("bij,bk->ijk", x, w[:, :3]),
+    "einsum of two": lambda x, w: torch.einsum("bij,cij->bc", x, x),
+    "roll": lambda x, w: x.roll(1, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("meet", [False, True])
+def test_each_function_that_is_known_keeps_rows_apart_or_not(meet: bool):
+    """Three rows of [3, 3], so that no shape tells the rows' dimension from another."""
+    for name, f in (MEET if meet else APART).items():
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.ones(3, 4))
+
+            def forward(self, x):
+                return f(x, self.w)
+
+        assert samplewise(Net().eval(), torch.rand(3, 3, 3)) is not meet, name
+
+
 def samplewise(model: nn.Module, x: torch.Tensor) -> bool:
     return is_samplewise(sectorch.secure(model).program(x))
 

@@ -416,7 +416,7 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
             return rows is not None and all(n in apart for n in node.all_input_nodes) and _only_values(node.args[0])
         elif all(n in own for n in node.all_input_nodes):
             own.add(node)
-        elif at(node) and at(node)[0] == rows and _keeps_rows_apart(program, node, at, apart, own):
+        elif at(node) and at(node)[0] == rows and _keeps_rows_apart(node, at, apart, own):
             apart.add(node)
         else:
             return False
@@ -428,7 +428,7 @@ def _only_values(result: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, fx.Node) for leaf in leaves)
 
 
-def _keeps_rows_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
+def _keeps_rows_apart(node: fx.Node, at: Any, apart: set, own: set) -> bool:
     name, x = op_name(node), node.args[0] if node.args else None
     shape = at(node)
     if name in _SUMS:

@@ -164,9 +164,13 @@ def _xgboost_link(objective: str, count: int) -> tuple[str, np.ndarray | None]:
         "count:poisson": ("exp", None), "reg:gamma": ("exp", None), "reg:tweedie": ("exp", None),
         "survival:cox": ("exp", None),
     }  # fmt: skip
+    sums = (
+        "reg:squarederror", "reg:linear", "reg:squaredlogerror", "reg:pseudohubererror", "reg:absoluteerror",
+        "reg:quantileerror", "rank:pairwise", "rank:ndcg", "rank:map",
+    )  # fmt: skip
     if objective in known:
         return known[objective]
-    if objective.startswith(("reg:", "rank:")):
+    if objective in sums:
         return "identity", None
     raise UnsupportedOpError(
         f"xgboost's objective '{objective}' is not supported; its scores are a sum of trees all the same"
