@@ -9,10 +9,12 @@ Which cases of a test are for long runs: `cases.py`.
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -49,3 +51,13 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were():
+    """A test that leaves the root logger's level or handlers changed fails, not a later one that looks at its log."""
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    yield
+    after = root.level, list(root.handlers)
+    assert before == after

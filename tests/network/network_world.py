@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,6 +33,21 @@ def known(path: Path, made: dict) -> Pins:
         if credentials.identity is not None:
             pins.pin(name, fingerprint_of(credentials.identity))
     return pins
+
+
+@contextmanager
+def logs_as_in_a_new_process() -> Iterator[logging.Logger]:
+    """The root logger without handlers, as a command finds it; afterwards it is what it was, and files are closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield root
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @functools.cache

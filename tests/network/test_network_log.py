@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 import torch
-from network_world import Trio, pieces_in, until
+from network_world import Trio, logs_as_in_a_new_process, pieces_in, until
 
 from sectorch import errors, files
 from sectorch.network import Store
@@ -163,16 +163,8 @@ def test_what_another_party_says_stays_within_its_value(text, tmp_path):
 
 
 def test_a_log_file_has_the_queries_though_the_terminal_has_not(tmp_path, capsys):
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers.clear()
-    try:
+    with logs_as_in_a_new_process():
         begin(tmp_path / "log", logging.WARNING)
         write(QUERIES, "query", client="alice")
-    finally:
-        for handler in root.handlers:
-            handler.close()
-        root.handlers[:] = handlers
-        root.setLevel(level)
     assert (tmp_path / "log").read_text().endswith(" query client=alice\n")
     assert capsys.readouterr().err == ""

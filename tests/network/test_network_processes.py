@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import re
 import shlex
 import signal
@@ -18,7 +17,7 @@ import pytest
 import torch
 from cases import long
 from commands import PIPE, Command, run_command
-from network_world import pieces_in, until
+from network_world import logs_as_in_a_new_process, pieces_in, until
 from torch import nn
 
 import sectorch
@@ -58,17 +57,13 @@ def in_process(arguments: list[str]) -> subprocess.CompletedProcess:
 def here(arguments: list[str]) -> subprocess.CompletedProcess:
     """The same command line in this process: the server and the answering party are processes all the same."""
     out, said = io.StringIO(), io.StringIO()
-    root, stop = logging.getLogger(), signal.getsignal(signal.SIGTERM)
-    handlers, level = root.handlers[:], root.level
-    root.handlers.clear()  # as in a process of its own, where the command's own handler is the first
+    stop = signal.getsignal(signal.SIGTERM)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        with logs_as_in_a_new_process(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             status = run(arguments[len(PROGRAM) :])
     except SystemExit as ended:  # --help
         status = ended.code
     finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
         signal.signal(signal.SIGTERM, stop)
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), said.getvalue())
 

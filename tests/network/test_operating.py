@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from network_world import Trio, until
+from network_world import Trio, logs_as_in_a_new_process, until
 
 from sectorch import __version__, errors
 from sectorch.choreography.run import frames
@@ -115,18 +115,12 @@ def test_all_files_of_a_store_a_log_and_a_result_are_their_owners_alone(trio, op
 
 
 def test_a_log_is_its_owners_alone_and_one_that_exists_stays_as_it_is(tmp_path, open_umask):
-    root, before = logging.getLogger(), logging.getLogger().handlers
     (tmp_path / "shared.log").touch(0o640)
-    try:
-        for name, wanted in (("new.log", 0o600), ("shared.log", 0o640)):
-            root.handlers = []
+    for name, wanted in (("new.log", 0o600), ("shared.log", 0o640)):
+        with logs_as_in_a_new_process():
             begin(tmp_path / name)
             logging.getLogger("sectorch.server").warning("a line")
-            for handler in root.handlers:
-                handler.close()
-            assert mode(tmp_path / name) == wanted and "a line" in (tmp_path / name).read_text()
-    finally:
-        root.handlers = before
+        assert mode(tmp_path / name) == wanted and "a line" in (tmp_path / name).read_text()
 
 
 @pytest.mark.parametrize("permissions", [0o644, 0o640, 0o604, 0o660])
