@@ -38,7 +38,7 @@ from sklearn.svm import SVC, SVR
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import sectorch
-from sectorch.tabular import module
+from sectorch.fitted_models import module
 
 UNIT = 2.0**-20
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 import sectorch
-from sectorch.tabular import Schema, module
+from sectorch.fitted_models import Schema, module
 from sectorch.testing.local_network import Stage
 
 

@@ -13,8 +13,8 @@ from .signal_handling import interruptible, is_command
 
 with interruptible(is_command()):
     from . import errors
+    from . import fitted_models as fitted_models
     from . import ops as ops
-    from . import tabular as tabular
     from .choreography.ledger import Profile as profile
     from .choreography.roles import Roles
     from .config import Link
@@ -67,6 +67,7 @@ __all__ = [
     "estimators",
     "explain",
     "federated",
+    "fitted_models",
     "garbled",
     "generate",
     "network",
@@ -87,7 +88,6 @@ __all__ = [
     "shuffle",
     "step",
     "supported_ops",
-    "tabular",
     "testing",
 ]
 
@@ -95,7 +95,7 @@ __version__ = "0.2.0"
 
 _LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "testing")
 _ON_DEMAND = {"encrypt": ".ckks"} | {name: f".{name}" for name in _LATER}
-"""Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""
+"""Names whose modules bring much with them (SEAL, numba, scipy, pandas): loaded when they are asked for."""
 
 
 def __getattr__(name: str):
@@ -103,7 +103,7 @@ def __getattr__(name: str):
         way = f"; it is sectorch.errors.{name}" if hasattr(errors, name) else ""
         raise AttributeError(f"module 'sectorch' has no attribute '{name}'{way}")
     module = import_module(_ON_DEMAND[name], __name__)
-    return module.encrypt if name == "encrypt" else module
+    return module if name in _LATER else getattr(module, name)
 
 
 def __dir__() -> list[str]:

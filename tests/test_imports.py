@@ -38,7 +38,7 @@ LEVELS = (
     "tensor",
     "ops",
     "ckks",
-    "tabular",
+    "fitted_models",
     "nn",
     "serving",
     "training",

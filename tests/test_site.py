@@ -52,7 +52,7 @@ PACKAGES = [
             "choreography",
             "errors",
             "protocols",
-            "tabular",
+            "fitted_models",
         )
     ),
     *(f"sectorch.protocols.{name}" for name in ("privhfl", "capc", "capride", "perturbation", "secsv")),

@@ -33,9 +33,9 @@ from ..errors import (
     SectorchError,
     TrainingModeError,
 )
+from ..fitted_models import convert
 from ..ring import HEADROOM_BITS
 from ..session import Session, default_session
-from ..tabular import convert
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrap_openings
 from ..tensor.compile_mode import InferenceModule
 from .capture import adapt_model, run_eagerly, zeros_at_padded_places
@@ -863,13 +863,13 @@ _SPECIAL: dict[str, Callable] = {
 
 def module_or_exported(model: Any) -> nn.Module:
     """The module itself; for an exported program, or its `module()`, a module of torch functions; for a fitted
-    estimator, `sectorch.tabular.module` of it.
+    estimator, `sectorch.fitted_models.module` of it.
 
     The module of an exported program is recognised by its `eval`, which torch replaces by a method that raises.
 
     Raises:
         TrainingModeError: the model was exported in training mode.
-        SectorchError: what `sectorch.tabular.module` raises.
+        SectorchError: what `sectorch.fitted_models.module` raises.
     """
     if convert.is_estimator(model):
         return convert.module(model)
@@ -956,7 +956,7 @@ def secure(
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
             or a CUDA device, where the session then computes as well; what torch.export.export made of one; or a fitted
-            model of scikit-learn, xgboost or lightgbm, of which `sectorch.tabular.module` makes one.
+            model of scikit-learn, xgboost or lightgbm, of which `sectorch.fitted_models.module` makes one.
         scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`), or the network, "lan" or
             "wan", which stands for `Scheme(network=...)`; exact ReLU, fewest bytes
             and checked ranges unless named. Where it names no format, that is 20 fraction bits and activations below

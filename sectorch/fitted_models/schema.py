@@ -37,8 +37,8 @@ class Schema:
     single: bool = False
 
     way_out_of_missing = (
-        "its owner takes missing numbers with sectorch.tabular.module(model, missing=True), where the model does, or "
-        "fill them"
+        "its owner takes missing numbers with sectorch.fitted_models.module(model, missing=True), where the model "
+        "does, or fill them"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""`sectorch.tabular.module`: a fitted estimator as an ordinary module, with one function for each family of estimators.
+"""`sectorch.fitted_models.module`: an estimator as an ordinary module, with one function for each family of estimators.
 
 Estimators are known by their class's name and package, so that neither library is imported here.
 """
@@ -40,13 +40,13 @@ OUTPUTS = ("predict", "predict_proba", "decision_function")
 def module(model: Any, output: str = "predict", *, missing: bool = False) -> TabularModel:
     """A fitted model of scikit-learn, xgboost or lightgbm as an ordinary module, for `sectorch.secure` and its kin.
 
-        model = sectorch.tabular.module(RandomForestClassifier(max_depth=8).fit(x, y))
+        model = sectorch.fitted_models.module(RandomForestClassifier(max_depth=8).fit(x, y))
         secure_model = sectorch.secure(model)  # secure(forest) does the same
         secure_model(**model.schema.rows(table))
 
     Args:
         model: a fitted estimator or `Pipeline`; a `Booster`; or the path of a model that xgboost saved as JSON or
-            lightgbm as text. See docs/tables.md for the kinds.
+            lightgbm as text. See docs/fitted-models.md for the kinds.
         output: what the querying party learns. "predict": of a classifier the number of the class among `classes`
             [rows] int64, of an isolation forest 1 or -1, of others the prediction. "predict_proba": [rows, classes].
             "decision_function": scores, as of the library's method of that name; of boosters the raw score; of an
@@ -147,7 +147,9 @@ class _Converter:
             found.zero_missing and self.missing, found.strict,
         )  # fmt: skip
         if found.zero_missing and not self.missing:
-            raise ArgumentError("zeros are missing numbers to this model: sectorch.tabular.module(model, missing=True)")
+            raise ArgumentError(
+                "zeros are missing numbers to this model: sectorch.fitted_models.module(model, missing=True)"
+            )
         return self._finish([], self._trees(found, [_Source(i) for i in range(found.features)]))
 
     def _finish(self, steps: list[nn.Module], scores: _Scores) -> TabularModel:
@@ -202,7 +204,7 @@ class _Converter:
         if hasattr(step, "get_support"):
             kept = np.flatnonzero(step.get_support()).tolist()
             return [Select(kept)], [sources[i] for i in kept]
-        raise UnsupportedOpError(f"the step {kind} is not supported; see docs/tables.md for the steps that are")
+        raise UnsupportedOpError(f"the step {kind} is not supported; see docs/fitted-models.md for the steps that are")
 
     def _project(self, weight: np.ndarray, bias: np.ndarray, sources: list[_Source]) -> nn.Module:
         return Project(*_taken_in(weight, bias, sources))
@@ -282,7 +284,7 @@ class _Converter:
             return self._kernel(model, sources)
         if _is_linear(model):
             return [], self._linear(model, sources)
-        raise UnsupportedOpError(f"{kind} is not supported; see docs/tables.md for the models that are")
+        raise UnsupportedOpError(f"{kind} is not supported; see docs/fitted-models.md for the models that are")
 
     def _trees(self, found: Ensemble, sources: list[_Source]) -> _Scores:
         raw, sizes = {}, {}

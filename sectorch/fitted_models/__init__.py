@@ -1,6 +1,6 @@
 """Fitted models of tables as modules: trees, forests, boosted trees, linear models, nets and pipelines.
 
-See docs/tables.md.
+See docs/fitted-models.md.
 """
 
 from .convert import module as module

@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from sectorch import Inputs
-from sectorch.tabular import module
+from sectorch.fitted_models import module
 from sectorch.testing.local_network import Stage
 
 

@@ -45,7 +45,7 @@ from sectorch.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from sectorch.tabular import Schema, Tree, Trees, module
+from sectorch.fitted_models import Schema, Tree, Trees, module
 
 UNIT = 2.0**-20
 DATA = {"cancer": load_breast_cancer, "wine": load_wine, "diabetes": load_diabetes}
@@ -240,7 +240,7 @@ def test_drawn_trees_are_walked(seed, depth, outputs, strict, missing, categoric
     for tree in trees:
         tree.sizes = sizes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sectorch.tabular.trees._cost_of_paths", lambda _: 1e18 if complete else 0)
+        patch.setattr("sectorch.fitted_models.trees._cost_of_paths", lambda _: 1e18 if complete else 0)
         model = Trees(trees, features, strict, base=rng.normal(size=outputs), sizes=sizes).eval()
     assert model.complete == complete
     count = 5
@@ -309,7 +309,7 @@ def models_with_holes() -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("fitted", models_with_holes(), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("fitted_models", models_with_holes(), ids=lambda m: type(m).__name__)
 def test_missing_numbers_go_where_the_library_sends_them(fitted):
     x, y = table_with_holes()
     fitted.fit(x[::2], y[::2])
