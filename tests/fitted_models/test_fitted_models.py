@@ -309,7 +309,7 @@ def models_with_holes() -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("fitted_models", models_with_holes(), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("fitted", models_with_holes(), ids=lambda m: type(m).__name__)
 def test_missing_numbers_go_where_the_library_sends_them(fitted):
     x, y = table_with_holes()
     fitted.fit(x[::2], y[::2])
