@@ -36,11 +36,13 @@ with interruptible(is_command()):
     from .training.tensor import DifferentiableTensor, shared
 
 if TYPE_CHECKING:
-    from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, testing
+    from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
+    from .tables import Column, Table, owned
 
 __all__ = [
     "Checkpoints",
+    "Column",
     "DifferentiableTensor",
     "Generation",
     "Inputs",
@@ -53,6 +55,7 @@ __all__ = [
     "SecureSum",
     "Session",
     "SharedTensor",
+    "Table",
     "aggregate",
     "announced",
     "choreography",
@@ -73,6 +76,7 @@ __all__ = [
     "network",
     "nn",
     "one_hot_argmax",
+    "owned",
     "profile",
     "program",
     "protocols",
@@ -88,13 +92,15 @@ __all__ = [
     "shuffle",
     "step",
     "supported_ops",
+    "tables",
     "testing",
 ]
 
 __version__ = "0.2.0"
 
-_LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "testing")
-_ON_DEMAND = {"encrypt": ".ckks"} | {name: f".{name}" for name in _LATER}
+_LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "tables", "testing")
+_OF_TABLES = ("Column", "Table", "owned")
+_ON_DEMAND = {"encrypt": ".ckks"} | dict.fromkeys(_OF_TABLES, ".tables") | {name: f".{name}" for name in _LATER}
 """Names whose modules bring much with them (SEAL, numba, scipy, pandas): loaded when they are asked for."""
 
 

@@ -54,6 +54,7 @@ NAMES = {
     "tensor.aggregation.announced": "to be renamed",
     "tensor.shared.py": "the file of `SharedTensor`",
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
+    "tables.table.owned": "exported: `sectorch.owned(frame)`",
     "training.tensor.shared": "exported: `sectorch.shared(model)`",
 }
 """Public names and file names that are such a word, and why each stays."""

@@ -46,6 +46,7 @@ LEVELS = (
     "testing",
     "data",
     "dp",
+    "tables",
     "cli.command",
     "federated",
     "protocols",

@@ -53,6 +53,7 @@ PACKAGES = [
             "errors",
             "protocols",
             "fitted_models",
+            "tables",
         )
     ),
     *(f"sectorch.protocols.{name}" for name in ("privhfl", "capc", "capride", "perturbation", "secsv")),
@@ -210,7 +211,7 @@ def test_all_of_a_package_is_its_reference(package: str):
 OPEN = {
     "Call", "Inputs", "SecureModule.forward", "SecureModule.in_shares", "RemoteModel.check",  # a user's function
     "Square",  # of nn.Module
-    "Options.but", "note", "Net.playing", "Store.shelves",  # names of a user's own fields, roles and entries
+    "Options.but", "note", "Net.playing", "Store.shelves", "Table.with_columns",  # names of a user's own
     "federation", "collaboration",  # fields of a paper's federation
 }  # fmt: skip
 """Public functions with keyword arguments that nobody knows beforehand."""
