@@ -53,6 +53,7 @@ BENCHMARKS: dict[str, str] = {
     "packages": "packages.py sparsemax --install --environment {work}/environment --out {work}/figures.json",
     "first-call": "first_call.py mlp --json {work}/figures.json",
     "real-size": "real_size.py vit-s --json {work}/figures.json",
+    "headline": "headline.py lenet vgg7 --repeats 1 --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "layer-rounds": "layer_rounds.py --tokens 4 --repeats 1",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",

@@ -204,6 +204,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "ops.md": {"operations": operations},
     "errors.md": {"errors": listed},
     "training.md": {"gradients": gradients},
+    "../README.md": {"headline": headline},
     "index.md": {"headline": headline},
     "compare.md": {"ours": beside_others},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},

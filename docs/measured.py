@@ -213,18 +213,23 @@ def real_size() -> str:
 
 
 def headline() -> str:
-    """A few models of real size, for the home page."""
-    read = lambda name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    names = {"bert-base": "BERT-base, 128 tokens", "gpt2-small": "GPT-2 small, 64 tokens", "vit-s": "ViT-S, 224 x 224"}
-    rows = {name: read("real_size")[key] for key, name in names.items()}
-    body = []
-    for name, row in rows.items():
-        seconds = f"{row['second_s']:.0f} ({row['online_s']:.1f})"
-        body.append([name, seconds, f"{row['mb'] / 1e3:.1f} ({row['online_mb'] / 1e3:.1f})", f"{row['error']:.0e}"])
-    row = read("torchvision")["resnet18"]
-    sent = f"{row['bytes'] / 1e9:.2f} ({row['online_bytes'] / 1e9:.2f})"
-    body.append(["ResNet-18, 224 x 224", f"{row['secure_s']:.2g}", sent, f"{row['error']:.0e}"])
-    return table(["one input", "seconds", "GB (online)", "error"], body)
+    """For the README and the home page, and what it was measured on."""
+    found = json.loads((RESULTS / "headline.json").read_text(encoding="utf-8"))
+    head = ("one input", "plain s", "secure s", "prepared ahead s", "MB", "of them online", "rounds", "error")
+    body = [
+        [
+            row["what"], *(f"{row[key]:.{0 if row[key] > 10 else 2}{'f' if row[key] > 10 else 'g'}}" for key in ("plain_s", "secure_s", "online_s")),
+            *(f"{row[key] / 1e6:,.{0 if row[key] > 1e8 else 2}f}" for key in ("bytes", "online_bytes")), f"{row['rounds']:,}",
+            f"{row['error']:.0e}",
+        ]
+        for row in found["rows"].values()
+    ]  # fmt: skip
+    about = found["about"]
+    said = (
+        f"All three parties in one process on {about['cores']} cores ({about['processor']}); seconds have no network.",
+        f"Command: `python benchmarks/headline.py`, commit {about['commit']}, {about['date']}.",
+    )
+    return "\n\n".join((table(head, body), "\n".join(said)))
 
 
 def beside_others() -> str:

@@ -558,7 +558,7 @@ class PairwiseMasks(ServerAndClients):
 
     Args:
         session: with an edge from the server to each client (`secure_sum.star_roles`), or one of each client with the
-            server. Among parties apart a session ends for all when one of its parties is lost, so drop-outs need the
+            server. In a federation a session ends for all when one of its parties is lost, so drop-outs need the
             latter.
         clients: names, at least two.
         server: the name of the party that learns the sums.

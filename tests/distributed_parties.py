@@ -1,4 +1,4 @@
-"""Parties apart: each in a thread or a process, with a runtime and a session of its own, and its ends of its edges."""
+"""Distributed parties: each in a thread or a process, with a runtime, a session and its ends of edges."""
 
 from __future__ import annotations
 

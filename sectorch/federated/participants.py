@@ -172,7 +172,7 @@ class FederatedExperiment(Experiment[R], Generic[R, P, How]):
 
     Raises, before any training starts:
         FederationError, ArchitectureError: naming the party, what came, and the way out; also what protects nothing,
-            among parties apart.
+            in a federation.
         CheckpointError: `out` holds another run, or one of an older version.
     """
 

@@ -400,7 +400,7 @@ class Run:
             replaces: as in `at`.
             counted: whether each start is written down before anything is sent, for `starts`.
 
-        Among parties apart rounds 2 and bytes 40 for each member but one, before the protocol's own.
+        In a federation rounds 2 and bytes 40 for each member but one, before the protocol's own.
 
         Raises:
             MisplacedValueError: an argument of a party that takes no part.
@@ -490,7 +490,7 @@ class Run:
     def estimate(
         self, algorithm: Callable[[Run], Any], costs: Mapping[Callable, Callable[..., Estimate]] | None = None
     ) -> Estimate | None:
-        """What of an algorithm is not on disk yet; None among parties apart.
+        """What of an algorithm is not on disk yet; None in a federation.
 
         The algorithm's own lines run; no stage does.
 

@@ -109,7 +109,7 @@ def asked(run, how: Settings) -> Question:
     return Question(run.parties[0], run.states["P1"].small, subset(run.parties[0], 1, how), how, draws)
 
 
-@pytest.mark.sectorch_long  # `test_paper_equality.py` has parties apart
+@pytest.mark.sectorch_long  # `test_paper_equality.py` has processes
 def test_one_exchange_as_two_processes(made, quick):
     """P1 asks P2 about 48 digits, twice. Keys, encryption and flooding are fresh in every run: the numbers agree within
     twice the bound that one run has, and with the plain ones within once; the messages agree in everything. The second

@@ -23,7 +23,7 @@ class Paper:
     """A command, its parties, the names in its results that all who have them must have alike, and whose files.
 
     Args:
-        beside: protocols of which parties apart have more, to agree on what is next, or to train.
+        beside: protocols of which a federation has more, to agree on what is next, or to train.
         own: what each party says for itself.
     """
 
@@ -118,7 +118,7 @@ def _of(whole: object, part: object) -> list[torch.Tensor]:
 def costs(paper: Paper, whole: Path, folders: Iterable[Path]) -> dict[str, int]:
     """Bytes and online rounds, which each process counted as one process does: each message, and each call's rounds.
 
-    What only parties apart exchange has to be of the paper's protocols for that, and is counted by itself.
+    What only a federation exchanges has to be of the paper's protocols for that, and is counted by itself.
     """
     one, together = json.loads((whole / "counted.json").read_text()), {}
     for folder in folders:
@@ -140,5 +140,5 @@ def costs(paper: Paper, whole: Path, folders: Iterable[Path]) -> dict[str, int]:
 
 
 def _call(paper: Paper, call: str, found: list) -> tuple[str, int, tuple[str, ...]]:
-    """Phase, rounds, and the paper's protocols of a call; there are none in one that only parties apart have."""
+    """Phase, rounds, and the paper's protocols of a call; there are none in one that only a federation has."""
     return call.split()[0], found[0], tuple(name for name in found[1] if name not in paper.beside)

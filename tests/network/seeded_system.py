@@ -121,7 +121,7 @@ def _steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sessions(patch: pytest.MonkeyPatch, draws: Draws) -> None:
-    """A session's name comes from its label, in a simulation and among parties apart alike."""
+    """A session's name comes from its label, in a simulation and in a federation alike."""
     for kind in (Simulation, Federation):
         for name in ("session", "runtime"):
             patch.setattr(kind, name, _labelled(getattr(kind, name)))

@@ -1,4 +1,4 @@
-"""CaPC by parties apart: who asks, who votes with which budget of its own, and a guardian that draws the noise."""
+"""CaPC in a federation: who asks, who votes with which budget of its own, and a guardian that draws the noise."""
 
 from __future__ import annotations
 

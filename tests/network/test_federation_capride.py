@@ -1,4 +1,4 @@
-"""CaPriDe by parties apart: each with its own connection, over real TLS and with real ciphertexts."""
+"""CaPriDe in a federation: each with its own connection, over real TLS and with real ciphertexts."""
 
 from __future__ import annotations
 

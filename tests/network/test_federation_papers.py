@@ -1,4 +1,4 @@
-"""The papers' parties apart: each with its own connection, over real TLS, and the same results as in one process."""
+"""The papers in a federation: each with its own connection, over real TLS, and the same results as in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PrivHFL by parties apart: each client asks in its turn and answers the others, through a server that adds up."""
+"""PrivHFL in a federation: each client asks in its turn and answers the others, through a server that adds up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Run` among parties apart, over TLS: each has what is its own, and a protocol is for all of them or for nobody."""
+"""`Run` in a federation, over TLS: each has what is its own, and a protocol is for all of them or for nobody."""
 
 from __future__ import annotations
 

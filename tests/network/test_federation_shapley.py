@@ -1,4 +1,4 @@
-"""`sectorch shapley` by parties apart: training in shares of P and X, and P's values, as one process finds them."""
+"""`sectorch shapley` in a federation: training in shares of P and X, and P's values, as one process finds them."""
 
 from __future__ import annotations
 

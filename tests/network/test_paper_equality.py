@@ -108,7 +108,7 @@ def test_capc(world, argmax):
         assert torch.equal(found[name].records[name].labels, record.labels)
         assert same(found[name].records[name].model, record.model)
         rows = [[row for row in rows if row["protocol"] != "agree"] for rows in found[name].records[name].received]
-        assert rows == record.received, "the ledger, but for what parties apart compare before a reveal"
+        assert rows == record.received, "the ledger, but for what a federation compares before a reveal"
 
 
 @pytest.mark.sectorch_long

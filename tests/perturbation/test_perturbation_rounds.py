@@ -1,4 +1,4 @@
-"""A round as messages: parties apart compute what they compute together, and what is not declared does not leave."""
+"""A round as messages: distributed parties compute what one process computes, and nothing undeclared leaves."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Panel:
                 )
         self.session = session or Session(answering=len(voters))
         if not self.session.complete and inference != "mpc":
-            raise FederationError(f"among parties apart the inference is mpc, got {inference!r}")
+            raise FederationError(f"in a federation the inference is mpc, got {inference!r}")
         self.voters, self.classes, self.inference = list(voters), classes, inference
         self.vote, self.ballot_votes = vote, ballot_votes
         self.argmax: Any = argmax
@@ -171,7 +171,7 @@ class Panel:
             mechanism: its noise is drawn by the privacy guardian alone, so that it does not depend on who votes. With
                 `ConfidentGNMax` Q learns for each query whether it is answered, and the label if it is.
             least: votes that an answer needs. A party that is lost before its share reaches the guardian does not vote,
-                in this batch and later ones; the guardian and Q leave it out of both sums. Among parties apart that
+                in this batch and later ones; the guardian and Q leave it out of both sums. In a federation that
                 ends the session for all.
             drawn: the guardian's noise, where it has drawn it for these queries before (`mechanism.draw`).
 

@@ -291,7 +291,7 @@ def check_apart(parties: Sequence[Party], how: Settings) -> None:
     """
     if how.control is not None or how.inference != "mpc":
         raise FederationError(
-            "among parties apart the inference is mpc; controls, and queries that others see, are for a simulation"
+            "in a federation the inference is mpc; controls, and queries that others see, are for a simulation"
         )
     owners = [party.owner for party in parties]
     if how.budgets is not None and len(set(owners)) < len(owners):

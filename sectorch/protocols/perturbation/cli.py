@@ -31,7 +31,7 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
     data = load(how.data, str(place.root) if place.root else None, dtype)
     name = how.model or ("cnn" if len(data.shape) == 3 else "mlp3")
     torch.manual_seed(settings.seed)
-    # Among parties apart the server's first model is its own to draw: the clients know the seed.
+    # In a federation the server's first model is its own to draw: the clients know the seed.
     model = build(name, data, dtype, place.own(how.seed))
     return PerturbedFL(data, model, settings, out=place.out, parties=place.parties)
 

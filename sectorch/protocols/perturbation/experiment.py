@@ -44,7 +44,7 @@ class PerturbedFL(Experiment[History]):
             stays as it is given, where a client is elsewhere the training loss is not known.
 
     Raises:
-        FederationError, WeightError: settings that do not fit the model or the data; FedAvg among parties apart.
+        FederationError, WeightError: settings that do not fit the model or the data; FedAvg in a federation.
         CheckpointError: `out` holds another run.
     """
 
@@ -55,7 +55,7 @@ class PerturbedFL(Experiment[History]):
         self.data, self.settings, self.model = data, settings, model
         parties, clients = parties or Simulation(), clients_of(settings.clients)
         if settings.method != "perturbed" and not all(map(parties.present, (SERVER.name, *clients))):
-            raise FederationError("FedAvg is the control of a simulation: it protects nothing among parties apart")
+            raise FederationError("FedAvg is the control of a simulation: it protects nothing in a federation")
         if data.regression and settings.loss != "mse":
             raise FederationError(f"{data.name} is a regression; use --loss mse")
         scheme_of(copy.deepcopy(model).train(), settings)
@@ -109,7 +109,7 @@ class PerturbedFL(Experiment[History]):
         return epsilon_of(sums * shares.curve, how.delta)
 
     def estimate(self) -> Estimate | None:
-        """What is left, from the second of two rounds; None among parties apart, who do not try it out."""
+        """What is left, from the second of two rounds; None in a federation, who do not try it out."""
         return self.stages.estimate(self.algorithm, {train_rounds: lambda *args: self._round * (args[-1] - args[-2])})
 
     @functools.cached_property

@@ -84,7 +84,7 @@ class Federation:
         double: masks that survive a client that drops out (`secure_sum.py`).
         degree: with how many others a client shares masks, even; None for all. What a few withstand: `secure_sum.py`.
         session: of `roles_of(clients)`; or one of each client with the server (`federated.parties.client_sessions`),
-            which `double` needs among parties apart, where a session ends for all when one of its parties is lost.
+            which `double` needs in a federation, where a session ends for all when one of its parties is lost.
             All parties in this process unless given.
 
     Making it exchanges the clients' public keys. Between two rounds a client draws its mask of the next. The local

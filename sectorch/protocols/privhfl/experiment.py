@@ -81,7 +81,7 @@ class PrivHFL(FederatedExperiment[Result, Participant, Settings]):
 
     def estimate(self) -> Estimate | None:
         """What is left: training, from a few batches of each client; asking, from a query to each architecture. None
-        among parties apart."""
+        in a federation."""
         return self.stages.estimate(self.algorithm, {ask: self._asking})
 
     def _asking(self, queries, names: Sequence[str], models: Sequence[nn.Module], *_) -> Estimate:

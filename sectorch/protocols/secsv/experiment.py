@@ -337,17 +337,17 @@ class Valuation(Experiment):
         shape: of a sample.
         clients: all names, in their order; the servers are P and X.
         data: training and test samples of the clients that are here, by name; nothing at a server.
-        settings: see `Settings`; among parties apart nothing is compared with the clear, which nobody has.
+        settings: see `Settings`; in a federation nothing is compared with the clear, which nobody has.
         parties: who is here; everybody unless given.
         rounds: of federated averaging. training: of a round. attending: rounds (from 0) that a client attends.
         out: a folder for finished stages, and at P for each coalition that was tested: what was stopped goes on there.
         own: seed of a client's batches; apart, its own secret.
 
-    `run` gives the `Result`; among parties apart P has it, and everybody else a `Part`. Local models are on the
+    `run` gives the `Result`; in a federation P has it, and everybody else a `Part`. Local models are on the
     client's disk before they are shared, and are shared as they were where a round is repeated.
 
     Raises:
-        FederationError: another protocol than SecSV, or several processes, among parties apart. RoutingError.
+        FederationError: another protocol than SecSV, or several processes, in a federation. RoutingError.
         CheckpointError: `out` holds another run.
     """
 
@@ -379,7 +379,7 @@ class Valuation(Experiment):
         )  # fmt: skip
         if self.stages.apart and (how.protocol != "secsv" or how.processes > 1 or how.parallel != "subsets"):
             raise FederationError(
-                "parties apart value by the protocol secsv, each in one process: leave the others out"
+                "a federation values by the protocol secsv, each party in one process: leave the others out"
             )
         if how.protocol == "secsv":
             secsv.named_format(how)
@@ -435,7 +435,7 @@ class Valuation(Experiment):
 
     def estimate(self) -> Estimate | None:
         """What is left: the rounds' encryption and all coalitions, from one round of untrained models and one
-        coalition of it. None among parties apart."""
+        coalition of it. None in a federation."""
         return self.stages.estimate(self.algorithm, {value: self._valuing})
 
     def _valuing(self, *_: Any) -> Estimate:
