@@ -216,14 +216,14 @@ def headline() -> str:
     """For the README and the home page, and what it was measured on."""
     found = json.loads((RESULTS / "headline.json").read_text(encoding="utf-8"))
     head = ("one input", "plain s", "secure s", "prepared ahead s", "MB", "of them online", "rounds", "error")
+    sizes = lambda row: (f"{row[key] / 1e6:,.{0 if row[key] > 1e8 else 2}f}" for key in ("bytes", "online_bytes"))
+    times = lambda row: (
+        f"{row[key]:.0f}" if row[key] > 10 else f"{row[key]:.2g}" for key in ("plain_s", "secure_s", "online_s")
+    )
     body = [
-        [
-            row["what"], *(f"{row[key]:.{0 if row[key] > 10 else 2}{'f' if row[key] > 10 else 'g'}}" for key in ("plain_s", "secure_s", "online_s")),
-            *(f"{row[key] / 1e6:,.{0 if row[key] > 1e8 else 2}f}" for key in ("bytes", "online_bytes")), f"{row['rounds']:,}",
-            f"{row['error']:.0e}",
-        ]
+        [row["what"], *times(row), *sizes(row), f"{row['rounds']:,}", f"{row['error']:.0e}"]
         for row in found["rows"].values()
-    ]  # fmt: skip
+    ]
     about = found["about"]
     said = (
         f"All three parties in one process on {about['cores']} cores ({about['processor']}); seconds have no network.",
