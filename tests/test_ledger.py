@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from math import ceil, log2
 
 import pytest
 import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
+from rich.console import Console
 
 from sectorch.choreography import Phase, ledger
 from sectorch.choreography.ledger import Cost, Profile, Transcript, sole_observer
@@ -475,9 +477,16 @@ def test_the_table_shows_no_content():
     with Profile() as profile, Transcript() as transcript:
         small_program(held, x)
     text = profile.table()
-    for phrase in ("Q-S", "A-S", "8 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_DA"):
+    for phrase in ("Q-S", "A-S", "8 online rounds", "nothing: uniform bits", "reveal: result"):
         assert phrase in text
     assert "the result, which is Q's to learn" in " ".join(text.split())
+    everything = Console(file=StringIO(), width=200)
+    everything.print(profile.learned())
+    text += everything.file.getvalue()
+    for phrase in ("nothing (uniform bits)", "and_layers", "r_A of k_DA"):
+        assert phrase in text
+    outermost = {path.partition("/")[0] for path in profile.by_protocol()}
+    assert profile.protocols().row_count == len(outermost) < len(profile.by_protocol())
     secrets = [x, *(value for _, value in transcript.lines)]
     shown = [str(v) for t in secrets for v in t.reshape(-1).tolist() if abs(v) > 1_000_000]
     assert len(shown) > 100

@@ -254,27 +254,45 @@ class Profile(Display, Cost):
         return table
 
     def protocols(self) -> Table:
-        """Seconds and bytes per protocol."""
+        """Messages, bytes and seconds by the outermost protocol, the slowest first; `by_protocol` has the inner ones."""
+        whole: dict[str, dict[str, float]] = {}
+        for path, row in self.by_protocol().items():
+            total = whole.setdefault(path.partition("/")[0], dict.fromkeys(row, 0.0))
+            for key, value in row.items():
+                total[key] += value
         table = Table(title="Where time and bytes went")
         table.add_column("protocol")
-        for column in ("messages", "offline MB", "online MB", "seconds"):
+        for column in ("messages", "offline MB", "online MB", "ms"):
             table.add_column(column, justify="right")
-        for path, row in self.by_protocol().items():
+        for name, row in sorted(whole.items(), key=lambda item: -item[1]["seconds"]):
             table.add_row(
-                path or "(program)", f"{row['messages']:.0f}", f"{row['offline_bytes'] / 1e6:.3f}",
-                f"{row['online_bytes'] / 1e6:.3f}", f"{row['seconds']:.4f}",
+                name or "(between protocols)", f"{row['messages']:.0f}", f"{row['offline_bytes'] / 1e6:.3f}",
+                f"{row['online_bytes'] / 1e6:.3f}", f"{1e3 * row['seconds']:.1f}",
             )  # fmt: skip
         return table
 
+    def results(self) -> Table:
+        """What was shown to each party, and how much it received beside that; `learned` has every message."""
+        table = Table(title="What each party learned")
+        for column in ("party", "learned", "by", "received MB"):
+            table.add_column(column, justify="right" if column == "received MB" else "left")
+        for party in sorted({key[0] for key in self._received}):
+            own = {key: size for key, size in self._received.items() if key[0] == party}
+            shown = [(shows, f"{name}: {label}") for _, name, label, _, shows in sorted(own) if shows]
+            more = f"{sum(own.values()) / 1e6:.3f}"
+            for i, (shows, by) in enumerate(shown or [("nothing: uniform bits", "")]):
+                table.add_row("" if i else party, shows, by, "" if i else more)
+        return table
+
     def sections(self) -> Iterator[RenderableType]:
-        """The totals and all three tables."""
+        """The totals, and three tables that fit a screen."""
         yield (
             f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, offline {self.offline_seconds:.3f}), "
             f"{self.rounds} online rounds, {self.bytes / 1e6:.2f} MB "
             f"(online {self.online_bytes / 1e6:.2f}, offline {self.offline_bytes / 1e6:.2f}, "
             f"of it once a session {self.setup_bytes / 1e6:.2f})"
         )
-        yield from (self.edges(), self.protocols(), self.learned())
+        yield from (self.edges(), self.protocols(), self.results())
 
 
 def _travel(lines: list[Sent], link: Link) -> float:
