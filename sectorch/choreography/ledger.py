@@ -254,7 +254,7 @@ class Profile(Display, Cost):
         return table
 
     def protocols(self) -> Table:
-        """Messages, bytes and seconds by the outermost protocol, the slowest first; `by_protocol` has the inner ones."""
+        """Messages, bytes, seconds by the outermost protocol, the slowest first; `by_protocol` has the inner ones."""
         whole: dict[str, dict[str, float]] = {}
         for path, row in self.by_protocol().items():
             total = whole.setdefault(path.partition("/")[0], dict.fromkeys(row, 0.0))
