@@ -11,7 +11,7 @@ import torch
 
 from ..backend import RaisedFlags
 from ..errors import ArgumentError, UnsupportedOpError
-from ..tensor import SharedTensor
+from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
 
 
@@ -66,6 +66,9 @@ MANY = 64
 class Cell:
     """The content of a tensor and of all tensors that share its memory; an operation in place changes it for all.
 
+    The content of a frozen weight is a PrivateTensor, which one party has; rows that take one are in `OWN_OPERANDS`
+    (`operations.py`), and any other row gets it in shares.
+
     Attributes:
         gradient: whether a backward pass computed it.
         reusable: values that rows computed from the content, for other rows.
@@ -77,19 +80,25 @@ class Cell:
     """
 
     def __init__(
-        self, content: SharedTensor | None, gradient: bool = False, base: Cell | None = None, pool: Pool | None = None,
-        pending: torch.Tensor | None = None,
+        self, content: SharedTensor | PrivateTensor | None, gradient: bool = False, base: Cell | None = None,
+        pool: Pool | None = None, pending: torch.Tensor | None = None,
     ):  # fmt: skip
-        self._content, self.gradient, self.version, self.pending = content, gradient, 0, pending
+        self._content: Any = content
+        self.gradient, self.version, self.pending = gradient, 0, pending
         self.place: tuple[Any, int] | None = None
-        flags = () if content is None else content.flags
+        flags = content.flags if isinstance(content, SharedTensor) else ()
         self.pool = pool or (Pool(flags, one_way=True) if base is None else base.pool)
         self.reusable: dict[str, Any] = {}
         self.base = None if base is None else (base, base.version)
         self.deferred: DeferredResult | None = None
 
     @property
-    def content(self) -> SharedTensor:
+    def own(self) -> bool:
+        """Whether one party has the content, and nobody shares of it: a frozen weight, or what its owner made of it."""
+        return isinstance(self._content, PrivateTensor)
+
+    @property
+    def content(self) -> Any:
         """The content, which a recorded step computes first.
 
         Raises:
@@ -136,13 +145,21 @@ class Cell:
         """Change the content in place; the new content depends on the flags of this pool."""
         if self.base is not None:
             raise UnsupportedOpError("a view of a shared tensor cannot be changed in place; write it out of place")
+        if self.own:
+            raise UnsupportedOpError(FROZEN)
         self.set_content(content, pool)
         self.version += 1
 
-    def set_content(self, content: SharedTensor, pool: Pool) -> None:
+    def set_content(self, content: SharedTensor | PrivateTensor, pool: Pool) -> None:
         """Set the content, which depends on the flags of this pool."""
         self._content, self.pending, self.reusable, self.deferred = content, None, {}, None
         self.pool = Pool(pool.flags, one_way=True)
+
+
+FROZEN = (
+    "a frozen weight is its owner's alone and does not change; to train it or to write into it, share the model with "
+    "requires_grad=True for it, and leave it out of frozen="
+)
 
 
 class ReusableResult:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, check_fits, planes
-from ..tensor import SharedTensor
-from ..tensor.shared import mask_beyond_range
+from ..tensor import PrivateTensor, SharedTensor
+from ..tensor.shared import infinite_of, mask_beyond_range
 from ..tensor.table import Context
 from . import operations
 from .autograd_values import (
@@ -64,6 +64,8 @@ def scale_by_number(context: Context, value: Any, number: Any) -> Any:
     if number == 1 or not isinstance(value, (Cell, SharedTensor)):
         return content(value) if number == 1 else value * number
     x = content(value)
+    if isinstance(x, PrivateTensor):
+        return x * number
     return times(context, x, number, kept_bits(context, x), wide=True)
 
 
@@ -92,9 +94,11 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 @row("mul", aten.mul.Tensor, aten.mul.Scalar)
 def mul(context: Context, x: Any, y: Any) -> Any:
     x, y = (x, y) if isinstance(x, Cell) else (y, x)
+    if any(isinstance(v, Cell) and v.own for v in (x, y)):
+        return torch.mul(operand(context, x), operand(context, y))
     number = plain_number(y)
     masks = number is not None and mask_beyond_range(context.scheme, number) is not None
-    if masks or any(isinstance(v, Cell) and v.deferred is None and v.content.infinite for v in (x, y)):
+    if masks or any(isinstance(v, Cell) and v.deferred is None and infinite_of(v.content) for v in (x, y)):
         return torch.mul(content(x), content(y) if number is None else number)
     form = y.form if isinstance(y, PublicInput) else weight_form(y) if type(y) is Tensor else None
     if form is not None and form.kind == "mask":

@@ -79,6 +79,8 @@ def as_gradient(context: Context, x: SharedTensor, bits: int | None = None) -> S
 def factor(context: Context, cell: Cell) -> SharedTensor:
     """A forward value as a factor of f fraction bits, computed once for all products."""
     x = cell.content  # raises for a view of a tensor that has changed since
+    if cell.own:
+        return x
     if "factor" not in cell.reusable:
         cell.reusable["factor"] = x if x.scale_bits <= context.frac_bits else as_factor(context, x, 0)
     return cell.reusable["factor"]

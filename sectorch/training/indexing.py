@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..tensor import SharedTensor
+from ..tensor import SecretTensor, SharedTensor
 from ..tensor.table import MASKED_SELECT, ON_META, READS_CONTENT, Context
 from .autograd_values import Cell
 from .elementwise import constant, content
@@ -262,7 +262,7 @@ def _view(func: Callable) -> Callable:
         run = lambda v: func(v, *args, **kwargs)
         base = x if x.base is None else x.base[0]
         result = run(x.content)
-        if not isinstance(result, SharedTensor):
+        if not isinstance(result, SecretTensor):
             return [_cell(v, x, base) for v in result]
         cell = _cell(result, x, base)
         for key, value in x.reusable.items():
@@ -275,7 +275,7 @@ def _view(func: Callable) -> Callable:
     return viewed
 
 
-def _cell(value: SharedTensor, x: Cell, base: Cell) -> Cell:
+def _cell(value: Any, x: Cell, base: Cell) -> Cell:
     """The cell of a view of x. A gradient has its own, since torch may keep it as `grad` and change it in place."""
     return Cell(value, True, pool=x.pool) if x.gradient else Cell(value, base=base)
 

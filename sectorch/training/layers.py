@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch import Tensor
 from ..backend import RaisedFlags
 from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, as_factor, check_fits, limit_at, round_scale
-from ..ops.linear import bilinear
+from ..ops.linear import bilinear, sum_of_all
 from ..ops.pooling import pooling_windows as cut
 from ..ring import products
-from ..tensor import SharedTensor
+from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
 from .autograd_values import Cell, Pool, ReusableResult
 from .elementwise import content, kept_bits, scale_by_number, towards
@@ -37,17 +38,21 @@ from .tensor import FUNCTIONS
 row = GRADIENTS.implements
 
 
-def sum_of_products(context: Context, product: Any, x: Any, y: Any, terms: int) -> SharedTensor:
-    """product(x, y), where each output is a sum of `terms` products."""
+def sum_of_products(
+    context: Context, product: Any, x: Any, y: Any, terms: int, sums: Callable[[Tensor], Tensor] = sum_of_all
+) -> SharedTensor:
+    """product(x, y), where each output is a sum of `terms` products; `sums` of a y that one party owns."""
     left, right = operand(context, x, terms), operand(context, y, terms)
-    bound = lambda w: w.sum().expand(1)
-    return bilinear(context, product, left, right, terms, (bound, bound))
+    return bilinear(context, product, left, right, terms, (sum_of_all, sums))
 
 
 @row("mm", aten.mm.default, aten.bmm.default, note="1 round for two secrets")
 def mm(context: Context, x: Any, y: Any) -> SharedTensor:
     terms = content(x).shape[-1]
-    return torch.matmul(operand(context, x, terms), operand(context, y, terms))
+    left, right = operand(context, x, terms), operand(context, y, terms)
+    if isinstance(right, PrivateTensor) and isinstance(left, SharedTensor) and right.dim() == 2:
+        return F.linear(left, torch.t(right))  # whose product may keep the weight in a form that is faster
+    return torch.matmul(left, right)
 
 
 @row("addmm", aten.addmm.default, note="1 round for two secrets")
@@ -232,6 +237,16 @@ def _weight_gradient(shape: Any, how: tuple, g: Tensor, x: Tensor) -> Tensor:
     return products.matmul(gradients, rows.t().contiguous()).view(g.shape[1], *shape[1:])
 
 
+@dataclass(frozen=True)
+class _SumsOfInputs:
+    """`Sums` of a convolution's weight in the gradient of its input: for each input channel, over outputs and taps."""
+
+    groups: int
+
+    def __call__(self, w: Tensor) -> Tensor:
+        return torch.stack([part.transpose(0, 1).flatten(1).sum(1) for part in w.chunk(self.groups)])
+
+
 def _in_groups(product: Callable, groups: int, shape: Any, how: tuple, flat: bool, dims: tuple) -> Callable:
     """A function that computes product(shape, how, a, b) for the channels of each group.
 
@@ -268,8 +283,9 @@ def convolution_backward(
     elif mask[0]:
         terms = math.prod(kernel) * shapes[1][0] // groups
         outs[0] = sum_of_products(
-            context, _in_groups(_input_gradient, groups, shapes[0], how, flat, (1, 0, 1)), g, weight, terms
-        )
+            context, _in_groups(_input_gradient, groups, shapes[0], how, flat, (1, 0, 1)), g, weight, terms,
+            _SumsOfInputs(groups),
+        )  # fmt: skip
     if mask[1]:
         above, below = (x, g) if transposed else (g, x)
         positions = math.prod(content(above).shape[2:]) * content(above).shape[0]
@@ -490,7 +506,11 @@ def _of_channels(x: SharedTensor, like: SharedTensor) -> SharedTensor:
 def batch_norm(
     context: Context, x: Cell, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple:
-    """The running statistics are changed in place, as torch's are."""
+    """The running statistics are changed in place, as torch's are.
+
+    Raises:
+        ArgumentError: in training, statistics that everybody or one party would know.
+    """
     if not training:
         statistics = [content(v) for v in (mean, var, weight, bias)]
         y = F.batch_norm(x.content, *statistics, False, momentum, eps)
@@ -502,6 +522,11 @@ def batch_norm(
     if isinstance(mean, Tensor):
         raise ArgumentError(
             "running statistics in plain would be known to all; make the module shared: sectorch.shared(m)"
+        )
+    if isinstance(mean, Cell) and mean.own:
+        raise ArgumentError(
+            "the running statistics of a frozen batch norm are its owner's and do not change; call .eval() on the "
+            "layer, or share the model while it is in training mode"
         )
     normal, centre, variance, inverse = _normalised(context, value, dims, eps)
     if isinstance(mean, Cell):
@@ -564,12 +589,17 @@ def batch_norm_backward(
     if training:
         inverse, normal = save_inverse.content, save_inverse.reusable["normal"]
     else:
-        inverse = torch.rsqrt(_secret(context, shape, var) + eps)
+        inverse, normal = torch.rsqrt(_secret(context, shape, var) + eps), None
+    if not training and mask[1]:
         centred = shape - _of_channels(_secret(context, shape, mean), shape)
         normal = as_factor(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
     total = torch.sum(value, dims)
-    along = _dot_normal(context, value, normal, dims) if training else torch.mul(value, normal).sum(dims)
-    step = as_factor(context, inverse if scale is None else torch.mul(inverse, scale), 0)
+    if training:
+        along = _dot_normal(context, value, normal, dims)
+    else:
+        along = torch.mul(value, normal).sum(dims) if mask[1] else None
+    step = inverse if scale is None else torch.mul(inverse, scale)
+    step = step if isinstance(step, PrivateTensor) else as_factor(context, step, 0)
     inner = as_gradient(context, g.content)
     if training:
         inner = _inner(context, inner, normal, _of_channels(total, shape), _of_channels(along, shape), n)

@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from ..backend import RaisedFlags
 from ..errors import ShapeError
+from ..ops.common import shared_operand
 from ..ops.infinity import hold_to_numbers
 from ..ring import encode
-from ..tensor import SharedTensor
+from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.shared import infinite_of
 from ..tensor.table import Context, OpRow, OpTable
 from .autograd_values import MANY, VARYING, Cell, DeferredResult, Pool, PublicInput, ReusableResult, floats_form
@@ -99,12 +100,38 @@ def take_targets(context: Context, key: Any, args: tuple) -> tuple:
     ways = PUBLIC_OPERANDS.get(key)
     if ways is None:
         return args
-    beside = max([context.frac_bits, *(x.content.scale_bits for x in args if isinstance(x, Cell))])
+    shared = [x.content for x in args if isinstance(x, Cell) and not x.own]
+    beside = max([context.frac_bits, *(x.scale_bits for x in shared)])
     bits = {TARGET: context.frac_bits, BESIDE: beside}
     return tuple(
         Cell(as_target_shares(context, v, bits[ways[i]])) if i in ways and is_public_floats(v) else v
         for i, v in enumerate(args)
     )
+
+
+# Frozen weights: operands that one party owns (`sectorch.shared(frozen=)`).
+
+
+OWN_OPERANDS: dict[Any, frozenset[int]] = {
+    key: frozenset(places)
+    for key, places in (
+        (aten.mm.default, (0, 1)), (aten.bmm.default, (0, 1)), (aten.addmm.default, (0, 1, 2)),
+        (aten.add.Tensor, (0, 1)), (aten.sub.Tensor, (0, 1)), (aten.mul.Tensor, (0, 1)),
+        (aten.convolution.default, (1, 2)), (aten.convolution_backward.default, (2,)),
+        (aten.native_batch_norm.default, (1, 2, 3, 4)), (aten.native_batch_norm_backward.default, (2, 3, 4)),
+        (aten.native_layer_norm.default, (2, 3)), (aten.native_layer_norm_backward.default, (5, 6)),
+        (aten.native_group_norm.default, (1, 2)), (aten.native_group_norm_backward.default, (5,)),
+        (aten.embedding.default, (0,)), (aten.clone.default, (0,)), (aten._to_copy.default, (0,)),
+    )
+}  # fmt: skip
+"""For each operator, the positions at which its row takes a PrivateTensor: a product with it costs one message from S
+to its owner, and a sum none. At any other place it becomes shares, its owner's half the whole, without a message."""
+
+
+def in_shares(context: Context, value: Any) -> Any:
+    """An argument with shares in place of frozen weights. No message."""
+    shares = lambda x: Cell(shared_operand(context, x.content, x.content.weight_bits))
+    return pytree.tree_map(lambda x: shares(x) if isinstance(x, Cell) and x.own else x, value)
 
 
 GRADIENTS = OpTable(
@@ -179,8 +206,11 @@ def compute_operation(context: Context, op: Operation) -> Any:
         return handler(context, *op.args, **op.kwargs)
     with context.session.operation(context.party) as net:
         before = len(net.state(RaisedFlags))
-        args = op.args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), op.args)
-        result = handler(context, *take_targets(context, op.key, args), **op.kwargs)
+        own = OWN_OPERANDS.get(op.key, ())
+        args = tuple(v if i in own else in_shares(context, v) for i, v in enumerate(op.args))
+        args = args if op.row.name in WITH_STAND_INS else pytree.tree_map(partial(_numbers, op), args)
+        kwargs = in_shares(context, op.kwargs)
+        result = handler(context, *take_targets(context, op.key, args), **kwargs)
         if op.target is not None and isinstance(result, DeferredResult):
             result = result.content()
         if op.target is not None and isinstance(result, (SharedTensor, ReusableResult)):
@@ -213,6 +243,8 @@ def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
         made = _cell(op, y.content, meta, pool)
         made.reusable.update(y.reusable)
         return made
+    if isinstance(y, PrivateTensor):
+        return Cell(y)
     if not isinstance(y, SharedTensor):
         return y
     if y.shares.shape != meta.shape:

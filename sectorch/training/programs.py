@@ -20,16 +20,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree as pytree
 
+from ..choreography import Party, Phase
 from ..choreography.ledger import Observer, sole_observer
+from ..choreography.located import compute, run_in
 from ..choreography.program.trace import Program, ProgramTracer, garbage_collection_paused
 from ..errors import ArgumentError
 from ..nn.inputs import RetainedTensor, SharedInputSpec
 from ..session import Session, default_session
-from ..tensor import SharedTensor
+from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.secret import dtype_of
 from ..tensor.table import Context, OpRow
 from .autograd_values import VARYING, Cell, InputSource, Pool, PublicForm, PublicInput, Publics
-from .operations import WRITES, Operation, compute_operation
+from .operations import WRITES, Operation, compute_operation, in_shares
 
 # The record of a step: operators on cells whose contents are computed when the step runs.
 
@@ -177,7 +179,9 @@ class Recording:
         return cell
 
     def _mark_written(self, cell: Cell) -> None:
-        """Note that the step writes the cell's content."""
+        """Note that the step writes the cell's content. A frozen weight's row refuses to."""
+        if cell.own:
+            return
         self._number(cell)
         if cell.pending is None:
             cell.pending = cell.shape
@@ -264,6 +268,72 @@ MOST_NOT_RUN_AGAIN = 16
 """After this many programs in a row that were not run again, no new program is traced."""
 
 
+class OwnWeights:
+    """The frozen weights in the programs of one party's steps, each masked once a session for all of them.
+
+    The programs are traced in one session without parties and have its setup in common, where each weight is an input
+    of its owner's. Stand-ins are the weights of that session.
+    """
+
+    def __init__(self, session: Session, party: Party):
+        self.session, self._party = session.on_shapes(), party
+        setup = self.session.setup(party)
+        self.setup = setup.tracing = ProgramTracer(setup.call)
+        self._pairs: dict[str, tuple[PrivateTensor, PrivateTensor]] = {}
+        """The weights and their stand-ins by name, in the order in which steps first took them."""
+        self._names: dict[int, str] = {}
+        self._brought: dict[str, PrivateTensor] = {}
+
+    def name(self, x: PrivateTensor) -> str:
+        """The name of a weight, or of what its owner made of weights."""
+        if id(x.value) not in self._names:
+            name, dtype = f"own {len(self._pairs)}", x.on_meta().dtype
+            meta = torch.empty(x.value.shape, dtype=x.value.dtype, device="meta")
+            value = self.session.setup(self._party).own(self._party, meta, Phase.SETUP, name)
+            made = PrivateTensor(value, self.session, self._party, x.scheme, dtype, x.label)
+            made.lasting, made.streamed, made.is_inverse = True, x.streamed, x.is_inverse
+            self._brought[name] = x
+            self._pair(name, x, made)
+        return self._names[id(x.value)]
+
+    def _pair(self, name: str, x: PrivateTensor, stand_in: PrivateTensor) -> None:
+        self._pairs[name] = x, stand_in
+        self._names |= {id(x.value): name, id(stand_in.value): name}
+
+    def stand_in(self, x: PrivateTensor) -> PrivateTensor:
+        """The weight in the session without parties."""
+        return self._pairs[self.name(x)][1]
+
+    def weight(self, stand_in: PrivateTensor) -> PrivateTensor | None:
+        """The weight, or the view of one, of which this is the stand-in; None for what its owner computed otherwise."""
+        if id(stand_in.value) not in self._names:
+            parent, view = stand_in.origin or (None, None)
+            x = None if parent is None else self.weight(parent)
+            if x is None or view is None:
+                return None
+            with run_in(x.session.setup(x.party)):
+                value = compute(view, x.value)
+            made = PrivateTensor(value, x.session, x.party, x.scheme, stand_in.on_meta().dtype, x.label)
+            made.origin, made.lasting = (x, view), True
+            self._pair(f"own {len(self._pairs)}", made, stand_in)
+        return self._pairs[self._names[id(stand_in.value)]][0]
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The contents by name, which are shapes where their owner is elsewhere."""
+        return {name: x.value._value for name, x in self._brought.items()}
+
+
+OWN: WeakKeyDictionary[Session, dict[Party, OwnWeights]] = WeakKeyDictionary()
+
+
+def own_weights(context: Context) -> OwnWeights:
+    """The frozen weights of a session's programs."""
+    of_party = OWN.setdefault(context.session, {})
+    if context.party not in of_party:
+        of_party[context.party] = OwnWeights(context.session, context.party)
+    return of_party[context.party]
+
+
 @dataclass(frozen=True)
 class TracedStep:
     """A step's program.
@@ -271,11 +341,13 @@ class TracedStep:
     Attributes:
         results: the numbers of the cells that it computes.
         publics: the sources of its public inputs, by name.
+        weights: frozen weights and views of them among the results.
     """
 
     program: Program
     results: frozenset[int]
     publics: Mapping[str, InputSource]
+    weights: Mapping[int, PrivateTensor]
 
 
 class Programs:
@@ -408,7 +480,9 @@ def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
 def _first_with_shares(recording: Recording) -> dict[int, int]:
     """For each cell from before the step, the number of the first cell with the same shares."""
     first: dict[int, int] = {}
-    return {n: first.setdefault(id(before.content.shares), n) for n, (_, before) in recording.existing.items()}
+    contents = {n: before.content for n, (_, before) in recording.existing.items()}
+    same = lambda x: id(x.value if isinstance(x, PrivateTensor) else x.shares)
+    return {n: first.setdefault(same(x), n) for n, x in contents.items()}
 
 
 def _key(recording: Recording, groups: dict[int, int]) -> Any:
@@ -416,6 +490,9 @@ def _key(recording: Recording, groups: dict[int, int]) -> Any:
     forms = []
     for number, (_, before) in recording.existing.items():
         x = before.content
+        if isinstance(x, PrivateTensor):
+            forms.append((number, own_weights(context).name(x)))
+            continue
         facts = x.shares.shape, dtype_of(x), SharedInputSpec.of(x)
         forms.append((number, *facts, before.gradient, groups.get(number), first_with[number]))
     return context.party, context.scheme, tuple(forms), repr(recording.operations)
@@ -468,10 +545,14 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
         Publics(),
         _first_with_shares(recording),
     )
+    base = None
+    if any(isinstance(before.content, PrivateTensor) for _, before in recording.existing.values()):
+        base = own_weights(recording.context)
     with garbage_collection_paused(), sole_observer(Observer()):
         # The setup is traced too, since the call's draws and messages depend on its values.
-        shapes = session.on_shapes()
-        setup = shapes.setup(party).tracing = ProgramTracer(shapes.setup(party).call, alone=True)
+        shapes = session.on_shapes() if base is None else base.session
+        setup = ProgramTracer(shapes.setup(party).call, alone=True) if base is None else base.setup
+        shapes.setup(party).tracing = setup
         with shapes.call(party) as net:
             net.tracing = ProgramTracer(net.call, setup)
             backend = shapes.backend(net, scheme)
@@ -479,6 +560,9 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
             flags = {g: backend.import_shares(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
             cells: dict[int, Cell] = {}
             for number, (_, before) in recording.existing.items():
+                if base is not None and isinstance(before.content, PrivateTensor):
+                    cells[number] = Cell(base.stand_in(before.content))
+                    continue
                 first, x, meta = first_with[number], before.content, before.content.on_meta()
                 content = (
                     SharedInputSpec.of(x).traced_input(f"cell {number}", meta, shapes, party, scheme)
@@ -489,8 +573,13 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
                 cells[number] = Cell(content, before.gradient, pool=Pool(own, one_way=True))
             varying = [PublicInput(publics, slot, form) for slot, form in enumerate(recording.forms)]
             run_operations(Context(shapes, party, scheme), recording.operations, cells, varying)
-            program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))
-    return TracedStep(program, wanted, publics.inputs)
+            dry, weights = Context(shapes, party, scheme), dict[int, PrivateTensor]()
+            for number in sorted(wanted):
+                found = base.weight(cells[number].content) if base is not None and cells[number].own else None
+                weights |= {} if found is None else {number: found}
+                cells[number] = cells[number] if found is not None else in_shares(dry, cells[number])
+            program = net.tracing.program(_results(dry, cells, wanted - set(weights)))
+    return TracedStep(program, wanted, publics.inputs, weights)
 
 
 def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
@@ -526,8 +615,10 @@ def _run_program(traced: TracedStep, recording: Recording, flags: list[Any]) -> 
     context = recording.context
     session, party, scheme = context.session, context.party, context.scheme
     backend = session.backend(session.setup(party), scheme)
-    inputs: dict[str, torch.Tensor] = {}
+    inputs = own_weights(context).inputs() if party in OWN.get(session, {}) else {}
     for number, (_, before) in recording.existing.items():
+        if isinstance(before.content, PrivateTensor):
+            continue
         inputs |= backend.named_shares(f"cell {number}", before.content.shares)
     for number, word in enumerate(flags):
         inputs |= backend.named_shares(f"flag {number}", word)
@@ -537,6 +628,9 @@ def _run_program(traced: TracedStep, recording: Recording, flags: list[Any]) -> 
     joined = [backend.import_shares("flag", halves) for halves in halves_of_flags]
     tensor = lambda y: y.spec.tensor(backend.import_shares("result", y.halves), session, party, scheme, y.dtype)
     for number, cell in recording.live_cells.items():
+        if number in traced.weights:
+            cell.set_content(traced.weights[number], Pool())
+            continue
         content, gradient, lasting = contents[number]
         cell.set_content(tensor(content), Pool(() if group_of[number] is None else (joined[group_of[number]],)))
         cell.gradient, cell.reusable = gradient, {k: tensor(v) for k, v in lasting.items()}

@@ -12,7 +12,7 @@ import copy
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,8 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..choreography import Party
 from ..config import scheme_of
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
-from ..nn.weights import refuse_scattered
-from ..session import Session
+from ..nn.weights import device_of, is_large, is_normalising, private_weight, refuse_scattered
+from ..session import Session, default_session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, share_tensor
 from ..tensor.compile_mode import as_plain
 from ..tensor.dispatch import METADATA, SECRETS
@@ -38,9 +38,9 @@ from ..tensor.table import (
     result_on_meta,
     spell,
 )
-from .autograd_values import Cell
+from .autograd_values import FROZEN, Cell
 from .fixed_point import parameter_bits
-from .operations import GRADIENTS, Operation, compute_operation
+from .operations import GRADIENTS, Operation, compute_operation, in_shares
 from .programs import current_recording
 
 FUNCTIONS: dict[Any, Callable] = {}
@@ -55,6 +55,8 @@ REFUSED: dict[Any, str] = {}
 
 WITHOUT_ROW: list[Callable] = []
 """A function that registers a row for an operator without one, or gives its composition of other operators, or None."""
+
+_FOLLOWS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # pyright: ignore[reportAttributeAccessIssue]
 
 _SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 
@@ -117,12 +119,24 @@ class DifferentiableTensor(SecretTensor):
         """The same secret as a SharedTensor, which autograd does not follow."""
         x = self.cell.content
         context = Context(x.session, x.party, x.scheme)
+        if self.cell.own:
+            with x.session.operation(x.party):
+                return in_shares(context, self.cell).content
         with x.session.operation(x.party):
             flags = self.cell.pool.joint_flags(context)
         return x.with_flags(flags)
 
     def reveal(self, to: Any = None) -> torch.Tensor:
-        """The plain tensor, which Q learns, or the parties named, and nobody else; see `SharedTensor.reveal`."""
+        """The plain tensor, which Q learns, or the parties named, and nobody else; see `SharedTensor.reveal`.
+
+        Raises:
+            ArgumentError: a frozen weight, to anybody but its owner, who has it.
+        """
+        if self.cell.own and self.session.parties_named(to, self.party) != [self.party]:
+            raise ArgumentError(
+                f"a frozen weight is {self.party.name}'s own and is revealed to nobody else; reveal the parameters "
+                f"that are trained: those with p.requires_grad"
+            )
         plain = self.as_shared().reveal(to)
         if self.requires_grad and self.is_leaf:
             REVEALED[plain] = True
@@ -141,6 +155,8 @@ class DifferentiableTensor(SecretTensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in _FOLLOWS and args[0].cell.own and (args[1:] or (True,))[0]:
+            raise ArgumentError(FROZEN)
         args, kwargs = (
             pytree.tree_map(_as_differentiable, args),
             {name: pytree.tree_map(_as_differentiable, v) for name, v in kwargs.items()},
@@ -178,7 +194,7 @@ class DifferentiableTensor(SecretTensor):
         if not self.is_leaf:
             raise SecretAccessError("only leaves of a graph can be copied; take x.detach()")
         with torch.no_grad():
-            clone: Any = self.detach().clone()
+            clone: Any = self if self.cell.own else self.detach().clone()
         made: Any = DifferentiableTensor(clone.cell, self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             made = torch.nn.Parameter(made, self.requires_grad)
@@ -286,9 +302,17 @@ def _for_each_tensor(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     for i in range(len(args[0])):
         one = tuple(v[i] if of_lists else v for v, of_lists in zip(args, lists, strict=True))
         rest = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
+        if in_place and _is_average_of_itself(one):
+            continue
         result = function(*one, **rest)
         results.append(one[0].copy_(result) if in_place else result)
     return None if in_place else results
+
+
+def _is_average_of_itself(operands: Sequence[Any]) -> bool:
+    """Whether all operands of an operation in place are one frozen weight, as where a model's copies are averaged."""
+    cells = [v.cell for v in operands if isinstance(v, DifferentiableTensor)]
+    return len(cells) > 1 and all(cell.own and cell.content is cells[0].content for cell in cells)
 
 
 FOREACH: dict[str, Callable] = {
@@ -359,6 +383,10 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     backward = torch._C._current_graph_task_id() != -1 and any(x.cell.gradient for x in given)
     backward = backward or key is torch.ops.aten.ones_like.default
     args, kwargs = pytree.tree_map(lambda v: v.cell if isinstance(v, DifferentiableTensor) else v, (args, kwargs))
+    if target is not None and target.cell.own:
+        if _is_average_of_itself(given):
+            return target
+        raise UnsupportedOpError(f"{FROZEN} (at {line()})")
     parameter = target is not None and target.requires_grad and target.is_leaf
     into = None if target is None else target.cell
     op = Operation(key, row, args, kwargs, meta, into, parameter, backward, line())
@@ -373,18 +401,33 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def shared(
-    module: nn.Module, *, owner: Any = "Q", session: Session | None = None, party: Party | None = None,
-    scheme: Scheme | Literal["lan", "wan"] | None = None,
+    module: nn.Module, *, owner: Any = "Q", frozen: Iterable[str] | bool | None = None,
+    session: Session | None = None, party: Party | None = None, scheme: Scheme | Literal["lan", "wan"] | None = None,
 ) -> nn.Module:  # fmt: skip
     """Put a module's parameters and buffers in shares, in place, so that it can be trained like any other module.
+
+        base.requires_grad_(False)  # A's model, with a new last layer; only A's process has its weights
+        base.classifier = nn.Linear(768, 2)
+        model = sectorch.shared(base, owner="A", session=session)
+
+    Frozen parameters of the answering party (`requires_grad=False` with `owner="A"`) are not shared: they stay its
+    secret, masked once a session, as in inference. A product with one, forward or backward, costs one message of 8
+    bytes an element of the other factor, and a sum none. Its owner learns nothing of the data by it, and the data's
+    owners learn nothing of the weights. A gradient flows through them to what is trained. The buffers of such a model
+    are frozen as well, but for the running statistics of a batch norm in training mode. Frozen parameters of another
+    owner are shares that no optimiser changes.
 
     Args:
         module: the module. Its owner knows the initial values; after a step nobody knows the parameters.
         owner: the party that knows the initial values: "Q", "A" or "S".
+        frozen: names of parameters, or of layers with all of theirs, that get `requires_grad=False`; True for all.
         session, party, scheme: as of `sectorch.share`.
 
+    No message, but for 8 bytes a parameter of Q's to S, and of a frozen one from A to S when it is first used.
+
     Raises:
-        ArgumentError: no module, a DataParallel, or one that is shared already; under `torch.inference_mode`.
+        ArgumentError: no module, a DataParallel, or one that is shared already; under `torch.inference_mode`; a name
+            that the module does not have, or `frozen` for another owner than an answering party.
         UnsupportedOpError: a lazy module that has not been run.
         FixedPointRangeError, NonFiniteError, DtypeError: a parameter that cannot be shared; nothing was changed.
     """
@@ -398,21 +441,28 @@ def shared(
             raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
     scheme = scheme_of("shared", scheme)
     limit = 2.0 ** parameter_bits(scheme)
+    session = session or default_session(device_of(module))
+    party = session.answering_party(party)
+    (holder,) = session.parties_named(owner, party)
+    named = _frozen_parameters(module, frozen, holder, party)
+    own = _own_tensors(module, named) if holder == party else {}
     # By identity, so that a parameter that two layers have stays one tensor.
     made: dict[int, Any] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, DifferentiableTensor):
             raise ArgumentError(f"{name} is in shares already")
-        if tensor.is_floating_point():
+        if id(tensor) in own:
+            made[id(tensor)] = DifferentiableTensor(Cell(_own_weight(own, tensor, session, party, scheme, name)))
+        elif tensor.is_floating_point():
             content = share_tensor(
                 tensor.detach(), owner=owner, session=session, party=party, scheme=scheme, name=name, limit=limit
             )
-            made[id(tensor)] = DifferentiableTensor(content, tensor.requires_grad)
+            made[id(tensor)] = DifferentiableTensor(content, tensor.requires_grad and id(tensor) not in named)
     for child in module.modules():
         for name, tensor in list(child._parameters.items()):
             if tensor is not None and id(tensor) in made:
                 if not isinstance(made[id(tensor)], nn.Parameter):
-                    made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+                    made[id(tensor)] = nn.Parameter(made[id(tensor)], made[id(tensor)].requires_grad)
                 child._parameters[name] = made[id(tensor)]
         for name, tensor in list(child._buffers.items()):
             if tensor is not None and id(tensor) in made:
@@ -421,6 +471,55 @@ def shared(
             child.register_forward_pre_hook(_before_forward)
             child.register_forward_hook(_after_forward, always_call=True)
     return module
+
+
+def _frozen_parameters(module: nn.Module, frozen: Any, holder: Party, party: Party) -> set[int]:
+    """The parameters without a gradient, by id: those with `requires_grad=False`, and those that are named.
+
+    Raises:
+        ArgumentError: a name that the module does not have; names, for another owner than the answering party.
+    """
+    if frozen is not None and holder != party:
+        raise ArgumentError(
+            f"frozen weights stay the secret of the answering party, {party.name}, and the owner is {holder.name}: "
+            f"give owner={party.name!r}, or leave frozen out and set requires_grad=False for parameters in shares"
+        )
+    names = [frozen] if isinstance(frozen, str) else [""] if frozen is True else list(frozen or ())
+    inside = dict.fromkeys(names, 0)
+    found = {id(p) for p in module.parameters() if not p.requires_grad}
+    for path, p in module.named_parameters(remove_duplicate=False):
+        for name in names:
+            if not name or path == name or path.startswith(f"{name}."):
+                inside[name] += 1
+                found.add(id(p))
+    missing = [name for name, count in inside.items() if not count]
+    if missing:
+        raise ArgumentError(f"frozen names {missing[0]!r}, and the module has no parameter or layer of this name")
+    return found
+
+
+def _own_tensors(module: nn.Module, frozen: set[int]) -> dict[int, torch.Tensor]:
+    """The frozen parameters and buffers of floating-point numbers, by id; no buffers where no parameter is frozen."""
+    own = {id(p): p for p in module.parameters() if id(p) in frozen and p.is_floating_point()}
+    for layer in module.modules() if own else ():
+        changing = is_normalising(layer) and layer.training
+        own |= {id(b): b for b in layer.buffers(recurse=False) if b.is_floating_point() and not changing}
+    return own
+
+
+def _own_weight(
+    own: dict[int, torch.Tensor], x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str
+) -> PrivateTensor:
+    """A frozen weight, masked when a product first takes it.
+
+    Raises:
+        NonFiniteError, FixedPointRangeError: at its owner, naming it.
+    """
+    value = x.detach() if session.present(party) else x.detach().to("meta")
+    session.agreement.note(party, "own", name, tuple(x.shape), x.dtype, str(scheme))
+    return private_weight(
+        value, session, party, scheme, f"weight '{name}'", x.dtype, statistic=False, large=is_large(own.values())
+    )
 
 
 _running = threading.local()
