@@ -75,6 +75,11 @@ class StateShares:
         if tensor.session is not self._session or tensor.party != self._party:
             raise ArgumentError("a state has shared tensors of another session than its checkpoints")
         trained = isinstance(tensor, DifferentiableTensor)
+        if isinstance(tensor, DifferentiableTensor) and tensor.cell.own:
+            raise ArgumentError(
+                "a state holds no frozen weight, which its owner has: save {k: p for k, p in model.named_parameters() "
+                "if p.requires_grad}, and load it by model.load_state_dict(state, strict=False)"
+            )
         x = tensor.as_shared() if trained else tensor
         with torch._C.DisableTorchFunctionSubclass():
             dtype = str(x.dtype).removeprefix("torch.")

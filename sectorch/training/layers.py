@@ -586,22 +586,22 @@ def batch_norm_backward(
     n, dims = shape.numel() // shape.shape[1], _all_but_channels(shape)
     value = operand(context, g, n)
     scale = None if weight is None else _secret(context, shape, weight)
+    total = torch.sum(value, dims)
+    inverse: Any
+    normal, along = None, None
     if training:
         inverse, normal = save_inverse.content, save_inverse.reusable["normal"]
-    else:
-        inverse, normal = torch.rsqrt(_secret(context, shape, var) + eps), None
-    if not training and mask[1]:
-        centred = shape - _of_channels(_secret(context, shape, mean), shape)
-        normal = as_factor(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
-    total = torch.sum(value, dims)
-    if training:
         along = _dot_normal(context, value, normal, dims)
     else:
-        along = torch.mul(value, normal).sum(dims) if mask[1] else None
-    step = inverse if scale is None else torch.mul(inverse, scale)
+        inverse = torch.rsqrt(_secret(context, shape, var) + eps)
+        if mask[1]:
+            centred = shape - _of_channels(_secret(context, shape, mean), shape)
+            normal = as_factor(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
+            along = torch.mul(value, normal).sum(dims)
+    step: Any = inverse if scale is None else torch.mul(inverse, scale)
     step = step if isinstance(step, PrivateTensor) else as_factor(context, step, 0)
     inner = as_gradient(context, g.content)
-    if training:
+    if training and normal is not None and along is not None:
         inner = _inner(context, inner, normal, _of_channels(total, shape), _of_channels(along, shape), n)
     return torch.mul(inner, _of_channels(step, shape)), along if mask[1] else None, total if mask[2] else None
 

@@ -500,7 +500,7 @@ def _frozen_parameters(module: nn.Module, frozen: Any, holder: Party, party: Par
 
 def _own_tensors(module: nn.Module, frozen: set[int]) -> dict[int, torch.Tensor]:
     """The frozen parameters and buffers of floating-point numbers, by id; no buffers where no parameter is frozen."""
-    own = {id(p): p for p in module.parameters() if id(p) in frozen and p.is_floating_point()}
+    own: dict[int, torch.Tensor] = {id(p): p for p in module.parameters() if id(p) in frozen and p.is_floating_point()}
     for layer in module.modules() if own else ():
         changing = is_normalising(layer) and layer.training
         own |= {id(b): b for b in layer.buffers(recurse=False) if b.is_floating_point() and not changing}
