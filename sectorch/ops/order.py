@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +20,17 @@ Pair = tuple[Value, Value]
 
 def _exchange(backend: Backend, x: Pair, y: Pair) -> tuple[Value, Value, Value, Value]:
     """x and y, ordered: the larger value first. One comparison, both differences selected."""
-    values, places = (a - b for a, b in zip(x, y, strict=True))
-    value, place = backend.where_positive(values, (values, places))
-    first = y[0] + value, y[1] + place
-    second = x[0] - value, x[1] - place
+    first, second = _exchange_rows(backend, x, y)
     return *first, *second
+
+
+def _exchange_rows(backend: Backend, x: Sequence[Value], y: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    """Two sets of rows, ordered by their first columns: the larger key first. One comparison, each difference selected."""
+    differences = [a - b for a, b in zip(x, y, strict=True)]
+    chosen = backend.where_positive(differences[0], differences)
+    first = [b + d for b, d in zip(y, chosen, strict=True)]
+    second = [a - d for a, d in zip(x, chosen, strict=True)]
+    return first, second
 
 
 def _positions(v: torch.Tensor, step: int) -> torch.Tensor:
@@ -90,15 +97,22 @@ def with_indices(
 
 
 def _sort(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
-    """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
+    """Values and positions in order along dim (moved first)."""
     backend = context.backend
     values = backend.each(torch.movedim, x.shares if descending else -x.shares, dim, 0)
-    count = values.shape[0]
+    values, places = _falling(backend, values, [backend.affine(_positions, values, 1)])
+    return (values if descending else -values), places
+
+
+def _falling(backend: Backend, keys: Value, others: Sequence[Value]) -> list[Value]:
+    """Keys in falling order along the first dimension, and other columns with them, all of one shape: a bitonic
+    network, padded to a power of two."""
+    count = keys.shape[0]
     size = 1 << max(0, count - 1).bit_length()
-    places = backend.affine(_positions, values, 1)
+    columns = [keys, *others]
     if size > count:
-        values = backend.affine(_pad_to, values, -(1 << 62), size)
-        places = backend.affine(_pad_to, places, 0, size)
+        pads = (-(1 << 62), *[0] * len(others))
+        columns = [backend.affine(_pad_to, v, pad, size) for v, pad in zip(columns, pads, strict=True)]
     block = 2
     # Blocks of twice the size are merged in each round, those with bit `block` of the position clear falling: in the
     # last round all of them. So the largest value comes first, and what pads, below every value in range, last.
@@ -110,16 +124,32 @@ def _sort(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair
             lower = upper + step
             falling = (upper & block) == 0
             first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
-            x_pair = tuple(v[first] for v in (values, places))
-            y_pair = tuple(v[second] for v in (values, places))
-            big, big_at, small, small_at = _exchange(backend, x_pair, y_pair)
+            large, small = _exchange_rows(backend, [v[first] for v in columns], [v[second] for v in columns])
             order = torch.argsort(torch.cat((first, second)))
-            values = backend.each(_reorder, big, small, order)
-            places = backend.each(_reorder, big_at, small_at, order)
+            columns = [backend.each(_reorder, x, y, order) for x, y in zip(large, small, strict=True)]
             step //= 2
         block *= 2
-    values, places = (v[:count] for v in (values, places))
-    return (values if descending else -values), places
+    return [v[:count] for v in columns]
+
+
+def sort_rows(keys: SharedTensor, *others: SharedTensor) -> tuple[SharedTensor, ...]:
+    """Keys in falling order along the first dimension, and other columns in the same order; nobody learns the order.
+
+    Args:
+        keys: [n, ...], below 2^61 as ring elements.
+        others: of the keys' shape, session, party and scheme. Rows of equal keys may come in any order.
+
+    Rounds and bytes as of `torch.sort`; each further column takes one selection more an exchange. Exact.
+    """
+    context = Context(keys.session, keys.party, keys.scheme)
+    with keys.session.operation(keys.party):
+        columns = _falling(context.backend, keys.shares, [x.shares for x in others])
+    flags = tuple(dict.fromkeys(flag for x in (keys, *others) for flag in x.flags))
+    made = []
+    for x, shares in zip((keys, *others), columns, strict=True):
+        made.append(x.like(shares, bound=x.bound).with_flags(flags))
+        made[-1].whole_bits = x.whole_bits
+    return tuple(made)
 
 
 def _sort_stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
