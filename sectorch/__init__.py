@@ -38,7 +38,7 @@ with interruptible(is_command()):
 if TYPE_CHECKING:
     from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
-    from .tables import Column, Table, owned
+    from .tables import Column, Table, evaluate, owned
 
 __all__ = [
     "Checkpoints",
@@ -68,6 +68,7 @@ __all__ = [
     "encrypt",
     "errors",
     "estimators",
+    "evaluate",
     "explain",
     "federated",
     "fitted_models",
@@ -99,7 +100,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "tables", "testing")
-_OF_TABLES = ("Column", "Table", "owned")
+_OF_TABLES = ("Column", "Table", "evaluate", "owned")
 _ON_DEMAND = {"encrypt": ".ckks"} | dict.fromkeys(_OF_TABLES, ".tables") | {name: f".{name}" for name in _LATER}
 """Names whose modules bring much with them (SEAL, numba, scipy, pandas): loaded when they are asked for."""
 

@@ -20,12 +20,12 @@ Pair = tuple[Value, Value]
 
 def _exchange(backend: Backend, x: Pair, y: Pair) -> tuple[Value, Value, Value, Value]:
     """x and y, ordered: the larger value first. One comparison, both differences selected."""
-    first, second = _exchange_rows(backend, x, y)
-    return *first, *second
+    (a, b), (c, d) = _exchange_rows(backend, x, y)
+    return a, b, c, d
 
 
 def _exchange_rows(backend: Backend, x: Sequence[Value], y: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Two sets of rows, ordered by their first columns: the larger key first. One comparison, each difference selected."""
+    """Rows in order of their first columns: the larger key first. One comparison, and a selection for each column."""
     differences = [a - b for a, b in zip(x, y, strict=True)]
     chosen = backend.where_positive(differences[0], differences)
     first = [b + d for b, d in zip(y, chosen, strict=True)]

@@ -8,6 +8,7 @@ See docs/tables.md.
 
 from __future__ import annotations
 
+from .evaluation import evaluate
 from .statistics import Axis, LabelledResult, Statistic
 from .table import Column, OwnedTable, Table, owned
 
@@ -18,5 +19,6 @@ __all__ = [
     "OwnedTable",
     "Statistic",
     "Table",
+    "evaluate",
     "owned",
 ]

@@ -181,6 +181,7 @@ class Statistic:
         defined: 1 where there is a value, 0 where there is none (the mean of no row); None if there is one everywhere.
         row_bound: the most by which one row's content can change one value, where that is known: 1 for a count, the
             column's limit for a sum; the sensitivity of differential privacy.
+        source: what it was computed of beside tables, such as a model's version; public, for a release's receipt.
     """
 
     values: SharedTensor
@@ -189,6 +190,7 @@ class Statistic:
     kind: str = "statistic"
     defined: SharedTensor | None = None
     row_bound: float | None = None
+    source: str = ""
 
     def __post_init__(self):
         wanted = tuple(len(axis.labels) for axis in self.axes)
