@@ -192,6 +192,16 @@ class Backend(Protocol):
     def linear(self, product: Callable, x: Any, weight: Any) -> Any:
         """Compute product(x, weight, form) for a map that is linear in both; `form` as in `ring/products.py`."""
 
+    def bin_matrix(self, codes: Located, owner: Any, bins: int) -> Any:
+        """Return one party's bin numbers (uint8, [rows, features]) as an operand of `by_bins`, for the whole call."""
+
+    def by_bins(self, product: Callable, x: Any, matrix: Any) -> Any:
+        """Compute `BinSums` or `BinChoices` (`mpc/star/bins.py`) of a value and a matrix of bins.
+
+        Args:
+            matrix: of `bin_matrix`, or a value [rows, features x (bins - 1)].
+        """
+
     def multiply(self, product: Callable, x: Any, y: Any) -> Any:
         """Compute product(x, y) for a map that is linear in both."""
 

@@ -136,6 +136,12 @@ class Plain(Backend):
             weight.forms[kind] = form.prepare(weight.value)
         return form(x, weight.value, weight.forms[kind])
 
+    def bin_matrix(self, codes: Located, owner: Any, bins: int) -> T:
+        return self.net.read(codes, owner)
+
+    def by_bins(self, product: Callable, x: T, matrix: T) -> T:
+        return product(x, matrix)
+
     def multiply(self, product: Callable, x: T, y: T) -> T:
         return product(x, y)
 

@@ -407,6 +407,10 @@ class OwnedTable:
     def __repr__(self) -> str:
         return f"OwnedTable({self.owner}: {_described(self._rows, self.schema)})"
 
+    def content(self, name: str) -> np.ndarray | None:
+        """A column's values as they are shared, codes of categories; None at other parties."""
+        return None if self._content is None else self._content[name][0]
+
     def values(self, name: str) -> np.ndarray | None:
         """A column of the owner's frame as a numpy array, whether it is shared or not; None at other parties.
 

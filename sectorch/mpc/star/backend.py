@@ -22,6 +22,7 @@ from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
+from .bins import BinChoices, BinMatrix, BinSums, indicators, mask_bins, multiply_bins
 from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
 from .fss import key_bytes
@@ -218,6 +219,16 @@ class Star(Backend):
 
     def linear(self, product: Callable, x: Shares, weight: MaskedWeight | StreamedWeight) -> Shares:
         return linear(self.net, self.net.setup, product, x, weight)
+
+    def bin_matrix(self, codes: Located, owner: Any, bins: int) -> BinMatrix | Shares:
+        if owner in (self.net.A, self.net.S):
+            return mask_bins(self.net, owner, codes, bins)
+        return self.owned(compute(indicators, codes, bins), owner)
+
+    def by_bins(self, product: BinSums | BinChoices, x: Shares, matrix: BinMatrix | Shares) -> Shares:
+        if isinstance(matrix, BinMatrix):
+            return multiply_bins(self.net, product, x, matrix)
+        return multiply(self.net, product, x, matrix)
 
     def multiply(self, product: Callable, x: Shares, y: Shares) -> Shares:
         return multiply(self.net, product, x, y)
