@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from sectorch.mpc.series import draw_error
 from sectorch.mpc.star import backend as star
 from sectorch.mpc.star import maximum
 from sectorch.mpc.star.backend import Star
+from sectorch.mpc.star.bins import BinChoices, BinSums, indicators
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.session import Session
@@ -128,6 +130,20 @@ def owned(b: Backend, party: Any) -> Any:
     return b.owned(b.net.own(party, torch.tensor(12345)), party)
 
 
+def by_bins(owner: str | None, b: Backend, x: Any) -> Any:
+    """Sums and choices by bins of a party, or by a matrix in shares."""
+    x = b.each(lambda v: v.reshape(1, -1), x)
+    codes = torch.arange(10, dtype=torch.uint8).view(5, 2) % 4
+    if owner is None:
+        matrix = b.embedded(indicators(codes, 4)) + b.embedded(ring_values((5, 6), 63))
+    else:
+        party = getattr(b.net, owner)
+        matrix = b.bin_matrix(b.net.own(party, codes), party, 4)
+    rows = b.each(lambda v: v.expand(5, -1), x)
+    table = b.each(lambda v: v.T.expand(-1, 6), x)
+    return [b.by_bins(BinSums(4), rows, matrix), b.by_bins(BinChoices(4), table, matrix)]
+
+
 def image(v: torch.Tensor) -> torch.Tensor:
     return torch.cat((v.reshape(-1), v.new_zeros(2))).view(1, 1, 1, -1)
 
@@ -166,6 +182,7 @@ CASES = [
     Case("linear", by_weight(lambda v, w, _: v * w, tuple), (63,)),
     Case("linear", lambda b, x: by_weight(Linear(), lambda s: (130, s[1]))(b, b.each(lambda v: v.reshape(1, -1), x))),
     Case("linear", lambda b, x: by_weight(Conv2d((1, 1), (1, 1)), lambda s: (3, 1, 3, 3))(b, b.each(image, x))),
+    *(Case("by_bins", partial(by_bins, owner), (63,)) for owner in ("A", "S", "Q", None)),
     Case("viewed", by_view, (63,)),
     Case("streamed", by_streamed, (63,)),
     Case("multiply", lambda b, x, y: b.multiply(torch.mul, x, y), (63, 63)),
@@ -207,13 +224,14 @@ CASES = [
     Case("flag_outside", flagged_outside, (63,)),
     Case("halves", from_own_halves),
 ]
-"""By method; `weight` comes with `linear`, `series` and `aggregate` have tests of their own below."""
+"""By method; `weight` comes with `linear`, `bin_matrix` with `by_bins`; `series` and `aggregate` have tests of their
+own below."""
 
 
 COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
 OTHERS = {
-    "weight", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares", "named_shares",
-    "collect", "from_halves", "check_flags",
+    "weight", "bin_matrix", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares",
+    "named_shares", "collect", "from_halves", "check_flags",
 }  # fmt: skip
 """Methods with tests of their own: from the fourth on in test_indexing.py, test_generation.py and test_holders.py."""
 

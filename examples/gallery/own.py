@@ -23,6 +23,7 @@ from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.located import compute
 from sectorch.garbled.argmax import UNANSWERED, argmax_confident_shares, argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.series import draw_error, normalise, trigonometric
+from sectorch.mpc.star.bins import BinChoices, BinSums, indicators, mask_bins, multiply_bins
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.dealing_proofs import DealingProofs, prove_pending
 from sectorch.mpc.star.guard import guard, join_flags, remove_pad
@@ -73,6 +74,29 @@ def rounded(x: torch.Tensor, shift: int) -> torch.Tensor:
 
 def _linear(product: Callable) -> Callable:
     return lambda net, x, w: linear(net, net.setup, product, x, mask_weight(net.setup, w))
+
+
+CODES = Given("A", (6, 2), 0, 3)
+"""Bin numbers of six rows and two features, of four bins: six columns."""
+
+
+def _by_columns(rows: int) -> Given:
+    return replace(ANY, shape=lambda n: (rows, max(1, n // rows)))
+
+
+def _small(codes: torch.Tensor) -> torch.Tensor:
+    return codes.to(torch.uint8)
+
+
+def _bins(owner: str, net: Net, x: Shares, codes: Located) -> tuple[Shares, Shares]:
+    """Sums over rows, and the matrix times the same values as a table."""
+    matrix = mask_bins(net, getattr(net, owner), compute(_small, codes), 4)
+    return multiply_bins(net, BinSums(4), x, matrix), multiply_bins(net, BinChoices(4), each(torch.t, x), matrix)
+
+
+def _by_bins(x: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    matrix = indicators(_small(codes), 4)
+    return x.T @ matrix, matrix @ x
 
 
 def _streamed(net: Net, x: Shares, w: Located) -> Shares:
@@ -303,6 +327,8 @@ OWN = [
         lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
     Own("verified_depthwise", _verified(_linear(DEPTHWISE)), [_shaped(ANY, 1, 2, 8, 8), _shaped(WEIGHT, 2, 1, 3, 3)],
         lambda x, w: torch.conv2d(x, w, padding=1, groups=2), WHOLE),
+    Own("bins_of_A", partial(_bins, "A"), [_by_columns(6), CODES], _by_bins, WHOLE),
+    Own("bins_of_S", partial(_bins, "S"), [_by_columns(6), replace(CODES, party="S")], _by_bins, WHOLE),
     Own("multiply", lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, ANY], torch.mul),
     Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_by_rows(6), _shaped(ANY, 6, 2)],
         torch.matmul, WHOLE),

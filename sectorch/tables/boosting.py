@@ -669,7 +669,7 @@ class _BoostedTrees(SharedEstimator):
             most = whole_bits(x)
             x = at_scale_bits(context, check_below(context, x, most), f).bounded(None)
             features, thresholds, leaves, base = (_as_shares(context, self, name) for name in self._fitted)
-            trees, nodes, width = features.shape
+            trees, nodes, _ = features.shape
             codes = backend.each(_as_columns, features)
             seen = backend.multiply(matmul, x.shares, codes) - backend.each(torch.flatten, thresholds)
             right = backend.at_least(seen - 1, (0,), min(63, x.scheme.activation_bits + f + 2))[0]
@@ -847,7 +847,8 @@ class BoostedTreesRegressor(RegressorMixin, _BoostedTrees):
                 f"y may reach {most:g}, and a fit takes numbers below {y.scheme.activation_limit:g}: share it with the "
                 f"limit that it has, sectorch.share(y, limit=...), in a unit in which it is below"
             )
-        return max(1, math.frexp(most)[1] + 1)
+        part, power = math.frexp(most)
+        return max(1, power + (part > 0.5))  # below twice the least power of two that y is below
 
     def _target(self, context: Context, y: SharedTensor) -> Value:
         return at_scale_bits(context, y, context.frac_bits).shares
