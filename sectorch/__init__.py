@@ -38,9 +38,11 @@ with interruptible(is_command()):
 if TYPE_CHECKING:
     from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
-    from .tables import Column, Table, evaluate, owned
+    from .tables import BoostedTreesClassifier, BoostedTreesRegressor, Column, Table, evaluate, owned
 
 __all__ = [
+    "BoostedTreesClassifier",
+    "BoostedTreesRegressor",
     "Checkpoints",
     "Column",
     "DifferentiableTensor",
@@ -100,7 +102,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "tables", "testing")
-_OF_TABLES = ("Column", "Table", "evaluate", "owned")
+_OF_TABLES = ("BoostedTreesClassifier", "BoostedTreesRegressor", "Column", "Table", "evaluate", "owned")
 _ON_DEMAND = {"encrypt": ".ckks"} | dict.fromkeys(_OF_TABLES, ".tables") | {name: f".{name}" for name in _LATER}
 """Names whose modules bring much with them (SEAL, numba, scipy, pandas): loaded when they are asked for."""
 

@@ -8,12 +8,19 @@ See docs/tables.md.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .evaluation import evaluate
 from .statistics import Axis, LabelledResult, Statistic
 from .table import Column, OwnedTable, Table, owned
 
+if TYPE_CHECKING:
+    from .boosting import BoostedTreesClassifier, BoostedTreesRegressor
+
 __all__ = [
     "Axis",
+    "BoostedTreesClassifier",
+    "BoostedTreesRegressor",
     "Column",
     "LabelledResult",
     "OwnedTable",
@@ -22,3 +29,11 @@ __all__ = [
     "evaluate",
     "owned",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("BoostedTreesClassifier", "BoostedTreesRegressor"):  # they need scikit-learn
+        from . import boosting
+
+        return getattr(boosting, name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

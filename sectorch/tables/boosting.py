@@ -131,7 +131,8 @@ def _common_edges(parts: Sequence[tuple[_Part, list[int]]], bins: int, bits: int
     ordered = [None if p.values is None else p.values[:, at].T.contiguous().sort(1).values for p, at in parts]
     edges = torch.full((width, bins - 1), -(1 << bits))
     for k in range(bits, -1, -1):
-        candidate, total = edges + (1 << k), None
+        candidate = edges + (1 << k)
+        total: Any = None
         for (part, _), values in zip(parts, ordered, strict=True):
             below = None if values is None else torch.searchsorted(values, candidate)
             shared: Any = share_tensor(
@@ -237,11 +238,11 @@ class _Rows:
 
 
 class _Boosting:
-    """The arithmetic of a fit, on ring elements.
+    """The arithmetic of a fit, on ring elements. With q fraction bits, all sums of gradients are below 2^`SUM_BITS`.
 
     Args:
         settings: the estimator.
-        rows: the number of rows; with q fraction bits, sums of all gradients and curvatures are below 2^`SUM_BITS`.
+        blocks: the rows. edges: of all features, [features x (bins - 1)].
         unit_bits: gradients are below 2^unit_bits, and computed in this unit.
     """
 
@@ -373,6 +374,7 @@ class _Boosting:
         histograms = self.histograms(backend.each(torch.unsqueeze, words, dim=1))
         totals = backend.each(torch.sum, words, dim=0, keepdim=True)
         member: Any = None
+        left: Any = None
         features, thresholds = [], []
         for level in range(depth):
             code, first = self.best_splits(totals, histograms)
@@ -485,7 +487,7 @@ class _BoostedTrees(SharedEstimator):
             if present is not None:
                 raise ArgumentError("the table says which rows count; filter it by t.where in place of present=")
             present = table.present
-        like = tables[0] if tables else table[table.columns[0]]  # pyright: ignore[reportOptionalSubscript]
+        like = tables[0] if table is None else table[table.columns[0]]
         for name, x in (("y", target), ("present", present)):
             if x is None:
                 continue
@@ -493,7 +495,7 @@ class _BoostedTrees(SharedEstimator):
                 raise ArgumentError(f"{name} is a {type(x).__name__}; share it")
             if x.session is not like.session or x.party != like.party or x.scheme != like.scheme:
                 raise SessionMismatchError(f"{name} and X are of two sessions or number formats; share them in one")
-        rows = sum(len(group[0]) for group in groups) if groups else len(table)  # pyright: ignore
+        rows = sum(len(group[0]) for group in groups) if table is None else len(table)
         for name, x in (("y", target), ("present", present)):
             if x is not None and tuple(x.shape) != (rows,):
                 raise ShapeError(f"{name} is [{rows}], a value for each row of X, got {list(x.shape)}")
@@ -759,15 +761,16 @@ class BoostedTreesClassifier(ClassifierMixin, _BoostedTrees):
         risk = model.predict_proba([new_rows_of_A, new_rows_of_S])[:, 1]    # in shares
         plain = model.revealed(to="A")                                      # A learns the trees: plain.splits()
 
-    Args:
-        n_estimators: the number of trees, which are complete to `max_depth` (1 to 8). All of this is public.
-        learning_rate: a factor of every leaf.
-        max_bins: bins of each feature, 2 to 256. Costs are in proportion to it.
-        reg_lambda: L2 penalty of leaves.
-        min_child_weight: the least sum of curvatures p (1 - p) of a child.
-        min_split_gain: the least gain of a split; a node without one stays a leaf, and nobody learns that.
-        subsample: the part of rows that a tree is fitted to, by public random numbers of `random_state`.
-        edges: by column public edges of its bins, at most max_bins - 1, in place of quantiles.
+    The settings, all of them public:
+
+    - `n_estimators`: the number of trees, which are complete to `max_depth` (1 to 8).
+    - `learning_rate`: a factor of every leaf.
+    - `max_bins`: bins of each feature, 2 to 256. Costs are in proportion to it.
+    - `reg_lambda`: the L2 penalty of leaves.
+    - `min_child_weight`: the least sum of curvatures p (1 - p) of a child.
+    - `min_split_gain`: a split gains more than this. A node without such a split stays a leaf, and nobody learns that.
+    - `subsample`: the part of rows that a tree is fitted to, by public random numbers of `random_state`.
+    - `edges`: by column public edges of its bins, at most max_bins - 1, in place of quantiles.
 
     Attributes:
         features_: [trees, nodes, features], the one-hot code of each node's feature, all 0 where it does not split.

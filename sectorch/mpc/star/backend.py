@@ -22,7 +22,7 @@ from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import normalise, trigonometric
-from .bins import BinChoices, BinMatrix, BinSums, indicators, mask_bins, multiply_bins
+from .bins import BinMatrix, indicators, mask_bins, multiply_bins
 from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
 from .fss import key_bytes
@@ -225,7 +225,7 @@ class Star(Backend):
             return mask_bins(self.net, owner, codes, bins)
         return self.owned(compute(indicators, codes, bins), owner)
 
-    def by_bins(self, product: BinSums | BinChoices, x: Shares, matrix: BinMatrix | Shares) -> Shares:
+    def by_bins(self, product: Callable, x: Shares, matrix: BinMatrix | Shares) -> Shares:
         if isinstance(matrix, BinMatrix):
             return multiply_bins(self.net, product, x, matrix)
         return multiply(self.net, product, x, matrix)

@@ -12,6 +12,7 @@ Source: PrivHFL, Figure 3, for the products.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -114,8 +115,11 @@ def mask_bins(net: Net, owner: Party, codes: Located, bins: int) -> BinMatrix:
     "PrivHFL, Figure 3",
     [Message("m_at_A", "S", "A", "b of k_DS"), Message("m_at_S", "A", "S", "b of k_DA")],
 )
-def multiply_bins(net: Net, product: BinSums | BinChoices, x: Shares, matrix: BinMatrix) -> Shares:
+def multiply_bins(net: Net, product: Callable, x: Shares, matrix: BinMatrix) -> Shares:
     """Compute product(x, W) for the bins of A or S (Pi_Matmul), exactly mod 2^64.
+
+    Args:
+        product: `BinSums` or `BinChoices`.
 
     The other holder sends m = x' - b for its half x'. The owner's half of the result is product(x'' + m, W) for its own
     half x'', the other's is product(b, W + a), and D has the correction product(b, a).
