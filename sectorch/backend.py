@@ -158,8 +158,12 @@ class Backend(Protocol):
         """
         ...
 
-    def own_code(self, x: Any, count: int) -> Any:
-        """Let Q compute and share one-hot codes [..., count] of its own whole numbers; None for other values."""
+    def own_code(self, x: Any, count: int, ignored: int | None = None) -> Any:
+        """Let Q compute and share one-hot codes [..., count] of its own whole numbers; None for other values.
+
+        Args:
+            ignored: a number outside of 0 .. count - 1 whose code is zero.
+        """
 
     # Local operations, without a message.
 
@@ -289,8 +293,11 @@ class Backend(Protocol):
     def flag_outside(self, x: Any, bits: int, everywhere: bool = False) -> None:
         """Raise a flag where x is not within -2^bits .. 2^bits - 1; `everywhere`: for all x of the ring."""
 
-    def check_index(self, x: Any, count: int) -> bool:
+    def check_index(self, x: Any, count: int, ignored: int | None = None) -> bool:
         """Let Q check that 0 <= x < count, where x consists of Q's own numbers; return False where it does not.
+
+        Args:
+            ignored: a number outside that is allowed, too.
 
         Raises:
             DimensionError: at Q, for an index outside, before Q sends anything that follows.

@@ -65,8 +65,8 @@ class Plain(Backend):
     def reveal_to(self, x: T, party: Any) -> Located:
         return self.net.own(party, x)
 
-    def own_code(self, x: T, count: int) -> T | None:
-        return one_hot(x.as_subclass(T), count) if isinstance(x, OwnNumbers) else None
+    def own_code(self, x: T, count: int, ignored: int | None = None) -> T | None:
+        return one_hot(x.as_subclass(T), count, ignored) if isinstance(x, OwnNumbers) else None
 
     def export_shares(self, x: T) -> tuple[torch.Tensor, ...]:
         return (x,)
@@ -208,7 +208,7 @@ class Plain(Backend):
     def flag_outside(self, x: T, bits: int, everywhere: bool = False) -> None:
         self.flag((x < -1 << bits) | (x >= 1 << bits))
 
-    def check_index(self, x: T, count: int) -> bool:
+    def check_index(self, x: T, count: int, ignored: int | None = None) -> bool:
         if isinstance(x, OwnNumbers):
-            in_table(x, count)
+            in_table(x, count, ignored)
         return isinstance(x, OwnNumbers)

@@ -22,7 +22,18 @@ from ..errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from ..ring import products
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import BEFORE, SHARES, Context, implements, stepwise
-from .common import align_scales, as_factor, end_to_end, is_secret, local_map, refuse, require, signed_sum, summand
+from .common import (
+    align_scales,
+    as_factor,
+    end_to_end,
+    forbid,
+    is_secret,
+    local_map,
+    refuse,
+    require,
+    signed_sum,
+    summand,
+)
 from .linear import bilinear
 from .reduction import summable
 
@@ -64,6 +75,38 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedT
     positions = torch.arange(num_classes, device=context.session.device)
     differences = context.backend.each(torch.unsqueeze, x.shares, -1) - positions
     return x.like(context.backend.is_zero(differences), 0, 1.0)
+
+
+IGNORED = -100
+"""torch's default for `ignore_index`. Of secret labels none is ignored then: their number is public."""
+
+
+def code_of_labels(context: Context, x: SharedTensor, classes: int, ignored: int = IGNORED) -> SharedTensor:
+    """One-hot codes [..., classes] of secret labels, zero for labels that are `ignored`.
+
+    Costs those of `one_hot`, and for an `ignored` that is no class one more comparison a label of other parties'. Any
+    other label that is no class is refused by Q, or withholds the results.
+    """
+    if ignored == IGNORED:
+        return one_hot(context, x, classes)
+    if 0 <= ignored < classes:
+        kept = torch.ones(classes, dtype=torch.int64, device=context.session.device)
+        kept[ignored] = 0
+        code = one_hot(context, x, classes)
+        return code.like(context.backend.each(torch.mul, code.shares, kept), 0, 1.0)
+    own = None
+    if not context.scheme.verified and context.backend.check_index(x.shares, classes, ignored):
+        own = context.backend.own_code(x.shares, classes, ignored)
+    if own is not None:
+        return x.like(own, 0, 1.0)
+    positions = torch.tensor([*range(classes), ignored], device=context.session.device)
+    bits = context.backend.is_zero(context.backend.each(torch.unsqueeze, x.shares, -1) - positions)
+    forbid(context, -context.backend.each(torch.sum, bits, -1) + 1)
+    return x.like(context.backend.each(_all_but_last, bits), 0, 1.0)
+
+
+def _all_but_last(x: torch.Tensor) -> torch.Tensor:
+    return x[..., :-1]
 
 
 @implements("embedding", torch.embedding)

@@ -13,6 +13,7 @@ from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import COMPOSED, ON_META, Context, implements, stepwise
 from .common import as_floating, domain_bits, is_secret, refuse, require, round_scale, summand, with_dtype
+from .indexing import IGNORED, code_of_labels
 from .normalization import mean_of_squares, standardize
 from .smooth import logarithm
 
@@ -98,54 +99,96 @@ def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, r
     return _reduce(_smooth_l1(context, x - y, beta), reduction)
 
 
-@implements("nll_loss", F.nll_loss, note="public targets")
+@implements("nll_loss", F.nll_loss, note="public or secret targets")
 def nll_loss(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
-    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+    ignore_index: int = IGNORED, reduce: Any = None, reduction: str = "mean",
 ) -> SharedTensor:  # fmt: skip
-    _refuse_options(size_average, reduce, weight)
-    kept = _counted_targets(target, ignore_index, reduction)
+    """Where the mean is over secret weights (of secret targets, or secret ones themselves) it is a quotient of two
+    shared numbers."""
+    _refuse_options(size_average, reduce)
+    loss, count = _class_losses(context, x, target, weight, ignore_index, reduction)
+    return _reduce_counted(loss, count, reduction)
+
+
+def _class_losses(
+    context: Context, x: SharedTensor, target: Any, weight: Any, ignore_index: int, reduction: str
+) -> tuple[Any, Any]:
+    """For each target minus the entry of x in its class, times the weight of the class; and these weights.
+
+    The weights are a boolean mask where all classes count alike and the targets are public.
+    """
     dim = 1 if x.dim() > 1 else 0
-    return _reduce_counted(-x.gather(dim, (target * kept).unsqueeze(dim)).squeeze(dim), kept, reduction)
+    if not isinstance(target, SharedTensor):
+        kept = _counted_targets(target, ignore_index, reduction)
+        loss = -x.gather(dim, (target * kept).unsqueeze(dim)).squeeze(dim)
+        if weight is None:
+            return loss if bool(kept.all()) else loss * kept.long(), kept
+        count = weight[target * kept] * kept.long()
+        return loss * count, count
+    code = code_of_labels(context, target, x.shape[dim], ignore_index).to(x.dtype)
+    taken = -(x * code.movedim(-1, dim))
+    if weight is None:
+        counted = torch.ones_like(target, dtype=torch.bool) if ignore_index == IGNORED else code.sum(-1)
+        return taken.sum(dim), counted
+    return (taken * _of_classes(weight, x)).sum(dim), (code * weight).sum(-1)
+
+
+def _of_classes(weight: Any, x: Any) -> Any:
+    """The weights of classes, in the dimension that they have in x."""
+    return weight.reshape((1, -1, *(1,) * (x.dim() - 2))) if x.dim() > 1 else weight
 
 
 def _counted_targets(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
     """A mask of the public targets that are not ignored."""
-    if isinstance(target, SharedTensor):
-        refuse("nll_loss with secret targets", "use (one_hot * log_softmax).sum()")
     kept = target != ignore_index
     if reduction == "mean" and kept.numel() and not bool(kept.any()):
         refuse("the mean loss of no target", "all of them are ignored: use reduction='sum'")
     return kept
 
 
-def _reduce_counted(loss: torch.Tensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
-    """The reduction of a loss, in which ignored targets count as zero, and the mean is over the others."""
-    if bool(kept.all()):
+def _reduce_counted(loss: Any, count: Any, reduction: str) -> SharedTensor:
+    """The reduction of losses, whose mean is over the weights `count`; ignored targets count as zero."""
+    if reduction != "mean" or (not is_secret(count) and count.dtype == torch.bool and bool(count.all())):
         return _reduce(loss, reduction)
-    return _reduce(loss * kept.long(), reduction, int(kept.sum()))
+    total = count.sum()
+    return loss.sum() / (total if is_secret(total) else total.item())
 
 
 @implements("cross_entropy", F.cross_entropy,
-            note="public class targets, some of them ignored; or probabilities of any kind", exact=False)  # fmt: skip
+            note="class targets, some of them ignored; or probabilities of any kind", exact=False)  # fmt: skip
 def cross_entropy(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
-    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    ignore_index: int = IGNORED, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> SharedTensor:  # fmt: skip
-    _refuse_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce)
     dim = 1 if x.dim() > 1 else 0
     label_smoothing = max(label_smoothing, 0.0)  # as torch has it
     if target.is_floating_point():
         logs = F.log_softmax(x, dim)
         if label_smoothing:
             target = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
-        return _reduce(-(logs * target).sum(dim), reduction)
-    kept = _counted_targets(target, ignore_index, reduction)
+        terms = logs * target
+        return _reduce(-(terms if weight is None else terms * _of_classes(weight, x)).sum(dim), reduction)
+    if not isinstance(target, SharedTensor):
+        _counted_targets(target, ignore_index, reduction)
     logs = F.log_softmax(x, dim)
-    loss = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="none")
+    loss, count = _class_losses(context, logs, target, weight, ignore_index, reduction)
     if label_smoothing:
-        loss = loss * (1 - label_smoothing) - logs.mean(dim) * label_smoothing
-    return _reduce_counted(loss, kept, reduction)
+        even = _evenly(context, logs, target, weight, ignore_index, dim)
+        loss = loss * (1 - label_smoothing) - even * label_smoothing
+    return _reduce_counted(loss, count, reduction)
+
+
+def _evenly(context: Context, logs: Any, target: Any, weight: Any, ignore_index: int, dim: int) -> Any:
+    """The mean of the classes' logarithms, times their weights; zero where the target is ignored."""
+    even = logs.mean(dim) if weight is None else (logs * _of_classes(weight, logs)).mean(dim)
+    if not isinstance(target, SharedTensor):
+        kept = target != ignore_index
+        return even if bool(kept.all()) else even * kept.long()
+    if ignore_index == IGNORED:
+        return even
+    return even * code_of_labels(context, target, logs.shape[dim], ignore_index).sum(-1).to(logs.dtype)
 
 
 @implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits,
@@ -154,21 +197,24 @@ def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
 ) -> SharedTensor:  # fmt: skip
-    _refuse_options(size_average, reduce, weight)
-    if pos_weight is not None:
-        refuse("pos_weight", "weight the losses with reduction='none'")
-    return _reduce(F.softplus(x) - x * target, reduction)
+    _refuse_options(size_average, reduce)
+    if pos_weight is None:
+        loss = F.softplus(x) - x * target
+    else:
+        loss = (1 - target) * x + F.softplus(-x) * (target * (pos_weight - 1) + 1)
+    return _reduce(loss if weight is None else loss * weight, reduction)
 
 
 @implements("binary_cross_entropy", F.binary_cross_entropy,
             note="as log; logarithms not below -100, as torch's", exact=False)  # fmt: skip
 def bce(context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
         reduction: str = "mean") -> SharedTensor:  # fmt: skip
-    _refuse_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce)
     last = 2.0**-context.frac_bits
     require(context, summand(context, x), 0.0, 1.0 + last)
     yes, no = (_log(context, v, -100.0) for v in (x, 1 - x))
-    return _reduce(-(yes * target + no * (1 - target)), reduction)
+    loss = -(yes * target + no * (1 - target))
+    return _reduce(loss if weight is None else loss * weight, reduction)
 
 
 def _log(context: Context, x: Any, zero: float) -> Any:
@@ -348,7 +394,7 @@ def multi_margin_loss(
     size_average: Any = None, reduce: Any = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """Crammer and Singer, JMLR 2001: of each class but the right one max(0, margin - x_right + x)^p, over all."""
-    _refuse_options(size_average, reduce, weight)
+    _refuse_options(size_average, reduce)
     if is_secret(target):
         refuse("multi_margin_loss with secret targets", "compute it from torch.where, or give public targets")
     rows = x.unsqueeze(0) if x.dim() < 2 else x
@@ -357,6 +403,7 @@ def multi_margin_loss(
     short = torch.relu(rows - rows.gather(1, target) + margin)
     short = short * (1 - F.one_hot(target.squeeze(1), rows.shape[1])).to(x.dtype)
     loss = (short if p == 1 else short.square()).sum(1) / rows.shape[1]
+    loss = loss if weight is None else loss * weight[target.squeeze(1)]
     return _reduce(loss if x.dim() > 1 else loss.reshape(()), reduction)
 
 

@@ -238,7 +238,7 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
         inverse = y if number is None else 1 / number
         return _times_number(context, x, inverse, wide=True)
     if isinstance(x, Cell) and x.gradient:  # the quotient of a small number keeps its bits
-        return _finer(as_gradient(context, x.content), content(y))
+        return finer_quotient(as_gradient(context, x.content), content(y))
     return torch.div(content(x), content(y))
 
 
@@ -248,7 +248,7 @@ def _quotient(x: SharedTensor, y: SharedTensor) -> SharedTensor:
     return torch.div(above, below)
 
 
-def _finer(x: SharedTensor, y: Any) -> SharedTensor:
+def finer_quotient(x: SharedTensor, y: Any) -> SharedTensor:
     """x / y, as 2^-6 (2^6 x / y)."""
     quotient = torch.div(x.like(x.shares, x.scale_bits - ROOT_BITS, x.bound), y)
     return quotient.like(quotient.shares, quotient.scale_bits + ROOT_BITS, quotient.bound)

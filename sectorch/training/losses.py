@@ -9,13 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError, DimensionError
+from ..ops.indexing import IGNORED, code_of_labels
 from ..ops.infinity import negated_infinite
-from ..tensor import SharedTensor
+from ..tensor import SecretTensor, SharedTensor
 from ..tensor.table import Context
 from .autograd_values import VARYING, Cell, PublicInput, labels_form
-from .elementwise import constant, content, kept_bits, times_code
+from .elementwise import constant, content, finer_quotient, kept_bits, times_code
 from .fixed_point import as_gradient, factor, operand, times
 from .operations import GRADIENTS, F, aten, torch
+from .tensor import FUNCTIONS
 
 row = GRADIENTS.implements
 
@@ -58,27 +60,23 @@ def softmax_backward(context: Context, g: Cell, y: Cell, dim: int, dtype: Any) -
     return weighted - torch.mul(probability, weighted.sum(dim, keepdim=True))
 
 
-def _secret_code(target: Cell, classes: int, weight: Any) -> SharedTensor:
-    """One-hot codes of secret labels. Nobody learns a label; one out of range withholds the result."""
-    if weight is not None:
-        raise ArgumentError("class weights with secret labels are not supported on shares; weight the rows' losses")
-    if "code" not in target.reusable:
-        target.reusable["code"] = F.one_hot(target.content, classes)
-    return target.reusable["code"]
-
-
 def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ignored: int) -> Any:
     """The weight of each class in each label's loss: one-hot codes of the labels, times the weights of their classes.
 
-    Without weights the codes are integers.
+    Without weights the codes are integers. Of secret labels they are shared: nobody learns a label, and one out of
+    range withholds the result.
 
     Raises:
-        DimensionError: public labels out of range.
+        ArgumentError: secret class weights. DimensionError: public labels out of range.
     """
-    if isinstance(target, Cell):
-        return _secret_code(target, classes, weight).movedim(-1, dim)
     if isinstance(weight, Cell):
         raise ArgumentError("secret class weights are not supported on shares; give them as a plain tensor")
+    if isinstance(target, Cell):
+        key = "code" if ignored == IGNORED else f"code {ignored}"
+        if key not in target.reusable:
+            target.reusable[key] = code_of_labels(context, target.content, classes, ignored)
+        code = target.reusable[key]
+        return (code if weight is None else torch.mul(code.to(weight.dtype), weight)).movedim(-1, dim)
     if isinstance(target, PublicInput):
         if weight is not None or ignored >= 0:
             raise ArgumentError("what each label counts is a part of the program")
@@ -98,8 +96,13 @@ def public_code(target: Tensor, classes: int, dim: int, weight: Tensor | None = 
     return (code if weight is None else code * weight).movedim(-1, dim)
 
 
-def _count(code: Any, dim: int) -> float:
-    """The divisor of the mean loss: the number of labels, or the sum of their weights, which are public."""
+def _count(code: Any, dim: int, weight: Any, ignored: int) -> Any:
+    """The divisor of the mean loss: the number of labels, or the sum of their weights.
+
+    Of secret labels it is a shared number, but where all count alike.
+    """
+    if isinstance(code, SharedTensor) and (weight is not None or ignored != IGNORED):
+        return code.sum()
     return float(code.sum()) if isinstance(code, Tensor) and not isinstance(code, SharedTensor) else (
         math.prod(code.shape) / max(1, code.shape[dim])
     )  # fmt: skip
@@ -107,7 +110,7 @@ def _count(code: Any, dim: int) -> float:
 
 def _times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
     """x times the weights of `_code`."""
-    weighted = isinstance(code, Tensor) and not isinstance(code, SharedTensor) and code.is_floating_point()
+    weighted = isinstance(code, Tensor) and code.is_floating_point()
     return torch.mul(x, code.to(x.dtype)) if weighted else times_code(context, x, code)
 
 
@@ -119,7 +122,10 @@ def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int
     taken = -_times_code(context, value if value.infinite is None else value.bounded(value.bound), code).sum(dim)
     if value.infinite is not None:  # whether a stand-in was taken is checked where the terms are added up
         taken.infinite = negated_infinite(replace(value.infinite, at=None, certain=False))
-    count = _count(code, dim)
+    count = _count(code, dim, weight, ignore_index)
+    if isinstance(count, SharedTensor):
+        loss = taken.sum() if reduction in (MEAN, SUM) else taken
+        return torch.div(loss, count) if reduction == MEAN else loss, count
     if reduction == MEAN and not count:
         raise ArgumentError("the mean loss of no label is not a number: all are ignored, or there is none")
     loss = taken.sum() if reduction in (MEAN, SUM) else taken
@@ -142,8 +148,11 @@ def nll_loss_backward(
     code = _code(context, target, x.content.shape[dim], dim, weight, ignore_index)
     value = as_gradient(context, g.content)
     value = value.unsqueeze(dim) if reduction not in (MEAN, SUM) else value
-    if reduction == MEAN:
-        value = times(context, value, 1 / _count(code, dim), kept_bits(context, value))
+    count = _count(code, dim, weight, ignore_index)
+    if reduction == MEAN and isinstance(count, SharedTensor):
+        value = as_gradient(context, finer_quotient(value, count))
+    elif reduction == MEAN:
+        value = times(context, value, 1 / count, kept_bits(context, value))
     return -_times_code(context, value, code)
 
 
@@ -170,3 +179,32 @@ def bce_with_logits(
     else:
         loss = torch.mul(value, 1 - t) + torch.mul(F.softplus(-value), 1 + (content(pos_weight) - 1) * t)
     return _reduce(loss if weight is None else torch.mul(loss, content(weight)), reduction)
+
+
+def cross_entropy(
+    input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = IGNORED,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """Smoothed cross entropy of secret labels that are weighted or ignored, whose weights torch would look up.
+
+    Both parts have the mean over the weights of the labels, which `nll_loss` has computed.
+    """
+    secret = isinstance(target, SecretTensor) and not target.is_floating_point()
+    plain = weight is None and ignore_index == IGNORED
+    if not secret or label_smoothing <= 0 or plain or size_average is not None or reduce is not None:
+        return NotImplemented
+    dim = 1 if input.dim() > 1 else 0
+    classes = input.shape[dim]
+    logs = F.log_softmax(input, dim).movedim(dim, -1).reshape((-1, classes))
+    labels = target.reshape(-1)
+    kept = 1 if ignore_index == IGNORED else (labels != ignore_index).to(logs.dtype)
+    number = {"none": 0, "mean": MEAN, "sum": SUM}[reduction]
+    taken, total = aten.nll_loss_forward(logs, labels, weight, number, ignore_index)
+    even = -(logs if weight is None else logs * weight).sum(-1) * kept
+    if reduction == "none":
+        return (taken * (1 - label_smoothing) + even * (label_smoothing / classes)).reshape(target.shape)
+    even = even.sum() / total if reduction == "mean" else even.sum()
+    return taken * (1 - label_smoothing) + even * (label_smoothing / classes)
+
+
+FUNCTIONS[F.cross_entropy] = cross_entropy

@@ -30,6 +30,11 @@ def forms(*tensors, ulps: float, largest: float, n: int = 6):
 
 
 ENTROPY = 4 * TERM + LOG + 3
+WEIGHTED = 2 * 0.5 + 4 / 2 + 1
+"""An entry up to 4 times a weight up to 2."""
+WHOLE = 3 * 0.5 + 1
+MEAN = 2.1 + 1.05 * 4 / 0.5 + 2 * 3 * WEIGHTED + 8
+"""The quotient of a sum of entries up to 4 by one of weights: 2e-6, 1e-6 of it, and the errors of both."""
 
 ROWS = (
     op(
@@ -62,9 +67,14 @@ ROWS = (
         *forms(LOGITS, CLASSES, ulps=0.5, largest=4, n=3),
         call(ROWS, SOME, ignore_index=1, reduction="sum", ulps=6.0),
         call(ROWS, SOME, ignore_index=1, ulps=1.0),
+        call(LOGITS, Data((3,), "whole", 0, 4), ulps=6 + WHOLE),
+        call(LOGITS, CLASSES, number(4, low=0.5, high=2).public, reduction="sum", ulps=3 * WEIGHTED),
+        call(LOGITS, Data((3,), "whole", 0, 4), number(4, low=0.5, high=2).public, ulps=MEAN),
+        call(ROWS, Data((12,), "whole", -1, 3), ignore_index=-1, ulps=MEAN),
+        call(ROWS, Data((12,), "whole", 0, 3), ignore_index=1, ulps=MEAN),
+        call(LOGITS, CLASSES, number(4, low=0.5, high=2).private, reduction="none", ulps=WEIGHTED),
         ulps=0.5,
-        why="entries are taken",
-        errors=(refused(UnsupportedOpError, "secret targets", LOGITS, Data((3,), "whole", 0, 4)),),
+        why="entries are taken, times a weight up to 2 that errs by 1/2; a mean over secret weights is a quotient",
     ),
     op(
         "cross_entropy",
@@ -73,24 +83,50 @@ ROWS = (
         call(LOGITS, number(3, 4, low=0, high=1).public, ulps=4 * ENTROPY + 90),
         call(ROWS, SOME, ignore_index=1, ulps=ENTROPY),
         call(ROWS, SOME, ignore_index=1, label_smoothing=0.1, reduction="none", ulps=2 * ENTROPY + 10),
+        call(LOGITS, CLASSES, number(4, low=0.5, high=2).public, ulps=2 * ENTROPY + MEAN),
+        call(
+            ROWS,
+            Data((12,), "whole", -1, 3),
+            number(4, low=0.5, high=2).public,
+            ignore_index=-1,
+            label_smoothing=0.1,
+            ulps=4 * ENTROPY + 2 * MEAN,
+        ),
+        call(
+            LOGITS,
+            number(3, 4, low=0, high=1).public,
+            number(4, low=0.5, high=2).public,
+            reduction="none",
+            ulps=8 * ENTROPY + 2 * 90,
+        ),
         ulps=ENTROPY,
         why="log_softmax",
         errors=(
             refused(UnsupportedOpError, "no target", ROWS, index(12, below=1), ignore_index=0),
-            refused(UnsupportedOpError, "secret targets", LOGITS, Data((3,), "whole", 0, 4)),
+            refused(UnsupportedOpError, "reduction", LOGITS, CLASSES, reduce=False),
         ),
     ),
     op(
         "binary_cross_entropy_with_logits",
         *forms(X, PROBABILITY.public, ulps=SOFTPLUS + 4, largest=8),
         call(X, PROBABILITY, reduction="none", ulps=SOFTPLUS + 4),
+        call(X, PROBABILITY, pos_weight=number(3, low=0.5, high=3).public, reduction="none", ulps=3 * SOFTPLUS + 16),
+        call(X, PROBABILITY.public, number(3, low=0.5, high=2).public, reduction="none", ulps=2 * (SOFTPLUS + 4) + 4),
+        call(
+            X,
+            PROBABILITY,
+            None,
+            pos_weight=number(3, low=0.5, high=3).private,
+            reduction="none",
+            ulps=3 * SOFTPLUS + 16,
+        ),
         ulps=SOFTPLUS + 4,
-        why="softplus and x y: 4 / 2 + 1 / 2",
-        errors=(refused(UnsupportedOpError, "pos_weight", X, PROBABILITY, pos_weight=number(3).public),),
+        why="softplus and x y: 4 / 2 + 1 / 2; a weight up to 3 multiplies the error, and that of 1 + (w - 1) y is 2",
     ),
     op(
         "binary_cross_entropy",
         *forms(PROBABILITY, PROBABILITY.public, ulps=LOG + 8, largest=3),
+        call(PROBABILITY, PROBABILITY, number(3, low=0.5, high=2).public, reduction="none", ulps=2 * (LOG + 8) + 4),
         ulps=LOG + 8,
         whole=False,
         why="log at p >= 1/8 errs by LOG + 8 / 2, truncated 1; times y and 1 - y in all, and 2.1 / 2",

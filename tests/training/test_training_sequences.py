@@ -96,9 +96,12 @@ def test_labels_parameters_and_losses_that_cannot_be():
         F.cross_entropy(model(x), torch.tensor([-1, -1]))
     with pytest.raises(ArgumentError, match="all are ignored"):
         F.cross_entropy(model(x), torch.tensor([-100, -100]))
-    labels = sectorch.share(torch.tensor([0, 1]), session=session)
-    with pytest.raises(ArgumentError, match="class weights with secret labels"):
+    labels = sectorch.share(torch.tensor([0, -100]), session=session)
+    with pytest.raises(DimensionError, match="with ignore_index=-1"):
         F.cross_entropy(model(x), labels, torch.ones(4))
+    weights = DifferentiableTensor(sectorch.share(torch.ones(4), session=session))
+    with pytest.raises(ArgumentError, match="secret class weights"):
+        F.cross_entropy(model(x), torch.tensor([0, 1]), weights)
     plain = nn.Linear(4, 2)
     with pytest.raises(ArgumentError, match="its gradient would be known to all"):
         plain(model(x))

@@ -312,27 +312,31 @@ class Star(Backend):
         masked = open_masked(self.net, x)
         raise_outside(self.net, masked, bits, fss=self._keyed(x) and not everywhere, everywhere=everywhere)
 
-    def own_code(self, x: Shares, count: int) -> Shares | None:
-        return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count))
+    def own_code(self, x: Shares, count: int, ignored: int | None = None) -> Shares | None:
+        return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count, ignored))
 
-    def check_index(self, x: Shares, count: int) -> bool:
+    def check_index(self, x: Shares, count: int, ignored: int | None = None) -> bool:
         if x.Q is not None:
-            self.net.check(self.net.Q, in_table, x.Q, count)
+            self.net.check(self.net.Q, in_table, x.Q, count, ignored)
         return x.Q is not None
 
 
-@leaf(shapes=lambda v, count: v.new_empty((*v.shape, count)))
-def one_hot(v: torch.Tensor, count: int) -> torch.Tensor:
-    """One-hot codes [v = 0, ..., v = count - 1] along a new last dimension."""
-    return torch.nn.functional.one_hot(v, count)
+@leaf(shapes=lambda v, count, _ignored=None: v.new_empty((*v.shape, count)))
+def one_hot(v: torch.Tensor, count: int, ignored: int | None = None) -> torch.Tensor:
+    """One-hot codes [v = 0, ..., v = count - 1] along a new last dimension; zeros for `ignored`, which is outside."""
+    if ignored is None:
+        return torch.nn.functional.one_hot(v, count)
+    return torch.nn.functional.one_hot(torch.where(v == ignored, count, v), count + 1)[..., :count].contiguous()
 
 
-@leaf(shapes=lambda v, _count: v)
-def in_table(v: torch.Tensor, count: int) -> torch.Tensor:
-    """Return v; raise `DimensionError` unless all of its elements are in 0 .. count - 1."""
-    outside = int(((v < 0) | (v >= count)).sum())
+@leaf(shapes=lambda v, _count, _ignored=None: v)
+def in_table(v: torch.Tensor, count: int, ignored: int | None = None) -> torch.Tensor:
+    """Return v; raise `DimensionError` unless all of its elements are in 0 .. count - 1, or `ignored`."""
+    wrong = (v < 0) | (v >= count)
+    outside = int((wrong if ignored is None else wrong & (v != ignored)).sum())
     if outside:
         raise DimensionError(
             f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
+            + ("; secret labels that count nothing are -1, with ignore_index=-1" if bool((v == -100).any()) else "")
         )
     return v
