@@ -165,7 +165,7 @@ def cross_entropy(
     dim = 1 if x.dim() > 1 else 0
     label_smoothing = max(label_smoothing, 0.0)  # as torch has it
     if target.is_floating_point():
-        logs = F.log_softmax(x, dim)
+        logs: Any = F.log_softmax(x, dim)
         if label_smoothing:
             target = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
         terms = logs * target
