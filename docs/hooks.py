@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 OUTSIDE = {
     "README.md": "readme.md",
-    "CODE_OF_CONDUCT.md": "conduct.md",
+    "CODE_OF_CONDUCT.md": "code_of_conduct.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
