@@ -21,6 +21,7 @@ GROUPS = {
     "sectorch.ckks": "Homomorphic encryption",
     "sectorch.estimators": "Estimators",
     "sectorch.dp": "Privacy budgets",
+    "sectorch.tables": "Tables",
     "sectorch.data": "Data",
     "sectorch.federated": "The papers' experiments",
     "sectorch.protocols.capc": "CaPC",

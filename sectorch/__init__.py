@@ -38,7 +38,7 @@ with interruptible(is_command()):
 if TYPE_CHECKING:
     from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
-    from .tables import BoostedTreesClassifier, BoostedTreesRegressor, Column, Table, evaluate, owned
+    from .tables import BoostedTreesClassifier, BoostedTreesRegressor, Column, Policy, Table, evaluate, owned, release
 
 __all__ = [
     "BoostedTreesClassifier",
@@ -50,6 +50,7 @@ __all__ = [
     "Inputs",
     "Link",
     "PairwiseMasks",
+    "Policy",
     "PrivateTensor",
     "Roles",
     "Scheme",
@@ -86,6 +87,7 @@ __all__ = [
     "public",
     "reference",
     "register_op",
+    "release",
     "reshare",
     "reveal_argmax",
     "secure",
@@ -102,7 +104,16 @@ __all__ = [
 __version__ = "0.2.0"
 
 _LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "tables", "testing")
-_OF_TABLES = ("BoostedTreesClassifier", "BoostedTreesRegressor", "Column", "Table", "evaluate", "owned")
+_OF_TABLES = (
+    "BoostedTreesClassifier",
+    "BoostedTreesRegressor",
+    "Column",
+    "Policy",
+    "Table",
+    "evaluate",
+    "owned",
+    "release",
+)
 _ON_DEMAND = {"encrypt": ".ckks"} | dict.fromkeys(_OF_TABLES, ".tables") | {name: f".{name}" for name in _LATER}
 """Names whose modules bring much with them (SEAL, numba, scipy, pandas): loaded when they are asked for."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .evaluation import evaluate
+from .release import GovernedResult, Policy, PolicyError, PolicyLedger, release
 from .statistics import Axis, LabelledResult, Statistic
 from .table import Column, OwnedTable, Table, owned
 
@@ -22,12 +23,17 @@ __all__ = [
     "BoostedTreesClassifier",
     "BoostedTreesRegressor",
     "Column",
+    "GovernedResult",
     "LabelledResult",
     "OwnedTable",
+    "Policy",
+    "PolicyError",
+    "PolicyLedger",
     "Statistic",
     "Table",
     "evaluate",
     "owned",
+    "release",
 ]
 
 

@@ -32,7 +32,7 @@ from sectorch.mpc.star.shares import reveal_to_A
 from sectorch.network.audit import audit, page
 from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
-from sectorch.network.federation.policy import Policy
+from sectorch.network.federation.policy import AcceptancePolicy
 from sectorch.network.federation.programs import DryParties, dry_run_source
 from sectorch.network.federation.reveals import Ledger, bounds_of, word_counts
 from sectorch.network.federation.service import PartyService, ProgramStart, RunParties, describe_proposal
@@ -517,7 +517,7 @@ def test_consent_receipts_log_and_page_of_parties_that_are_up(world, capsys, cap
     with caplog.at_level("INFO", "sectorch.query"):
         for name in PARTIES:
             file, own = read_federation(world.path), read_party_config(world.path, name)
-            policy = Policy(own, file, name)
+            policy = AcceptancePolicy(own, file, name)
             policy.check()
             party = PartyService(world.path, file, own, policy, credentials(file, name, own.folder))
             stopped = threading.Event()

@@ -28,7 +28,7 @@ from sectorch.network.federation import service as starts
 from sectorch.network.federation import service as ups
 from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
-from sectorch.network.federation.policy import Policy
+from sectorch.network.federation.policy import AcceptancePolicy
 from sectorch.network.federation.programs import source_of
 from sectorch.network.federation.proposals import Proposal, ProposalNote, open_note, proposal_of, sign_note
 from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
@@ -90,7 +90,7 @@ class Ups(World):
 
     def up(self, name: str) -> PartyService:
         file, own = read_federation(self.path), read_party_config(self.path, name)
-        policy = Policy(own, file, name)
+        policy = AcceptancePolicy(own, file, name)
         policy.check()
         party, stopped = (
             PartyService(self.path, file, own, policy, credentials(file, name, own.folder)),
@@ -425,7 +425,7 @@ def test_an_own_file_that_is_not_right_is_a_line(world, text, why):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(errors.ArgumentError, match=why) as caught:
-        Policy(read_party_config(world.path, "left"), read_federation(world.path), "left")
+        AcceptancePolicy(read_party_config(world.path, "left"), read_federation(world.path), "left")
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 

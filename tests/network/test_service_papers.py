@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, RefusedError
 from sectorch.network.federation.config import read_federation, read_party_config
-from sectorch.network.federation.policy import Policy
+from sectorch.network.federation.policy import AcceptancePolicy
 from sectorch.network.federation.programs import PAPERS, settings_digest, settings_of
 from sectorch.network.federation.service import describe_proposal
 
@@ -28,11 +28,11 @@ def file(tmp_path_factory):
 def accepted(file, capsys):
     """Accept a paper as north, and what it accepts then."""
 
-    def accept(*more: str) -> Policy:
+    def accept(*more: str) -> AcceptancePolicy:
         said = run(["federation", "accept", str(file), "capc", "--as", "north", *more, "--json", "--", *OPTIONS])
         assert said == 0, capsys.readouterr().err
         capsys.readouterr()
-        return Policy(read_party_config(file, "north"), read_federation(file), "north")
+        return AcceptancePolicy(read_party_config(file, "north"), read_federation(file), "north")
 
     yield accept
     (file.parent / "north.toml").unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def test_own_settings_that_are_not_right_are_a_line(file, own, why, capsys):
     path.write_text(table + "own = { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in own.items()) + " }\n")
     try:
         with pytest.raises(ArgumentError, match=r"north\.toml"):
-            Policy(read_party_config(file, "north"), read_federation(file), "north")
+            AcceptancePolicy(read_party_config(file, "north"), read_federation(file), "north")
     finally:
         path.unlink()
 

@@ -37,7 +37,7 @@ from ..federation.config import (
     read_party_config,
     server_credentials,
 )
-from ..federation.policy import AcceptanceRule, Policy
+from ..federation.policy import AcceptancePolicy, AcceptanceRule
 from ..federation.service import PartyService
 from ..identity.certificate_files import check_own_files
 from ..identity.identity import Credentials
@@ -613,7 +613,7 @@ class _FederationParty:
         Raises:
             ArgumentError: it is no server and accepts nothing, or a file is not right.
         """
-        policy = Policy(self._own, self._federated, self._name)
+        policy = AcceptancePolicy(self._own, self._federated, self._name)
         if any(rule.kind != "model" for rule in policy.accepted):
             self._start_programs(policy)
         if policy.model is not None:
@@ -626,7 +626,7 @@ class _FederationParty:
                 f"PROGRAM --as {self._name}` writes what it accepts into {self._own.path}"
             )
 
-    def _start_programs(self, policy: Policy) -> None:
+    def _start_programs(self, policy: AcceptancePolicy) -> None:
         name, federated = self._name, self._federated
         if name == SERVER and federated.server and not self._is_member:
             raise ArgumentError(

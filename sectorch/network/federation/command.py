@@ -26,7 +26,7 @@ from .config import (
     read_party_config,
     server_credentials,
 )
-from .policy import Policy, check_bounded, table_text, tensor_in
+from .policy import AcceptancePolicy, check_bounded, table_text, tensor_in
 from .programs import (
     PAPERS,
     cast_of,
@@ -206,7 +206,7 @@ def _add(own: PartyConfig, table: str, federated: FederationFile, name: str) -> 
     partial = party_file(own.path, f"{name}.new")
     files.write(partial, (before + ("\n" if before else "") + table).encode(), 0o600)
     try:
-        Policy(read_party_config(own.path, f"{name}.new"), federated, name)
+        AcceptancePolicy(read_party_config(own.path, f"{name}.new"), federated, name)
         files.move(partial, own.path)
     finally:
         partial.unlink(missing_ok=True)
@@ -304,7 +304,7 @@ def _check_own(federated: FederationFile, options: argparse.Namespace) -> str:
         words += f"\n'{options.name}' has what it shows as a server"
     if options.name in {member.name for member in federated.members if member.identity}:
         credentials(federated, options.name, own.folder)
-        Policy(own, federated, options.name).check()
+        AcceptancePolicy(own, federated, options.name).check()
         words += f"\n'{options.name}' has its certificate and keys, and they fit; it accepts {len(own.accept)} things"
     return words
 

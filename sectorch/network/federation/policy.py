@@ -143,7 +143,7 @@ class AcceptedRun:
         return {name: tensor_in(path, name) for name, path in self.accepted.inputs.items()}
 
 
-class Policy:
+class AcceptancePolicy:
     """The rules of a party. The constructor checks the tables, and `check` the files that they name.
 
     Raises:

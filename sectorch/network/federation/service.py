@@ -53,7 +53,7 @@ from ..wire.channel import copy_error
 from ..wire.fair_queue import FairQueue
 from .config import FederationFile, PartyConfig
 from .party import Federation
-from .policy import AcceptedRun, Policy
+from .policy import AcceptancePolicy, AcceptedRun
 from .programs import PAPERS, cast_of, command_of, dry_run_program, settings_of, source_of
 from .proposals import (
     Begin,
@@ -252,7 +252,12 @@ class PartyService:
     """
 
     def __init__(
-        self, path: Path, federated: FederationFile, own: PartyConfig, policy: Policy, credentials: Credentials
+        self,
+        path: Path,
+        federated: FederationFile,
+        own: PartyConfig,
+        policy: AcceptancePolicy,
+        credentials: Credentials,
     ):
         self.path, self.file, self.own, self.policy = path, federated, own, policy
         self.name = credentials.name

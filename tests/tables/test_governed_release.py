@@ -1,0 +1,455 @@
+"""A governed release, attacked by whoever learns its results: differencing, repeats, restarts, bad policies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sectorch
+from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, epsilon_of
+from sectorch.tables import Axis, PolicyError, Statistic
+from sectorch.tables.release import _division
+
+NOISY = {"epsilon": 1.0, "delta": 1e-5, "budget": 1.3}
+
+
+def shared(session, x, **options):
+    return sectorch.share(torch.as_tensor(x), session=session, **options)
+
+
+def released(counts, policy, session=None, values=None, **options):
+    session = session or REFERENCE
+    counts = shared(session, torch.as_tensor(counts))
+    values = counts if values is None else shared(session, values, limit=4096.0)
+    return sectorch.release(values, policy, counts=counts, **options)
+
+
+# What a policy withholds.
+
+
+def allowed(counts: np.ndarray, minimum: int) -> np.ndarray:
+    """The cells that are released, computed in the clear: an independent statement of the rule."""
+    bits = np.asarray(counts >= minimum)
+    for dim in range(counts.ndim):
+        if counts.shape[dim] == 1:
+            continue
+        lines = np.moveaxis(bits, dim, -1), np.moveaxis(counts, dim, -1)
+        for at in np.ndindex(lines[0].shape[:-1]):
+            line, sizes = lines[0][at], lines[1][at]
+            hidden = sizes[~line].sum()
+            if not line.all() and hidden < minimum and line.any():
+                line[np.flatnonzero(line)[np.argmin(sizes[line])]] = False
+    return bits
+
+
+REFERENCE = sectorch.Session(reference=True)
+
+
+@given(st.data())
+def test_the_released_cells_are_those_of_the_rule(data):
+    shape = data.draw(st.sampled_from([(), (1,), (2,), (5,), (2, 3), (3, 1), (2, 2, 2)]))
+    size = math.prod(shape)
+    counts = np.array(data.draw(st.lists(st.integers(0, 30), min_size=size, max_size=size))).reshape(shape)
+    values = np.round(np.random.default_rng(size).normal(size=shape), 3)
+    minimum = data.draw(st.integers(2, 12))
+    policy = sectorch.Policy(minimum=minimum, releases=0)
+    found = released(counts, policy, values=torch.tensor(values, dtype=torch.float32))
+    keeps = np.asarray(allowed(counts.copy(), minimum))
+    assert np.array_equal(~found.withheld.numpy(), keeps)
+    assert np.array_equal(found.counts.numpy()[keeps], counts[keeps]) and np.isnan(found.counts.numpy()[~keeps]).all()
+    assert (
+        np.allclose(found.values.numpy()[keeps], values[keeps], atol=2e-6)
+        and np.isnan(found.values.numpy()[~keeps]).all()
+    )
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(2, 15))
+def test_no_group_below_the_minimum_can_be_subtracted_from_the_number_of_rows(counts, minimum):
+    """The withheld cells together are a group that a reader can compute, whose number of rows is known."""
+    found = released(counts, sectorch.Policy(minimum=minimum, releases=0))
+    hidden = sum(counts) - int(np.nansum(found.counts))
+    assert (found.withheld.any() or not hidden) and (
+        not found.withheld.any() or hidden >= minimum or found.withheld.all()
+    )
+    assert all(c >= minimum for c in found.counts[~found.withheld].tolist())
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "comes"), [(97, 100, False), (100, 100, True), (60, 100, True), (3, 100, False)]
+)
+def test_a_filtered_group_is_not_released_where_its_complement_is_too_small(count, rows, comes):
+    assert bool(released(count, sectorch.Policy(minimum=10, releases=0), rows=rows).withheld) is not comes
+
+
+def test_rows_in_no_cell_count_as_a_withheld_cell():
+    policy = sectorch.Policy(minimum=10, releases=0)
+    assert released([40, 30, 27], policy, rows=100).withheld.tolist() == [False, False, True]
+    assert released([40, 30, 30], policy, rows=100).withheld.tolist() == [False] * 3
+    assert released([40, 30, 4], policy, rows=100).withheld.tolist() == [False, False, True]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(2, 6))
+def test_k_withholds_a_table_with_any_small_group(counts, k):
+    found = released([c * 3 for c in counts], sectorch.Policy(minimum=2, k=k, releases=0))
+    assert found.withheld.all() or not any(0 < c * 3 < k for c in counts)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(2, 1000))
+def test_rounded_counts_are_the_nearest_multiples(counts, rounding):
+    found = released(counts, sectorch.Policy(minimum=1000, rounding=rounding, releases=0))
+    for wanted, count in zip(counts, found.counts.tolist(), strict=True):
+        assert math.isnan(count) or count == (wanted + rounding // 2) // rounding * rounding
+
+
+@given(st.lists(st.floats(-3000, 3000, width=32), min_size=1, max_size=6), st.floats(0.01, 50))
+def test_values_are_rounded_to_steps(values, step):
+    policy = sectorch.Policy(minimum=2, step=step, releases=0)
+    found = released([5] * len(values), policy, values=torch.tensor(values))
+    for wanted, value in zip(values, found.values.tolist(), strict=True):
+        exact = round(value / step)
+        assert abs(value - exact * step) < 1e-9 * max(1, abs(value))
+        assert abs(value - wanted) <= step * (0.5 + 1 / 8) + 2**-19 * (1 + abs(wanted) / step)
+
+
+@given(st.integers(10, 44), st.integers(1, 1 << 26), st.data())
+def test_the_division_by_a_public_step_is_within_its_error(bits, r, data):
+    try:
+        drop, scale = _division(bits, r)
+    except PolicyError:
+        return
+    factor = -(-(1 << (scale + drop)) // r)
+    y = data.draw(st.integers(0, (1 << bits) - 1))
+    found = ((y >> drop) * factor) >> scale
+    assert (y >> drop) * factor < 1 << 62
+    assert abs(found - y // r) <= 1
+    if not drop:
+        assert found == y // r
+    elif found != y // r:
+        edge = min(y % r, r - y % r)
+        assert edge / r <= 1 / 8
+
+
+def test_shares_release_what_the_reference_does_and_open_nothing_else():
+    counts, values = [3, 15, 40, 22], torch.tensor([1.5, 2.25, 3.125, -4.0])
+    policy = sectorch.Policy(minimum=10, rounding=5, step=0.25, releases=0)
+    plain = released(counts, policy, values=values)
+    with sectorch.profile() as seen:
+        found = released(counts, policy, sectorch.Session(), values=values)
+    assert torch.equal(found.values.nan_to_num(-1), plain.values.nan_to_num(-1))
+    opened = [(line.protocol, line.shape.numel()) for line in seen.ledger if line.shows and line.protocol == "reveal"]
+    assert sum(size for _, size in opened) == 4 + 4 + 4  # bits, counts and values, of which four entries are zero
+
+
+# A withheld cell carries no information.
+
+
+@pytest.mark.parametrize("policy", [{"minimum": 10}, {"minimum": 10, "rounding": 5, "step": 0.5}])
+def test_what_is_opened_is_the_same_for_all_contents_of_withheld_cells(policy, monkeypatch):
+    opened = []
+    reveal = sectorch.SharedTensor.reveal
+
+    def record(self, to=None):
+        opened.append(reveal(self, to))
+        return opened[-1]
+
+    monkeypatch.setattr(sectorch.SharedTensor, "reveal", record)
+    for small, value in itertools.product((0, 4, 9), (-7.5, 0.0, 900.0)):
+        opened.append(None)
+        released([small, 12, 30], sectorch.Policy(**policy, releases=0), values=torch.tensor([value, 3.25, 2.0]))
+    runs = [[] for _ in opened if _ is None]
+    at = -1
+    for entry in opened:
+        if entry is None:
+            at += 1
+        else:
+            runs[at].append(entry)
+    assert len(runs) == 9 and all(all(map(torch.equal, run, runs[0])) for run in runs)
+
+
+# Noise.
+
+
+def test_noise_has_the_deviation_that_epsilon_needs_and_a_ledger_of_its_cost(tmp_path):
+    policy = sectorch.Policy(**NOISY)
+    found = released([1000] * 4000, policy, name="a", ledger=tmp_path, cells_per_row=1)
+    with BudgetFile(tmp_path / "A" / "budget.json") as budget:
+        assert 0.98 < budget.budget.spent <= 1.0
+    sigma = math.sqrt(2) / math.sqrt(2) * _unit(policy)  # of one party's noise, for a change of sqrt(2)
+    assert abs(float((found.counts - 1000).std()) / (math.sqrt(2) * sigma) - 1) < 0.05
+
+
+def _unit(policy):
+    from sectorch.dp import scale_for
+
+    return scale_for("gaussian", policy.epsilon, policy.delta, 1)
+
+
+def test_a_small_cell_is_released_with_a_probability_of_delta_at_most(tmp_path):
+    policy = sectorch.Policy(minimum=10, epsilon=1.0, delta=1e-4, budget=1.0)
+    found = released([9] * 3000 + [500], policy, name="a", ledger=tmp_path, cells_per_row=1)
+    assert found.withheld[:-1].all() and not found.withheld[-1]
+
+
+def test_noise_of_values_needs_to_know_how_far_a_row_moves_them(tmp_path):
+    options = {"values": torch.tensor([1.0, 2.0]), "name": "a", "ledger": tmp_path, "cells_per_row": 1}
+    with pytest.raises(PolicyError, match="how far one row can move"):
+        released([50, 60], sectorch.Policy(**NOISY), **options)
+    assert not (tmp_path / "A").exists()
+    found = released([50, 60], sectorch.Policy(**NOISY), row_bound=1.0, **options)
+    assert not torch.equal(found.values, torch.tensor([1.0, 2.0]).double())
+
+
+# Repeats, restarts, several ledgers.
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_a_repeat_is_bit_equal_is_not_charged_and_averages_nothing_out(tmp_path, reference):
+    policy = sectorch.Policy(**NOISY)
+    ask = lambda counts: released(
+        counts, policy, sectorch.Session(reference=reference), name="a", ledger=tmp_path, cells_per_row=1
+    )
+    first = ask([100, 200, 300])
+    again = [ask([100, 200, 300]) for _ in range(3)]
+    assert all(torch.equal(x.counts, first.counts) for x in again)
+    # Other rows under the same name: the difference of two releases under one noise would be exact.
+    assert torch.equal(ask([101, 200, 300]).counts, first.counts)
+    assert _spent(tmp_path) <= 1.0
+    with pytest.raises(BudgetExhaustedError):
+        released([100, 200, 300], policy, name="b", ledger=tmp_path, cells_per_row=1)
+    assert _spent(tmp_path) <= 1.0
+
+
+def _spent(folder, party="A"):
+    with BudgetFile(folder / party / "budget.json") as budget:
+        return epsilon_of(budget.budget.curve, budget.budget.delta)
+
+
+def test_a_name_stands_for_one_release(tmp_path):
+    policy = sectorch.Policy(minimum=10, releases=2)
+    released([20, 30], policy, name="a", ledger=tmp_path)
+    for changed in ([20, 30, 40], [[20, 30]]):
+        with pytest.raises(PolicyError, match="another name"):
+            released(changed, policy, name="a", ledger=tmp_path)
+    with pytest.raises(PolicyError, match="another name"):
+        released([20, 30], policy, name="a", ledger=tmp_path, to="S")
+
+
+def test_differencing_by_another_release_is_what_the_limit_of_releases_stops(tmp_path):
+    """49 patients and one more: the second release would be that patient's."""
+    policy = sectorch.Policy(minimum=10)
+    ages = torch.arange(50.0)
+    session = sectorch.Session(reference=True)
+
+    def total(rows, name):
+        sums, counts = shared(session, ages[rows].sum().reshape(1)), shared(session, torch.tensor([len(ages[rows])]))
+        return sectorch.release(sums, policy, counts=counts, name=name, ledger=tmp_path)
+
+    assert total(slice(0, 50), "all").values.tolist() == [1225.0]
+    with pytest.raises(PolicyError, match="as many as its policy allows"):
+        total(slice(0, 49), "all but one")
+    assert total(slice(0, 50), "all").values.tolist() == [1225.0]  # what is released stays available
+
+
+def test_all_owners_are_charged_or_none(tmp_path):
+    session = sectorch.Session(owners=("H1", "H2"), reference=True)
+    policy = sectorch.Policy(**NOISY)
+    with BudgetFile(tmp_path / "H2" / "budget.json", (1.3, 1e-5)) as other:
+        other.charge(_curve_of(1.2), "elsewhere", "x", 1)
+    with pytest.raises(BudgetExhaustedError):
+        released([100, 200], policy, session, name="a", ledger=tmp_path, cells_per_row=1)
+    assert not (tmp_path / "H1" / "releases.json").exists() and not (tmp_path / "A" / "releases.json").exists()
+
+
+def _curve_of(epsilon):
+    from sectorch.dp import GNMax, scale_for
+
+    return GNMax(scale_for("gaussian", epsilon, 1e-5, 1)).curve
+
+
+class Killed(BaseException):
+    """Stands for kill -9 in the middle of a release: nothing after it runs."""
+
+
+PLACES = ["charge before the entry", "before the halves", "between the halves", "after the halves"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_crash_anywhere_is_charged_once_and_the_release_comes_later(tmp_path, monkeypatch, place, noisy):
+
+    module = sys.modules["sectorch.tables.release"]
+    policy = sectorch.Policy(**NOISY) if noisy else sectorch.Policy(minimum=10)
+    ask = lambda: released([100, 200, 300], policy, sectorch.Session(), name="a", ledger=tmp_path, cells_per_row=1)
+    store, write, number = module.PolicyLedger.store, module.files.write, itertools.count()
+
+    def dies(*_):
+        raise Killed
+
+    def store_and_die(self, *arguments):
+        if next(number) == {"between the halves": 1}.get(place, 0):
+            dies()
+        store(self, *arguments)
+
+    def write_and_die(path, *arguments):
+        if path.name == "releases.json":
+            dies()
+        write(path, *arguments)
+
+    def reveal_and_die(self, *_):
+        dies()
+
+    with monkeypatch.context() as context:
+        if place == "charge before the entry":
+            context.setattr(module.files, "write", write_and_die)
+        elif place == "after the halves":
+            context.setattr(sectorch.SharedTensor, "reveal", reveal_and_die)
+        else:
+            context.setattr(module.PolicyLedger, "store", store_and_die)
+        with pytest.raises(Killed):
+            ask()
+    halves = {p.parent.name: p.read_bytes() for p in tmp_path.glob("*/*.release")}
+    first = ask()
+    assert torch.equal(ask().counts, first.counts)
+    if place == "after the halves":  # somebody may have learned the result: it is that one again
+        assert halves == {p.parent.name: p.read_bytes() for p in tmp_path.glob("*/*.release")}
+    entries = json.loads((tmp_path / "A" / "releases.json").read_text())["releases"]
+    assert list(entries) == ["a"]
+    if noisy:
+        assert _spent(tmp_path) <= 1.0 < 1.0 + _spent(tmp_path)
+
+
+# What is refused, before anything is shared, drawn or charged.
+
+
+BAD = [
+    ({}, "names neither"),
+    ({"minimum": 1}, "whole number from 2"),
+    ({"minimum": True}, "whole number from 2"),
+    ({"minimum": 10.5}, "whole number from 2"),
+    ({"minimum": "10"}, "whole number from 2"),
+    ({"minimum": 10, "rounding": 20}, "at most the minimum"),
+    ({"minimum": 10, "epsilon": 1.0}, "no delta and no budget"),
+    ({"minimum": 10, "delta": 1e-5}, "no epsilon and no budget"),
+    ({"epsilon": 1.0, "delta": 1e-5}, "no budget"),
+    ({"epsilon": 1.0, "delta": 1e-5, "budget": 0.5}, "does not afford one"),
+    ({"epsilon": -1.0, "delta": 1e-5, "budget": 1.0}, "a number above 0"),
+    ({"epsilon": math.nan, "delta": 1e-5, "budget": 1.0}, "a number above 0"),
+    ({"epsilon": math.inf, "delta": 1e-5, "budget": math.inf}, "a number above 0"),
+    ({"epsilon": 1.0, "delta": 1.0, "budget": 1.0}, "between 0 and 1"),
+    ({"epsilon": 1.0, "delta": 1e-5, "budget": 1.0, "k": 5}, "exact counts"),
+    ({"minimum": 10, "releases": -1}, "0 for no limit"),
+    ({"minimum": 10, "step": 0}, "a number above 0"),
+    ({"minimum": 10, "counts": "yes"}, "true or false"),
+]
+
+
+@pytest.mark.parametrize(("entries", "text"), BAD, ids=lambda v: str(v)[:30])
+def test_a_policy_that_contradicts_itself_is_refused_also_from_a_file(tmp_path, entries, text):
+    with pytest.raises(PolicyError, match=text):
+        sectorch.Policy(**entries)
+    written = lambda v: str(v).lower() if isinstance(v, (bool, float)) else repr(v)
+    path = tmp_path / "policy.toml"
+    path.write_text("\n".join(f"{k} = {written(v)}" for k, v in entries.items()))
+    with pytest.raises(PolicyError, match=text) as caught:
+        sectorch.Policy.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_policy_is_read_from_toml(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text("minimum = 10\nepsilon = 1\ndelta = 1e-5\nbudget = 3.0\n")
+    assert sectorch.Policy.read(path) == sectorch.Policy(minimum=10, epsilon=1, delta=1e-5, budget=3.0)
+    assert sectorch.Policy.read(path).digest == sectorch.Policy(minimum=10, epsilon=1.0, delta=1e-5, budget=3.0).digest
+    for text in ("minimun = 10", "minimum = ", "minimum = 10\nminimum = 11", "[policy]\nminimum = 10"):
+        path.write_text(text)
+        with pytest.raises(PolicyError, match=r"policy\.toml"):
+            sectorch.Policy.read(path)
+    with pytest.raises(PolicyError, match="cannot read"):
+        sectorch.Policy.read(tmp_path / "none.toml")
+
+
+def test_a_release_that_cannot_be_evaluated_releases_nothing(tmp_path, monkeypatch):
+    session = sectorch.Session(reference=True)
+    policy = sectorch.Policy(minimum=10, releases=0)
+    x, n = shared(session, [1.0, 2.0]), shared(session, torch.tensor([20, 30]))
+    other = shared(sectorch.Session(reference=True), torch.tensor([20, 30]))
+    monkeypatch.setattr(sectorch.SharedTensor, "reveal", lambda *_, **__: pytest.fail("something was revealed"))
+    for statistic, options, text in [
+        (x, {}, "number of rows behind each value"),
+        (torch.ones(2), {"counts": n}, "a Statistic or a shared tensor"),
+        (x, {"counts": torch.tensor([20, 30])}, "number of rows behind each value"),
+        (x, {"counts": shared(session, [20.0, 30.0])}, "whole numbers"),
+        (x, {"counts": other}, "one session"),
+        (x, {"counts": shared(session, torch.tensor([20, 30, 40]))}, "do not belong"),
+        (x[:0], {"counts": n[:0]}, "do not belong"),
+        (x, {"counts": n, "rows": 0}, "public number of all rows"),
+        (x, {"counts": n, "cells_per_row": 0}, "cells_per_row"),
+    ]:
+        with pytest.raises(PolicyError, match=text):
+            sectorch.release(statistic, policy, **options)
+    for wrong, text in [
+        ("minimum 10", "a release is under a Policy"),
+        (sectorch.Policy(minimum=10), "no ledger to count it"),
+        (sectorch.Policy(minimum=10, rounding=5, releases=0), "name a step"),
+    ]:
+        with pytest.raises(PolicyError, match=text):
+            sectorch.release(x, wrong, counts=n)
+    for name in (None, "", "a\nb", "x" * 201, 3):
+        with pytest.raises(PolicyError, match="has a name"):
+            sectorch.release(x, sectorch.Policy(minimum=10), counts=n, ledger=tmp_path / "l", name=name)
+    assert not (tmp_path / "l").exists()
+
+
+def test_a_ledger_is_of_one_policy_and_is_not_started_again(tmp_path, monkeypatch):
+    policy = sectorch.Policy(**NOISY)
+    options = {"name": "a", "ledger": tmp_path, "cells_per_row": 1}
+    released([100, 200], policy, **options)
+    monkeypatch.setattr(sectorch.SharedTensor, "reveal", lambda *_, **__: pytest.fail("something was revealed"))
+    for other in (sectorch.Policy(minimum=10), sectorch.Policy(**{**NOISY, "budget": 30.0})):
+        with pytest.raises(PolicyError, match="of the policy"):
+            released([100, 200], other, **options)
+    ledger, budget = tmp_path / "A" / "releases.json", tmp_path / "A" / "budget.json"
+    before = ledger.read_text()
+    for text in ("", "{}", before.replace('"a"', '"b"'), before[:-10]):
+        ledger.write_text(text)
+        with pytest.raises(PolicyError, match="cannot be read"):
+            released([100, 200], policy, **options)
+    ledger.write_text(before)
+    kept = budget.read_bytes()
+    budget.unlink()
+    with pytest.raises(BudgetFileError, match="put it back"):
+        released([100, 200], policy, **{**options, "name": "b"})
+    budget.write_bytes(kept)
+    half = next((tmp_path / "S").glob("*.release"), None) or next((tmp_path / "A").glob("*.release"))
+    half.write_bytes(half.read_bytes()[:-1] + b"x")
+    with pytest.raises(PolicyError, match="cannot be drawn twice"):
+        released([100, 200], policy, **options)
+
+
+def test_a_statistic_keeps_its_labels_and_what_has_no_value():
+    session = sectorch.Session(reference=True)
+    statistic = Statistic(
+        shared(session, [1.5, 2.5, 3.5]), shared(session, torch.tensor([12, 40, 20])),
+        (Axis("sex", ("f", "m", "x")),), "mean", shared(session, torch.tensor([1, 1, 0])),
+    )  # fmt: skip
+    found = sectorch.release(statistic, sectorch.Policy(minimum=10, releases=0))
+    assert found["m"] == 2.5 and math.isnan(found["x"]) and not found.withheld.any() and "mean" in repr(found)
+    found = sectorch.release(statistic, sectorch.Policy(minimum=15, releases=0))
+    assert found.withheld.tolist() == [True, False, True] and found.as_dict()["withheld"] == [True, False, True]
+    with pytest.raises(PolicyError, match="a Statistic has its own"):
+        sectorch.release(statistic, sectorch.Policy(minimum=10, releases=0), counts=statistic.counts)
+
+
+def test_folders_of_a_ledger_are_for_their_owner_alone(tmp_path):
+    released([20, 30], sectorch.Policy(minimum=10), name="a", ledger=tmp_path)
+    for path in [*Path(tmp_path).glob("*/*")]:
+        assert not path.stat().st_mode & 0o077, path
