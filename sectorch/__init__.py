@@ -38,7 +38,17 @@ with interruptible(is_command()):
 if TYPE_CHECKING:
     from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
-    from .tables import BoostedTreesClassifier, BoostedTreesRegressor, Column, Policy, Table, evaluate, owned, release
+    from .tables import (
+        BoostedTreesClassifier,
+        BoostedTreesRegressor,
+        Column,
+        Policy,
+        Table,
+        evaluate,
+        join,
+        owned,
+        release,
+    )
 
 __all__ = [
     "BoostedTreesClassifier",
@@ -77,6 +87,7 @@ __all__ = [
     "fitted_models",
     "garbled",
     "generate",
+    "join",
     "network",
     "nn",
     "one_hot_argmax",
@@ -111,6 +122,7 @@ _OF_TABLES = (
     "Policy",
     "Table",
     "evaluate",
+    "join",
     "owned",
     "release",
 )

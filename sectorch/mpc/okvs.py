@@ -1,4 +1,4 @@
-"""An oblivious key-value store: a table of uniform words in which a key finds its row. Its own file: a term of the field.
+"""An oblivious key-value store, in which a key finds its row: its own file, since it is a term of the field.
 
 The owner of the rows encodes n of them, each under a key, as a matrix of 64-bit words. The row of a key is the XOR of
 the matrix's rows at three places and at a random subset of `DENSE` further ones, which all follow from the key's hash.
@@ -13,7 +13,7 @@ collide, with probability n^2 / 2^121, and AES of distinct blocks is uniform up 
 
 Encoding peels the keys: a place that one key alone has is assigned last, and the key is taken away. The keys that are
 left (none, nearly always, in a large table) are solved with the dense places by elimination over GF(2). They have no
-solution with a probability below 2^-40 (`tests/tables/test_okvs.py` measures how many dense places are needed).
+solution with a probability below 2^-40 (`tests/test_okvs.py` measures how many dense places are needed).
 
 Sources: Garimella, Pinkas, Rosulek, Trieu, Yanai, "Oblivious key-value stores and amplification for private set
 intersection", CRYPTO 2021 (three places and dense ones, 3H-GCT); Kolesnikov, Matania, Pinkas, Rosulek, Trieu,
@@ -203,7 +203,7 @@ def _solve(matrix: np.ndarray, places: np.ndarray, subsets: np.ndarray, values: 
                 rest[i] ^= rest[j]
         if not equation:
             raise ArgumentError(
-                "the keys of a table have no encoding: two of them are one key to the hash, or, once in 2^40 tables, by "
+                "the keys of a table have no encoding: two of them are equal to the hash or, once in 2^40 tables, by "
                 "chance; join again"
             )
         equations[i] = equation

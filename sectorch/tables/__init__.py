@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .evaluation import evaluate
+from .join import join
 from .release import GovernedResult, Policy, PolicyError, PolicyLedger, release
 from .statistics import Axis, LabelledResult, Statistic
 from .table import Column, OwnedTable, Table, owned
@@ -32,6 +33,7 @@ __all__ = [
     "Statistic",
     "Table",
     "evaluate",
+    "join",
     "owned",
     "release",
 ]

@@ -31,7 +31,7 @@ import torch
 
 from ..backend import Backend, RaisedFlags
 from ..choreography import Located, Message, Net, Party, Roles, leaf, protocol
-from ..choreography.located import compute, with_shapes
+from ..choreography.located import with_shapes
 from ..choreography.roles import STAR
 from ..choreography.streams import SECRET_BYTES, derive, random_secret
 from ..config import Scheme
@@ -91,15 +91,15 @@ def _part(name: str, value: Any, normalise: Sequence[str]) -> tuple[int, bytes]:
             raise NonFiniteError(f"key column {name!r} holds infinite numbers, which identify nothing")
         if value != math.floor(value):
             raise DtypeError(
-                f"key column {name!r} holds numbers that are not whole, which are hardly ever equal: round them to whole "
-                f"units first"
+                f"key column {name!r} holds numbers that are not whole, which are hardly ever equal: round them to "
+                f"whole units first"
             )
         return _WHOLE, str(int(value)).encode()
     if type(value).__name__ in ("NAType", "NaTType"):
         return _MISSING, b""
     raise DtypeError(
-        f"key column {name!r} holds a {type(value).__name__}; keys are whole numbers, text, booleans and times: convert "
-        f"it to text first"
+        f"key column {name!r} holds a {type(value).__name__}; keys are whole numbers, text, booleans and times: "
+        f"convert it to text first"
     )
 
 
@@ -396,10 +396,11 @@ def join(
     more. Exact.
 
     What each party learns: lengths, column names and the kinds of keys (text, numbers) are announced, so all parties
-    know them. Of an inner join without a bound all parties learn the number of rows. Beyond that nobody learns anything:
-    S receives a store, hashes and halves that are uniform as long as it does not collude with an owner, A halves. A
-    and the owners know the secret of the join, and see nothing computed under it. With S an owner could try out keys
-    for the others' tables, so no owner may collude with S. A refused table (keys that repeat) tells the others that.
+    know them. Of an inner join without a bound all parties learn the number of rows. Beyond that nobody learns
+    anything: S receives a store, hashes and halves that are uniform as long as it does not collude with an owner, A
+    receives halves. A and the owners know the secret of the join, and see nothing computed under it. With S an owner
+    could try out keys for the others' tables, so no owner may collude with S. A refused table (keys that repeat) tells
+    the others that.
 
     Raises:
         ArgumentError: S as an owner, tables of one owner, no such column, keys that repeat, keys of different types, or
@@ -423,7 +424,7 @@ def join(
     for i, (table, (own, _)) in enumerate(zip(tables, keys, strict=True)):
         if not own.is_meta:
             _check_repeats(table, own, many if i == 0 else 1, i == 0)
-    described = [(table.owner, len(table), *columns, *own.names) for table, columns, own in zip(tables, keys_of, words, strict=True)]
+    described = [(x.table.owner, len(x.table), names, x.names) for x, names in zip(words, keys_of, strict=True)]
     session.agreement.note(party, "join", described, how, many, bound, normalise, str(left.scheme))
     _compare_kinds(session, party, tables, keys, len(keys_of[0]))
     return _Join(session, party, left.scheme, words, names, [own for own, _ in keys], how, many, bound).table()
@@ -446,18 +447,19 @@ class _Join:
             backend = self.session.backend(net, self.scheme)
             own, found = self._lookups(net, backend)
             matches = backend.is_zero(backend.each(_beside, *(backend.each(_columns, x, 0, 1) for x in found)))
-            found = [backend.each(_columns, x, 1, 1 + part.width) for x, part in zip(found, self.words[1:], strict=True)]
+            found = [
+                backend.each(_columns, x, 1, 1 + part.width) for x, part in zip(found, self.words[1:], strict=True)
+            ]
             if self.how == "left":
                 return self._left(backend, own, found, matches)
             present = backend.each(_columns, matches, 0, 1)
             for i in range(1, len(found)):
                 present = backend.multiply(torch.mul, present, backend.each(_columns, matches, i, i + 1))
-            padded = self.bound is not None
-            if padded:
+            if self.bound is not None:
                 found = [backend.multiply(_times_flags, present, x) if x.shape[1] else x for x in found]
                 own = backend.multiply(_times_flags, present, own) if own.shape[1] else own
             rows = backend.each(_beside, own, *found, present)
-            if not padded:
+            if self.bound is None:
                 return self._opened(self._shuffled(backend, rows))
             if self.bound >= self.rows:
                 return self._made(self._shuffled(backend, rows), present=True)
@@ -543,8 +545,8 @@ class _Join:
             kept = marks.reveal(to="S").to(torch.uint8)
         except RangeExceededError:
             raise RangeExceededError(
-                f"more rows match than bound={self.bound}, so there is no result, and nobody learned by how many: name a "
-                f"larger bound, or none"
+                f"more rows match than bound={self.bound}, so there is no result, and nobody learned by how many: "
+                f"name a larger bound, or none"
             ) from None
         if not session.reference:
             kept = session.agreement.broadcast(self.party, "join_rows", session.S, kept)
@@ -583,7 +585,6 @@ class _Join:
 
 def _repeated(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x.expand(rows, 1)
-
 
 
 class _Step:
@@ -631,6 +632,11 @@ def _checked(tables: Sequence[Any], how: Any, many: Any, bound: Any) -> tuple[An
         raise ArgumentError(f"bound is a number of rows, from 1, got {bound!r:.40}")
     if bound is not None and how == "left":
         raise ArgumentError("a left join has as many rows as its first table: leave out bound")
+    if max(len(table) for table in tables[1:]) * many >= 1 << 28:
+        raise ArgumentError(
+            f"the rows of another table than the first are stored many={many} times, which makes 2^28 or more: name a "
+            f"smaller many"
+        )
     if first.scheme.verified:
         raise UnsupportedOpError(
             "a join shuffles its rows, for whose dealing there is no proof: use a scheme without verified=True"
@@ -699,7 +705,7 @@ def _compare_kinds(
 ) -> None:
     """Refuse key columns of different types, which all parties learn: nothing would match, without a word."""
     kinds = []
-    for table, (own, found) in zip(tables, keys, strict=True):
+    for table, (_, found) in zip(tables, keys, strict=True):
         if not session.complete:
             (holder,) = session.parties_named(table.owner, party)
             own_kinds = torch.tensor(found if found else [0] * count, dtype=torch.int64)
