@@ -44,15 +44,13 @@ def opened(table: Table) -> pd.DataFrame:
     return frame if table.present is None else frame[table.present.reveal().numpy()]
 
 
-def same_rows(found: pd.DataFrame, wanted: pd.DataFrame) -> None:
+def same_rows(found: Any, wanted: Any) -> None:
     """The rows in any order; -1 stands for a missing value, which no test has."""
     by_row = lambda x: sorted(map(tuple, x[list(found.columns)].astype(float).fillna(-1).to_numpy().tolist()))
     assert by_row(found) == by_row(wanted)
 
 
-def tables_of(
-    frames: list[pd.DataFrame], session: Session, owners: Any = OWNERS, on: Any = ("id",)
-) -> list[OwnedTable]:
+def tables_of(frames: Any, session: Session, owners: Any = OWNERS, on: Any = ("id",)) -> list[OwnedTable]:
     return [
         sectorch.owned(frame, owner=owner, session=session, columns=[c for c in frame.columns if c not in on])
         for owner, frame in zip(owners, frames, strict=False)
@@ -308,7 +306,8 @@ def test_rows_of_no_other_columns_and_no_rows():
     session = Session(owners=("H1", "H2"))
     none = LEFT.iloc[:0]
     for first, second in ((none, RIGHT), (LEFT, RIGHT.iloc[:0]), (none, RIGHT.iloc[:0])):
-        for options in ({}, {"how": "left"}, {"bound": 3}):
+        kinds: list[Any] = [{}, {"how": "left"}, {"bound": 3}]
+        for options in kinds:
             table = sectorch.join(*tables_of([first, second], session), on="id", **options)
             assert len(opened(table)) == (len(first) if options == {"how": "left"} else 0)
     with pytest.raises(SectorchError):  # an owned table has a column, so a join has one
