@@ -92,7 +92,7 @@ class SharedEstimator(BaseEstimator):
     def revealed(self, to: Any = None) -> Any:
         """An estimator with the same fit in plain, which Q learns, or the named parties (`SharedTensor.reveal`).
 
-        This estimator is not changed.
+        This estimator is not changed. In a process of other parties the estimator stays in shares.
 
         Raises:
             FitError: there is no fit; nobody learned anything else.
@@ -121,7 +121,10 @@ class SharedEstimator(BaseEstimator):
             plain = {name: as_float64(v).reveal(to) for name, v in secrets.items() if isinstance(v, SharedTensor)}
         except RangeExceededError:
             raise FitError(self._reason()) from None
-        vars(self).update({name: value.numpy().astype(np.float64) for name, value in plain.items()})
+        learned = {
+            name: value for name, value in plain.items() if not value.is_meta
+        }  # others, elsewhere, learn nothing
+        vars(self).update({name: value.numpy().astype(np.float64) for name, value in learned.items()})
 
     def _reason(self) -> str:
         return (
