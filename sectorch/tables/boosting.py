@@ -56,7 +56,7 @@ from ..ring import encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.table import Context
-from ..training.fixed_point import at_scale_bits, check_below, matmul, whole_bits
+from ..training.fixed_point import at_scale_bits, check_below, matmul
 from .table import Column, OwnedTable, Table
 
 MOST_BINS = 256
@@ -515,7 +515,7 @@ class _BoostedTrees(SharedEstimator):
     ) -> None:
         rows = y.shape[0]
         if not 2 <= rows <= MOST_ROWS:
-            raise ArgumentError(f"a fit takes from 2 to {MOST_ROWS} rows, got {rows}")
+            raise ArgumentError(f"a fit takes from 2 to {MOST_ROWS} rows, got n_samples = {rows}")
         if y.scheme.verified or y.scheme.audited != 1:
             raise ArgumentError("a fit is not proved: use a scheme without verified=True and audited")
         given = _given_edges(self.edges, features, self.max_bins, y.scheme)
@@ -529,6 +529,7 @@ class _BoostedTrees(SharedEstimator):
             results += self._trees(boosting, y, present, len(features))
         self.features_, self.thresholds_, self.leaves_, self.base_ = results
         self.n_features_in_, self.feature_names_ = len(features), tuple(f.name for f in features)
+        self._bits, self._frac_bits = max(feature.bits for feature in features), y.scheme.frac_bits
 
     def _facts(self) -> tuple:
         facts = {name: value for name, value in self.get_params().items() if name != "edges"}
@@ -668,13 +669,13 @@ class _BoostedTrees(SharedEstimator):
             context, results,
         ):  # fmt: skip
             f, backend = context.frac_bits, context.backend
-            most = whole_bits(x)
+            most = context.scheme.activation_bits if x.bound is None else math.frexp(x.bound)[1] - x.scale_bits
             x = at_scale_bits(context, check_below(context, x, most), f).bounded(None)
             features, thresholds, leaves, base = (_as_shares(context, self, name) for name in self._fitted)
             trees, nodes, _ = features.shape
             codes = backend.each(_as_columns, features)
             seen = backend.multiply(matmul, x.shares, codes) - backend.each(torch.flatten, thresholds)
-            right = backend.at_least(seen - 1, (0,), min(63, x.scheme.activation_bits + f + 2))[0]
+            right = backend.at_least(seen - 1, (0,), min(63, max(most + f, self._bits) + 2))[0]
             right = backend.each(torch.unflatten, right, dim=1, sizes=(trees, nodes))
             values = context.tensor(backend.each(torch.unsqueeze, leaves, dim=-1), f)
             found: Any = leaf_of_tree(context.tensor(right, 0, 1.0, dtype=torch.bool), values)
@@ -705,7 +706,7 @@ class _BoostedTrees(SharedEstimator):
 
     def _plain_margin(self, X: np.ndarray) -> np.ndarray:
         """The trees on plain numbers, which are rounded as they would be when they are shared."""
-        scale = 2.0**20
+        scale = 2.0**self._frac_bits
         rows = np.rint(X * scale) / scale
         total = np.full(len(X), float(self.base_[0]))
         column, decides = self.features_.argmax(-1), self.features_.any(-1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import some
+from sklearn.utils.estimator_checks import check_estimator
 
 import sectorch
 from sectorch.errors import (
@@ -248,6 +250,28 @@ def test_what_is_revealed_is_a_plain_estimator():
     assert np.array_equal(model.predict(own).reveal().numpy(), plain.predict(own))
     rows = sectorch.share(torch.tensor(own), session=session, owner="A", limit=1024.0)
     assert np.array_equal(plain.predict(rows).reveal().numpy(), plain.predict(own))
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("kind", KINDS)
+def test_scikit_learn_takes_them_for_its_own(kind: type):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scikit-learn's own checks
+        results = check_estimator(kind(3, max_depth=2, max_bins=16), on_fail=None)
+    failed = {r["check_name"] for r in results if r["status"] != "passed"}
+    assert failed <= {"check_array_api_input"} and len(results) > 40  # that asks for SCIPY_ARRAY_API
+
+
+def test_columns_beyond_the_activation_limit_are_fitted_and_predicted():
+    """An owner's numbers are put into bins, and never multiplied, so their limit is that of their column."""
+    session = session_of()
+    income = np.linspace(1e3, 9e4, 60).round()
+    facts = {"income": Column("number", limit=2.0**17)}
+    x = owned({"income": income}, owner="A", session=session, columns=facts)
+    y = (income > 5e4).astype(int)
+    model = BoostedTreesClassifier(1, max_depth=1, max_bins=64).fit(x, shared(y, session))
+    assert np.array_equal(model.predict(x).reveal().numpy(), y)
+    assert np.array_equal(model.revealed().predict(income[:, None]), y)
 
 
 # What is refused
