@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from ..errors import BusyError
 
 SHARE = 0.9
 """Of the memory that a control group leaves this process, where no other bound is named."""
-VALUES = 16
-"""Values of a call that are in memory at the same time, each as large as the largest one: shares, masks, limbs of
-products, and messages on their way."""
+WAIT = 10.0
+"""Seconds that a call waits for the memory of calls that run."""
+SHORTAGE = 30.0
+"""Seconds after a refusal in which memory is short, so that a server ends idle sessions sooner."""
 _GROUPS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
@@ -39,6 +41,9 @@ def group_limit() -> int | None:
 class MemoryBound:
     """Refuses work that would take more memory than a process may hold.
 
+    What is held is the larger one of two numbers: the resident memory now, and that of the process when nothing was
+    reserved together with what is reserved now. So memory that a running call has taken does not count twice.
+
     Args:
         limit: bytes; by default `SHARE` of the control group's, and no bound without one.
     """
@@ -46,33 +51,70 @@ class MemoryBound:
     def __init__(self, limit: int | None = None):
         group = group_limit() if limit is None else None
         self.limit = int(SHARE * group) if group is not None else limit
-        self._lock = threading.Lock()
-        self._reserved = 0
+        self._released = threading.Condition()
+        self._sessions = self._calls = 0
+        self._alone = resident()
+        """The resident memory when nothing was reserved."""
+        self._refused = -SHORTAGE
+
+    def note_refusal(self) -> None:
+        """Work was refused for want of memory, here or at another party of a session."""
+        self._refused = time.monotonic()
+
+    @property
+    def short(self) -> bool:
+        """Whether work was refused a short time ago."""
+        return time.monotonic() - self._refused < SHORTAGE
 
     def check(self, size: int) -> None:
-        """Raise BusyError unless there is room for so many bytes, beside what is reserved."""
-        if self.limit is None or self._fits(size):
+        """Raise BusyError unless there is room for so many bytes."""
+        with self._released:
+            self._check(size)
+
+    def reserve(self, call: int, session: int = 0) -> None:
+        """Reserve bytes for a call and, beside it, for what its session keeps, each until `release`.
+
+        Where calls that run have reserved what is missing, this waits for them, `WAIT` seconds at most.
+
+        Raises:
+            BusyError: there is no room.
+        """
+        size, end = call + session, time.monotonic() + WAIT
+        with self._released:
+            if not self._sessions + self._calls:
+                self._alone = resident()
+            while self._calls and not self._fits(size) and self._fits(size, without_calls=True):
+                if not self._released.wait(max(0.0, end - time.monotonic())):
+                    break
+            self._check(size)
+            self._calls, self._sessions = self._calls + call, self._sessions + session
+
+    def release(self, call: int, session: int = 0) -> None:
+        """Give reserved room back."""
+        with self._released:
+            self._calls, self._sessions = self._calls - call, self._sessions - session
+            self._released.notify_all()
+
+    def _check(self, size: int) -> None:
+        if self._fits(size):
             return
         gc.collect()
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # what is free and not given back to the system
+        self._alone = min(self._alone, resident())
         if not self._fits(size):
+            self.note_refusal()
             raise BusyError(
                 f"this takes about {size / 1e6:.0f} MB, and of {(self.limit or 0) / 1e6:.0f} MB (--memory) "
-                f"{resident() / 1e6:.0f} are held and {self._reserved / 1e6:.0f} reserved; ask again later, or with "
-                f"fewer rows"
+                f"{self._held() / 1e6:.0f} are held, {self._sessions / 1e6:.0f} of them for open sessions and "
+                f"{self._calls / 1e6:.0f} for calls that run; ask again later, or with fewer rows"
             )
 
-    def reserve(self, size: int) -> None:
-        """Reserve room until `release`. Raises BusyError."""
-        with self._lock:
-            self.check(size)
-            self._reserved += size
+    def _held(self) -> int:
+        return max(resident(), self._alone + self._sessions + self._calls)
 
-    def release(self, size: int) -> None:
-        """Give reserved room back."""
-        with self._lock:
-            self._reserved -= size
-
-    def _fits(self, size: int) -> bool:
-        return self.limit is None or resident() + self._reserved + size <= self.limit
+    def _fits(self, size: int, without_calls: bool = False) -> bool:
+        if self.limit is None:
+            return True
+        held = self._alone + self._sessions if without_calls else self._held()
+        return held + size <= self.limit

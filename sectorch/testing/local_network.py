@@ -56,6 +56,7 @@ class Stage:
         models: by name, with what they are called with (see `save_model`); or what writes the model file.
         link: what every client's connection to the server is made to be; loopback as it is if None.
         threads: of torch, for each process; with one, and where there are several cores, S has the first to itself.
+        options: of the server's command; or, by name, of each process ("server" is the server's).
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class Stage:
         models: Mapping[str, tuple[nn.Module, Example] | Callable[[Path], None]],
         link: Link | None = None,
         threads: int = 1,
-        options: tuple[str, ...] = (),
+        options: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
     ):
         self._cores = sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else []
         self._temporary = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
         self.folder = Path(self._temporary.name)
         self._placed = 0
-        self._link, self._threads, self._options = link, threads, options
+        self._link, self._threads = link, threads
+        self._options = options if isinstance(options, Mapping) else {"server": options}
         self.processes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
         make_authority(self.folder)
@@ -101,7 +103,7 @@ class Stage:
     def start_server(self) -> None:
         files = self._files("server", "--clients-ca")
         store = ("--store", str(self.folder / "store-s"))
-        self._start("server", ["server", "--listen", f"localhost:{self.port}", *files, *store, *self._options])
+        self._start("server", ["server", "--listen", f"localhost:{self.port}", *files, *store])
 
     def start_answering(self, name: str) -> None:
         files = (*self._files(name, "--ca"), "--pins", str(self.pins.path))
@@ -147,6 +149,7 @@ class Stage:
             mine = first if name == "server" else others[self._placed % len(others)]
             self._placed += name != "server"
             arguments = [*arguments, "--core", str(mine)]
+        arguments = [*arguments, *self._options.get(name, ())]
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen([*PROGRAM, *arguments], env=environment, stdout=log, stderr=log)
 

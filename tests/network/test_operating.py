@@ -22,8 +22,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from network_world import Trio, logs_as_in_a_new_process, until
+from torch import nn
 
-from sectorch import __version__, errors
+from sectorch import __version__, errors, secure
+from sectorch.choreography.program.projection import Setup, part_of
 from sectorch.choreography.run import frames
 from sectorch.cli.main import run
 from sectorch.network import Pins, Server, Store, connect, messages
@@ -40,6 +42,7 @@ from sectorch.network.parties import client
 from sectorch.network.wire import endpoints
 from sectorch.network.wire.endpoints import listen_address
 from sectorch.network.wire.tls_stream import Tls, context_of
+from sectorch.session import A, S, Session
 from sectorch.testing.local_network import enrol
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
@@ -401,15 +404,79 @@ def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki,
 # Memory.
 
 
-def test_work_beyond_the_bound_is_refused_and_what_is_reserved_counts(monkeypatch):
-    monkeypatch.setattr("sectorch.network.memory.resident", lambda: 1 << 30)  # that of a test process sinks as it likes
+def test_work_beyond_the_bound_is_refused_and_what_is_reserved_counts_once(monkeypatch):
+    held = 1 << 30  # that of a test process sinks as it likes
+    monkeypatch.setattr("sectorch.network.memory.resident", lambda: held)
+    monkeypatch.setattr("sectorch.network.memory.WAIT", 0.0)
     bound = MemoryBound((1 << 30) + (200 << 20))
-    bound.reserve(100 << 20)
-    with pytest.raises(errors.BusyError, match=r"takes about 126 MB, .* \(--memory\) \d+ are held and 105 res"):
+    bound.reserve(60 << 20, 40 << 20)
+    with pytest.raises(errors.BusyError, match=r"takes about 126 MB, .* 1179 are held, 42 of .* sessions and 63 for"):
         bound.reserve(120 << 20)
-    bound.release(100 << 20)
+    held += 100 << 20  # the running call has taken what was reserved for it, which counts once
+    bound.reserve(90 << 20)
+    bound.release(90 << 20)
+    held += 50 << 20  # and more than that
+    with pytest.raises(errors.BusyError, match="1231 are held"):
+        bound.reserve(90 << 20)
+    held -= 100 << 20
+    bound.release(60 << 20)
     bound.reserve(120 << 20)
     assert MemoryBound().limit is None or MemoryBound().limit < group_limit()
+
+
+def test_a_call_waits_for_the_memory_of_calls_that_run_and_not_for_that_of_sessions(monkeypatch):
+    monkeypatch.setattr("sectorch.network.memory.resident", lambda: 1 << 30)
+    bound = MemoryBound((1 << 30) + 1000)
+    bound.reserve(900, 100)
+    waiting = threading.Thread(target=lambda: bound.reserve(800))
+    waiting.start()
+    assert until(lambda: bound._released._waiters, 30) and not bound.short
+    bound.release(900)
+    waiting.join(30)
+    assert (bound._calls, bound._sessions) == (800, 100)
+    bound.release(800)
+    monkeypatch.setattr(bound._released, "wait", lambda _: pytest.fail("no call runs whose memory comes back"))
+    with pytest.raises(errors.BusyError):
+        bound.reserve(950)
+    assert bound.short
+
+
+def test_idle_sessions_end_sooner_where_others_are_refused_for_memory(trio, small_model, monkeypatch):
+    """And their clients' next query is answered."""
+    monkeypatch.setattr("sectorch.network.parties.server.IDLE_WHEN_SHORT", 0.2)
+    remote = trio.connection.model("hospital-b")
+    remote(X)
+    assert not until(lambda: trio.server.sessions == 0, 1.0)
+    trio.party._memory.limit = 10**6
+    with pytest.raises(errors.NetworkError, match="--memory"):
+        trio.connection.model("hospital-b")(X)
+    assert until(lambda: trio.server.sessions == 0, 30)
+    trio.party._memory.limit = None
+    assert (remote(X) - small_model(X)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_estimate_of_a_call_covers_its_values_and_is_not_many_times_as_large(rows):
+    """The values of S and A in a call, counted as it runs; and what a session keeps, by what its setup has."""
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)).eval()
+    x = torch.rand(rows, 1, 8, 8)
+    module = secure(net, session=Session())
+    module(x)
+    program = module.choreography(x)
+    for party in (S, A):
+        part = part_of(program, frozenset({party}))
+        most, live = 0, {one.slot for one in part.required_inputs}
+        for line in part.lines:
+            live |= {slot for _, slot in line.outputs}
+            most = max(
+                most, sum(part.shapes[slot].nbytes for slot in live if isinstance(part.shapes[slot], torch.Tensor))
+            )
+            live -= set(line.drops)
+        assert most <= part.memory["call"] < 4 * most + (1 << 20)
+        kept = Setup(0).missing_bytes(part)
+        weights = sum(8 * p.numel() for p in net.parameters() if p.dim() > 1)
+        assert weights <= kept <= 4 * weights + 4096, "biases stay at A"
+    assert part.memory["prepare"] >= 2 * part.material > 0 < part.memory["resume"]
 
 
 @pytest.mark.parametrize("who", ["S, at the session", "S, at the call", "A"])
@@ -426,7 +493,7 @@ def test_a_party_at_its_bound_refuses_and_answers_again_when_there_is_room(trio,
     with pytest.raises(errors.NetworkError, match=r"takes about .*--memory.* ask again later, or with fewer rows"):
         remote(X)
     bound.limit = None
-    assert (remote(X) - small_model(X)).abs().max() < 1e-4 and until(lambda: bound._reserved == 0, 30)
+    assert (remote(X) - small_model(X)).abs().max() < 1e-4 and until(lambda: bound._calls == 0, 30)
 
 
 # Names.

@@ -215,6 +215,40 @@ class Projection:
         """The inputs of a call."""
         return self._inputs[0]
 
+    @cached_property
+    def material(self) -> int:
+        """Bytes of the offline results that the online steps use."""
+        return sum(_bytes(self.shapes[slot]) for slot in self.kept)
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process needs for one call beside its setup: of "call", "prepare" and "resume".
+
+        An estimate from the shapes: the most values that exist at the same time, once more the operands and results of
+        the largest step (limbs of a product), and the messages on their way, up to `IN_FLIGHT`. Material counts twice
+        in "prepare" and "resume", since it is sealed and read as a whole.
+        """
+        here, kept = self.here, self.material
+        moved = [m for m in self.program.messages if m.phase != Phase.SETUP and (m.src in here or m.dst in here)]
+
+        def needed(lines: list[ProjectedStep], first: Iterable[Slot], done: Callable[[Phase], bool]) -> int:
+            live = most = sum(_bytes(self.shapes[slot]) for slot in first)
+            largest = 0
+            for line in lines:
+                made = sum(_bytes(self.shapes[slot]) for _, slot in line.outputs)
+                largest = max(largest, made + sum(_bytes(self.shapes[slot]) for slot in line.needed - self.settled))
+                live += made
+                most = max(most, live)
+                live -= sum(_bytes(self.shapes[slot]) for slot in line.drops if slot not in self.settled)
+            return most + largest + min(IN_FLIGHT, sum(m.bytes for m in moved if done(m.phase)))
+
+        slots = [[one.slot for one in some] for some in self._inputs]
+        return {
+            "call": needed(self._all, slots[0], lambda _: True),
+            "prepare": kept + needed(self.offline, slots[1], lambda phase: phase != Phase.ONLINE),
+            "resume": kept + needed(self.online, [*slots[2], *self.kept], lambda phase: phase == Phase.ONLINE),
+        }
+
     def call(self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]) -> Any:
         """Take all steps of a call, and return its results.
 
@@ -269,6 +303,10 @@ class Projection:
         leaves = [slot.value if type(slot) is ConstantValue else values[slot] for slot in self._results]
         leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         return pytree.tree_unflatten(leaves, self.program.tree)
+
+
+IN_FLIGHT = 32 << 20
+"""Bytes of messages that are on their way at the same time: what one session's channels hold in both directions."""
 
 
 def part_of(program: Program, here: frozenset[Party]) -> Projection:
@@ -482,6 +520,13 @@ class Setup:
                 self._of[part] = self._settled(part, runtime, inputs)
             return self._of[part]
 
+    def missing_bytes(self, part: Projection) -> int:
+        """Bytes that the session will hold besides, once the setup that a projection needs is taken."""
+        wanted = part.settled_online if self.call is None else set(part.settled)
+        if self.call is not None:
+            wanted |= {slot for node in part.program.setup if _kept_here(node, part.here) for slot in node.slots}
+        return sum(_bytes(part.shapes[slot]) for slot in wanted.difference(self._values, self._forms))
+
     def is_complete(self, part: Projection) -> bool:
         """Whether all steps are taken that a projection needs."""
         return part in self._of
@@ -573,7 +618,7 @@ class Setup:
             line.take(runtime, self.call or 0, values)
         if not _pure(node):
             self._taken.add(first)
-        return once and not (isinstance(step, Move) and step.header.dst not in part.here)
+        return _kept_here(node, part.here)
 
     def _plan(self, part: Projection, wanted: set[Slot]) -> tuple[list[tuple[Node, ProjectedStep | None]], int]:
         """The missing steps, each with its projection, and how many of them, which come first, use own values only."""
@@ -611,6 +656,12 @@ def _pure(node: Node) -> bool:
 def _once(node: Node) -> bool:
     """Whether the step must not be repeated: a draw, a message, or a step with a party's own randomness."""
     return not isinstance(node.step, Compute) or node.step.random
+
+
+def _kept_here(node: Node, here: frozenset[Party]) -> bool:
+    """Whether the parties `here` keep the results of a step for the session: it is taken once, and they have them."""
+    step = node.step
+    return _once(node) and (step.header.dst in here if isinstance(step, Move) else bool(step.owners & here))
 
 
 # The offline steps in two halves: those of the dealer, which waits for nobody, and the rest.

@@ -107,6 +107,9 @@ BEAT = 5.0
 IDLE = 600.0
 """Seconds without a call after which a session ends: it holds memory, and counts towards its client's limit."""
 
+IDLE_WHEN_SHORT = 5.0
+"""The same where a call was refused for want of memory, so that many clients are served in turns."""
+
 
 @dataclass
 class ServedModel:
@@ -211,6 +214,8 @@ class ServerSessions:
             if isinstance(error, FalseDealingError):
                 write(log, "false dealing", logging.ERROR, **subject.facts)
             ending = abort_reason(error, "the server")
+            if self._memory is not None and BusyError.__name__ in ending:
+                self._memory.note_refusal()
             write(log, "session ended", client=subject.client, why=log_text(error))
             log.debug("in detail", exc_info=error)
         finally:
@@ -224,20 +229,23 @@ class ServerSessions:
         """The client's next query.
 
         Raises:
-            SessionOverError: the client has asked nothing for `idle` seconds. A session that would lose something by
-                ending goes on: one with results in shares, or with prepared material of a client without a lasting
-                store.
+            SessionOverError: the client has asked nothing for `idle` seconds, or for `IDLE_WHEN_SHORT` where a party
+                has no memory left for others. A session that would lose something by ending goes on: one with results
+                in shares, or with prepared material of a client without a lasting store.
         """
+        begun = time.monotonic()
         while True:
             try:
-                return channel.request(ToFollow, self._idle)
+                return channel.request(ToFollow, min(self._idle, IDLE_WHEN_SHORT))
             except PeerLostError:
-                has_material = not subject.request.lasting and any(map(len, self._store.shelves(client=subject.client)))
                 if channel.ended:
                     raise
-                if not (has_material or party.retained):
+                over = time.monotonic() - begun >= self._idle or (self._memory is not None and self._memory.short)
+                has_material = not subject.request.lasting and any(map(len, self._store.shelves(client=subject.client)))
+                if over and not (has_material or party.retained):
+                    idle = min(self._idle, time.monotonic() - begun)
                     raise SessionOverError(
-                        f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
+                        f"nothing was asked for {idle:.3g} s, and the session is over; asking again opens another"
                     ) from None
 
     def _run_call(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: ModelQuery) -> None:
@@ -700,7 +708,7 @@ class Server:
             held = sum(size for _, size in self._sessions.values())
             if self._sessions and held + weight_bytes > WEIGHT_MEMORY:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
-            self._memory.check(2 * weight_bytes)
+            self._memory.check(weight_bytes)
             self._sessions[wire] = client, weight_bytes
 
     def _usable_calls(

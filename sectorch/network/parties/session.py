@@ -22,9 +22,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 
 from ...choreography import Party
 from ...choreography.program.lockstep import BatchedCall
-from ...choreography.program.projection import Material, Setup
+from ...choreography.program.projection import UNTRIMMED, Material, Setup, part_of
 from ...choreography.program.trace import Program
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
@@ -62,7 +62,7 @@ from ...session import Members, Q, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned_description, query, step
-from ..memory import VALUES, MemoryBound
+from ..memory import MemoryBound
 from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form
 from ..receipts import Receipts
 from ..store import Shelf, fingerprint
@@ -174,6 +174,9 @@ class RemoteSession(Session):
 MAX_ELEMENTS = 1 << 28
 """Elements of an input that a request may name."""
 
+CHECKED = 8
+"""Times the bytes of the encoded weights that the check of precision takes, as measured for VGG-7."""
+
 
 class PartySession:
     """This party's part in one session.
@@ -214,8 +217,8 @@ class PartySession:
         known: ProgramCache | None = None,
         memory: MemoryBound | None = None,
     ):
-        self._memory, self._reserved, self._had_call = memory, 0, False
-        self._descriptions = [part.description for part in parts]
+        self._memory, self._call_memory, self._session_memory = memory, 0, 0
+        self._weight_bytes = [sum(8 * math.prod(w["shape"]) for w in part.description["weights"]) for part in parts]
         known = known or ProgramCache()
         served, keys = zip(*(known.served(part.description, part.weights) for part in parts), strict=True)
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
@@ -250,44 +253,76 @@ class PartySession:
         """Rows of a batch that all models take in one piece; 0 where the inputs have no rows."""
         return min(module.pieces(inputs.meta())[0].rows or 0 for module in self._modules)
 
-    def begin_call(self, inputs: Inputs, rooms: Mapping[Party, int] | None = None) -> None:
+    def begin_call(
+        self, inputs: Inputs, rooms: Mapping[Party, int] | None = None, request: ModelQuery | None = None
+    ) -> None:
         """Begin a call on inputs of these shapes: find its messages by a dry run, and grant the others credit for them.
 
         Args:
+            request: what is asked, by which the call's memory is estimated.
             rooms: bytes that a party sends in all, where the caller knows them.
 
         Raises:
             FixedPointRangeError: at the owner, a weight does not fit the number format. It is raised before anything
                 of the call is sent, so that the other parties do not learn at which layer.
         """
-        inputs, largest_value = inputs.meta(), 0
-        with step("dry run"):
+        inputs = inputs.meta()
+        with step("dry run"), self._memory_of_checks(inputs):
             for module in self._modules:
                 for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
                     budget = module._check(piece).budget
                     if budget is not None:
                         budget.check_call()
-                        largest_value = max(largest_value, budget.largest)
-                module.check_weights(inputs)
-        self._reserve(8 * VALUES * largest_value)
+        self._reserve(inputs, request)
+        for module in self._modules:
+            module.check_weights(inputs)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             largest = max(module.largest.get(edge, 0) for module in self._modules)
             channel.grant_credit(largest, (rooms or {}).get(party))
 
-    def _reserve(self, size: int) -> None:
-        """Reserve memory for a call, with the first one that of masked weights and their tiles. Raises BusyError."""
-        if self._memory is None:
+    @contextmanager
+    def _memory_of_checks(self, inputs: Inputs) -> Iterator[None]:
+        """Reserve what an owner's check of precision takes, in the block, where a model has not run on this shape.
+
+        It runs the model on examples as floating-point numbers and as encoded ones.
+        """
+        own = [m for m in self._modules if self.session.present(m.party) and inputs.key not in m._checked]
+        if self._memory is None or not own:
+            yield
             return
-        if not self._had_call:
-            size += 2 * sum(8 * math.prod(w["shape"]) for part in self._descriptions for w in part["weights"])
+        size = CHECKED * sum(self._weight_bytes[self._modules.index(module)] for module in own)
         self._memory.reserve(size)
-        self._reserved, self._had_call = size, True
+        try:
+            yield
+        finally:
+            self._memory.release(size)
+
+    def _reserve(self, inputs: Inputs, request: ModelQuery | None) -> None:
+        """Reserve memory for a call, and for the setup that it adds to the session. Raises BusyError."""
+        if self._memory is None or self._memory.limit is None:
+            return
+        call = session = 0
+        use = isinstance(request, Predict) and request.use
+        for module in self._modules:
+            pieces = [inputs] if self.grouped else list(map(self.served.inputs, self.pieces(inputs)))
+            parts = [part_of(module.choreography(piece), self._runtime.here) for piece in pieces]
+            # Pieces run one after the other; their material is read and written together.
+            what = "prepare" if isinstance(request, Prepare) else "resume" if use else "call"
+            together = 1 if what == "call" else len(parts) * (2 if use and request.then else 1)
+            call += max(part.memory[what] for part in parts) + (together - 1) * max(part.material for part in parts)
+            known = self.session._setup_of(module.choreography(pieces[0]))
+            missing = max(known.missing_bytes(part) for part in parts)
+            session, call = session + missing, call + min(missing, UNTRIMMED)  # what is freed meanwhile stays a while
+        if self.scheme.audited != 1:  # calls that are opened and taken again, of which one is kept at a time
+            call *= 2
+        self._memory.reserve(call, session)
+        self._call_memory, self._session_memory = call, self._session_memory + session
 
     def _release(self) -> None:
         if self._memory is not None:
-            self._memory.release(self._reserved)
-            self._reserved = 0
+            self._memory.release(self._call_memory)
+            self._call_memory = 0
 
     def predict(
         self, inputs: Inputs, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
@@ -365,6 +400,9 @@ class PartySession:
         self._modules.clear()
         self.retained.clear()
         self._runtime.close()
+        if self._memory is not None:
+            self._memory.release(self._call_memory, self._session_memory)
+            self._call_memory = self._session_memory = 0
 
     def prepare(self, inputs: Inputs) -> list[tuple[int, Kind, int]]:
         """Prepare the offline material of one later call, and store it.
@@ -449,7 +487,7 @@ class PartySession:
             channel.begin_call()
         try:
             with self.logged_query(request.do, inputs, request.trace):
-                self.begin_call(inputs, rooms)
+                self.begin_call(inputs, rooms, request)
                 if join is not None:
                     return self._take_batched(inputs, frozenset(rooms or ()), join)
                 return self._take_part(request, inputs)
