@@ -65,7 +65,7 @@ from rich.text import Text
 
 from .. import files
 from ..cli.command import Parser, command_status, print_json
-from ..errors import ArgumentError, QuotaError, QuotaFileError, SectorchError
+from ..errors import ArgumentError, NetworkError, QuotaError, QuotaFileError, SectorchError
 from .log import write
 from .messages import Entries, ModelQuery, Prepare, in_file, read_table, read_toml
 from .names import NAME, account_of, model_name, name_of, readable
@@ -250,6 +250,8 @@ LEAST_ROOM = 64 << 10
 """Bytes that the file's disk has room for while queries are counted."""
 WAIT = 20.0
 """Seconds to wait for another process's transaction."""
+UNCONFIRMED = 60.0
+"""Seconds after an answer in which the loss of the server may have kept it from the client."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS used (account TEXT, what TEXT, slot INTEGER, count INTEGER NOT NULL,
@@ -381,6 +383,12 @@ class Usage:
                 mine = "client = ? AND query = ? AND process = ?"
                 change = "UPDATE asked SET process = '' WHERE " if again else "DELETE FROM asked WHERE "
                 self._db.execute(change + mine, (charge.client, charge.query, self._process))
+
+    def allow_repetition(self, charge: Charge) -> None:
+        """Let a query that has ended be repeated without a charge. Raises QuotaFileError."""
+        with self._writing(full=False):
+            row = (charge.client, charge.query, charge.about, "", int(self._now() // SLOT))
+            self._db.execute("INSERT OR REPLACE INTO asked VALUES (?, ?, ?, ?, ?)", row)
 
     def unready(self) -> str:
         """Why no query can be counted now, so that none is served; empty while queries can be counted."""
@@ -664,8 +672,8 @@ class Quotas:
     def query(
         self, asked: ModelQuery, rows: int | None, client: str, key: str, models: Sequence[str],
         channels: Sequence[Channel], others: Sequence[Channel],
-    ) -> Iterator[None]:  # fmt: skip
-        """Charge a query, and serve it in the block.
+    ) -> Iterator[Charge]:  # fmt: skip
+        """Charge a query, and serve it in the block, which gets the charge.
 
         Args:
             asked: the request.
@@ -685,13 +693,30 @@ class Quotas:
         self._charge(charge, asked.do)
         again = True
         try:
-            yield
+            yield charge
             again = False
         except BaseException:
             again = _bytes_sent(all_channels) == sent or any(channel.link.closed is not None for channel in others)
             raise
         finally:
             self.usage.end(charge, {"bytes": _bytes_carried(channels) - before}, again)
+
+    @contextmanager
+    def next_query(self, before: Charge | None, channel: Channel) -> Iterator[None]:
+        """Wait in the block for what follows a query that was answered.
+
+        Where the server is lost instead within `UNCONFIRMED` seconds, it may not have passed the answer on, and the
+        query may be repeated without a charge. A client cannot bring that about; one that lies about its answer then
+        gets one query.
+        """
+        answered = time.monotonic()
+        try:
+            yield
+        except NetworkError:
+            lost = channel.link.closed is not None and time.monotonic() - answered < UNCONFIRMED
+            if lost and before is not None and before.query:
+                self.usage.allow_repetition(before)
+            raise
 
     def _charge(self, charge: Charge, what: str) -> None:
         try:

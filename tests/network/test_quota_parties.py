@@ -190,6 +190,46 @@ def test_a_query_is_charged_once_where_the_server_went_away(trio, message):
     assert used(trio, "A") == used(trio, "S") == 6
 
 
+def kill_at_the_result(trio) -> None:
+    """Kill S as it sends Q the result of its next call: A has done its part, and has recorded its end."""
+    (link,) = (link for link in trio.server._links if link.peer == "alice")
+    ended, send, end = threading.Event(), link.send, trio.party._quotas.usage.end
+
+    def record(*arguments, **named):
+        end(*arguments, **named)
+        ended.set()
+
+    def send_or_die(data: bytes, urgent: bool = False) -> None:
+        if len(data) > 60 and until(ended.is_set, 0.5):  # a message, and no credit: the others come before A's end
+            trio.kill("S")
+        send(data, urgent)
+
+    trio.party._quotas.usage.end, link.send = record, send_or_die
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_query_is_charged_once_where_the_server_goes_with_the_result(trio, small_model, monkeypatch, late):
+    """And another query under its name is charged, as is what was answered long before the server went away."""
+    remote = trio.connection.model("hospital-b")
+    remote(X)
+    if late:
+        monkeypatch.setattr("sectorch.network.limits.UNCONFIRMED", 0.0)
+    kill_at_the_result(trio)
+    with pytest.raises(errors.NetworkError):
+        remote(X)
+    assert used(trio, "A") == 4
+    trio.server.stop()
+    trio.party.close()
+    trio.start_server()
+    trio.start_answering()
+    assert (remote(X) - small_model(X)).abs().max() < 1e-4
+    assert used(trio, "S") == 4
+    assert used(trio, "A") == (6 if late else 4)
+    if not late:
+        remote(X[:1])
+        assert used(trio, "A") == used(trio, "S") == 5
+
+
 def test_sessions_have_a_limit(pki, small_model, tmp_path):
     trio = Trio(pki[1], small_model, X, tmp_path, limits="[default]\nsessions_a_day = 2\n")
     try:

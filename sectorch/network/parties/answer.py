@@ -46,7 +46,7 @@ from ...nn.dry_run import check_served
 from ...serving.description import Example, describe, load_program
 from ...session import A, S
 from ..identity.identity import Credentials, PinnedIdentities, Pins, context, read_identity
-from ..limits import Quotas, records_unready
+from ..limits import Charge, Quotas, records_unready
 from ..log import write
 from ..memory import MemoryBound
 from ..messages import (
@@ -612,7 +612,7 @@ class Answering:
 
     def _session(self, channel: Channel, request: Serve) -> None:
         """Answer the queries of one session until Q closes it or it fails."""
-        ending, session, party = "that session is over", channel.session, None
+        ending, session, party, charge = "that session is over", channel.session, None, None
         try:
             if request.resume is not None:
                 session = bytes.fromhex(request.resume)
@@ -623,13 +623,13 @@ class Answering:
             self._admission.check_key(client, key)
             if self._quotas is not None:
                 self._quotas.session(client, key, [model])
-            while not isinstance(query := channel.request(ToFollow), Close):
+            while not isinstance(query := self._next_query(channel, charge), Close):
                 self._offers.begin_call(channel, offer)
                 join = self._batch_joiner(party, query)
                 with self._turns.turn(request.client, channel.beat):
                     client, key, model = (party.query_facts[fact] for fact in ("client", "key", "model"))
                     turn = self._admission.query_turn(client, key, model, channel.beat)
-                    with turn, self._charge(party, channel, query):
+                    with turn, self._charge(party, channel, query) as charge:
                         stored = party.follow(query, join)
                 if stored is not None:
                     channel.tell(stored)
@@ -653,7 +653,14 @@ class Answering:
             if not request.lasting:
                 self.store.forget(session)
 
-    def _charge(self, party: PartySession, channel: Channel, query: ModelQuery) -> AbstractContextManager[None]:
+    def _next_query(self, channel: Channel, before: Charge | None) -> ModelQuery | Close:
+        """The next query of a session, whose last one had the charge `before`."""
+        with nullcontext() if self._quotas is None else self._quotas.next_query(before, channel):
+            return channel.request(ToFollow)
+
+    def _charge(
+        self, party: PartySession, channel: Channel, query: ModelQuery
+    ) -> AbstractContextManager[Charge | None]:
         if self._quotas is None:
             return nullcontext()
         rows, who = party.requested_inputs(query).rows, party.query_facts

@@ -281,7 +281,7 @@ class ServerSessions:
 
     def _charge(
         self, subject: SessionSubject, party: PartySession, channels: dict[Party, Channel], asked: ModelQuery
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Charge the query to the client's quota, before the answering parties hear of it."""
         if self._quotas is None:
             return nullcontext()
