@@ -98,12 +98,14 @@ def memory(options: argparse.Namespace) -> None:
         for name, pid in pids.items():
             resource.prlimit(pid, resource.RLIMIT_DATA, (int(bounds[name] * 1e9),) * 2)
         counts = ask_all(stage, "model", model, images[: options.rows], options.clients, options.each, options.seconds)
+        print(
+            f"{options.clients} clients of {options.net}, {options.each} queries of {options.rows} rows each: {counts}"
+        )
         for name, pid in pids.items():
             ended = stage.processes[name].poll()
             print(f"{name}: {'alive' if ended is None else f'ended with {ended}'}, limit {bounds[name] * 1e3:.0f} MB, "
                   f"resident {before[name]:.0f} MB before, {status(pid, 'VmHWM'):.0f} at most, "
                   f"data {status(pid, 'VmData'):.0f}")  # fmt: skip
-    print(f"{options.clients} clients of {options.net}, {options.each} queries of {options.rows} rows each: {counts}")
 
 
 def growth(options: argparse.Namespace) -> None:

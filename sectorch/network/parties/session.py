@@ -303,13 +303,13 @@ class PartySession:
         if self._memory is None or self._memory.limit is None:
             return
         call = session = 0
-        use = isinstance(request, Predict) and request.use
+        use, then = (request.use, request.then) if isinstance(request, Predict) else ((), ())
         for module in self._modules:
             pieces = [inputs] if self.grouped else list(map(self.served.inputs, self.pieces(inputs)))
-            parts = [part_of(module.choreography(piece), self._runtime.here) for piece in pieces]
+            parts = [part_of(module.choreography(piece), frozenset((self._me,))) for piece in pieces]
             # Pieces run one after the other; their material is read and written together.
             what = "prepare" if isinstance(request, Prepare) else "resume" if use else "call"
-            together = 1 if what == "call" else len(parts) * (2 if use and request.then else 1)
+            together = 1 if what == "call" else len(parts) * (2 if use and then else 1)
             call += max(part.memory[what] for part in parts) + (together - 1) * max(part.material for part in parts)
             known = self.session._setup_of(module.choreography(pieces[0]))
             missing = max(known.missing_bytes(part) for part in parts)
