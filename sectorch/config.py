@@ -137,6 +137,10 @@ class Scheme:
             falsely is found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling
             and truncation in the lan protocols; anything else is refused. With range checks Q's input is checked as
             activations are, whatever Q shares. See docs/verified.md.
+        accountable: S signs what it receives and sends in each call, and each call has keys of its own, so that Q can
+            mix calls on made-up inputs among its own (`decoys`) and A computes S's messages of those again. An S that
+            computes wrongly is found out with the rate of decoys, with evidence that it has signed. For whole calls of
+            a secure module whose result Q learns, with one answering party and a trusted Q. See docs/decoys.md.
 
     Raises:
         ArgumentError: a field that is out of its range, or fields that leave no room for products.
@@ -150,6 +154,7 @@ class Scheme:
     limit_bits: int | None = None
     audited: int = 1
     verified: bool = False
+    accountable: bool = False
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -177,6 +182,11 @@ class Scheme:
                 f"verified=True covers the exact protocols of fast links such as network='lan', got "
                 f"network={self.network!r} and "
                 f"relu={self.relu!r}; audited=n covers all"
+            )
+        if type(self.accountable) is not bool or (self.accountable and (self.verified or self.audited != 1)):
+            raise ArgumentError(
+                f"accountable is True or False, and Q is trusted to deal then: leave audited and verified out, got "
+                f"accountable={self.accountable!r}, verified={self.verified!r} and audited={self.audited}"
             )
         if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
             raise ArgumentError(
@@ -239,7 +249,13 @@ class Scheme:
         return f"use Scheme(frac_bits={made.frac_bits}, limit_bits={made.limit_bits}), or normalise the layer"
 
     def check_trusting(self) -> None:
-        """Raise ArgumentError where Q is not trusted to deal, for what is not audited."""
+        """Raise ArgumentError where Q or S is not trusted, for what is not checked."""
+        if self.accountable:
+            raise ArgumentError(
+                "S signs what it computes in whole calls of a secure module whose result Q learns; with tensors in "
+                "shares, operation by operation, in training and among several answering parties it is trusted: leave "
+                "accountable=True out"
+            )
         if self.audited != 1:
             raise ArgumentError(
                 "dealing is audited in whole calls of a secure module whose result Q learns; with tensors in shares, "

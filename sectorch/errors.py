@@ -354,6 +354,36 @@ class FalseDealingError(SectorchError, RuntimeError):
         self.evidence = evidence
 
 
+class FalseServerError(SectorchError, RuntimeError):
+    """The server has computed, sent or stated something else than the program says.
+
+    Where it has signed what it sent, `evidence` holds that, at the answering party (docs/decoys.md).
+
+    Example:
+        S has sent other messages in call 7 than the program gives, as it has signed
+
+    What to do:
+        All parties on the same version of sectorch? Then the server runs something else than sectorch: keep the
+        evidence, and use another server. Results of the session before this may be wrong. If nobody cheats, please
+        report it.
+    """
+
+    def __init__(self, text: str, evidence: Any = None):
+        super().__init__(text)
+        self.evidence = evidence
+
+
+class DecoyError(SectorchError, RuntimeError):
+    """What a client says of a decoy does not fit the call: nothing can be checked, and nobody is accused.
+
+    Example:
+        the keys that Q names of call 7 are not those of its streams: nothing was checked
+
+    What to do:
+        The asking party runs something else than sectorch, or another version of it.
+    """
+
+
 class MaskError(SectorchError, RuntimeError):
     """The pairwise masks of clients cannot cancel: a client is missing, twice or unknown, or a mask was used before.
 

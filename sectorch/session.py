@@ -37,6 +37,7 @@ from .choreography.program.trace import Program, ProgramTracer, garbage_collecti
 from .choreography.roles import STAR, Cast, Roles
 from .choreography.run.local import DryRuntime, LocalRuntime, device_named
 from .config import Scheme
+from .decoys import Statements
 from .deprecation import renamed_attribute
 from .errors import ArgumentError
 from .mpc.plain import Plain
@@ -245,7 +246,7 @@ class Session:
         self.owners, self.parties = who.owners, who.parties
         if self.roles is STAR:
             self.Q, self.S = Q, S
-        self.agreement, self.audits = Agreement(self), Audits(self)
+        self.agreement, self.audits, self.statements = Agreement(self), Audits(self), Statements(self)
 
     def _open(self) -> None:
         """Set the state of a session without calls."""
@@ -419,14 +420,16 @@ class Session:
             return net.tracing.program(found)
 
     def run(
-        self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None, audited: int = 1
-    ) -> Any:
+        self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None, audited: int = 1,
+        accountable: bool = False,
+    ) -> Any:  # fmt: skip
         """Run a program as a new call.
 
         Args:
             inputs: by name, those of the parties that are in this process.
             material: the result of `prepare` for one call, whose offline steps were taken then.
             audited: as in `prepare`, where there is no material.
+            accountable: whether S signs what it receives and sends in this call; see `Scheme.accountable`.
 
         Returns:
             The results of the program's function: contents where a party of this process reads them, and shapes
@@ -438,28 +441,43 @@ class Session:
                 other parties.
             MaterialError: the material was used, or is of another session, program or model.
             FalseDealingError: as from `prepare`.
+            FalseServerError: S has stated something else than it sent, or A has found that it computed something else.
         """
-        part = self._part(program, inputs)
+        self._part(program, inputs)
         if material is None and audited != 1:
             material = self.prepare(program, inputs, audited)
         if not isinstance(material, Material | None):
             raise ArgumentError(f"material is what `prepare` made, got a {type(material).__name__}")
-        setup = self._setup_of(program)
-        settled = setup.values(part, self.runtime, inputs)
+        if accountable:
+            return self.statements.run(program, inputs, material)
         if material is not None:
-            return part.resume(self.runtime, material, setup.call, settled, inputs)
+            return self.take_call(program, inputs, material.call, material)
+        self.run_setup(program, inputs)
         number = self.number(program)
         try:
-            return part.call(self.runtime, number, settled, inputs)
+            return self.take_call(program, inputs, number)
         finally:
             self.runtime.forget(number)
 
-    def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor], audited: int = 1) -> Material:
+    def take_call(
+        self, program: Program, inputs: Mapping[str, torch.Tensor], number: int, material: Material | None = None
+    ) -> Any:
+        """Take the steps of a program in the call of this number."""
+        part, setup = self._part(program, inputs), self.setup_of(program)
+        settled = setup.values(part, self.runtime, inputs)
+        if material is not None:
+            return part.resume(self.runtime, material, setup.call, settled, inputs)
+        return part.call(self.runtime, number, settled, inputs)
+
+    def prepare(
+        self, program: Program, inputs: Mapping[str, torch.Tensor], audited: int = 1, accountable: bool = False
+    ) -> Material:
         """Take the offline steps of a program, for one later call.
 
         Args:
             inputs: by name. Only those are used that are not queries.
             audited: the number of calls that Q promises to deal, of which one is used; see `Scheme.audited`.
+            accountable: as in `run`.
 
         Raises:
             FalseDealingError: at A or S, Q has dealt or promised something else than the program says.
@@ -468,11 +486,13 @@ class Session:
         self._part(program, inputs)
         if audited != 1:
             return self.audits.prepare(program, inputs, audited)
+        if accountable:
+            return self.statements.prepare(program, inputs)
         return self.prepared(program, inputs, self.number(program))
 
     def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material:
         """Take the offline steps of a program in the call of this number."""
-        part, setup = self._part(program, inputs), self._setup_of(program)
+        part, setup = self._part(program, inputs), self.setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         try:
             values = part.prepare(self.runtime, number, settled, inputs)
@@ -486,7 +506,7 @@ class Session:
         Raises:
             SectorchError: a weight does not fit; raised at its owner.
         """
-        self._setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
+        self.setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
 
     def repeat_check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
         """The steps of `check` once more, of which nothing is kept: what they note is what is wanted."""
@@ -498,8 +518,8 @@ class Session:
 
     def run_setup(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup:
         """The setup of a program, after all steps are taken that the program needs."""
-        self._setup_of(program).values(self._part(program, inputs), self.runtime, inputs)
-        return self._setup_of(program)
+        self.setup_of(program).values(self._part(program, inputs), self.runtime, inputs)
+        return self.setup_of(program)
 
     def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Projection:
         if not isinstance(program, Program) or not isinstance(inputs, Mapping):
@@ -514,7 +534,8 @@ class Session:
                 importlib.import_module("sectorch.ring.jit").warm()  # its first product would
             return part_of(program, self.runtime.here)
 
-    def _setup_of(self, program: Program) -> Setup:
+    def setup_of(self, program: Program) -> Setup:
+        """The setup of a program, whose steps may not be taken yet."""
         with self._lock:
             if program.before not in self._settled:
                 self._settled[program.before] = self._new_setup(_answering(program))

@@ -33,6 +33,7 @@ LEVELS = (
     "garbled",
     "transcript",
     "audits",
+    "decoys",
     "session",
     "secure_sum",
     "tensor",

@@ -66,6 +66,7 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     range_check: bool = True
     audited: Count = 1
     verified: bool = False
+    accountable: bool = False
 
 
 class SignedNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

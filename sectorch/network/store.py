@@ -91,6 +91,7 @@ class PieceHead(SealedHead, frozen=True, kw_only=True):
     session: str
     program: str
     setup: int | None
+    digests: str = ""
 
 
 def write_piece(material: Material) -> tuple[list, int]:
@@ -103,7 +104,7 @@ def write_piece(material: Material) -> tuple[list, int]:
         raise MaterialError(f"the material of call {material.call} was used already; prepare it again")
     head = {
         "call": material.call, "session": material.session.hex(), "program": material.program,
-        "setup": material.setup,
+        "setup": material.setup, **({"digests": material.digests.hex()} if material.digests else {}),
     }  # fmt: skip
     try:
         return write_tensors(head, material.values)
@@ -118,7 +119,9 @@ def read_piece(data: bytearray) -> Material:
         ValueError: it is no piece of this version.
     """
     head, values = read_tensors(data, PieceHead)
-    return Material(head.call, bytes.fromhex(head.session), head.program, head.setup, values)
+    return Material(
+        head.call, bytes.fromhex(head.session), head.program, head.setup, values, digests=bytes.fromhex(head.digests)
+    )
 
 
 class UsedPlaces:

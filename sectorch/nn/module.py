@@ -228,9 +228,9 @@ class SecureModule(InferenceModule):
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
-        named, scheme = scheme, replace(scheme, audited=1)
+        named, scheme = scheme, replace(scheme, audited=1, accountable=False)
         self.session, self.party, self.scheme = session, party, scheme
-        # The scheme with its number of audits, which tensors do not know.
+        # The scheme with its number of audits and whether S signs, which tensors do not know.
         self.full_scheme = scheme if session.reference else named
         self._chooses = scheme.chooses if chooses is None else chooses
         self.format_reason = ""
@@ -428,8 +428,9 @@ class SecureModule(InferenceModule):
         held = 0
         for piece in self.pieces(inputs):
             material = self.session.prepare(
-                self.choreography(piece), self._program_inputs(piece), self.full_scheme.audited
-            )
+                self.choreography(piece), self._program_inputs(piece), self.full_scheme.audited,
+                self.full_scheme.accountable,
+            )  # fmt: skip
             held += material.bytes
             self.material_cache.keep(piece, material)
         return held
@@ -498,8 +499,9 @@ class SecureModule(InferenceModule):
                 return reveal_outputs(self._run(self._shared(inputs)))
         with located_errors():
             return self.session.run(
-                program, self._program_inputs(inputs), self.material_cache.take(inputs), self.full_scheme.audited
-            )
+                program, self._program_inputs(inputs), self.material_cache.take(inputs), self.full_scheme.audited,
+                self.full_scheme.accountable,
+            )  # fmt: skip
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""

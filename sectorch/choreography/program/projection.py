@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import ArgumentError, DtypeError, MaterialError, SectorchError, ShapeError
 from ..located import shape_of
-from ..net import Compute, Draw, Move, Party, Phase, Runtime, Step
+from ..net import Compute, Draw, Header, Move, Party, Phase, Runtime, Step
 from ..pages import give_back
 from .trace import Input, Node, OperandRef, Program, Slot, garbage_collection_paused
 
@@ -59,6 +59,8 @@ class Material:
     values: list[Any] | None = field(repr=False)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     """The inputs that it was made with. They are not kept on disk, where a party has one model."""
+    digests: bytes = field(default=b"", repr=False)
+    """Of what was sent for it, where S signs what it sends (`sectorch/decoys.py`)."""
     _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def take(self, session: bytes, program: str, setup: int | None) -> list[Any]:
@@ -498,6 +500,8 @@ class Setup:
         self._of: WeakKeyDictionary[Projection, dict[Slot, Any]] = WeakKeyDictionary()
         self._forms: dict[Slot, tuple[Slot, Callable[[Any], torch.Tensor]]] = {}
         """For each value that is kept in a prepared form only: the form's slot, and the function that restores it."""
+        self.note: Callable[[Slot, Header, Any], None] | None = None
+        """Is told of each message of the setup that a party of this process sends or receives, with its content."""
 
     def __repr__(self) -> str:
         return f"Setup({len(self._values)} values)"
@@ -616,6 +620,8 @@ class Setup:
             line = line and replace(line, step=replace(step, number=number))
         if line is not None:
             line.take(runtime, self.call or 0, values)
+            if self.note is not None and isinstance(step, Move) and step.owners & part.here:
+                self.note(first, step.header, values[first])
         if not _pure(node):
             self._taken.add(first)
         return _kept_here(node, part.here)

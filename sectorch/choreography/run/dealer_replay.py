@@ -41,7 +41,7 @@ class DealtDigest(Observer):
     def message(self, line: Sent, value: torch.Tensor) -> None:
         if line.src != self._dealer or line.phase == Phase.ONLINE or value.is_meta:
             return
-        self._waiting.append((_about(line.path, line.label, line.dst.name, line.shape, line.dtype), value))
+        self._waiting.append((message_identity(line.path, line.label, line.dst.name, line.shape, line.dtype), value))
         self._bytes += line.bytes
         if self._bytes > 1 << 20:
             self._hash_waiting()
@@ -60,7 +60,7 @@ class DealtDigest(Observer):
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _about(path: str, label: str, dst: str, shape: torch.Size, dtype: torch.dtype) -> bytes:
+def message_identity(path: str, label: str, dst: str, shape: torch.Size, dtype: torch.dtype) -> bytes:
     """The identity of a message as bytes, after their length, so that the hashed text is unambiguous."""
     about = repr((path, label, dst, tuple(shape), str(dtype))).encode()
     return len(about).to_bytes(8, "big") + about

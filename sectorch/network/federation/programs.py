@@ -522,13 +522,16 @@ class _RecordingSession(Session):
         self._recorder = recorder
         super().__init__(roles=roles, names=names, dry=True, runtime=runtime)
 
-    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None, audited: int = 1) -> Any:
+    def run(
+        self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None, audited: int = 1,
+        accountable: bool = False,
+    ) -> Any:  # fmt: skip
         self._recorder.step(program.digest)
         for node in program.nodes:
             if isinstance(node.step, Read):
                 by = ", ".join(sorted(self._recorder.name_of(party) for party in node.step.owners))
                 self._recorder.reads.append(f"{by} reads a result")
-        return super().run(program, inputs, material, audited)
+        return super().run(program, inputs, material, audited, accountable)
 
 
 def check_edges(federated: FederationFile, roles: Roles, cast: Mapping[Party, str]) -> None:

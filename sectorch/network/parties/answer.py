@@ -112,6 +112,7 @@ class Admission:
                 "one of the two"
             )
         self._unchecked, self._audited, self._folder, self._verified = unchecked, audited, folder, verified
+        self.auditor = None
         self._banned: set[str] = set()
         self._lock, self._turns = (
             threading.Lock(),
@@ -127,6 +128,13 @@ class Admission:
         """
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{who}' answers with range checks only: leave range_check=False out")
+        if scheme.accountable and of > 1:
+            raise RefusedError(f"S signs what it computes for one answering party, and '{who}' is asked alone then")
+        if scheme.accountable and self.auditor is None:
+            raise RefusedError(
+                f"'{who}' does not check what the server computes: leave accountable=True out, or ask its operator for "
+                f"--audit-server"
+            )
         if scheme.verified:
             return
         if self._verified:

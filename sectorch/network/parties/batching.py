@@ -236,7 +236,7 @@ class AnsweringBatcher:
 
 def setup_is_complete(session: Session, program: Program) -> bool:
     """Whether a call of this program needs no setup messages, because one has run before."""
-    return session._setup_of(program).is_complete(session._part(program, {}))
+    return session.setup_of(program).is_complete(session._part(program, {}))
 
 
 def take_in_batch(
@@ -245,5 +245,5 @@ def take_in_batch(
     """A call that is to run in a batch; its number is released by `runtime.forget` afterwards."""
     runtime: Any = session.runtime
     part = session._part(program, inputs)
-    values = session._setup_of(program).values(part, runtime, inputs)
+    values = session.setup_of(program).values(part, runtime, inputs)
     return BatchedCall(part, runtime, session._number(session.answering[0]), values, inputs, own)

@@ -439,12 +439,18 @@ class PartySession:
     def batchable_program(self, request: ModelQuery) -> Program | None:
         """The program of a call that may run in a batch with calls of other sessions; None for any other request.
 
-        Such a call is a prediction in one piece, without prepared material, audits, proofs or results in shares, and of
-        shapes that this session has run before.
+        Such a call is a prediction in one piece, without prepared material, audits, proofs, signatures of S's or
+        results in shares, and of shapes that this session has run before.
         """
         if not isinstance(request, Predict) or request.use or request.after is not None:
             return None
-        if not self.fresh or self.grouped or self.scheme.audited != 1 or self.scheme.verified:
+        if (
+            not self.fresh
+            or self.grouped
+            or self.scheme.audited != 1
+            or self.scheme.verified
+            or self.scheme.accountable
+        ):
             return None
         inputs, (module,) = self.requested_inputs(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
