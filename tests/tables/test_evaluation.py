@@ -17,6 +17,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from training.test_training_leaks import Within
 from torch import nn
 
 import sectorch
@@ -32,6 +33,7 @@ from sectorch.errors import (
 from sectorch.tables import Column, Statistic, Table, evaluate, owned
 from sectorch.tables.evaluation import METRICS, nearest_quotients
 from sectorch.tensor.table import Context
+from sectorch.testing import CheckOptions, Given, check_protocol
 
 UNIT = 2.0**-20
 ALL = [name for name in METRICS if name != "gaps"]
@@ -394,3 +396,27 @@ def test_a_quotient_that_is_too_large_is_withheld(plain):
         context = Context(plain, plain.answering[0], sectorch.Scheme())
         nearest_quotients(context, top.bounded(None), bottom)
         assert bool(context.backend.net.state(RaisedFlags)[-1].any())
+
+
+def areas(session: sectorch.Session, scores: Any, labels: Any) -> tuple[Any, ...]:
+    party = session.answering_party()
+    x = sectorch.SharedTensor(scores, 20, session, party, sectorch.Scheme(), torch.float32, 2.0**22)
+    y = sectorch.SharedTensor(labels, 0, session, party, sectorch.Scheme(), torch.int64, 1.0)
+    found = evaluate(None, x, y, ["auroc", "confusion"])
+    return tuple(v.shares for one in found.values() for v in (one.values, one.counts))
+
+
+def areas_in_plain(scores: torch.Tensor, labels: torch.Tensor) -> tuple[Any, ...]:
+    session = sectorch.Session(reference=True)
+    with session.call():
+        return areas(session, scores, labels)
+
+
+GIVEN = [Given(shape=(2,), low=-(3 << 19), high=3 << 19), Given(shape=(2,), low=0, high=1)]
+
+
+@pytest.mark.sectorch_long
+def test_no_view_of_an_evaluation_tells_two_test_sets_apart():
+    """A sort, a scan, products, comparisons and quotients: all messages, and each party's joint view."""
+    options = CheckOptions(elementwise=False, exhaustive=0, pairs=2, runs=32)
+    print(check_protocol(lambda net, x, y: areas(Within(net), x, y), GIVEN, areas_in_plain, seconds=1200, **options))
