@@ -17,8 +17,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
-from training.test_training_leaks import Within
 from torch import nn
+from training.test_training_leaks import Within
 
 import sectorch
 from sectorch.backend import RaisedFlags
