@@ -1,4 +1,4 @@
-"""An evaluation among parties apart, over TLS: a vendor's model, rows of two owners, metrics that one of them learns."""
+"""An evaluation among parties apart, over TLS: a vendor's model, rows of two owners, metrics that one learns."""
 
 from __future__ import annotations
 
