@@ -1,11 +1,18 @@
-"""Statistics of tables in shares: each gives labelled values in shares, with the number of rows behind each value."""
+"""Statistics of tables in shares: each gives labelled values in shares, with the number of rows behind each value.
+
+Columns have public limits, so every sum and product here has a known range, and none is checked. Sums of squares are
+taken of two halves of the digits, so that they are exact; a quotient is corrected by its remainder, so that it is the
+nearest multiple of its last place. Only square roots and what is made of them have an error beyond that.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +20,17 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table as TextTable
 
+from ..backend import RaisedFlags, Value
 from ..display import Display, Plot
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError, FixedPointRangeError
+from ..ops.common import check_fits, exponent_map, round_scale
+from ..ops.order import sort_rows
+from ..ops.series import RECIPROCAL, RSQRT_OF_QUARTER
 from ..optional_deps import required_imports
+from ..ring import products
 from ..tensor import SharedTensor
+from ..tensor.table import Context
+from .table import Column, Table, embed_public
 
 
 class Axis(NamedTuple):
@@ -224,3 +238,1062 @@ class Statistic:
             defined = self.defined.expand(self.values.shape).reveal(to)
             values = torch.empty_like(values) if values.is_meta else torch.where(defined.bool(), values, math.nan)
         return LabelledResult(values, self.axes, self.kind)
+
+
+# Whole numbers of the ring: exact quotients and roots of a few cells. Every range is known to the caller.
+
+MOST_ROWS = 1 << 24
+"""A table of more rows leaves sums no room."""
+
+ROOT_BITS = 30
+"""Fraction bits of the inverse mantissas by which quotients and roots are approximated."""
+
+INVERSE_BITS = 25
+"""A quotient's first approximation is right to so many bits: the series' 2^-26 and its rounding."""
+
+
+@contextmanager
+def one_statistic(table: Table) -> Iterator[tuple[Context, list[SharedTensor]]]:
+    """One call for a whole statistic. The tensors put into the list depend on every range check made inside."""
+    given = [*(table[name] for name in table.columns), *table.missing.values()]
+    given += [table.present] if table.present is not None else []
+    first, results = given[0], []
+    context = Context(first.session, first.party, first.scheme)
+    with first.session.operation(first.party) as net:
+        before = len(net.state(RaisedFlags))
+        yield context, results
+        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
+        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
+        for x in results:
+            x.flags = joined
+
+
+def shifted(context: Context, x: Value, bits: int) -> Value:
+    """x 2^bits, rounded half up where bits is negative."""
+    while bits < 0:
+        step = min(32, -bits)
+        x, bits = context.backend.truncate(x, step), bits + step
+    return x << bits if bits else x
+
+
+def floor_shift(context: Context, x: Value, bits: int) -> Value:
+    """The floor of x / 2^bits. In steps: the floor of a floor is the floor."""
+    while bits > 0:
+        step = min(32, bits)
+        x, bits = context.backend.truncate(x - (1 << (step - 1)), step), bits - step
+    return x
+
+
+def at_least(context: Context, x: Value, threshold: int, bits: int) -> Value:
+    """[x >= threshold], 0 or 1, for |x - threshold| < 2^bits."""
+    return context.backend.at_least(x, (threshold,), min(63, bits))[0]
+
+
+def exact_quotient(
+    context: Context, top: Value, bottom: Value, scale: int, most: int, divisor_bits: int, bits: int
+) -> Value:
+    """top / bottom, the nearest multiple of 2^-bits, of two the larger. Exact.
+
+    Args:
+        top: at `scale` fraction bits, below 2^62; |top / bottom| < 2^most.
+        bottom: whole numbers from 1 to 2^divisor_bits - 1, of top's shape.
+        bits: fraction bits of the result, with most + bits <= 60.
+
+    Each step is right to 25 bits (a series for 1 / mantissa), and the next takes the remainder; the last remainder is
+    compared with half a divisor. Rounds some 20 for each step.
+    """
+    backend, multiply = context.backend, context.backend.multiply
+    normal = backend.normalise(bottom, 0, divisor_bits)
+    power = exponent_map(context, normal, lambda e: 1 << (divisor_bits - e))
+    inverse = shifted(context, backend.series(normal.mantissa, divisor_bits, RECIPROCAL), ROOT_BITS - 52)
+
+    def approximate(rest: Value, own: int, below: int) -> Value:
+        """rest / bottom at `bits`, for a rest at `own` fraction bits with |rest / bottom| < 2^below."""
+        fits = min(own, 60 - below - divisor_bits)
+        coarse = multiply(torch.mul, shifted(context, rest, fits - own), power)
+        kept = min(fits + divisor_bits, ROOT_BITS - below)
+        coarse = shifted(context, coarse, kept - fits - divisor_bits)
+        return shifted(context, multiply(torch.mul, coarse, inverse), bits - kept - ROOT_BITS)
+
+    fine = max(scale, bits)
+    top = top << (fine - scale)
+    found = approximate(top, fine, most)
+    below = most - INVERSE_BITS
+    while True:
+        rest = top - (multiply(torch.mul, found, bottom) << (fine - bits))
+        if below <= -bits - 3:
+            break
+        below = max(below, -bits) + 1
+        found = found + approximate(rest, fine, below)
+        below -= INVERSE_BITS
+    unit, size = bottom << (fine - bits), divisor_bits + fine - bits + 2
+    return found + at_least(context, rest * 2 - unit, 0, size) - 1 + at_least(context, rest * 2 + unit, 0, size)
+
+
+def over_root(context: Context, top: Value, square: Value) -> Value:
+    """top / sqrt(square) for |top| < sqrt(square) 2^k with k <= 30, whole numbers below 2^62, square >= 1: at 30 bits.
+
+    Relative error 2^-24; a square of 0 gives some number. The square is m 2^e for an even e: top 2^(-e/2) is divided
+    by sqrt(m) by a series.
+    """
+    backend = context.backend
+    normal = backend.normalise(square, 0, 62, 2)
+    power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2))
+    inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
+    coarse = shifted(context, backend.multiply(torch.mul, top, power), ROOT_BITS - 31 - 1)
+    return shifted(context, backend.multiply(torch.mul, coarse, inverse), 1 - ROOT_BITS)
+
+
+# Rows: values, weights and groups of a table's columns.
+
+
+def _stack_last(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values, -1)
+
+
+def _side_by_side(*values: torch.Tensor) -> torch.Tensor:
+    return torch.cat(values, -1)
+
+
+def _with_row_before(x: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.cat((torch.full_like(x[:1], number), x))
+
+
+def _with_zeros_after(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, torch.zeros_like(x[:1])))
+
+
+def _cross(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return products.matmul(x.mT.contiguous(), y)
+
+
+def _rows_of_codes(code: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    return products.matmul(code, cells)
+
+
+def _outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.unsqueeze(2) * y.unsqueeze(1)).reshape(x.shape[0], -1)
+
+
+def _each_code(code: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return code.unsqueeze(2) * values.unsqueeze(1)
+
+
+def _rows_first(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous()
+
+
+def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.sum(dim)
+
+
+def _cells(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return x.reshape(tuple(shape))
+
+
+def codes_of_steps(context: Context, steps: Value) -> Value:
+    """One-hot codes (n, T + 1) of [x >= t_1], ..., [x >= t_T] (T, n). Local."""
+    first = context.backend.affine(_with_row_before, steps, 1)
+    return context.backend.each(_rows_first, first - context.backend.each(_with_zeros_after, steps))
+
+
+def labels_of(table: Table, name: str) -> tuple[Any, ...]:
+    """The public labels of a column of groups.
+
+    Raises:
+        DtypeError: a column of numbers, which has no public list of values.
+    """
+    column = table.schema[table.checked(name)]
+    if column.kind == "flag":
+        return (False, True)
+    if column.categories is None:
+        raise DtypeError(
+            f"column {name!r} is a {column.kind}: groups are those of a category or a flag; name categories, or compare "
+            f"(with_columns(old=t[{name!r}] >= 65))"
+        )
+    return column.categories
+
+
+def group_codes(context: Context, table: Table, name: str) -> Value:
+    """One-hot codes (n, K) of a category or a flag. Local for two groups; otherwise K - 1 comparisons of few bits."""
+    count, x = len(labels_of(table, name)), table[name]
+    if count == 1:
+        return context.backend.affine(_with_ones, context.backend.each(partial(torch.unsqueeze, dim=-1), x.shares), 1)
+    if count == 2:
+        steps = context.backend.each(partial(torch.unsqueeze, dim=0), x.shares)
+    else:
+        steps = context.backend.at_least(x.shares, tuple(range(1, count)), count.bit_length() + 1)
+    return codes_of_steps(context, steps)
+
+
+def _with_ones(x: torch.Tensor, number: int) -> torch.Tensor:
+    return x * 0 + number
+
+
+def as_names(by: Any, what: str = "by") -> tuple[str, ...]:
+    """One name or several.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    names = () if by is None else (by,) if isinstance(by, str) else by
+    if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise ArgumentError(f"{what} is a column's name or a list of names, got {by!r:.60}")
+    return tuple(names)
+
+
+class Rows:
+    """Values (n, d) of some columns, the rows that count for each, and the groups that rows are of.
+
+    Attributes:
+        values: at `scale` fraction bits, 0 in rows that do not count.
+        bits: of the values' magnitude as ring elements; `unit_bits` of the magnitude itself.
+        weights: 0 or 1 (n, d), or (n, 1) where all columns have the same; None where every row counts.
+        codes: one-hot (n, K) of the groups; None without groups.
+    """
+
+    def __init__(self, context: Context, table: Table, names: Sequence[str], by: Sequence[str], together: bool = False):
+        self.context, self.table, self.names, self.by = context, table, tuple(names), tuple(by)
+        self.rows = len(table)
+        self.count_bits = self.rows.bit_length() + 1
+        self.labels = [labels_of(table, name) for name in by]
+        self.shape = tuple(len(labels) for labels in self.labels)
+        backend = context.backend
+        parts = [group_codes(context, table, name) for name in by]
+        self.codes = reduce(lambda a, b: backend.multiply(_outer, a, b), parts) if parts else None
+        known = [table.known(*names, *by)] if together or not names else [table.known(name, *by) for name in names]
+        if all(table.missing.get(n) is None for n in names):
+            known = known[:1]
+        self.weights = None if all(w is None for w in known) else backend.each(
+            _stack_last, *((embed_public(table[table.columns[0]], torch.ones(self.rows, dtype=torch.bool)) if w is None
+                            else w).shares for w in known)
+        )  # fmt: skip
+        self.scale = self.bits = self.unit_bits = 0
+        if names:
+            columns = [_number(context, table, name) for name in names]
+            self.scale = max(x.scale_bits for x in columns)
+            self.unit_bits = max(_unit_bits(table.schema[name], x) for name, x in zip(names, columns, strict=True))
+            self.bits = self.unit_bits + self.scale
+            shares = [x.shares << (self.scale - x.scale_bits) for x in columns]
+            self.values = backend.each(_stack_last, *shares)
+            masked = table.present is not None or any(n in table.missing for n in by) or (together and len(names) > 1)
+            if masked and self.weights is not None:
+                self.values = backend.multiply(torch.mul, self.values, self.weights)
+
+    def axes(self, columns: bool = True) -> tuple[Axis, ...]:
+        """The dimensions of a result: groups, and columns where there are several."""
+        found = [Axis(name, labels) for name, labels in zip(self.by, self.labels, strict=True)]
+        return (*found, *([Axis("column", self.names)] if columns and len(self.names) > 1 else []))
+
+    def sums(self, *values: Value) -> list[Value]:
+        """The sum of each value (n, d) over the rows, or over those of each group: (K, d), or (1, d)."""
+        backend = self.context.backend
+        if self.codes is None:
+            return [backend.each(partial(_sum_kept), v) for v in values]
+        found = backend.multiply(_cross, self.codes, backend.each(_side_by_side, *values))
+        ends = np.cumsum([v.shape[1] for v in values]).tolist()
+        return [found[:, e - v.shape[1] : e] for e, v in zip(ends, values, strict=True)]
+
+    def counts(self) -> Value:
+        """The rows that count: (K, d) or (K, 1), with K = 1 without groups."""
+        backend = self.context.backend
+        if self.weights is not None:
+            return self.sums(self.weights)[0]
+        if self.codes is not None:
+            return backend.each(partial(torch.unsqueeze, dim=-1), backend.each(partial(_sum, dim=0), self.codes))
+        return backend.embedded(torch.full((1, 1), self.rows, dtype=torch.int64))
+
+    def at_rows(self, cells: Value) -> Value:
+        """The cell (K, d) of each row's group: (n, d); (1, d) without groups."""
+        return cells if self.codes is None else self.context.backend.multiply(_rows_of_codes, self.codes, cells)
+
+    def tensor(self, cells: Value, scale: int, largest: float, dtype: torch.dtype = torch.float64) -> SharedTensor:
+        """Cells (K, d) as a tensor of the result's shape."""
+        width = (cells.shape[-1],) if len(self.names) > 1 else ()
+        made = self.context.tensor(
+            self.context.backend.each(partial(_cells, shape=(*self.shape, *width)), cells), scale, largest * 2.0**scale
+        )
+        return made.like(made.shares, bound=made.bound, dtype=dtype)
+
+
+def _sum_kept(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(0, keepdim=True)
+
+
+def _number(context: Context, table: Table, name: str) -> SharedTensor:
+    """A column that can be added up, at f fraction bits at most.
+
+    Raises:
+        DtypeError: a category, whose codes are no numbers.
+    """
+    x, column = table[name], table.schema[name]
+    if column.kind == "category":
+        raise DtypeError(f"column {name!r} is a category and has no sums or order; it may be a group: by={name!r}")
+    if x.bound is None or (column.bound is None and x.bound > 2.0 ** (context.scheme.activation_bits + x.scale_bits)):
+        x = check_fits(context, x.bounded(2.0**63), 2.0 ** (context.scheme.activation_bits + x.scale_bits))
+    return round_scale(context, x, context.frac_bits)
+
+
+def _unit_bits(column: Column, x: SharedTensor) -> int:
+    """k: magnitudes of the column are below 2^k, by its limit or its tensor's bound."""
+    bounds = [b for b in (column.bound, None if x.bound is None else x.bound * 2.0**-x.scale_bits) if b is not None]
+    return max(0, math.frexp(min(bounds))[1])
+
+
+def prepared(table: Any, *names: str, least: int = 1) -> Table:
+    """The table, checked; one without rows has a row that does not count, so that every sum has a term.
+
+    Raises:
+        ArgumentError: no Table, too many rows, fewer columns than are needed, or a name that there is none of.
+    """
+    if not isinstance(table, Table):
+        way = "; share it first: table.share()" if hasattr(table, "share") else ""
+        raise ArgumentError(f"a statistic is of a sectorch.Table, got a {type(table).__name__}{way}")
+    for name in names:
+        table.checked(name)
+    if len(names) < least:
+        raise ArgumentError(f"this statistic takes {least} column{'s' * (least > 1)} or more, got {len(names)}")
+    if len(set(names)) < len(names):
+        raise ArgumentError("a column is named twice")
+    if len(table) >= MOST_ROWS:
+        raise ArgumentError(f"a statistic is of fewer than {MOST_ROWS} rows, got {len(table)}")
+    return table if len(table) else table.with_absent_row()
+
+
+def _defined(rows: Rows, counts: Value, least: int = 1) -> Value:
+    """[counts >= least]."""
+    return at_least(rows.context, counts, least, rows.count_bits + 1)
+
+
+def _made(
+    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
+    defined: Value | None = None, row_bound: float | None = None, columns: bool = True,
+) -> Statistic:  # fmt: skip
+    values = rows.tensor(cells, scale, largest)
+    shape = (*rows.shape, *([counts.shape[-1]] if len(rows.names) > 1 else []))
+    own = rows.context.tensor(
+        rows.context.backend.each(partial(_cells, shape=shape), counts), 0, float(max(1, rows.rows))
+    )
+    own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
+    flags = None
+    if defined is not None:
+        flags = rows.context.tensor(rows.context.backend.each(partial(_cells, shape=shape), defined), 0, 1.0)
+        flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
+    results += [values, own, *([flags] if flags is not None else [])]
+    return Statistic(values, own, rows.axes(columns), kind, flags, row_bound)
+
+
+def count(table: Table, *names: str, by: Any = None) -> Statistic:
+    """The number of rows, or of those that have a value in each named column, for each group.
+
+    Args:
+        names: columns; the rows that count if there is none, and a number for each column if there are several.
+        by: a category or a flag whose groups are counted, or several.
+
+    Exact. Rounds 1 to 6. Nobody learns anything before `reveal`.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+    """
+    keys = as_names(by)
+    table = prepared(table, *names, *keys, least=0)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, (), keys) if not names else _counted(context, table, names, keys)
+        counts = rows.counts()
+        if len(names) > 1 and counts.shape[-1] == 1:
+            counts = context.backend.each(partial(_repeated, times=len(names)), counts)
+        return _made(rows, results, "count", counts, 0, float(len(table)), counts, row_bound=1.0)
+
+
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.expand(-1, times)
+
+
+class _counted(Rows):
+    """Rows whose columns are only counted: of any kind."""
+
+    def __init__(self, context: Context, table: Table, names: Sequence[str], by: Sequence[str]):
+        super().__init__(context, table, (), by)
+        self.names = tuple(names)
+        known = [table.known(name, *by) for name in names]
+        if any(w is not None for w in known):
+            ones = embed_public(table[table.columns[0]], torch.ones(self.rows, dtype=torch.bool))
+            self.weights = context.backend.each(_stack_last, *((ones if w is None else w).shares for w in known))
+
+
+def sum(table: Table, *names: str, by: Any = None) -> Statistic:
+    """The sum of each column over the rows that count, for each group; 0 of no row, as pandas has it.
+
+    Args:
+        names: numbers, integers or flags; several give a dimension more. Missing values count as nothing.
+        by: as of `count`.
+
+    Exact: the sum of the fixed-point values. Rounds 1 to 8; bytes some 8 (groups + columns) a row.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+        FixedPointRangeError: limits and rows that leave the sum no room in the ring.
+    """
+    keys = as_names(by)
+    table = prepared(table, *names, *keys)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, names, keys)
+        _require_room(rows.bits + rows.count_bits, "a sum")
+        (cells,) = rows.sums(rows.values)
+        bound = 2.0**rows.unit_bits
+        return _made(rows, results, "sum", cells, rows.scale, bound * len(table), rows.counts(), row_bound=bound)
+
+
+def _require_room(bits: int, what: str, most: int = 61) -> None:
+    if bits > most:
+        raise FixedPointRangeError(
+            f"{what} of values with these limits, over so many rows, leaves the ring by {bits - most} bits: name "
+            f"narrower limits (Column(limit=...)), or use another unit"
+        )
+
+
+def _mean_cells(rows: Rows) -> tuple[Value, Value, Value, int]:
+    """Means (K, d), 0 of no row, counts, whether there is a row, and the means' fraction bits."""
+    context = rows.context
+    _require_room(rows.bits + rows.count_bits, "a mean")
+    counts = rows.counts()
+    (sums,) = rows.sums(rows.values)
+    defined = _defined(rows, counts)
+    wide = partial(_repeated, times=len(rows.names))
+    divisor = counts - defined + 1
+    divisor = divisor if divisor.shape == sums.shape else context.backend.each(wide, divisor)
+    bits = min(context.frac_bits, 59 - rows.unit_bits)
+    means = exact_quotient(context, sums, divisor, rows.scale, rows.unit_bits + 1, rows.count_bits, bits)
+    return means, counts, defined, bits
+
+
+def mean(table: Table, *names: str, by: Any = None) -> Statistic:
+    """The mean of each column over the rows that count, for each group; no value for no row.
+
+    Args:
+        names, by: as of `sum`.
+
+    Error 2^-21 with 20 fraction bits: the mean of the fixed-point values, rounded to the nearest multiple of 2^-20. So
+    the whole error is at most 2^-20 where inputs are rounded too. Rounds some 60.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
+    """
+    keys = as_names(by)
+    table = prepared(table, *names, *keys)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, names, keys)
+        means, counts, defined, bits = _mean_cells(rows)
+        return _made(rows, results, "mean", means, bits, 2.0**rows.unit_bits, counts, defined)
+
+
+class _Deviations:
+    """Values less the mean of their group, in two halves of digits: x = high 2^half + low."""
+
+    def __init__(self, rows: Rows):
+        context, backend = rows.context, rows.context.backend
+        self.rows = rows
+        self.means, self.counts, self.defined, mean_bits = _mean_cells(rows)
+        self.scale = max(rows.scale, mean_bits)
+        x = (rows.values << (self.scale - rows.scale)) - (rows.at_rows(self.means) << (self.scale - mean_bits))
+        if rows.weights is not None:
+            x = backend.multiply(torch.mul, x, rows.weights)
+        self.bits = rows.unit_bits + 1 + self.scale
+        self.half = min(32, (self.bits + 1) // 2)
+        self.high = backend.truncate(x, self.half)
+        self.low = x - (self.high << self.half)
+        self.drop = max(0, 2 * self.bits + rows.count_bits - 60)
+        """Bits that a sum of products drops, to fit the ring."""
+        self.fraction_bits = 2 * self.scale - self.drop
+
+    def joined(self, high: Value, cross: Value, low: Value) -> Value:
+        """A sum of products, at `fraction_bits`, from those of the halves; `cross` is that of both mixed products."""
+        terms = ((high, 2 * self.half), (cross, self.half), (low, 0))
+        a, b, c = (shifted(self.rows.context, value, power - self.drop) for value, power in terms)
+        return a + b + c
+
+    def squares(self) -> Value:
+        """The sum of squares of each group and column (K, d)."""
+        backend = self.rows.context.backend
+        high, low = backend.square(self.high), backend.square(self.low)
+        mixed = backend.multiply(torch.mul, self.high, self.low)
+        high, low, mixed = self.rows.sums(high, low, mixed)
+        return self.joined(high, mixed * 2, low)
+
+    def over_freedom(self, sums: Value, ddof: int) -> tuple[Value, Value, int, int]:
+        """sums / (counts - ddof), whether there is a value, its fraction bits and bits before the point."""
+        rows, context = self.rows, self.rows.context
+        backend = context.backend
+        enough = _defined(rows, self.counts, ddof + 1)
+        freedom = backend.multiply(torch.mul, self.counts - (ddof + 1), enough) + 1
+        if freedom.shape != sums.shape:
+            freedom = backend.each(partial(_spread, shape=sums.shape), freedom)
+        most = 2 * (rows.unit_bits + 1) + 1
+        bits = min(2 * self.scale, 60 - most)
+        below = backend.multiply(torch.mul, sums, enough) if ddof > 1 else sums
+        return exact_quotient(context, below, freedom, self.fraction_bits, most, rows.count_bits, bits), enough, bits, most
+
+
+def _spread(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return x.expand(shape)
+
+
+def _checked_ddof(ddof: Any) -> int:
+    if type(ddof) is not int or not 0 <= ddof <= 1:
+        raise ArgumentError(f"ddof is 0 or 1, got {ddof!r:.40}")
+    return ddof
+
+
+def variance(table: Table, *names: str, by: Any = None, ddof: int = 1) -> Statistic:
+    """The variance of each column, for each group; no value for fewer than ddof + 1 rows.
+
+    Args:
+        names, by: as of `sum`.
+        ddof: what is taken off the number of rows: 1 for a sample, 0 for a population.
+
+    Squares are those of deviations from the mean rounded to 2^-20, and their sum is exact but for its last place, which
+    is 2^(2 b + v - 60) for values below 2^b and 2^v rows, and at least 2^-40. With n rows the error is at most that
+    place over n - ddof, 2^-42 n / (n - ddof) for the mean's rounding, and 2^-20 for the result's (2^(2 b - 58) where
+    2^(2 b) is beyond 2^37). Rounds some 120.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
+    """
+    return _variance(table, names, by, ddof, False)
+
+
+def std(table: Table, *names: str, by: Any = None, ddof: int = 1) -> Statistic:
+    """The standard deviation, as `variance`, with a relative error of 2^-23 and one of 2^-20 beside the variance's own.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
+    """
+    return _variance(table, names, by, ddof, True)
+
+
+def _variance(table: Table, names: Sequence[str], by: Any, ddof: int, root: bool) -> Statistic:
+    keys, ddof = as_names(by), _checked_ddof(ddof)
+    table = prepared(table, *names, *keys)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, names, keys)
+        deviations = _Deviations(rows)
+        found, enough, bits, most = deviations.over_freedom(deviations.squares(), ddof)
+        if root:
+            # sqrt(v) = v / sqrt(v): of v 2^bits that is sqrt(v) 2^(bits / 2).
+            even = bits - bits % 2
+            found = shifted(context, found, even - bits)
+            found = _root(context, found, even, most)
+            bits = context.frac_bits
+        largest = 2.0 ** ((most + 1) // 2 if root else most)
+        wanted = min(bits, context.frac_bits)
+        found = shifted(context, found, wanted - bits)
+        return _made(rows, results, "std" if root else "variance", found, wanted, largest, deviations.counts, enough)
+
+
+def _root(context: Context, x: Value, scale: int, most: int) -> Value:
+    """sqrt(x) at f fraction bits, for x < 2^most at an even number of fraction bits. Relative error 2^-24, and 2^-20."""
+    backend = context.backend
+    normal = backend.normalise(x, 0, 62, 2)
+    positive = normal.bits[0]
+    inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
+    mantissa = shifted(context, normal.mantissa, ROOT_BITS - 62)
+    root = shifted(context, backend.multiply(torch.mul, mantissa, inverse), -ROOT_BITS)  # of m, at 30 bits
+    # sqrt(m 2^e) at `scale` / 2 fraction bits is root 2^(e / 2); 2^(e / 2) is below 2^((most + scale) / 2 + 1).
+    high = min(31, (most + scale) // 2 + 1)
+    power = exponent_map(context, normal, lambda e: 1 << min(e // 2, high))
+    kept = min(ROOT_BITS, 60 - high)
+    found = backend.multiply(torch.mul, shifted(context, root, kept - ROOT_BITS), power)
+    found = backend.multiply(torch.mul, found, positive)
+    return shifted(context, found, context.frac_bits - kept - scale // 2)
+
+
+def minimum(table: Table, *names: str, by: Any = None) -> Statistic:
+    """The least value of each column over the rows that count, for each group; no value for no row.
+
+    Args:
+        names, by: as of `sum`.
+
+    Exact. Comparisons: one less than the rows for each column and group, in log2 of the rows rounds of comparisons.
+
+    Raises:
+        ArgumentError, DtypeError: as of `sum`.
+    """
+    return _extreme(table, names, by, -1)
+
+
+def maximum(table: Table, *names: str, by: Any = None) -> Statistic:
+    """The largest value of each column, as `minimum`.
+
+    Raises:
+        ArgumentError, DtypeError: as of `sum`.
+    """
+    return _extreme(table, names, by, 1)
+
+
+def _extreme(table: Table, names: Sequence[str], by: Any, sign: int) -> Statistic:
+    keys = as_names(by)
+    table = prepared(table, *names, *keys)
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, names, keys), context.backend
+        counts = rows.counts()
+        defined = _defined(rows, counts)
+        raised = (rows.values if sign > 0 else -rows.values) + (1 << rows.bits)  # 0 or more, so that 0 is the least
+        if rows.weights is not None:
+            raised = backend.multiply(torch.mul, raised, rows.weights)
+        if rows.codes is not None:
+            raised = backend.multiply(_each_code, rows.codes, raised)
+        else:
+            raised = backend.each(partial(torch.unsqueeze, dim=1), raised)
+        found = backend.largest(raised, rows.bits + 2) - (1 << rows.bits)
+        shown = defined if defined.shape == found.shape else backend.each(partial(_spread, shape=found.shape), defined)
+        found = backend.multiply(torch.mul, found if sign > 0 else -found, shown)
+        kind = "maximum" if sign > 0 else "minimum"
+        return _made(rows, results, kind, found, rows.scale, 2.0**rows.unit_bits, counts, defined)
+
+
+def covariance(table: Table, *names: str, ddof: int = 1) -> Statistic:
+    """The covariance matrix of columns, over the rows that have a value in each of them.
+
+    Args:
+        names: two or more numbers, integers or flags.
+        ddof: as of `variance`.
+
+    Error as of `variance`, for each entry. One product of the columns' halves with each other: rounds some 120.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
+    """
+    table, ddof = prepared(table, *names, least=2), _checked_ddof(ddof)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, names, (), together=True)
+        deviations = _Deviations(rows)
+        found, enough, bits, most = deviations.over_freedom(_gram(deviations), ddof)
+        wanted = min(bits, context.frac_bits)
+        return _matrix(rows, results, "covariance", shifted(context, found, wanted - bits), wanted, 2.0**most,
+                       deviations.counts, enough)  # fmt: skip
+
+
+def correlation(table: Table, *names: str) -> Statistic:
+    """Pearson's correlation of columns, over the rows that have a value in each of them.
+
+    Args:
+        names: two or more numbers, integers or flags.
+
+    A column that is constant has no correlation. Error 2^-19, and that of `variance` for each variance, relative to it:
+    columns whose deviation is far below their limit have fewer digits. Rounds some 120.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
+    """
+    table = prepared(table, *names, least=2)
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, names, (), together=True), context.backend
+        deviations = _Deviations(rows)
+        gram = _gram(deviations)
+        squares = backend.each(_diagonal, gram)
+        varies = at_least(context, squares, 1, 62)
+        normal = backend.normalise(squares, 0, 62, 2)
+        power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2))
+        inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
+        # |gram_ij| <= sqrt(s_i s_j) < 2^((e_i + e_j) / 2), so that times both powers it stays below 2^62.
+        scaled = backend.multiply(torch.mul, backend.multiply(torch.mul, gram, _column(backend, power)), power)
+        found = shifted(context, scaled, 29 - 62)
+        for factor in (_column(backend, inverse), inverse):
+            found = shifted(context, backend.multiply(torch.mul, found, factor), -ROOT_BITS)
+        both = backend.multiply(torch.mul, _column(backend, varies), varies)
+        found = backend.multiply(torch.mul, shifted(context, found, context.frac_bits - 29), both)
+        return _matrix(rows, results, "correlation", found, context.frac_bits, 2.0, deviations.counts, both)
+
+
+def _column(backend: Any, x: Value) -> Value:
+    return backend.each(partial(torch.unsqueeze, dim=-1), x)
+
+
+def _diagonal(x: torch.Tensor) -> torch.Tensor:
+    return torch.diagonal(x).clone()
+
+
+def _with_transpose(x: torch.Tensor) -> torch.Tensor:
+    return x + x.mT
+
+
+def _gram(deviations: _Deviations) -> Value:
+    """The sums of products of each column with each (d, d)."""
+    backend, high, low = deviations.rows.context.backend, deviations.high, deviations.low
+    mixed = backend.each(_with_transpose, backend.multiply(_cross, high, low))
+    return deviations.joined(backend.multiply(_cross, high, high), mixed, backend.multiply(_cross, low, low))
+
+
+def _matrix(
+    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
+    defined: Value,
+) -> Statistic:  # fmt: skip
+    context, width = rows.context, len(rows.names)
+    values = context.tensor(cells, scale, largest * 2.0**scale)
+    values = values.like(values.shares, bound=values.bound, dtype=torch.float64)
+    own = context.tensor(context.backend.each(partial(_cells, shape=()), counts), 0, float(max(1, rows.rows)))
+    own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
+    flags = context.tensor(context.backend.each(partial(_spread, shape=(width, width)), defined), 0, 1.0)
+    flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
+    results += [values, own, flags]
+    return Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
+
+
+# Order statistics, distributions and tests.
+
+
+def median(table: Table, name: str) -> Statistic:
+    """The median of a column: `quantile` of one half, without a dimension.
+
+    Raises:
+        ArgumentError, DtypeError: as of `quantile`.
+    """
+    found = quantile(table, name, (0.5,))
+    flags = found.defined
+    return Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0])
+
+
+def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
+    """Quantiles of a column over the rows that count, with linear interpolation, as pandas and numpy have them.
+
+    Args:
+        name: a number, an integer or a flag.
+        q: public shares from 0 to 1; several give a dimension.
+
+    With h = q (n - 1) for n rows that count, the result is between the order statistics below and above h, which are
+    exact. Error 2^-20 for the result's rounding, and 2^-24 of the distance of the two. Few rows, all of which count,
+    are sorted by a network; otherwise the value is found bit by bit, by counting rows below a secret bound: a
+    comparison of every row for each bit of the column's limit and each q. Rounds some 8 for each bit, or for each level
+    of the network.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+    """
+    single = not isinstance(q, (list, tuple))
+    parts = [q] if single else list(q)
+    if not parts or not all(isinstance(p, (int, float)) and 0 <= p <= 1 for p in parts):
+        raise ArgumentError(f"q is one number from 0 to 1 or a list of such numbers, got {q!r:.60}")
+    table = prepared(table, name)
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, (name,), ()), context.backend
+        counts = rows.counts()
+        defined = _defined(rows, counts)
+        x = backend.each(partial(_cells, shape=(rows.rows,)), rows.values)
+        n = backend.each(partial(_cells, shape=()), counts)
+        if rows.weights is None and _sorts(rows.rows, rows.bits, len(parts)):
+            low, high, share, share_bits = _sorted_ranks(rows, x, parts)
+        else:
+            low, high, share, share_bits = _counted_ranks(rows, x, n, parts)
+        fine = context.frac_bits - rows.scale
+        between = backend.multiply(torch.mul, high - low, share) if not isinstance(share, torch.Tensor) else (
+            backend.each(partial(_times_public, factor=share), high - low))  # fmt: skip
+        found = (low << fine) + shifted(context, between, fine - share_bits)
+        found = backend.multiply(torch.mul, found, backend.each(partial(_spread, shape=(len(parts),)), backend.each(
+            partial(_cells, shape=(1,)), defined)))  # fmt: skip
+        values = context.tensor(found, context.frac_bits, 2.0 ** (rows.unit_bits + context.frac_bits))
+        values = values.like(values.shares, bound=values.bound, dtype=torch.float64)
+        own = context.tensor(n, 0, float(max(1, rows.rows)))
+        own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
+        flags = context.tensor(backend.each(partial(_spread, shape=(len(parts),)), backend.each(
+            partial(_cells, shape=(1,)), defined)), 0, 1.0)  # fmt: skip
+        flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
+        results += [values, own, flags]
+    if single:
+        return Statistic(values[0], own, (), "quantile", flags[0])
+    return Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags)
+
+
+def _times_public(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return x * factor.to(x.device)
+
+
+def _sorts(rows: int, bits: int, parts: int) -> bool:
+    """Whether a sorting network has fewer comparisons than counting has: an exchange takes about two of those."""
+    levels = max(1, (rows - 1).bit_length())
+    return levels * (levels + 1) // 2 <= (bits + 3) * parts
+
+
+def _sorted_ranks(rows: Rows, x: Value, parts: Sequence[float]) -> tuple[Value, Value, torch.Tensor, int]:
+    """The order statistics around public ranks, and the public share of the upper one."""
+    bits = min(30, 59 - rows.bits)
+    (falling,) = sort_rows(rows.context.tensor(x, rows.scale, 2.0**rows.bits))
+    ranks = [p * (rows.rows - 1) for p in parts]
+    below = [min(int(rank), rows.rows - 1) for rank in ranks]
+    above = [min(k + 1, rows.rows - 1) for k in below]
+    share = torch.tensor([round((rank - k) * 2**bits) for rank, k in zip(ranks, below, strict=True)])
+    low, high = (falling.shares[torch.tensor([rows.rows - 1 - k for k in at])] for at in (below, above))
+    return low, high, share, bits
+
+
+def _counted_ranks(rows: Rows, x: Value, n: Value, parts: Sequence[float]) -> tuple[Value, Value, Value, int]:
+    """The order statistics around secret ranks q (n - 1), and the upper one's secret share, by counting rows below."""
+    context, backend, width = rows.context, rows.context.backend, rows.bits
+    size, sentinel = (len(parts), 1), 1 << width
+    # Rows that do not count come last: above every value.
+    if rows.weights is not None:
+        weights = backend.each(partial(_cells, shape=(rows.rows,)), rows.weights)
+        x = x - weights * sentinel + sentinel
+    line = backend.each(partial(torch.unsqueeze, dim=0), x)
+    rank_bits = 60 - rows.count_bits
+    exact = torch.tensor([round(p * 2**rank_bits) for p in parts])
+    rank = backend.each(partial(_times_public, factor=exact), backend.each(partial(_spread, shape=(len(parts),)), n - 1))
+    below = floor_shift(context, rank, rank_bits)
+    bits = min(30, rank_bits, 58 - width)
+    share = floor_shift(context, rank, rank_bits - bits) - (below << bits)
+    bound = backend.each(partial(_spread, shape=(len(parts),)), n - n) - sentinel
+
+    def reached(candidate: Value) -> Value:
+        """For each row and part, [x >= candidate]."""
+        return at_least(context, line - backend.each(partial(_cells, shape=size), candidate), 0, width + 2)
+
+    for bit in range(width, -1, -1):
+        candidate = bound + (1 << bit)
+        beneath = backend.each(partial(_sum, dim=1), -reached(candidate) + 1)  # rows below the candidate
+        bound = bound + (at_least(context, below - beneath, 0, rows.count_bits + 1) << bit)
+    past = reached(bound + 1)
+    beneath = backend.each(partial(_sum, dim=1), -past + 1)
+    repeated = at_least(context, beneath - below, 2, rows.count_bits + 1)
+    wide = backend.each(partial(_spread, shape=(len(parts), rows.rows)), line)
+    # The least value past the bound: as a maximum of what is 0 for all others.
+    upward = backend.multiply(torch.mul, -wide + 2 * sentinel, past)
+    following = -backend.largest(backend.each(_rows_first, upward), width + 3) + 2 * sentinel
+    # Where nothing is past the bound, that is 2^(width + 1), and its share is 0.
+    return bound, bound + backend.multiply(torch.mul, following - bound, -repeated + 1), share, bits
+
+
+def histogram(table: Table, name: str, edges: Sequence[float], *, by: Any = None) -> Statistic:
+    """The number of values in each bin, as numpy.histogram has it: [e_0, e_1), ..., the last bin with its right edge.
+
+    Args:
+        name: a number, an integer or a flag.
+        edges: public and rising, of the same unit as the column.
+        by: as of `count`.
+
+    Exact, for values and edges as fixed-point numbers. One comparison of every row with each edge.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+    """
+    places = [float(e) for e in edges]
+    if len(places) < 2 or not all(map(math.isfinite, places)) or any(a >= b for a, b in zip(places, places[1:], strict=False)):
+        raise ArgumentError("edges are two finite numbers or more, each above the one before")
+    keys = as_names(by)
+    table = prepared(table, name, *keys)
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, (name,), keys), context.backend
+        unit, most = 2.0**rows.scale, 1 << rows.bits
+        limits = [math.ceil(e * unit) for e in places[:-1]] + [math.floor(places[-1] * unit) + 1]
+        limits = [max(-most, min(most, e)) for e in limits]
+        line = backend.each(partial(_cells, shape=(rows.rows,)), rows.values)
+        steps = backend.at_least(line, tuple(limits), min(63, rows.bits + 2))
+        bins = backend.each(_rows_first, backend.each(_differences, steps))
+        if rows.weights is not None:
+            bins = backend.multiply(torch.mul, bins, rows.weights)
+        (cells,) = rows.sums(bins)
+        labels = tuple(f"[{a:g}, {b:g}{')' if b < places[-1] else ']'}" for a, b in zip(places, places[1:], strict=False))
+        return _cell_counts(rows, results, "histogram", cells, (*rows.axes(), Axis(name, labels)))
+
+
+def _differences(x: torch.Tensor) -> torch.Tensor:
+    return x[:-1] - x[1:]
+
+
+def _cell_counts(
+    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, axes: tuple[Axis, ...]
+) -> Statistic:  # fmt: skip
+    shape = tuple(len(axis.labels) for axis in axes)
+    made = rows.context.tensor(
+        rows.context.backend.each(partial(_cells, shape=shape), cells), 0, float(max(1, rows.rows))
+    )
+    values, counts = (made.like(made.shares, bound=made.bound, dtype=d) for d in (torch.float64, torch.int64))
+    results += [values, counts]
+    return Statistic(values, counts, axes, kind, None, 1.0)
+
+
+def cross_table(table: Table, row: str, column: str) -> Statistic:
+    """How many rows have each pair of two columns' categories: `count` by both.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+    """
+    keys = as_names([row, column])
+    table = prepared(table, *keys)
+    with one_statistic(table) as (context, results):
+        rows = Rows(context, table, (), keys)
+        return _cell_counts(rows, results, "cross table", rows.counts(), rows.axes())
+
+
+class TestResult(LabelledResult):
+    """A test's revealed quantities; what follows from them is computed here, in plain, by whoever learned them."""
+
+    __test__ = False  # not a test of pytest's
+
+    def __init__(self, values: torch.Tensor, axes: Sequence[Axis], kind: str, derive: Callable[[Any], dict[str, float]]):
+        super().__init__(values, axes, kind)
+        self._derive = derive
+
+    @property
+    def statistic(self) -> float:
+        """The test's statistic."""
+        return self.derived()["statistic"]
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Of the statistic's distribution."""
+        return self.derived()["degrees_of_freedom"]
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value; NaN where the test has no value."""
+        return self.derived()["p_value"]
+
+    def derived(self) -> dict[str, float]:
+        """statistic, degrees_of_freedom and p_value.
+
+        Raises:
+            ArgumentError: this process has no values, or scipy is not installed.
+        """
+        return self._derive(self.to_numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class HypothesisTest(Statistic):
+    """A test in shares. `reveal` gives a `TestResult`, with the p-value; `values` are all that is revealed."""
+
+    derive: Callable[[Any], dict[str, float]] = dict
+
+    def reveal(self, to: Any = None) -> TestResult:
+        """The values, learned as by `Statistic.reveal`.
+
+        Raises:
+            RangeExceededError, ArgumentError, DisagreementError: as of `SharedTensor.reveal`.
+        """
+        found = super().reveal(to)
+        return TestResult(found.values, found.axes, found.kind, self.derive)
+
+
+def scipy_stats() -> Any:
+    """scipy.stats, for p-values.
+
+    Raises:
+        ArgumentError: scipy is not installed.
+    """
+    with required_imports("a p-value", "scipy", ArgumentError):
+        from scipy import stats
+    return stats
+
+
+def t_test(table: Table, name: str, *, by: str) -> HypothesisTest:
+    """Welch's t test: whether the means of two groups differ.
+
+    Args:
+        name: a number, an integer or a flag.
+        by: a flag, or a category of two.
+
+    What is revealed are mean, variance and number of rows of both groups, and nothing else; t, its degrees of freedom
+    and the p-value follow from them in plain. Errors of the means and variances as of `mean` and `variance`. There is
+    no value with fewer than two rows in a group, or with no variance in both.
+
+    Raises:
+        ArgumentError, DtypeError, FixedPointRangeError: before anything is sent.
+    """
+    keys = as_names(by)
+    table = prepared(table, name, *keys)
+    if len(keys) != 1 or len(labels_of(table, keys[0])) != 2:
+        raise ArgumentError("a t test compares two groups: by names one flag, or one category of two")
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, (name,), keys), context.backend
+        deviations = _Deviations(rows)
+        found, enough, bits, most = deviations.over_freedom(deviations.squares(), 1)
+        f = context.frac_bits
+        kept = min(f, bits)
+        found = shifted(context, found, kept - bits) << (f - kept)
+        mean_bits = min(f, 59 - rows.unit_bits)
+        parts = [deviations.means << (f - mean_bits), found, deviations.counts << f]
+        cells = backend.each(_side_by_side, *parts)
+        values = context.tensor(cells, f, 2.0**61)
+        values = values.like(values.shares, bound=values.bound, dtype=torch.float64)
+        own = context.tensor(deviations.counts, 0, float(max(1, rows.rows)))
+        own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
+        every = [backend.each(partial(_cells, shape=(2, 1)), v) for v in (deviations.defined, enough)]
+        flags = context.tensor(backend.each(_side_by_side, *every, every[0] - every[0] + 1), 0, 1.0)
+        flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
+        results += [values, own, flags]
+        axes = (Axis(keys[0], rows.labels[0]), Axis("of the group", ("mean", "variance", "count")))
+        return HypothesisTest(values, own, axes, "Welch's t test", flags, derive=_welch)
+
+
+def _welch(values: np.ndarray) -> dict[str, float]:
+    (mean_1, variance_1, n_1), (mean_2, variance_2, n_2) = values.tolist()
+    nothing = {"statistic": math.nan, "degrees_of_freedom": math.nan, "p_value": math.nan}
+    if not (n_1 >= 2 and n_2 >= 2 and variance_1 + variance_2 > 0):
+        return nothing
+    first, second = variance_1 / n_1, variance_2 / n_2
+    t = (mean_1 - mean_2) / math.sqrt(first + second)
+    freedom = (first + second) ** 2 / (first**2 / (n_1 - 1) + second**2 / (n_2 - 1))
+    return {"statistic": t, "degrees_of_freedom": freedom, "p_value": float(2 * scipy_stats().t.sf(abs(t), freedom))}
+
+
+def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
+    """Pearson's chi-square test: whether two categories are independent. Without a continuity correction.
+
+    Args:
+        row, column: categories or flags.
+
+    What is revealed are the statistic and its degrees of freedom, which are those of the categories that occur, and
+    nothing else; the p-value follows in plain. The statistic is n (sum o^2 / (r c) - 1) with shares o / r and o / c at
+    30 bits: error n k 2^-30 for n rows and k cells, and 2^-20. There is no value where one category occurs alone.
+
+    Raises:
+        ArgumentError, DtypeError: before anything is sent.
+    """
+    keys = as_names([row, column])
+    table = prepared(table, *keys)
+    with one_statistic(table) as (context, results):
+        rows, backend = Rows(context, table, (), keys), context.backend
+        shape, k = rows.shape, rows.shape[0] * rows.shape[1]
+        cells = backend.each(partial(_cells, shape=shape), rows.counts())
+        margins = [backend.each(partial(_sum_along, dim=dim), cells) for dim in (1, 0)]
+        total = backend.each(partial(_cells, shape=()), backend.each(partial(_sum, dim=1), margins[1]))
+        occur = [at_least(context, v, 1, rows.count_bits + 1) for v in margins]
+        shares = [
+            exact_quotient(context, cells, backend.each(partial(_spread, shape=shape), v - there + 1), 0, 1,
+                           rows.count_bits, 30)
+            for v, there in zip(margins, occur, strict=True)
+        ]  # fmt: skip
+        kept = 61 - rows.count_bits - k.bit_length()
+        kept = min(40, kept)
+        products_ = shifted(context, backend.multiply(torch.mul, *shares), kept - 60)
+        some = at_least(context, total, 1, rows.count_bits + 1)
+        excess = backend.each(partial(_sum_all), products_) - (some << kept)
+        f = context.frac_bits
+        chi = shifted(context, backend.multiply(torch.mul, excess, total), f - kept)
+        numbers = [backend.each(partial(_sum_all), v) - some for v in occur]
+        freedom = backend.multiply(torch.mul, *numbers)
+        positive = at_least(context, freedom, 1, 31)
+        chi = backend.multiply(torch.mul, chi, positive)
+        both = backend.each(_stack_last, chi, freedom << f)
+        values = context.tensor(both, f, 2.0**61)
+        values = values.like(values.shares, bound=values.bound, dtype=torch.float64)
+        own = context.tensor(total, 0, float(max(1, rows.rows)))
+        own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
+        results += [values, own]
+        axes = (Axis("of the test", ("statistic", "degrees of freedom")),)
+        return HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
+
+
+def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.sum(dim, keepdim=True)
+
+
+def _sum_all(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+def chi_square_tail(values: np.ndarray) -> dict[str, float]:
+    """The p-value of a chi-square statistic and its degrees of freedom."""
+    statistic, freedom = (float(v) for v in values)
+    if not freedom >= 1 or math.isnan(statistic):
+        return {"statistic": math.nan, "degrees_of_freedom": freedom, "p_value": math.nan}
+    tail = torch.special.gammaincc(torch.tensor(freedom / 2.0).double(), torch.tensor(max(0.0, statistic) / 2.0).double())
+    return {"statistic": statistic, "degrees_of_freedom": freedom, "p_value": float(tail)}

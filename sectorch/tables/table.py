@@ -674,19 +674,24 @@ class Table:
             ArgumentError: no such column, or row numbers, which would move rows: `where` filters.
         """
         if isinstance(name, str):
-            return self._columns[self._checked(name)]
+            return self._columns[self.checked(name)]
         if not isinstance(name, (list, tuple)) or not all(isinstance(n, str) for n in name):
             raise ArgumentError(
                 f"t[...] takes a column's name or a list of names, got {name!r:.40}; t.where filters rows"
             )
         return Table(
-            {n: self._columns[self._checked(n)] for n in name},
+            {n: self._columns[self.checked(n)] for n in name},
             {n: self.schema[n] for n in name},
             present=self.present,
             missing={n: self.missing[n] for n in name if n in self.missing},
         )
 
-    def _checked(self, name: str) -> str:
+    def checked(self, name: str) -> str:
+        """The name of a column, checked.
+
+        Raises:
+            ArgumentError: there is no such column.
+        """
         if name not in self._columns:
             raise ArgumentError(f"the table has no column {name!r:.60}; it has {', '.join(self._columns)}")
         return name
@@ -706,7 +711,7 @@ class Table:
         """
         found: Any = self.present
         for name in names:
-            absent = self.missing.get(self._checked(name))
+            absent = self.missing.get(self.checked(name))
             if absent is not None:
                 own: Any = ~absent
                 found = own if found is None else found & own
@@ -754,6 +759,30 @@ class Table:
                 schema[name] = facts
         return Table(made, schema, present=self.present, missing=missing)
 
+    def with_absent_row(self) -> Table:
+        """The table with one row more, which does not count. Local."""
+        rows = len(self)
+
+        def longer(x: SharedTensor, value: int = 0) -> SharedTensor:
+            more = embed_public(x, torch.full((1,), value, dtype=torch.int64))
+            more = x.like(more.shares << x.scale_bits if x.scale_bits else more.shares, bound=x.bound)
+            with x.session.operation(x.party):
+                shares = x.backend.each(_joined, x.shares, more.shares)
+            made = x.like(shares, bound=x.bound)
+            made.whole_bits = x.whole_bits
+            return made
+
+        first = self[self.columns[0]]
+        present = self.present
+        if present is None:
+            present = embed_public(first, torch.ones(rows, dtype=torch.bool))
+        return Table(
+            {name: longer(x) for name, x in self._columns.items()},
+            self.schema,
+            present=longer(present),
+            missing={name: longer(x) for name, x in self.missing.items()},
+        )
+
     @staticmethod
     def concat(tables: Sequence[Table]) -> Table:
         """The rows of several tables of the same columns, one table after the other: a horizontal partition. Local.
@@ -789,6 +818,10 @@ class Table:
         if any(table.present is not None for table in tables):
             present = _joined_flags([table.present for table in tables], tables, True)
         return Table(columns, schema, present=present, missing=missing)
+
+
+def _joined(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
 
 
 def _joined_flags(flags: Sequence[SharedTensor | None], tables: Sequence[Table], value: bool) -> SharedTensor:
