@@ -20,7 +20,7 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table as TextTable
 
-from ..backend import RaisedFlags, Value
+from ..backend import Normal, RaisedFlags, Value
 from ..display import Display, Plot
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError
 from ..ops.common import check_fits, exponent_map, round_scale
@@ -330,18 +330,24 @@ def exact_quotient(
     return found + at_least(context, rest * 2 - unit, 0, size) - 1 + at_least(context, rest * 2 + unit, 0, size)
 
 
-def over_root(context: Context, top: Value, square: Value) -> Value:
-    """top / sqrt(square) for |top| < sqrt(square) 2^k with k <= 30, whole numbers below 2^62, square >= 1: at 30 bits.
+def over_root(context: Context, top: Value, square: Value, most: int) -> Value:
+    """top / sqrt(square) for whole numbers, |top| < sqrt(square) 2^most, at f fraction bits; 0 for a square of 0.
 
-    Relative error 2^-24; a square of 0 gives some number. The square is m 2^e for an even e: top 2^(-e/2) is divided
-    by sqrt(m) by a series.
+    Relative error 2^-24, and 2^(most - 30) beside it. The square is m 2^e for an even e: top 2^(-e/2) is divided by
+    sqrt(m) by a series.
     """
-    backend = context.backend
-    normal = backend.normalise(square, 0, 62, 2)
-    power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2))
-    inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
-    coarse = shifted(context, backend.multiply(torch.mul, top, power), ROOT_BITS - 31 - 1)
-    return shifted(context, backend.multiply(torch.mul, coarse, inverse), 1 - ROOT_BITS)
+    backend, kept = context.backend, ROOT_BITS - most
+    normal, inverse = _inverse_root(context, square)
+    power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2), 0)
+    coarse = shifted(context, backend.multiply(torch.mul, top, power), kept - 31)
+    return shifted(context, backend.multiply(torch.mul, coarse, inverse), context.frac_bits - kept - ROOT_BITS)
+
+
+def _inverse_root(context: Context, square: Value) -> tuple[Normal, Value]:
+    """Mantissa m in [1/4, 1) and even exponent of a whole number below 2^62, and 1 / sqrt(m) at 30 bits."""
+    normal = context.backend.normalise(square, 0, 62, 2)
+    series = context.backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER)
+    return normal, shifted(context, series, ROOT_BITS - 52)
 
 
 # Rows: values, weights and groups of a table's columns.
@@ -793,9 +799,8 @@ def _variance(table: Table, names: Sequence[str], by: Any, ddof: int, root: bool
 def _root(context: Context, x: Value, scale: int, most: int) -> Value:
     """sqrt(x) at f fraction bits, for x < 2^most at an even number of fraction bits. Relative error 2^-24, and 2^-20."""
     backend = context.backend
-    normal = backend.normalise(x, 0, 62, 2)
+    normal, inverse = _inverse_root(context, x)
     positive = normal.bits[0]
-    inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
     mantissa = shifted(context, normal.mantissa, ROOT_BITS - 62)
     root = shifted(context, backend.multiply(torch.mul, mantissa, inverse), -ROOT_BITS)  # of m, at 30 bits
     # sqrt(m 2^e) at `scale` / 2 fraction bits is root 2^(e / 2); 2^(e / 2) is below 2^((most + scale) / 2 + 1).
@@ -892,9 +897,8 @@ def correlation(table: Table, *names: str) -> Statistic:
         gram = _gram(deviations)
         squares = backend.each(_diagonal, gram)
         varies = at_least(context, squares, 1, 62)
-        normal = backend.normalise(squares, 0, 62, 2)
+        normal, inverse = _inverse_root(context, squares)
         power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2))
-        inverse = shifted(context, backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER), ROOT_BITS - 52)
         # |gram_ij| <= sqrt(s_i s_j) < 2^((e_i + e_j) / 2), so that times both powers it stays below 2^62.
         scaled = backend.multiply(torch.mul, backend.multiply(torch.mul, gram, _column(backend, power)), power)
         found = shifted(context, scaled, 29 - 62)
