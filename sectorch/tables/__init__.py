@@ -13,7 +13,29 @@ from typing import TYPE_CHECKING, Any
 from .evaluation import evaluate
 from .join import join
 from .release import GovernedResult, Policy, PolicyError, PolicyLedger, release
-from .statistics import Axis, LabelledResult, Statistic
+from .statistics import (
+    Axis,
+    HypothesisTest,
+    LabelledResult,
+    Statistic,
+    TestResult,
+    chi_square,
+    correlation,
+    count,
+    covariance,
+    cross_table,
+    histogram,
+    maximum,
+    mean,
+    median,
+    minimum,
+    quantile,
+    std,
+    sum,
+    t_test,
+    variance,
+)
+from .survival import kaplan_meier, life_table, log_rank
 from .table import Column, OwnedTable, Table, owned
 
 if TYPE_CHECKING:
@@ -25,6 +47,7 @@ __all__ = [
     "BoostedTreesRegressor",
     "Column",
     "GovernedResult",
+    "HypothesisTest",
     "LabelledResult",
     "OwnedTable",
     "Policy",
@@ -32,10 +55,29 @@ __all__ = [
     "PolicyLedger",
     "Statistic",
     "Table",
+    "TestResult",
+    "chi_square",
+    "correlation",
+    "count",
+    "covariance",
+    "cross_table",
     "evaluate",
+    "histogram",
     "join",
+    "kaplan_meier",
+    "life_table",
+    "log_rank",
+    "maximum",
+    "mean",
+    "median",
+    "minimum",
     "owned",
+    "quantile",
     "release",
+    "std",
+    "sum",
+    "t_test",
+    "variance",
 ]
 
 

@@ -7,6 +7,7 @@ nearest multiple of its last place. Only square roots and what is made of them h
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -268,7 +269,7 @@ def one_statistic(table: Table) -> Iterator[tuple[Context, list[SharedTensor]]]:
             x.flags = joined
 
 
-def shifted(context: Context, x: Value, bits: int) -> Value:
+def scale_shares(context: Context, x: Value, bits: int) -> Value:
     """x 2^bits, rounded half up where bits is negative."""
     while bits < 0:
         step = min(32, -bits)
@@ -305,15 +306,15 @@ def exact_quotient(
     backend, multiply = context.backend, context.backend.multiply
     normal = backend.normalise(bottom, 0, divisor_bits)
     power = exponent_map(context, normal, lambda e: 1 << (divisor_bits - e))
-    inverse = shifted(context, backend.series(normal.mantissa, divisor_bits, RECIPROCAL), ROOT_BITS - 52)
+    inverse = scale_shares(context, backend.series(normal.mantissa, divisor_bits, RECIPROCAL), ROOT_BITS - 52)
 
     def approximate(rest: Value, own: int, below: int) -> Value:
         """rest / bottom at `bits`, for a rest at `own` fraction bits with |rest / bottom| < 2^below."""
         fits = min(own, 60 - below - divisor_bits)
-        coarse = multiply(torch.mul, shifted(context, rest, fits - own), power)
+        coarse = multiply(torch.mul, scale_shares(context, rest, fits - own), power)
         kept = min(fits + divisor_bits, ROOT_BITS - below)
-        coarse = shifted(context, coarse, kept - fits - divisor_bits)
-        return shifted(context, multiply(torch.mul, coarse, inverse), bits - kept - ROOT_BITS)
+        coarse = scale_shares(context, coarse, kept - fits - divisor_bits)
+        return scale_shares(context, multiply(torch.mul, coarse, inverse), bits - kept - ROOT_BITS)
 
     fine = max(scale, bits)
     top = top << (fine - scale)
@@ -339,18 +340,18 @@ def over_root(context: Context, top: Value, square: Value, most: int) -> Value:
     backend, kept = context.backend, ROOT_BITS - most
     normal, inverse = _inverse_root(context, square)
     power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2), 0)
-    coarse = shifted(context, backend.multiply(torch.mul, top, power), kept - 31)
-    return shifted(context, backend.multiply(torch.mul, coarse, inverse), context.frac_bits - kept - ROOT_BITS)
+    coarse = scale_shares(context, backend.multiply(torch.mul, top, power), kept - 31)
+    return scale_shares(context, backend.multiply(torch.mul, coarse, inverse), context.frac_bits - kept - ROOT_BITS)
 
 
 def _inverse_root(context: Context, square: Value) -> tuple[Normal, Value]:
     """Mantissa m in [1/4, 1) and even exponent of a whole number below 2^62, and 1 / sqrt(m) at 30 bits."""
     normal = context.backend.normalise(square, 0, 62, 2)
     series = context.backend.series(normal.mantissa, 62, RSQRT_OF_QUARTER)
-    return normal, shifted(context, series, ROOT_BITS - 52)
+    return normal, scale_shares(context, series, ROOT_BITS - 52)
 
 
-# Rows: values, weights and groups of a table's columns.
+# WeightedRows: values, weights and groups of a table's columns.
 
 
 def _stack_last(*values: torch.Tensor) -> torch.Tensor:
@@ -414,7 +415,7 @@ def labels_of(table: Table, name: str) -> tuple[Any, ...]:
         return (False, True)
     if column.categories is None:
         raise DtypeError(
-            f"column {name!r} is a {column.kind}: groups are those of a category or a flag; name categories, or compare "
+            f"column {name!r} is a {column.kind}: groups are of a category or a flag; name categories, or compare "
             f"(with_columns(old=t[{name!r}] >= 65))"
         )
     return column.categories
@@ -443,12 +444,16 @@ def as_names(by: Any, what: str = "by") -> tuple[str, ...]:
         ArgumentError: it is neither.
     """
     names = () if by is None else (by,) if isinstance(by, str) else by
-    if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+    if (
+        not isinstance(names, (list, tuple))
+        or not all(isinstance(n, str) for n in names)
+        or len(set(names)) < len(names)
+    ):
         raise ArgumentError(f"{what} is a column's name or a list of names, got {by!r:.60}")
     return tuple(names)
 
 
-class Rows:
+class WeightedRows:
     """Values (n, d) of some columns, the rows that count for each, and the groups that rows are of.
 
     Attributes:
@@ -476,7 +481,7 @@ class Rows:
         )  # fmt: skip
         self.scale = self.bits = self.unit_bits = 0
         if names:
-            columns = [_number(context, table, name) for name in names]
+            columns = [_number(context, table[name], table.schema[name]) for name in names]
             self.scale = max(x.scale_bits for x in columns)
             self.unit_bits = max(_unit_bits(table.schema[name], x) for name, x in zip(names, columns, strict=True))
             self.bits = self.unit_bits + self.scale
@@ -526,53 +531,67 @@ def _sum_kept(x: torch.Tensor) -> torch.Tensor:
     return x.sum(0, keepdim=True)
 
 
-def _number(context: Context, table: Table, name: str) -> SharedTensor:
-    """A column that can be added up, at f fraction bits at most.
-
-    Raises:
-        DtypeError: a category, whose codes are no numbers.
-    """
-    x, column = table[name], table.schema[name]
-    if column.kind == "category":
-        raise DtypeError(f"column {name!r} is a category and has no sums or order; it may be a group: by={name!r}")
-    if x.bound is None or (column.bound is None and x.bound > 2.0 ** (context.scheme.activation_bits + x.scale_bits)):
-        x = check_fits(context, x.bounded(2.0**63), 2.0 ** (context.scheme.activation_bits + x.scale_bits))
+def _number(context: Context, x: SharedTensor, column: Column) -> SharedTensor:
+    """A column that can be added up: at f fraction bits at most, and below its limit."""
+    most = 2.0 ** (context.scheme.activation_bits + x.scale_bits)
+    if x.bound is None or (column.bound is None and x.bound > most):
+        x = check_fits(context, x.bounded(2.0**63), most)
     return round_scale(context, x, context.frac_bits)
 
 
 def _unit_bits(column: Column, x: SharedTensor) -> int:
-    """k: magnitudes of the column are below 2^k, by its limit or its tensor's bound."""
+    """k: magnitudes of the column are below 2^k, by its limit, its tensor's bound, or the check of `_number`."""
     bounds = [b for b in (column.bound, None if x.bound is None else x.bound * 2.0**-x.scale_bits) if b is not None]
+    if column.bound is None:
+        bounds.append(x.scheme.activation_limit)
     return max(0, math.frexp(min(bounds))[1])
 
 
-def prepared(table: Any, *names: str, least: int = 1) -> Table:
+def check_table(table: Any, *names: str, by: Sequence[str] = (), numbers: bool = True, least: int = 1) -> Table:
     """The table, checked; one without rows has a row that does not count, so that every sum has a term.
+
+    Args:
+        names: columns, of numbers unless `numbers` is False.
+        by: columns of groups.
 
     Raises:
         ArgumentError: no Table, too many rows, fewer columns than are needed, or a name that there is none of.
+        DtypeError: a column of another kind.
+        FixedPointRangeError: limits and rows that leave the sum of a column no room.
     """
     if not isinstance(table, Table):
         way = "; share it first: table.share()" if hasattr(table, "share") else ""
         raise ArgumentError(f"a statistic is of a sectorch.Table, got a {type(table).__name__}{way}")
-    for name in names:
-        table.checked(name)
     if len(names) < least:
         raise ArgumentError(f"this statistic takes {least} column{'s' * (least > 1)} or more, got {len(names)}")
+    for name in (*names, *by):
+        table.checked(name)
     if len(set(names)) < len(names):
         raise ArgumentError("a column is named twice")
     if len(table) >= MOST_ROWS:
         raise ArgumentError(f"a statistic is of fewer than {MOST_ROWS} rows, got {len(table)}")
+    for name in by:
+        labels_of(table, name)
+    for name in names if numbers else ():
+        x, column = table[name], table.schema[name]
+        if column.kind == "category":
+            raise DtypeError(f"column {name!r} is a category and has no sums or order; it may be a group: by={name!r}")
+        bits = _unit_bits(column, x) + min(x.scale_bits, x.scheme.frac_bits) + len(table).bit_length()
+        if bits > 60:
+            raise FixedPointRangeError(
+                f"the sum of column {name!r} over {len(table)} rows may leave the ring by {bits - 60} bits: name a "
+                f"narrower limit (Column(limit=...)), or use another unit"
+            )
     return table if len(table) else table.with_absent_row()
 
 
-def _defined(rows: Rows, counts: Value, least: int = 1) -> Value:
+def _defined(rows: WeightedRows, counts: Value, least: int = 1) -> Value:
     """[counts >= least]."""
     return at_least(rows.context, counts, least, rows.count_bits + 1)
 
 
 def _made(
-    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
+    rows: WeightedRows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
     defined: Value | None = None, row_bound: float | None = None, columns: bool = True,
 ) -> Statistic:  # fmt: skip
     values = rows.tensor(cells, scale, largest)
@@ -602,9 +621,9 @@ def count(table: Table, *names: str, by: Any = None) -> Statistic:
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names(by)
-    table = prepared(table, *names, *keys, least=0)
+    table = check_table(table, *names, by=keys, numbers=False, least=0)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, (), keys) if not names else _counted(context, table, names, keys)
+        rows = WeightedRows(context, table, (), keys) if not names else _CountedRows(context, table, names, keys)
         counts = rows.counts()
         if len(names) > 1 and counts.shape[-1] == 1:
             counts = context.backend.each(partial(_repeated, times=len(names)), counts)
@@ -615,7 +634,7 @@ def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x.expand(-1, times)
 
 
-class _counted(Rows):
+class _CountedRows(WeightedRows):
     """Rows whose columns are only counted: of any kind."""
 
     def __init__(self, context: Context, table: Table, names: Sequence[str], by: Sequence[str]):
@@ -641,27 +660,17 @@ def sum(table: Table, *names: str, by: Any = None) -> Statistic:
         FixedPointRangeError: limits and rows that leave the sum no room in the ring.
     """
     keys = as_names(by)
-    table = prepared(table, *names, *keys)
+    table = check_table(table, *names, by=keys)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, names, keys)
-        _require_room(rows.bits + rows.count_bits, "a sum")
+        rows = WeightedRows(context, table, names, keys)
         (cells,) = rows.sums(rows.values)
         bound = 2.0**rows.unit_bits
         return _made(rows, results, "sum", cells, rows.scale, bound * len(table), rows.counts(), row_bound=bound)
 
 
-def _require_room(bits: int, what: str, most: int = 61) -> None:
-    if bits > most:
-        raise FixedPointRangeError(
-            f"{what} of values with these limits, over so many rows, leaves the ring by {bits - most} bits: name "
-            f"narrower limits (Column(limit=...)), or use another unit"
-        )
-
-
-def _mean_cells(rows: Rows) -> tuple[Value, Value, Value, int]:
+def _mean_cells(rows: WeightedRows) -> tuple[Value, Value, Value, int]:
     """Means (K, d), 0 of no row, counts, whether there is a row, and the means' fraction bits."""
     context = rows.context
-    _require_room(rows.bits + rows.count_bits, "a mean")
     counts = rows.counts()
     (sums,) = rows.sums(rows.values)
     defined = _defined(rows, counts)
@@ -686,9 +695,9 @@ def mean(table: Table, *names: str, by: Any = None) -> Statistic:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
     """
     keys = as_names(by)
-    table = prepared(table, *names, *keys)
+    table = check_table(table, *names, by=keys)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, names, keys)
+        rows = WeightedRows(context, table, names, keys)
         means, counts, defined, bits = _mean_cells(rows)
         return _made(rows, results, "mean", means, bits, 2.0**rows.unit_bits, counts, defined)
 
@@ -696,8 +705,8 @@ def mean(table: Table, *names: str, by: Any = None) -> Statistic:
 class _Deviations:
     """Values less the mean of their group, in two halves of digits: x = high 2^half + low."""
 
-    def __init__(self, rows: Rows):
-        context, backend = rows.context, rows.context.backend
+    def __init__(self, rows: WeightedRows):
+        backend = rows.context.backend
         self.rows = rows
         self.means, self.counts, self.defined, mean_bits = _mean_cells(rows)
         self.scale = max(rows.scale, mean_bits)
@@ -715,7 +724,7 @@ class _Deviations:
     def joined(self, high: Value, cross: Value, low: Value) -> Value:
         """A sum of products, at `fraction_bits`, from those of the halves; `cross` is that of both mixed products."""
         terms = ((high, 2 * self.half), (cross, self.half), (low, 0))
-        a, b, c = (shifted(self.rows.context, value, power - self.drop) for value, power in terms)
+        a, b, c = (scale_shares(self.rows.context, value, power - self.drop) for value, power in terms)
         return a + b + c
 
     def squares(self) -> Value:
@@ -728,8 +737,7 @@ class _Deviations:
 
     def over_freedom(self, sums: Value, ddof: int) -> tuple[Value, Value, int, int]:
         """sums / (counts - ddof), whether there is a value, its fraction bits and bits before the point."""
-        rows, context = self.rows, self.rows.context
-        backend = context.backend
+        rows, context, backend = self.rows, self.rows.context, self.rows.context.backend
         enough = _defined(rows, self.counts, ddof + 1)
         freedom = backend.multiply(torch.mul, self.counts - (ddof + 1), enough) + 1
         if freedom.shape != sums.shape:
@@ -737,7 +745,12 @@ class _Deviations:
         most = 2 * (rows.unit_bits + 1) + 1
         bits = min(2 * self.scale, 60 - most)
         below = backend.multiply(torch.mul, sums, enough) if ddof > 1 else sums
-        return exact_quotient(context, below, freedom, self.fraction_bits, most, rows.count_bits, bits), enough, bits, most
+        return (
+            exact_quotient(context, below, freedom, self.fraction_bits, most, rows.count_bits, bits),
+            enough,
+            bits,
+            most,
+        )
 
 
 def _spread(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -779,37 +792,37 @@ def std(table: Table, *names: str, by: Any = None, ddof: int = 1) -> Statistic:
 
 def _variance(table: Table, names: Sequence[str], by: Any, ddof: int, root: bool) -> Statistic:
     keys, ddof = as_names(by), _checked_ddof(ddof)
-    table = prepared(table, *names, *keys)
+    table = check_table(table, *names, by=keys)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, names, keys)
+        rows = WeightedRows(context, table, names, keys)
         deviations = _Deviations(rows)
         found, enough, bits, most = deviations.over_freedom(deviations.squares(), ddof)
         if root:
             # sqrt(v) = v / sqrt(v): of v 2^bits that is sqrt(v) 2^(bits / 2).
             even = bits - bits % 2
-            found = shifted(context, found, even - bits)
+            found = scale_shares(context, found, even - bits)
             found = _root(context, found, even, most)
             bits = context.frac_bits
         largest = 2.0 ** ((most + 1) // 2 if root else most)
         wanted = min(bits, context.frac_bits)
-        found = shifted(context, found, wanted - bits)
+        found = scale_shares(context, found, wanted - bits)
         return _made(rows, results, "std" if root else "variance", found, wanted, largest, deviations.counts, enough)
 
 
 def _root(context: Context, x: Value, scale: int, most: int) -> Value:
-    """sqrt(x) at f fraction bits, for x < 2^most at an even number of fraction bits. Relative error 2^-24, and 2^-20."""
+    """sqrt(x) at f fraction bits, for x < 2^most at an even number of fraction bits. Relative error 2^-24; 2^-20."""
     backend = context.backend
     normal, inverse = _inverse_root(context, x)
     positive = normal.bits[0]
-    mantissa = shifted(context, normal.mantissa, ROOT_BITS - 62)
-    root = shifted(context, backend.multiply(torch.mul, mantissa, inverse), -ROOT_BITS)  # of m, at 30 bits
+    mantissa = scale_shares(context, normal.mantissa, ROOT_BITS - 62)
+    root = scale_shares(context, backend.multiply(torch.mul, mantissa, inverse), -ROOT_BITS)  # of m, at 30 bits
     # sqrt(m 2^e) at `scale` / 2 fraction bits is root 2^(e / 2); 2^(e / 2) is below 2^((most + scale) / 2 + 1).
     high = min(31, (most + scale) // 2 + 1)
     power = exponent_map(context, normal, lambda e: 1 << min(e // 2, high))
     kept = min(ROOT_BITS, 60 - high)
-    found = backend.multiply(torch.mul, shifted(context, root, kept - ROOT_BITS), power)
+    found = backend.multiply(torch.mul, scale_shares(context, root, kept - ROOT_BITS), power)
     found = backend.multiply(torch.mul, found, positive)
-    return shifted(context, found, context.frac_bits - kept - scale // 2)
+    return scale_shares(context, found, context.frac_bits - kept - scale // 2)
 
 
 def minimum(table: Table, *names: str, by: Any = None) -> Statistic:
@@ -837,9 +850,9 @@ def maximum(table: Table, *names: str, by: Any = None) -> Statistic:
 
 def _extreme(table: Table, names: Sequence[str], by: Any, sign: int) -> Statistic:
     keys = as_names(by)
-    table = prepared(table, *names, *keys)
+    table = check_table(table, *names, by=keys)
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, names, keys), context.backend
+        rows, backend = WeightedRows(context, table, names, keys), context.backend
         counts = rows.counts()
         defined = _defined(rows, counts)
         raised = (rows.values if sign > 0 else -rows.values) + (1 << rows.bits)  # 0 or more, so that 0 is the least
@@ -868,13 +881,13 @@ def covariance(table: Table, *names: str, ddof: int = 1) -> Statistic:
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
     """
-    table, ddof = prepared(table, *names, least=2), _checked_ddof(ddof)
+    table, ddof = check_table(table, *names, least=2), _checked_ddof(ddof)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, names, (), together=True)
+        rows = WeightedRows(context, table, names, (), together=True)
         deviations = _Deviations(rows)
         found, enough, bits, most = deviations.over_freedom(_gram(deviations), ddof)
         wanted = min(bits, context.frac_bits)
-        return _matrix(rows, results, "covariance", shifted(context, found, wanted - bits), wanted, 2.0**most,
+        return _matrix(rows, results, "covariance", scale_shares(context, found, wanted - bits), wanted, 2.0**most,
                        deviations.counts, enough)  # fmt: skip
 
 
@@ -890,9 +903,9 @@ def correlation(table: Table, *names: str) -> Statistic:
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
     """
-    table = prepared(table, *names, least=2)
+    table = check_table(table, *names, least=2)
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, names, (), together=True), context.backend
+        rows, backend = WeightedRows(context, table, names, (), together=True), context.backend
         deviations = _Deviations(rows)
         gram = _gram(deviations)
         squares = backend.each(_diagonal, gram)
@@ -901,11 +914,11 @@ def correlation(table: Table, *names: str) -> Statistic:
         power = exponent_map(context, normal, lambda e: 1 << ((62 - e) // 2))
         # |gram_ij| <= sqrt(s_i s_j) < 2^((e_i + e_j) / 2), so that times both powers it stays below 2^62.
         scaled = backend.multiply(torch.mul, backend.multiply(torch.mul, gram, _column(backend, power)), power)
-        found = shifted(context, scaled, 29 - 62)
+        found = scale_shares(context, scaled, 29 - 62)
         for factor in (_column(backend, inverse), inverse):
-            found = shifted(context, backend.multiply(torch.mul, found, factor), -ROOT_BITS)
+            found = scale_shares(context, backend.multiply(torch.mul, found, factor), -ROOT_BITS)
         both = backend.multiply(torch.mul, _column(backend, varies), varies)
-        found = backend.multiply(torch.mul, shifted(context, found, context.frac_bits - 29), both)
+        found = backend.multiply(torch.mul, scale_shares(context, found, context.frac_bits - 29), both)
         return _matrix(rows, results, "correlation", found, context.frac_bits, 2.0, deviations.counts, both)
 
 
@@ -929,7 +942,7 @@ def _gram(deviations: _Deviations) -> Value:
 
 
 def _matrix(
-    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
+    rows: WeightedRows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
     defined: Value,
 ) -> Statistic:  # fmt: skip
     context, width = rows.context, len(rows.names)
@@ -974,12 +987,12 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         ArgumentError, DtypeError: before anything is sent.
     """
     single = not isinstance(q, (list, tuple))
-    parts = [q] if single else list(q)
+    parts: list[Any] = [q] if single else list(q)
     if not parts or not all(isinstance(p, (int, float)) and 0 <= p <= 1 for p in parts):
         raise ArgumentError(f"q is one number from 0 to 1 or a list of such numbers, got {q!r:.60}")
-    table = prepared(table, name)
+    table = check_table(table, name)
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, (name,), ()), context.backend
+        rows, backend = WeightedRows(context, table, (name,), ()), context.backend
         counts = rows.counts()
         defined = _defined(rows, counts)
         x = backend.each(partial(_cells, shape=(rows.rows,)), rows.values)
@@ -991,7 +1004,7 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         fine = context.frac_bits - rows.scale
         between = backend.multiply(torch.mul, high - low, share) if not isinstance(share, torch.Tensor) else (
             backend.each(partial(_times_public, factor=share), high - low))  # fmt: skip
-        found = (low << fine) + shifted(context, between, fine - share_bits)
+        found = (low << fine) + scale_shares(context, between, fine - share_bits)
         found = backend.multiply(torch.mul, found, backend.each(partial(_spread, shape=(len(parts),)), backend.each(
             partial(_cells, shape=(1,)), defined)))  # fmt: skip
         values = context.tensor(found, context.frac_bits, 2.0 ** (rows.unit_bits + context.frac_bits))
@@ -1017,7 +1030,7 @@ def _sorts(rows: int, bits: int, parts: int) -> bool:
     return levels * (levels + 1) // 2 <= (bits + 3) * parts
 
 
-def _sorted_ranks(rows: Rows, x: Value, parts: Sequence[float]) -> tuple[Value, Value, torch.Tensor, int]:
+def _sorted_ranks(rows: WeightedRows, x: Value, parts: Sequence[float]) -> tuple[Value, Value, torch.Tensor, int]:
     """The order statistics around public ranks, and the public share of the upper one."""
     bits = min(30, 59 - rows.bits)
     (falling,) = sort_rows(rows.context.tensor(x, rows.scale, 2.0**rows.bits))
@@ -1029,7 +1042,7 @@ def _sorted_ranks(rows: Rows, x: Value, parts: Sequence[float]) -> tuple[Value, 
     return low, high, share, bits
 
 
-def _counted_ranks(rows: Rows, x: Value, n: Value, parts: Sequence[float]) -> tuple[Value, Value, Value, int]:
+def _counted_ranks(rows: WeightedRows, x: Value, n: Value, parts: Sequence[float]) -> tuple[Value, Value, Value, int]:
     """The order statistics around secret ranks q (n - 1), and the upper one's secret share, by counting rows below."""
     context, backend, width = rows.context, rows.context.backend, rows.bits
     size, sentinel = (len(parts), 1), 1 << width
@@ -1040,7 +1053,9 @@ def _counted_ranks(rows: Rows, x: Value, n: Value, parts: Sequence[float]) -> tu
     line = backend.each(partial(torch.unsqueeze, dim=0), x)
     rank_bits = 60 - rows.count_bits
     exact = torch.tensor([round(p * 2**rank_bits) for p in parts])
-    rank = backend.each(partial(_times_public, factor=exact), backend.each(partial(_spread, shape=(len(parts),)), n - 1))
+    rank = backend.each(
+        partial(_times_public, factor=exact), backend.each(partial(_spread, shape=(len(parts),)), n - 1)
+    )
     below = floor_shift(context, rank, rank_bits)
     bits = min(30, rank_bits, 58 - width)
     share = floor_shift(context, rank, rank_bits - bits) - (below << bits)
@@ -1079,12 +1094,12 @@ def histogram(table: Table, name: str, edges: Sequence[float], *, by: Any = None
         ArgumentError, DtypeError: before anything is sent.
     """
     places = [float(e) for e in edges]
-    if len(places) < 2 or not all(map(math.isfinite, places)) or any(a >= b for a, b in zip(places, places[1:], strict=False)):
+    if len(places) < 2 or not all(map(math.isfinite, places)) or any(a >= b for a, b in itertools.pairwise(places)):
         raise ArgumentError("edges are two finite numbers or more, each above the one before")
     keys = as_names(by)
-    table = prepared(table, name, *keys)
+    table = check_table(table, name, by=keys)
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, (name,), keys), context.backend
+        rows, backend = WeightedRows(context, table, (name,), keys), context.backend
         unit, most = 2.0**rows.scale, 1 << rows.bits
         limits = [math.ceil(e * unit) for e in places[:-1]] + [math.floor(places[-1] * unit) + 1]
         limits = [max(-most, min(most, e)) for e in limits]
@@ -1094,7 +1109,7 @@ def histogram(table: Table, name: str, edges: Sequence[float], *, by: Any = None
         if rows.weights is not None:
             bins = backend.multiply(torch.mul, bins, rows.weights)
         (cells,) = rows.sums(bins)
-        labels = tuple(f"[{a:g}, {b:g}{')' if b < places[-1] else ']'}" for a, b in zip(places, places[1:], strict=False))
+        labels = tuple(f"[{a:g}, {b:g}{')' if b < places[-1] else ']'}" for a, b in itertools.pairwise(places))
         return _cell_counts(rows, results, "histogram", cells, (*rows.axes(), Axis(name, labels)))
 
 
@@ -1103,7 +1118,7 @@ def _differences(x: torch.Tensor) -> torch.Tensor:
 
 
 def _cell_counts(
-    rows: Rows, results: list[SharedTensor], kind: str, cells: Value, axes: tuple[Axis, ...]
+    rows: WeightedRows, results: list[SharedTensor], kind: str, cells: Value, axes: tuple[Axis, ...]
 ) -> Statistic:  # fmt: skip
     shape = tuple(len(axis.labels) for axis in axes)
     made = rows.context.tensor(
@@ -1121,9 +1136,9 @@ def cross_table(table: Table, row: str, column: str) -> Statistic:
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names([row, column])
-    table = prepared(table, *keys)
+    table = check_table(table, by=keys, least=0)
     with one_statistic(table) as (context, results):
-        rows = Rows(context, table, (), keys)
+        rows = WeightedRows(context, table, (), keys)
         return _cell_counts(rows, results, "cross table", rows.counts(), rows.axes())
 
 
@@ -1132,7 +1147,9 @@ class TestResult(LabelledResult):
 
     __test__ = False  # not a test of pytest's
 
-    def __init__(self, values: torch.Tensor, axes: Sequence[Axis], kind: str, derive: Callable[[Any], dict[str, float]]):
+    def __init__(
+        self, values: torch.Tensor, axes: Sequence[Axis], kind: str, derive: Callable[[Any], dict[str, float]]
+    ):
         super().__init__(values, axes, kind)
         self._derive = derive
 
@@ -1202,16 +1219,16 @@ def t_test(table: Table, name: str, *, by: str) -> HypothesisTest:
         ArgumentError, DtypeError, FixedPointRangeError: before anything is sent.
     """
     keys = as_names(by)
-    table = prepared(table, name, *keys)
+    table = check_table(table, name, by=keys)
     if len(keys) != 1 or len(labels_of(table, keys[0])) != 2:
         raise ArgumentError("a t test compares two groups: by names one flag, or one category of two")
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, (name,), keys), context.backend
+        rows, backend = WeightedRows(context, table, (name,), keys), context.backend
         deviations = _Deviations(rows)
-        found, enough, bits, most = deviations.over_freedom(deviations.squares(), 1)
+        found, enough, bits, _ = deviations.over_freedom(deviations.squares(), 1)
         f = context.frac_bits
         kept = min(f, bits)
-        found = shifted(context, found, kept - bits) << (f - kept)
+        found = scale_shares(context, found, kept - bits) << (f - kept)
         mean_bits = min(f, 59 - rows.unit_bits)
         parts = [deviations.means << (f - mean_bits), found, deviations.counts << f]
         cells = backend.each(_side_by_side, *parts)
@@ -1252,9 +1269,9 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names([row, column])
-    table = prepared(table, *keys)
+    table = check_table(table, by=keys, least=0)
     with one_statistic(table) as (context, results):
-        rows, backend = Rows(context, table, (), keys), context.backend
+        rows, backend = WeightedRows(context, table, (), keys), context.backend
         shape, k = rows.shape, rows.shape[0] * rows.shape[1]
         cells = backend.each(partial(_cells, shape=shape), rows.counts())
         margins = [backend.each(partial(_sum_along, dim=dim), cells) for dim in (1, 0)]
@@ -1267,11 +1284,11 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         ]  # fmt: skip
         kept = 61 - rows.count_bits - k.bit_length()
         kept = min(40, kept)
-        products_ = shifted(context, backend.multiply(torch.mul, *shares), kept - 60)
+        products_ = scale_shares(context, backend.multiply(torch.mul, *shares), kept - 60)
         some = at_least(context, total, 1, rows.count_bits + 1)
         excess = backend.each(partial(_sum_all), products_) - (some << kept)
         f = context.frac_bits
-        chi = shifted(context, backend.multiply(torch.mul, excess, total), f - kept)
+        chi = scale_shares(context, backend.multiply(torch.mul, excess, total), f - kept)
         numbers = [backend.each(partial(_sum_all), v) - some for v in occur]
         freedom = backend.multiply(torch.mul, *numbers)
         positive = at_least(context, freedom, 1, 31)
@@ -1299,5 +1316,7 @@ def chi_square_tail(values: np.ndarray) -> dict[str, float]:
     statistic, freedom = (float(v) for v in values)
     if not freedom >= 1 or math.isnan(statistic):
         return {"statistic": math.nan, "degrees_of_freedom": freedom, "p_value": math.nan}
-    tail = torch.special.gammaincc(torch.tensor(freedom / 2.0).double(), torch.tensor(max(0.0, statistic) / 2.0).double())
+    tail = torch.special.gammaincc(
+        torch.tensor(freedom / 2.0).double(), torch.tensor(max(0.0, statistic) / 2.0).double()
+    )
     return {"statistic": statistic, "degrees_of_freedom": freedom, "p_value": float(tail)}

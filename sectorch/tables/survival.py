@@ -1,4 +1,4 @@
-"""Survival of tables in shares: Kaplan-Meier curves, life tables and the log-rank test. Its own file: a field of its own.
+"""Survival of tables in shares: Kaplan-Meier curves, life tables, the log-rank test. Its own file: a field of its own.
 
 Durations are those of a public grid of times. One comparison of each row with each time gives who is at risk after it;
 one product with groups and events counts them all.
@@ -6,6 +6,7 @@ one product with groups and events counts them all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -22,16 +23,16 @@ from ..tensor.table import Context
 from .statistics import (
     Axis,
     HypothesisTest,
-    Rows,
     Statistic,
+    WeightedRows,
     as_names,
     at_least,
+    check_table,
     exact_quotient,
     labels_of,
     one_statistic,
     over_root,
-    prepared,
-    shifted,
+    scale_shares,
 )
 from .table import Table
 
@@ -45,7 +46,7 @@ class _Risk:
     def __init__(
         self, context: Context, table: Table, duration: str, event: str, times: Sequence[float], by: Sequence[str]
     ):
-        self.rows = rows = Rows(context, table, (duration,), (*by, event))
+        self.rows = rows = WeightedRows(context, table, (duration,), (*by, event))
         backend, self.times, self.context = context.backend, times, context
         groups = math.prod(rows.shape[:-1])
         limits = [math.floor(t * 2.0**rows.scale) + 1 for t in times]
@@ -71,7 +72,9 @@ class _Risk:
         found = [Axis(name, labels) for name, labels in zip(self.rows.by, self.rows.labels, strict=True)][:-1]
         return (*found, Axis("time", tuple(self.times)), *more)
 
-    def tensor(self, cells: Value, scale: int, largest: float, dtype: torch.dtype, shape: Sequence[int]) -> SharedTensor:
+    def tensor(
+        self, cells: Value, scale: int, largest: float, dtype: torch.dtype, shape: Sequence[int]
+    ) -> SharedTensor:
         """Cells as a tensor of a result's shape."""
         shaped = self.context.backend.each(partial(torch.reshape, shape=tuple(shape)), cells)
         made = self.context.tensor(shaped, scale, largest * 2.0**scale)
@@ -90,11 +93,17 @@ def _with_first(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.cat((total.unsqueeze(1), x[:, :-1]), 1)
 
 
-def _checked_times(table: Table, duration: str, event: str, times: Any) -> tuple[float, ...]:
-    if table.schema[event].kind != "flag":
-        raise DtypeError(f"the event is a flag: whether it was observed; column {event!r} is a {table.schema[event].kind}")
+def _check_survival(table: Any, duration: str, event: str, by: Sequence[str]) -> Table:
+    table = check_table(table, duration, by=(*by, event))
+    kind = table.schema[event].kind
+    if kind != "flag":
+        raise DtypeError(f"the event is a flag, whether it was observed; column {event!r} is a {kind}")
+    return table
+
+
+def _checked_times(times: Any) -> tuple[float, ...]:
     found = tuple(float(t) for t in times)
-    rising = all(a < b for a, b in zip(found, found[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(found))
     if not found or not all(map(math.isfinite, found)) or not rising:
         raise ArgumentError("times are finite numbers, each above the one before, and there is at least one")
     return tuple(int(t) if t == int(t) else t for t in found)
@@ -120,8 +129,8 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names(by)
-    table = prepared(table, duration, event, *keys, least=2)
-    grid = _checked_times(table, duration, event, times)
+    table = _check_survival(table, duration, event, keys)
+    grid = _checked_times(times)
     with one_statistic(table) as (context, results):
         risk, backend = _Risk(context, table, duration, event, grid, keys), context.backend
         some = at_least(context, risk.at_risk, 1, risk.bits + 1)
@@ -130,13 +139,13 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
         step = 1
         while step < len(grid):  # products of 1, 2, 4, ... factors that end at each time
             product = backend.multiply(torch.mul, share[:, step:], share[:, :-step])
-            share = backend.each(_joined, share[:, :step], shifted(context, product, -SHARE_BITS))
+            share = backend.each(_joined, share[:, :step], scale_shares(context, product, -SHARE_BITS))
             step *= 2
         axes = risk.axes()
         shape = tuple(len(axis.labels) for axis in axes)
         f = context.frac_bits
         started = backend.each(partial(_first_repeated, times=len(grid)), some)
-        share = backend.multiply(torch.mul, shifted(context, share, f - SHARE_BITS), started)
+        share = backend.multiply(torch.mul, scale_shares(context, share, f - SHARE_BITS), started)
         values = risk.tensor(share, f, 2.0, torch.float64, shape)
         counts = risk.tensor(risk.at_risk, 0, float(len(table)), torch.int64, shape)
         flags = risk.tensor(started, 0, 1.0, torch.bool, shape)
@@ -168,8 +177,8 @@ def life_table(table: Table, duration: str, event: str, *, times: Sequence[float
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names(by)
-    table = prepared(table, duration, event, *keys, least=2)
-    grid = _checked_times(table, duration, event, times)
+    table = _check_survival(table, duration, event, keys)
+    grid = _checked_times(times)
     with one_statistic(table) as (context, results):
         risk = _Risk(context, table, duration, event, grid, keys)
         axes = risk.axes(Axis("rows", ("at risk", "events")))
@@ -196,10 +205,10 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         ArgumentError, DtypeError: before anything is sent.
     """
     keys = as_names(by)
-    table = prepared(table, duration, event, *keys, least=2)
+    table = _check_survival(table, duration, event, keys)
     if len(keys) != 1 or len(labels_of(table, keys[0])) != 2:
         raise ArgumentError("a log-rank test compares two groups: by names one flag, or one category of two")
-    grid = _checked_times(table, duration, event, times)
+    grid = _checked_times(times)
     with one_statistic(table) as (context, results):
         risk, backend = _Risk(context, table, duration, event, grid, keys), context.backend
         multiply, bits = partial(backend.multiply, torch.mul), risk.bits
@@ -211,11 +220,11 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         expected = exact_quotient(context, multiply(first, d), whole, 0, bits, bits, 24)
         share = exact_quotient(context, second, whole, 0, 1, bits, 20)
         staying = exact_quotient(context, multiply(n - d, two), fewer, 0, 2, bits, 20)
-        part = shifted(context, multiply(expected, share), -24)
+        part = scale_shares(context, multiply(expected, share), -24)
         variance = backend.each(partial(torch.sum, dim=0), multiply(part, staying))  # at 40 bits
         observed = backend.each(partial(torch.sum, dim=0), risk.events[0])
         excess = (observed << 24) - backend.each(partial(torch.sum, dim=0), expected)
-        z = over_root(context, shifted(context, excess, -4), variance, (bits + 1) // 2 + 1)
+        z = over_root(context, scale_shares(context, excess, -4), variance, (bits + 1) // 2 + 1)
         values = risk.tensor(z, context.frac_bits, 2.0 ** (bits // 2 + 2), torch.float64, ())
         counts = risk.tensor(backend.each(partial(torch.sum, dim=0), d), 0, float(len(table)), torch.int64, ())
         varies = at_least(context, variance, 1, 62)
