@@ -117,8 +117,9 @@ def evaluate(
             stands in each result. That of the model, where it has one.
 
     Returns:
-        by name, `Statistic`s. With `groups` the first dimension is "group": "all", and each category. With more than
-        two classes areas, Brier score, ECE and calibration are of each class against the rest, a dimension "class".
+        by name, `Statistic`s: "auroc" of all rows, and with `groups` "auroc by sex" of each category of that column,
+        one dimension more. With more than two classes areas, ECE and calibration are of each class against the rest, a
+        dimension "class".
 
         - "auroc", "auprc": scikit-learn's `roc_auc_score` and `average_precision_score`, ties included. The count is
           that of the rarer of the two kinds of rows, since a single positive row's rank is what such an area tells.
@@ -519,7 +520,6 @@ class _Evaluation:
         self.context, self.backend, self.f = context, context.backend, context.frac_bits
         self.output, self.threshold, self.bins = output, threshold, bins
         self.rows, self.classes, self.groups = given.rows, given.classes, given.groups
-        self.axes = (Axis("group", given.groups.names),) if given.groups.codes else ()
         self.like = self.scores = self._checked(scores)  # [n] of two classes, or [n, K]
         self.codes = [v.shares for v in given.groups.codes.values()]
         self.present = None if given.present is None else given.present.shares
@@ -531,6 +531,8 @@ class _Evaluation:
         self.totals = self._sum(self.by_class, 1)  # [G]
         self.y_code = given.y.shares
         self._kept: dict[str, Any] = {}
+        self._cells: dict[str, tuple[Any, ...]] = {}
+        """By metric of one value a group: values at f bits, counts and flags, [G] or [G, K]."""
 
     # Scores, predictions and probabilities.
 
@@ -698,10 +700,34 @@ class _Evaluation:
             self._calibration(wanted, quotients)
         found = quotients.statistics()
         if "confusion" in wanted:
-            found["confusion"] = self._confusion()
+            pairs = self._kept["confusion"]
+            axes = Axis("actual", self.classes), Axis("predicted", self.classes)
+            found |= self.by_groups("confusion", self._integers(pairs), pairs, None, axes)
         if "gaps" in names:
-            found["gaps"] = self._gaps({name: found[name] for name in wanted if name not in _TABLES})
-        return {name: found[name] for name in names}
+            found["gaps"] = self._gaps()
+        order = [f"{name}{group}" for name in names for group in ("", *(f" by {v}" for v in self.groups.labels))]
+        return {name: found[name] for name in order if name in found}
+
+    def by_groups(
+        self, name: str, values: SharedTensor, counts: Value, defined: Value | None, axes: tuple[Axis, ...]
+    ) -> dict[str, Statistic]:
+        """A statistic of all rows, and one of each grouping column, whose groups have no row in common: so a policy
+        that withholds a group may withhold another one as well, lest it is the rest of all.
+
+        Args:
+            values, counts, defined: [G, ...].
+        """
+        if name not in TABLES:
+            self._cells[name] = values.shares, counts, defined
+        found = {}
+        for of, places in {"": 0, **{f" by {v}": p for v, p in self.groups.places().items()}}.items():
+            dimension = (Axis(of[4:], self.groups.labels[of[4:]]),) if of else ()
+            whole = values.dtype == torch.int64
+            value = values.like(values.shares[places], bound=values.bound)
+            count = value if whole else self._integers(counts[places])
+            known = None if defined is None else self._flags(defined[places])
+            found[name + of] = Statistic(value, count, (*dimension, *axes), name, known, 1.0 if whole else None)
+        return found
 
     def _areas(self, wanted: Sequence[str], quotients: _Quotients) -> None:
         """Both areas, from one sort of the scores with labels and groups beside them. All values are [n, C, G].
@@ -829,34 +855,23 @@ class _Evaluation:
             axes = (Axis("bin", labels), Axis("of", ("probability", "fraction")))
             quotients.add("calibration", tops, f, both, by_class=True, axes=axes)
 
-    def _confusion(self) -> Statistic:
-        values, axes = self._kept["confusion"], (Axis("actual", self.classes), Axis("predicted", self.classes))
-        if not self.axes:
-            values = values[0]
-        whole = self._integers(values)
-        return Statistic(whole, whole, (*self.axes, *axes), "confusion", row_bound=1.0)
-
-    def _gaps(self, found: Mapping[str, Statistic]) -> Statistic:
+    def _gaps(self) -> Statistic:
         """The largest less the smallest value of each grouping column's groups, of metrics of one value a group."""
         columns: list[tuple[Any, ...]] = []
         labels: list[str] = []
-        for name, one in found.items():
-            parts: Any = one.values, one.counts, one.defined
-            if one.values.dim() == 1:
+        for name, parts in self._cells.items():
+            if len(parts[0].shape) == 1:
                 columns.append(parts)
                 labels.append(name)
                 continue
             columns += [tuple(v[:, i] for v in parts) for i in range(len(self.classes))]
             labels += [f"{name} {label}" for label in self.classes]
-        values, counts, defined = (
-            self._each(_as_columns, *(v.shares for v in one)) for one in zip(*columns, strict=True)
-        )
+        values, counts, defined = (self._each(_as_columns, *one) for one in zip(*columns, strict=True))
         parts = []
         for places in self.groups.places().values():
-            own = self.like.like(values[places], self.f)
-            every = self.backend.is_zero(-self._sum(defined[places], 0) + len(places))
-            largest, smallest = self.backend.largest(own.shares), self.backend.largest(-own.shares)
-            gap = self.backend.multiply(torch.mul, largest + smallest, every)
+            own, every = values[places], self.backend.is_zero(-self._sum(defined[places], 0) + len(places))
+            gap = self.backend.largest(own) + self.backend.largest(-own)
+            gap = self.backend.multiply(torch.mul, gap, every)
             parts.append((gap, -self.backend.largest(-counts[places]), every))
         gap, count, every = (self._each(_as_columns, *v) for v in zip(*parts, strict=True))
         axes = (Axis("metric", tuple(labels)), Axis("between", tuple(self.groups.labels)))
@@ -867,8 +882,8 @@ class _Evaluation:
         return self.like.like(shares, 0, 1.0, dtype=torch.bool)
 
 
-_TABLES = ("calibration", "confusion")
-"""Metrics of more than one value a group."""
+TABLES = ("calibration", "confusion")
+"""Metrics of more than one value a group, which have no gaps."""
 
 
 @dataclass
@@ -945,20 +960,18 @@ class _Quotients:
         results = {}
         for i, (name, part) in enumerate(self._parts.items()):
             here = slice(starts[i], starts[i] + sizes[i])
-            results[name] = self._statistic(name, part, product[here], known[here])
+            results |= self._statistics(name, part, product[here], known[here])
         return results
 
-    def _statistic(self, name: str, part: _Quotient, values: Value, known: Value) -> Statistic:
-        """Values and flags in their dimensions: that of groups, or of classes, is left out where it has one place."""
+    def _statistics(self, name: str, part: _Quotient, values: Value, known: Value) -> dict[str, Statistic]:
+        """Values and flags in their dimensions, without that of the classes where there are two."""
         of, shape = self._of, list(part.top.shape)
         classes = (Axis("class", of.classes),) if part.by_class and not of._two else ()
         if part.by_class and of._two:
             del shape[1]
-        shape = shape if of.axes else shape[1:]
         view = lambda v: of._each(torch.reshape, v, shape=shape)
         found = of.like.like(view(values), of.f, 2.0 ** (of.f + 9), dtype=torch.float32)
-        axes = (*of.axes, *classes, *part.axes)
-        return Statistic(found, of._integers(view(part.counts)), axes, name, of._flags(view(known)))
+        return of.by_groups(name, found, view(part.counts), view(known), (*classes, *part.axes))
 
 
 # Local maps, each additive in its values.

@@ -544,6 +544,7 @@ class _Asked:
     sigma: float
     spread: float
     curve: np.ndarray
+    source: str
 
     @classmethod
     def of(
@@ -603,16 +604,19 @@ class _Asked:
             sigma = unit * math.sqrt(min(2 * cells_per_row, counts.numel()))
             spread = 0.0 if same else unit * 2 * float(moves or 0.0)
             curve = parts * gaussian_curve(unit, 1.0)
-        return cls(values, counts, axes, kind, defined, same, sigma, spread, curve)
+        source = statistic.source if isinstance(statistic, Statistic) else ""
+        return cls(values, counts, axes, kind, defined, same, sigma, spread, curve, source)
 
     @property
     def text(self) -> str:
-        return f"{self.kind} {[axis.name for axis in self.axes]} {list(self.values.shape)}"
+        of = f" of {self.source}" if self.source else ""
+        return f"{self.kind}{of} {[axis.name for axis in self.axes]} {list(self.values.shape)}"
 
     def described(self) -> list[Any]:
         """The public facts of what is asked, for the digest."""
         axes = [[axis.name, [str(label) for label in axis.labels]] for axis in self.axes]
-        return [self.kind, axes, list(self.counts.shape), self.defined is not None, self.sigma, self.spread]
+        facts = [self.kind, axes, list(self.counts.shape), self.defined is not None, self.sigma, self.spread]
+        return [*facts, self.source] if self.source else facts
 
 
 class _Released:

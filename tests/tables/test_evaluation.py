@@ -125,8 +125,14 @@ def test_groups_are_evaluated_as_if_they_were_alone(plain, case, data):
     x, y, g, h = shared(plain, scores, labels, wards, flags)
     found = evaluate(None, x, y, ["auroc", "auprc", "accuracy", "confusion", "gaps"],
                      {"ward": (g, ("a", "b", "c")), "old": (h, (False, True))})  # fmt: skip
-    counts = {name: one.counts.reveal().numpy() for name, one in found.items()}
-    seen = values(found)
+    assert list(found) == [
+        *(f"{name}{of}" for name in ("auroc", "auprc", "accuracy", "confusion") for of in ("", " by ward", " by old")),
+        "gaps",
+    ]
+    assert [axis.name for axis in found["confusion by ward"].axes] == ["ward", "actual", "predicted"]
+    counts, seen = {name: one.counts.reveal().numpy() for name, one in found.items()}, values(found)
+    for of in (counts, seen):  # all rows, and both columns' groups
+        of |= {n: np.stack((of[n], *of[f"{n} by ward"], *of[f"{n} by old"])) for n in of if f"{n} by old" in of}
     groups = [np.ones(n, bool), *(wards == i for i in range(3)), ~flags, flags]
     for i, rows in enumerate(groups):
         kinds = np.bincount(labels[rows], minlength=2)
@@ -198,7 +204,8 @@ def test_results_in_shares_are_those_of_the_reference_and_nothing_is_shown_befor
             found = evaluate(None, x, y, METRICS, {"ward": (g, (1, 2, 3))})
         assert not [line for line in seen.ledger if line.learner is not None]
         results.append({name: one.reveal().values for name, one in found.items()})
-    assert all(torch.equal(results[0][name].nan_to_num(9), results[1][name].nan_to_num(9)) for name in METRICS)
+    assert len(results[0]) == 2 * len(METRICS) - 1
+    assert all(torch.equal(v.nan_to_num(9), results[1][name].nan_to_num(9)) for name, v in results[0].items())
 
 
 @pytest.mark.parametrize(
@@ -219,6 +226,17 @@ def test_logits_and_probabilities_of_two_classes_in_every_form(plain, kind, thre
     assert abs(found["log_loss"] - known.log_loss(labels, p)) <= 8 * UNIT
     assert abs(found["brier"] - known.brier_score_loss(labels, p)) <= 4 * UNIT
     assert abs(found["auroc"] - known.roc_auc_score(labels, p)) <= UNIT / 2
+
+
+def test_a_small_group_is_not_what_a_policy_releases_less_what_it_releases(plain):
+    """Three men among forty patients: neither their accuracy nor the women's is released beside that of all."""
+    sexes, labels = (np.arange(40) < 3).astype(int), np.arange(40) % 2
+    x, y, g = shared(plain, np.where(sexes, -1.0, labels - 0.5), labels, sexes)
+    found = evaluate(None, x, y, ["accuracy", "confusion"], {"sex": (g, ("f", "m"))}, version="3")
+    policy = sectorch.Policy(minimum=5, releases=0)
+    shown = {name: sectorch.release(one, policy) for name, one in found.items()}
+    assert abs(float(shown["accuracy"]) - 39 / 40) <= UNIT
+    assert shown["accuracy by sex"].withheld.all() and shown["confusion by sex"].withheld.all()
 
 
 def cancer() -> tuple[pandas.DataFrame, pandas.Series]:
@@ -278,7 +296,7 @@ def test_plain_labels_and_groups_of_an_owner_are_shared_after_they_were_checked(
     scores, labels = np.array([0.5, -1.0, 2.0, 0.0]), np.array(["ill", "well", "ill", "well"])
     found = evaluate(None, scores, labels, ["auroc"], {"sex": (np.array(["f", "m", "f", "f"]), ("f", "m"))}, owner="A",
                      classes=("well", "ill"))  # fmt: skip
-    assert found["auroc"].reveal()["all"] == 1.0 and found["auroc"].reveal()["sex=f"] == 1.0
+    assert float(found["auroc"].reveal()) == 1.0 and found["auroc by sex"].reveal()["f"] == 1.0
 
 
 SCORES, LABELS = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([1, 0, 1, 0])
