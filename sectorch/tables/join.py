@@ -46,7 +46,7 @@ from ..errors import (
 from ..mpc import okvs
 from ..ring import encode
 from ..tensor import SharedTensor
-from .table import Column, OwnedTable, Table, _columns_of, _read
+from .table import Column, OwnedTable, Table, _columns_of, _Plain, _read
 
 On = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
@@ -71,11 +71,12 @@ def _text(value: str, normalise: Sequence[str]) -> tuple[int, bytes]:
 
 
 def _part(name: str, value: Any, normalise: Sequence[str]) -> tuple[int, bytes]:
-    """The kind of a key column's value, and the value as bytes.
+    """The kind of a key column's value, and the value as bytes; times are not among these.
 
     Raises:
         DtypeError, NonFiniteError: the value is no key.
     """
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, str):
         return _text(value, normalise)
     if isinstance(value, bool):
@@ -93,6 +94,11 @@ def _part(name: str, value: Any, normalise: Sequence[str]) -> tuple[int, bytes]:
             raise DtypeError(
                 f"key column {name!r} holds numbers that are not whole, which are hardly ever equal: round them to "
                 f"whole units first"
+            )
+        if abs(value) >= 1 << 53:
+            raise DtypeError(
+                f"key column {name!r} holds floats of 2^53 or more, of which several whole numbers make one: bring it "
+                f"as whole numbers or text"
             )
         return _WHOLE, str(int(value)).encode()
     if type(value).__name__ in ("NAType", "NaTType"):
@@ -115,8 +121,7 @@ def _parts(table: OwnedTable, name: str, normalise: Sequence[str]) -> tuple[list
     if values.dtype.kind in "Mm":
         none = np.isnat(values)
         missing = none if missing is None else missing | none
-        values = values.astype("M8[ns]" if values.dtype.kind == "M" else "m8[ns]").astype(np.int64)
-        parts = [(_TIME, str(value).encode()) for value in values.tolist()]
+        parts = _times(name, values)
     else:
         if values.dtype.kind not in "biufOUT":
             raise DtypeError(f"key column {name!r} is of type {values.dtype}; convert it to text first")
@@ -127,8 +132,29 @@ def _parts(table: OwnedTable, name: str, normalise: Sequence[str]) -> tuple[list
     return parts, 0 if not kinds else kinds.pop() if len(kinds) == 1 else _MIXED
 
 
+_NANOSECONDS = {"W": 7 * 86400 * 10**9, "D": 86400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10**9,
+                "ms": 10**6, "us": 1000, "ns": 1}  # fmt: skip
+
+
+def _times(name: str, values: np.ndarray) -> list[tuple[int, bytes]]:
+    """Points in time, or lengths of it, in nanoseconds: equal in whatever unit a column has them."""
+    unit, count = np.datetime_data(values.dtype)
+    if unit in ("Y", "M") and values.dtype.kind == "M":
+        values, unit, count = values.astype("M8[D]"), "D", 1
+    if unit not in _NANOSECONDS:
+        raise DtypeError(f"key column {name!r} has times in the unit {unit}; convert it to nanoseconds or longer ones")
+    step, letter = count * _NANOSECONDS[unit], values.dtype.kind
+    return [(_TIME, f"{letter}{step * value}".encode()) for value in values.astype(np.int64).tolist()]
+
+
 def _read_key(name: str, column: Any) -> Any:
-    """As `table._read`, and pandas' columns of times with a zone as times in UTC."""
+    """As `table._read`, and times: those with a zone in UTC."""
+    kind: Any = getattr(column, "dtype", getattr(column, "type", None))
+    module = type(column).__module__.split(".")[0]
+    if (module == "polars" and kind.is_temporal()) or (module == "pyarrow" and "timestamp" in str(kind)):
+        return _Plain(column.to_numpy())
+    if module == "pyarrow" and str(kind).startswith("date"):
+        return _Plain(column.to_numpy().astype("M8[ns]"))
     if getattr(getattr(column, "dtype", None), "tz", None) is not None and hasattr(column, "dt"):
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
     return _read(name, column)
@@ -314,6 +340,7 @@ class _Words:
         held = self.table._content
         if held is None:
             return torch.empty((len(self.table), self.width), dtype=torch.int64, device="meta")
+        device = self.table.session.device
         columns = []
         for name in self.names:
             values = torch.from_numpy(np.ascontiguousarray(held[name][0]).copy())
@@ -323,7 +350,8 @@ class _Words:
             absent = held[name][1]
             none = np.zeros(len(self.table), dtype=bool) if absent is None else absent
             columns.append(torch.from_numpy(none.astype(np.int64)))
-        return torch.stack(columns, 1) if columns else torch.empty((len(self.table), 0), dtype=torch.int64)
+        empty = torch.empty((len(self.table), 0), dtype=torch.int64)
+        return (torch.stack(columns, 1) if columns else empty).to(device)
 
 
 class _Rows:

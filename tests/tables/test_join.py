@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 from typing import Any
 
@@ -40,7 +41,7 @@ def opened(table: Table) -> pd.DataFrame:
     found = {name: table[name].reveal().double().numpy() for name in table.columns}
     for name, flags in table.missing.items():
         found[name] = np.where(flags.reveal().numpy(), np.nan, found[name])
-    frame = pd.DataFrame(found)
+    frame: Any = pd.DataFrame(found)
     return frame if table.present is None else frame[table.present.reveal().numpy()]
 
 
@@ -89,38 +90,57 @@ def test_a_dealer_of_its_own_changes_nothing():
     same_rows(opened(sectorch.join(*tables_of([LEFT, RIGHT], session), on="id")), MERGED)
 
 
+def distinct(key: Any) -> Any:
+    return object() if key is None else key
+
+
 ids = st.lists(st.one_of(st.none(), st.integers(-3, 8)), max_size=12)
-other_ids = st.lists(
-    st.one_of(st.none(), st.integers(-3, 8)), max_size=12, unique_by=lambda v: v if v is not None else object()
-)
+other_ids = st.lists(st.one_of(st.none(), st.integers(-3, 8)), max_size=12, unique_by=distinct)
 
 
-@fewer(20, 1000)
-@given(ids, other_ids, other_ids, st.sampled_from(["inner", "left", "bound"]), st.integers(0, 2**16))
-def test_random_tables_are_merged_as_pandas_merges_them(first, second, third, how, seed):
-    """Duplicates on the left, missing keys, empty tables, and three tables; all types of keys in `test_keys`."""
-    rng = np.random.default_rng(seed)
-    frames = []
-    for own, name in ((first, "x"), (second, "y"), (third, "z")):
+def keys_of(kind: str, own: list[int | None], which: int) -> dict[str, Any]:
+    """Key columns of a kind. Owners have them in other types: whole numbers as floats, days in another unit."""
+    known = [0 if i is None else i for i in own]
+    absent = np.array([i is None for i in own], dtype=bool)
+    if kind == "whole":
+        return {"id": pd.array(own, dtype="Int64") if which else np.where(absent, np.nan, np.array(known, dtype=float))}
+    text = pd.Series([None if i is None else f"\u00e9 {i}" for i in own], dtype=object)
+    if kind == "text":
+        return {"id": text if which else pd.Categorical(text)}
+    if kind == "day":
+        days = np.array(known, dtype="M8[D]").astype("M8[s]" if which else "M8[ns]")
+        return {"id": np.where(absent, np.datetime64("NaT"), days)}
+    return {"id": text, "part": pd.array([None if i is None else i % 2 for i in own], dtype="Int64")}
+
+
+@fewer(24, 1000)
+@given(
+    ids, other_ids, other_ids, st.sampled_from(["inner", "left", "bound"]),
+    st.sampled_from(["whole", "text", "day", "pair"]), st.integers(0, 2**16),
+)  # fmt: skip
+def test_random_tables_are_merged_as_pandas_merges_them(first, second, third, how, kind, seed):
+    """Keys of several types and columns, duplicates on the left, missing keys, empty tables, and three tables."""
+    rng, frames, plain = np.random.default_rng(seed), [], []
+    for which, (own, name) in enumerate(((first, "x"), (second, "y"), (third, "z"))):
         numbers = rng.integers(-500, 500, (len(own), 2))
-        keys = pd.array(own, dtype="Int64")
-        frames.append(pd.DataFrame({"id": keys, f"{name}1": numbers[:, 0], f"{name}2": numbers[:, 1] / 8}))
-    count = int(seed % 2) + 2
+        values = {f"{name}1": numbers[:, 0], f"{name}2": numbers[:, 1] / 8}
+        frames.append(pd.DataFrame(keys_of(kind, own, which) | values))
+        plain.append(pd.DataFrame({"key": pd.array(own, dtype="Int64")} | values))
+    count = seed % 2 + 2
     session = Session(owners=OWNERS, reference=seed % 4 != 0)
     options: dict[str, Any] = {"inner": {}, "left": {"how": "left"}, "bound": {"bound": 1 + seed % 14}}[how]
-    wanted = frames[0]
-    for other in frames[1:count]:
-        kind = "left" if how == "left" else "inner"
-        wanted = wanted.dropna(subset="id") if kind == "inner" else wanted
-        wanted = wanted.merge(other.dropna(), on="id", how=kind)
-    tables = tables_of(frames[:count], session)
+    wanted = plain[0] if how == "left" else plain[0].dropna(subset="key")
+    for other in plain[1:count]:
+        wanted = wanted.merge(other.dropna(), on="key", how="left" if how == "left" else "inner")
+    on = [name for name in ("id", "part") if name in frames[0]]
+    tables = tables_of(frames[:count], session, on=on)
     too_many = how == "bound" and len(wanted) > options["bound"] and options["bound"] < len(first)
     with pytest.raises(RangeExceededError, match="more rows match") if too_many else contextlib.nullcontext():
-        table = sectorch.join(*tables, on="id", many=12, **options)
+        table = sectorch.join(*tables, on=on, many=12, **options)
         assert len(table) == {
             "inner": len(wanted), "left": len(first), "bound": min(len(first), options.get("bound", 0)),
         }[how]  # fmt: skip
-        same_rows(opened(table), wanted.drop(columns="id"))
+        same_rows(opened(table), wanted.drop(columns="key"))
 
 
 def test_several_rows_of_a_key_take_the_one_row_of_another_table():
@@ -162,7 +182,29 @@ def test_keys():
     days = pd.to_datetime(["2026-01-01", None, "2026-01-03"])
     assert matches(days, days.tz_localize("UTC").astype("datetime64[s, UTC]")) == [(0, 0), (2, 2)]
     assert matches([0.0], [-0.0]) == [(0, 0)]
+    months = np.array(["2026-02", "9999-01"], dtype="M8[M]")
+    assert matches(months, np.array(["9999-01-01", "2026-02-01"], dtype="M8[D]")) == [(0, 1), (1, 0)]
+    assert matches(np.array([5, 7], dtype="m8[s]"), np.array([7000, 9], dtype="m8[ms]")) == [(1, 0)]
+    assert matches(np.array([5], dtype="m8[ns]"), np.array([5], dtype="M8[ns]")) == []
+    assert matches(pd.Series([np.int64(3), np.str_("x"), np.True_], dtype=object), ["x", "y"]) == [(1, 0)]
     assert matches(["e\u0301"], ["\u00e9"]) == []
+
+
+def test_keys_of_polars_and_arrow():
+    """Text, categories, nullable whole numbers and days are the keys that pandas has."""
+    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    session = Session(owners=("H1", "H2"), reference=True)
+    days = pd.to_datetime(["2026-01-01", None, "2026-01-03"])
+    right = pd.DataFrame({"t": ["a", None, "c"], "n": pd.array([1, None, 3], dtype="Int64"), "d": days, "w": [1, 2, 3]})
+    day = [datetime.date(2026, 1, 1), None, datetime.date(2026, 1, 3)]
+    data = {"t": ["a", None, "c"], "n": [1, None, 3], "d": day, "v": [1, 2, 3]}
+    others = {"t": arrow.array(data["t"]).dictionary_encode(), "d": arrow.array(days.to_numpy())}
+    right_table = sectorch.owned(right, owner="H2", session=session, columns=["w"])
+    for frame in (polars.DataFrame(data), arrow.table(data), arrow.table(data | others)):
+        left = sectorch.owned(frame, owner="H1", session=session, columns=["v"])
+        for on in ("t", "n", "d", ["t", "n", "d"]):
+            found = opened(sectorch.join(left, right_table, on=on))
+            assert sorted(map(tuple, found.astype(int).to_numpy().tolist())) == [(1, 1), (3, 3)]
 
 
 def test_several_key_columns_are_not_one():
@@ -207,6 +249,7 @@ def test_keys_of_different_types_are_refused():
     [
         ([1.5, 2.0], DtypeError, "not whole"),
         ([float("inf"), 1.0], NonFiniteError, "infinite"),
+        ([2.0**53], DtypeError, "2^53"),
         ([b"secret-id"], DtypeError, "holds a bytes"),
         ([1 + 2j], DtypeError, "complex"),
         (["secret-id", "secret-id"], ArgumentError, "keys repeat in the table of H1"),
@@ -255,7 +298,7 @@ def test_tables_that_cannot_be_joined():
     with pytest.raises(SessionMismatchError):
         sectorch.join(left, *tables_of([RIGHT], Session(owners=("H1", "H2")), ("H2",)), on="id")
     with pytest.raises(ArgumentError, match=r"made by sectorch\.owned, got a Table"):
-        sectorch.join(left, right.share(), on="id")
+        sectorch.join(left, right.share(), on="id")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match=r"two tables have a column 'age': name suffixes"):
         sectorch.join(left, *tables_of([RIGHT.rename(columns={"m": "age"})], session, ("H2",)), on="id")
     verified = [
@@ -299,7 +342,8 @@ def test_a_joined_table_computes_as_others_do():
     table = sectorch.join(*tables_of([LEFT, RIGHT], session), on="id")
     assert float((table["age"] * table["m"]).sum().reveal()) == 2 * 20 + 4 * 40
     assert sorted((table["w"] > 0).reveal().tolist()) == [False, True]
-    assert int(table.where(table["f"]).present.reveal().sum()) == 1
+    where: Any = table.where(table["f"]).present
+    assert int(where.reveal().sum()) == 1
 
 
 def test_rows_of_no_other_columns_and_no_rows():
