@@ -121,7 +121,10 @@ class Backend(Protocol):
         ...
 
     def import_shares(self, name: str, halves: Sequence[torch.Tensor]) -> Any:
-        """Return a value of an earlier call from what the parties hold of it; each inputs its own under this name."""
+        """Return a value of an earlier call from what the parties hold of it; each inputs its own under this name.
+
+        A third entry is what Q holds of its own whole numbers (`check_index`).
+        """
 
     def named_shares(self, name: str, x: Any) -> dict[str, torch.Tensor]:
         """Return what the parties hold of a value by the names of the inputs that `import_shares` declares."""

@@ -25,6 +25,7 @@ from ..choreography.ledger import Observer, sole_observer
 from ..choreography.located import compute, run_in
 from ..choreography.program.trace import Program, ProgramTracer, garbage_collection_paused
 from ..errors import ArgumentError
+from ..mpc.star.shares import Shares
 from ..nn.inputs import RetainedTensor, SharedInputSpec
 from ..session import Session, default_session
 from ..tensor import PrivateTensor, SharedTensor
@@ -485,6 +486,11 @@ def _first_with_shares(recording: Recording) -> dict[int, int]:
     return {n: first.setdefault(same(x), n) for n, x in contents.items()}
 
 
+def has_own_numbers(x: SharedTensor) -> bool:
+    """Whether Q has the whole numbers that x consists of, such as ids and labels, and makes their codes itself."""
+    return isinstance(x.shares, Shares) and x.shares.Q is not None
+
+
 def _key(recording: Recording, groups: dict[int, int]) -> Any:
     context, first_with = recording.context, _first_with_shares(recording)
     forms = []
@@ -494,7 +500,7 @@ def _key(recording: Recording, groups: dict[int, int]) -> Any:
             forms.append((number, own_weights(context).name(x)))
             continue
         facts = x.shares.shape, dtype_of(x), SharedInputSpec.of(x)
-        forms.append((number, *facts, before.gradient, groups.get(number), first_with[number]))
+        forms.append((number, *facts, has_own_numbers(x), before.gradient, groups.get(number), first_with[number]))
     return context.party, context.scheme, tuple(forms), repr(recording.operations)
 
 
@@ -564,11 +570,13 @@ def trace_step(session: Session, recording: Recording, groups: dict[int, int], w
                     cells[number] = Cell(base.stand_in(before.content))
                     continue
                 first, x, meta = first_with[number], before.content, before.content.on_meta()
-                content = (
-                    SharedInputSpec.of(x).traced_input(f"cell {number}", meta, shapes, party, scheme)
+                half = torch.empty(meta.shape, dtype=torch.int64, device="meta")
+                shares = (
+                    backend.import_shares(f"cell {number}", (half,) * (3 if has_own_numbers(x) else 2))
                     if first == number
-                    else SharedInputSpec.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
+                    else cells[first].content.shares
                 )
+                content = SharedInputSpec.of(x).tensor(shares, shapes, party, scheme, meta.dtype)
                 own = (flags[groups[number]],) if number in groups else ()
                 cells[number] = Cell(content, before.gradient, pool=Pool(own, one_way=True))
             varying = [PublicInput(publics, slot, form) for slot, form in enumerate(recording.forms)]

@@ -147,13 +147,14 @@ class Star(Backend):
         return self.net.read(x.A, self.net.A), self.net.read(x.S, self.net.S)
 
     def import_shares(self, name: str, halves: Sequence[torch.Tensor]) -> Shares:
-        parties = self.net.A, self.net.S
+        parties = (self.net.A, self.net.S, self.net.Q)[: len(halves)]
         return Shares(
             *(self.net.own(p, half, name=f"{name}.{p.role}") for p, half in zip(parties, halves, strict=True))
         )
 
     def named_shares(self, name: str, x: Shares) -> dict[str, torch.Tensor]:
-        return {f"{name}.A": x.A._value, f"{name}.S": x.S._value}
+        held = {"A": x.A, "S": x.S} if x.Q is None else {"A": x.A, "S": x.S, "Q": x.Q}
+        return {f"{name}.{role}": part._value for role, part in held.items()}
 
     def aggregate(
         self, terms: Sequence[tuple[Star, Shares, Sequence[Shares]]], guarded: bool, noise: Noise | None = None
