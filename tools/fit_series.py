@@ -29,6 +29,15 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def gelu_slope(x):
+    return 0.5 * (1 + erf(x / math.sqrt(2))) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def gelu_tanh_slope(x):
+    t = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+
+
 def i0e_of_root(u):
     """i0e(x) where u = 1 / sqrt(1 + |x|): smooth down to u = 0, near which it is u / sqrt(2 pi)."""
     return torch.special.i0e(torch.from_numpy(np.maximum(u, 1e-9) ** -2 - 1)).numpy()
@@ -45,6 +54,8 @@ FUNCTIONS = {
     "gelu_tanh": (
         lambda x: x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), -5.25, 5.25, 4, 16, 1e-6
     ),
+    "gelu_slope": (gelu_slope, -5.25, 5.25, 4, 14, 1e-6),
+    "gelu_tanh_slope": (gelu_tanh_slope, -5.25, 5.25, 4, 18, 1e-6),
     "reciprocal": (lambda x: 1 / x, 0.5, 1, 0, 10, 1e-6),
     "rsqrt": (lambda x: x**-0.5, 0.5, 1, 0, 9, 1e-6),
     "rsqrt_of_quarter": (lambda x: x**-0.5, 0.25, 1, 1, 12, 1e-6),

@@ -108,6 +108,13 @@ def add_constant(context: Context, x: SharedTensor, constant: float) -> SharedTe
 def saturated_series(context: Context, x: SharedTensor, which: Series, right_slope: float = 0.0) -> SharedTensor:
     """The series on its interval; constant to the left of it, and with a slope to the right."""
     inside, beyond = clamp_with_excess(context, x, which.low, which.high, right_slope != 0)
+    return series_with_excess(context, inside, beyond, which, right_slope)
+
+
+def series_with_excess(
+    context: Context, inside: SharedTensor, beyond: SharedTensor, which: Series, right_slope: float
+) -> SharedTensor:
+    """The series of what is inside its interval, and a slope times what is beyond (`clamp_with_excess`)."""
     y = series(context, inside, which)
     return _no_larger(add_values(context, y, times_number(context, beyond, right_slope)), beyond) if right_slope else y
 

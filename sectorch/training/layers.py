@@ -15,6 +15,8 @@ from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, as_factor, check_fits, limit_at, round_scale
 from ..ops.linear import bilinear, sum_of_all
 from ..ops.pooling import pooling_windows as cut
+from ..ops.series import GELU, GELU_SLOPE, GELU_TANH, GELU_TANH_SLOPE
+from ..ops.smooth import clamp_with_excess, series, series_with_excess
 from ..ring import products
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
@@ -128,6 +130,29 @@ def log_sigmoid_backward(context: Context, g: Cell, x: Cell, buffer: Any) -> Sha
 def silu_backward(context: Context, g: Cell, x: Cell) -> SharedTensor:
     gate = torch.sigmoid(x.content)
     return times_slope(context, g, gate + torch.mul(F.silu(x.content), 1 - gate))
+
+
+@row("gelu", aten.gelu.default, note="error 4e-6, of the gradient's factor too")
+def gelu(context: Context, x: Cell, approximate: str = "none") -> SharedTensor:
+    which, _, inside, beyond = _gelu_parts(context, x, approximate)
+    return series_with_excess(context, inside, beyond, which, 1.0)
+
+
+@row("gelu", aten.gelu_backward.default)
+def gelu_backward(context: Context, g: Cell, x: Cell, approximate: str = "none") -> SharedTensor:
+    """The slope is a series on the same interval; outside it is 0 and 1 within 3e-6."""
+    _, slope, inside, _ = _gelu_parts(context, x, approximate)
+    return times_slope(context, g, series(context, inside, slope))
+
+
+def _gelu_parts(context: Context, x: Cell, approximate: str) -> tuple[Any, Any, SharedTensor, SharedTensor]:
+    """The series of GELU and of its slope, the part of x on their interval, and what is beyond, computed once for both
+    passes."""
+    exactly = approximate == "none"
+    which, slope = (GELU, GELU_SLOPE) if exactly else (GELU_TANH, GELU_TANH_SLOPE)
+    if "inside" not in x.reusable:
+        x.reusable["inside"], x.reusable["beyond"] = clamp_with_excess(context, x.content, which.low, which.high, True)
+    return which, slope, x.reusable["inside"], x.reusable["beyond"]
 
 
 @row("elu", aten.elu.default)
