@@ -48,11 +48,31 @@ class RevealRecord:
 
 
 @dataclass
+class ReleaseRecord:
+    """A release in a query (`receipts.ReleasedLine`); `withheld` is known where the party learned it."""
+
+    line: int
+    name: str
+    policy: str
+    asked: str
+    to: str
+    cells: int
+    epsilon: float
+    withheld: int | None = None
+
+    @property
+    def text(self) -> str:
+        hidden = "" if self.withheld is None else f", {self.withheld} withheld"
+        cost = f", epsilon {self.epsilon:g}" if self.epsilon else ""
+        return f"'{self.name}' ({self.asked}) under the policy {self.policy[:16]}: {self.cells} cells{hidden}{cost}"
+
+
+@dataclass
 class Entry:
     """One query in one party's receipts.
 
     Attributes:
-        opened: the reveals that the party has sent, in a program of its own.
+        opened: the reveals that the party has sent, in a program of its own. releases: those under its policy.
         certificate, key: the fingerprints by which the party knows the client; empty if it does not.
     """
 
@@ -71,6 +91,7 @@ class Entry:
     outcome: str = NOT_RECORDED
     ended: str = ""
     opened: list[RevealRecord] = field(default_factory=list)
+    releases: list[ReleaseRecord] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -226,6 +247,14 @@ def _add_line(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entr
             raise ReceiptError("it opens something in a query that has not begun, or has ended")
         reveal = RevealRecord(record.number, record.what, record.to, record.most)
         entry.opened = [o for o in entry.opened if (o.what, o.to) != (reveal.what, reveal.to)] + [reveal]
+    elif isinstance(record, receipts.ReleasedLine):
+        entry = opened.get(record.of)
+        if entry is None:
+            raise ReceiptError("it releases something in a query that has not begun, or has ended")
+        facts = msgspec.to_builtins(record)
+        entry.releases.append(
+            ReleaseRecord(record.number, **{k: v for k, v in facts.items() if k in ReleaseRecord.__dataclass_fields__})
+        )
     elif isinstance(record, receipts.EndedLine):
         entry = opened.pop(record.of, None)
         if entry is None:
@@ -337,6 +366,7 @@ def page(found: Audit, known: bool, other: Audit | None = None, compared: Compar
         audit=found, known=known, other=other, compared=compared, roles={**ROLES, **_role_names(found, other)},
         period=f"{times[0]} to {times[-1]}" if times else "", groups=_groups(found), queries=found.queries[-LISTED:],
         opened=[(entry, opened) for entry in found.queries for opened in entry.opened][-LISTED:],
+        released=[(entry, released) for entry in found.queries for released in entry.releases][-LISTED:],
         unfinished=sum(not entry.done for entry in found.queries), assumptions=_ASSUMED,
         own=_OWN.get(found.role, "What this party learned stands in its own record of each run."),
         now=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC", name=readable(found.path.name),
@@ -485,6 +515,11 @@ def _show(console: Console, found: Audit, known: bool) -> None:
     for words, line in firsts.items():
         say(f"{words}, first in line {line + 1}")
     for entry in found.queries:
+        for released in entry.releases:
+            say(
+                f"line {released.line + 1}, of the query of line {entry.line + 1}: released to {released.to}: "
+                f"{released.text}"
+            )
         for opened in entry.opened:
             say(
                 f"line {opened.line + 1}, of the query of line {entry.line + 1}: revealed to {opened.to}: {opened.text}"

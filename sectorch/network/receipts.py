@@ -111,6 +111,27 @@ class OpenedLine(ReceiptLine, frozen=True, kw_only=True, tag="opened"):
     most: int
 
 
+class ReleasedLine(ReceiptLine, frozen=True, kw_only=True, tag="released"):
+    """A release under a policy (`sectorch.release`), once it is charged and before its first message.
+
+    Attributes:
+        of: the number of the query's line. policy: the policy's digest. name: of the release.
+        asked: the kind, dimensions and shape of the statistic. to: the parties that learn it.
+        cells: the largest number of cells that are released. epsilon: what was charged, or was under that name before;
+            0 without noise.
+        withheld: the number of cells that were withheld, in a second line at a party that learns it.
+    """
+
+    of: int
+    name: str
+    policy: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    asked: str
+    to: str
+    cells: int
+    epsilon: float
+    withheld: int | UnsetType = UNSET
+
+
 class EndedLine(ReceiptLine, frozen=True, kw_only=True, tag="ended"):
     """The outcome of the query of the line `of`."""
 
@@ -118,7 +139,7 @@ class EndedLine(ReceiptLine, frozen=True, kw_only=True, tag="ended"):
     outcome: str
 
 
-_KINDS = {str(kind.__struct_config__.tag): kind for kind in (BeganLine, AskedLine, OpenedLine, EndedLine)}
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in (BeganLine, AskedLine, OpenedLine, ReleasedLine, EndedLine)}
 
 
 def hash_of(line: bytes) -> str:
@@ -253,6 +274,14 @@ class Receipts:
             ReceiptError: it cannot be written, so the reveal must not be sent.
         """
         self._add({"event": "opened", "of": number, "what": what, "to": to, "most": most})
+
+    def record_release(self, number: int, **facts: Any) -> None:
+        """Write the line of a release that is charged; see `ReleasedLine`.
+
+        Raises:
+            ReceiptError: it cannot be written, so the release must not go on.
+        """
+        self._add({"event": "released", "of": number, **facts})
 
     def end_query(self, number: int, outcome: str) -> str:
         """Write the line of a query's end; returns the file's head after it.

@@ -36,7 +36,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -386,13 +386,11 @@ class ReleaseGovernor:
     Args:
         policy: the party's own; releases under another one are refused.
         folder: of its ledger, which stands in place of one that the program names.
+        record: writes a receipt; called once a release is charged, and at the learner again once it has it.
     """
 
-    def __init__(self, policy: Policy, folder: Path):
-        self.policy, self.folder = policy, folder
-
-    def record(self, facts: Mapping[str, Any]) -> None:
-        """Write a receipt; called once a release is charged, and at the learner again once it has it."""
+    def __init__(self, policy: Policy, folder: Path, record: Callable[[Mapping[str, Any]], None] = lambda _: None):
+        self.policy, self.folder, self.record = policy, folder, record
 
 
 class GovernedResult(LabelledResult):

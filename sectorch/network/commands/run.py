@@ -16,7 +16,7 @@ from ...choreography.ledger import Cost
 from ...cli.command import Parser, above_zero, command_status, print_json
 from ...errors import AbortedError, ArgumentError
 from ...federated.parties import Simulation, tensors
-from ..federation.config import read_federation
+from ..federation.config import read_federation, read_party_config
 from ..federation.party import Federation
 from ..federation.programs import dry_run_source, function_of, source_of
 from ..federation.service import ProgramStart, describe_proposal
@@ -114,6 +114,11 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     kept = source_of(options.program[0]).folder_name(options.job)
     waits = dict(patience=options.wait, wait=options.wait)
     if options.federation is not None:  # before it dials: checks roles and edges
+        if read_party_config(options.federation, options.name, options.folder).policy is not None:
+            raise ArgumentError(
+                f"'{options.name}' releases under a policy ([governed] in its file), to which a run by this command is "
+                f"not held: `sectorch federation accept` the program, and start it among the parties that are up"
+            )
         dry_run_source(program, read_federation(options.federation))
     with Cost() as cost:
         if options.federation is None:

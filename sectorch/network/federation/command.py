@@ -26,7 +26,7 @@ from .config import (
     read_party_config,
     server_credentials,
 )
-from .policy import AcceptancePolicy, check_bounded, table_text, tensor_in
+from .policy import AcceptancePolicy, check_bounded, check_governed, governor_of, table_text, tensor_in
 from .programs import (
     PAPERS,
     cast_of,
@@ -100,6 +100,7 @@ def _program(options: argparse.Namespace, federated: FederationFile, own: PartyC
     found = dry_run_program(source, federated)
     bounds = bounds_of(options.reveals, lambda name: federated.member_named(name).name)
     check_bounded(found, bounds, source.name)
+    check_governed(found, bounds, source.name, governor_of(own))
     parties = [federated.member_named(name).name for name in options.among] or list(found.parties)
     inputs: dict[str, str] = {}
     for entry in options.input:

@@ -50,7 +50,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -359,6 +359,8 @@ class PartyConfig:
     Args:
         folder: of certificate, keys and CA. listen: where a server listens; at its address's port if empty.
         accept: the tables [[accept]], which `policy.py` reads.
+        policy, ledger: of [governed]: the file of the policy under which this party's programs may reveal, and the
+            folder where their releases are counted; None without that table.
     """
 
     path: Path
@@ -367,6 +369,8 @@ class PartyConfig:
     limits: PartyLimits = field(default_factory=PartyLimits)
     listen: str = ""
     accept: tuple[Mapping[str, Any], ...] = ()
+    policy: Path | None = None
+    ledger: Path | None = None
 
     def resolve(self, path: str) -> Path:
         """A path in the file, relative to the file's folder."""
@@ -426,7 +430,7 @@ def read_party_config(federation: str | Path, name: str, folder: str | Path | No
         own = _parse(path, read_toml(path, "the party's own file", "a party"))
     except ArgumentError as error:
         raise in_file(error, path) from None
-    return own if folder is None else PartyConfig(path, Path(folder), own.files, own.limits, own.listen, own.accept)
+    return own if folder is None else replace(own, folder=Path(folder))
 
 
 class _Files(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -443,8 +447,14 @@ class _Server(msgspec.Struct, frozen=True):
     listen: Annotated[str, Meta(description="HOST:PORT")]
 
 
+class _Governed(msgspec.Struct, frozen=True):
+    policy: _Path
+    ledger: _Path
+
+
 class _PartyFile(msgspec.Struct, frozen=True):
     files: Entries = {}
+    governed: Entries = {}
     limits: Entries = {}
     server: Entries = {}
     accept: Annotated[list[dict[str, Any]], Meta(description="a list of tables, each under [[accept]]")] = []
@@ -456,7 +466,11 @@ def _parse(path: Path, content: object) -> PartyConfig:
     paths = {key: path.parent / value for key, value in files.items()}
     listen = check_address(read_table(_Server, file.server, "[server]").listen) if file.server else ""
     limits = read_table(PartyLimits, file.limits, "[limits]")
-    return PartyConfig(path, paths.pop("folder", path.parent), paths, limits, listen, tuple(file.accept))
+    rule = read_table(_Governed, file.governed, "[governed]") if "governed" in cast(Mapping, content) else None
+    return PartyConfig(
+        path, paths.pop("folder", path.parent), paths, limits, listen, tuple(file.accept),
+        None if rule is None else path.parent / rule.policy, None if rule is None else path.parent / rule.ledger,
+    )  # fmt: skip
 
 
 def credentials(federated: FederationFile, name: str, folder: Path) -> Credentials:

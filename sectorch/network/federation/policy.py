@@ -36,6 +36,7 @@ from msgspec import Meta
 
 from ...config import MOST_AUDITED
 from ...errors import ArgumentError, RefusedError
+from ...tables.release import Policy, PolicyError, ReleaseGovernor
 from ..commands import array_files
 from ..messages import Flag, Names, in_file, read_table, short_repr
 from .config import FederationFile, PartyConfig
@@ -50,7 +51,7 @@ from .programs import (
     source_of,
 )
 from .proposals import Proposal
-from .reveals import Bound, bounds_of
+from .reveals import Bound, bounds_of, uncovered
 
 _HASH = "of 64 digits; `sectorch federation accept` writes it"
 _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description=_HASH)]
@@ -132,11 +133,15 @@ class AcceptanceRule:
 
 @dataclass(frozen=True)
 class AcceptedRun:
-    """A run that a party takes part in: the proposal, the rule that accepts it, and the source on its own disk."""
+    """A run that a party takes part in: the proposal, the rule that accepts it, and the source on its own disk.
+
+    `governor` is the party's policy and ledger, which its releases are held to, or None.
+    """
 
     proposal: Proposal
     accepted: AcceptanceRule
     source: Source | None = None
+    governor: ReleaseGovernor | None = None
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Raises ArgumentError: one cannot be read."""
@@ -156,6 +161,7 @@ class AcceptancePolicy:
             self.accepted = tuple(_rule(entry, own, federated) for entry in own.accept)
         except ArgumentError as error:
             raise in_file(error, own.path) from None
+        self.governor = governor_of(own)
         if sum(entry.kind == "model" for entry in self.accepted) > 1:
             raise ArgumentError(f"{own.path}: a party answers with one model; its tables name several")
 
@@ -171,6 +177,8 @@ class AcceptancePolicy:
             ArgumentError: one is not, or a program needs a role or an edge that the federation lacks.
         """
         for entry in self.accepted:
+            if entry.kind == "paper" and self.governor is not None:
+                raise ArgumentError(f"{self._own.path}: {_PAPER_UNGOVERNED.format(entry.what)}")
             if entry.kind == "program":
                 source = self._source(entry)
                 found = dry_run_program(source, self._file)
@@ -181,6 +189,7 @@ class AcceptancePolicy:
                         f"imports, is another version; accept it again"
                     )
                 check_bounded(found, entry.reveals, source.name)
+                check_governed(found, entry.reveals, source.name, self.governor)
                 for input_, path in entry.inputs.items():
                     tensor_in(path, input_)
 
@@ -236,6 +245,8 @@ class AcceptancePolicy:
                 f"'{me}' has accepted it with {', '.join(entry.parties)}, and not with {', '.join(proposal.parties)}"
             )
         if entry.kind == "paper":
+            if self.governor is not None:
+                raise RefusedError(f"'{me}' releases under a policy, and {entry.what} does not")
             _check_settings(me, entry, proposal)
             return AcceptedRun(proposal, entry)
         if proposal.source != entry.digest or proposal.traced != entry.traced:
@@ -244,7 +255,39 @@ class AcceptancePolicy:
                 f"{entry.traced[:16] or 'none'}, and the proposal says {short_repr(proposal.source[:16])[1:-1]} and "
                 f"{short_repr(proposal.traced[:16])[1:-1] or 'none'}"
             )
-        return AcceptedRun(proposal, entry, self._source(entry))
+        return AcceptedRun(proposal, entry, self._source(entry), self.governor)
+
+
+_PAPER_UNGOVERNED = "[governed] covers programs, and what {} reveals is under no policy; leave one of them out"
+
+
+def governor_of(own: PartyConfig) -> ReleaseGovernor | None:
+    """The policy and the ledger of [governed] in a party's own file, or None.
+
+    Raises:
+        ArgumentError: the policy cannot be read, or is none.
+    """
+    if own.policy is None or own.ledger is None:
+        return None
+    try:
+        return ReleaseGovernor(Policy.read(own.policy), own.ledger)
+    except PolicyError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def check_governed(found: ProgramReport, bounds: Sequence[Bound], name: str, governor: ReleaseGovernor | None) -> None:
+    """Raises ArgumentError: a program reveals something in no release under this party's policy."""
+    if governor is None:
+        return
+    left = uncovered(found.reveals, governor.policy.digest, bounds)
+    if left:
+        raise ArgumentError(
+            f"{name} reveals what this party's policy ({governor.policy.digest[:16]}, {governor.policy.text}) does not "
+            f"cover: {left[0].text}"
+            + (f", and {len(left) - 1} reveals more" if len(left) > 1 else "")
+            + ". Let the program release by sectorch.release under that policy; what is no result, such as an "
+            "announced shape, needs a bound that names its protocol, --reveals announce:PARTY=ELEMENTS"
+        )
 
 
 def check_bounded(found: ProgramReport, bounds: Sequence[Bound], name: str) -> None:

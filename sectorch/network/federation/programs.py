@@ -440,6 +440,7 @@ class DryParties:
         self.step(
             label, line.path, line.label, reveal.src, reveal.dst, list(line.shape), str(line.dtype), line.phase.name,
             line.from_package, *([reveal.to, reveal.before, reveal.place] if line.learner is not None else []),
+            *([reveal.policy] if reveal.policy else []),
         )  # fmt: skip
         if compares(line) and session is not None:
             self.digests |= {digest.hex() for digest in session.agreement._digests.values()}

@@ -22,6 +22,7 @@ from ...choreography.net import Header, Origins, Sent
 from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, RefusedError
 from ...session import Session
+from ...tables.release import ReleaseGovernor
 from ..names import readable
 
 _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([0-9]{1,15})")
@@ -46,6 +47,7 @@ class Reveal:
         same: whether the value is one of the inputs itself.
         before: digest of all computations of the session until then (`transcript.Agreement`).
         place: digest of the steps that computed the value (`choreography.net.Origins`).
+        policy: digest of the policy of the release (`sectorch.release`) that it is a part of; empty for other reveals.
     """
 
     session: str
@@ -62,6 +64,7 @@ class Reveal:
     same: bool = False
     before: str = ""
     place: str = ""
+    policy: str = ""
 
     @classmethod
     def of(
@@ -77,7 +80,7 @@ class Reveal:
             label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
             str(line.dtype).removeprefix("torch."), shows, line.from_package,
             tuple(sorted((named.get(party, party), name) for party, name in inputs)), same, before,
-            place.hex(),
+            place.hex(), "" if session is None else session.governed,
         )  # fmt: skip
 
     @property
@@ -103,9 +106,10 @@ class Reveal:
         size = f"{list(self.shape)} {self.dtype} ({place})"
         if not self.from_package:
             return readable(f"{self.dst} is sent {size} by code of the program, which says: {self.shows!r:.200}", LONG)
+        under = f", under the policy {self.policy[:16]}" if self.policy else ""
         if self.dst != self.to:
-            return readable(f"{self.to} is to learn {size}, of which this is {self.src}'s half", LONG)
-        return readable(f"{self.to} learns {size}: {self.of_what}; {self.shows}", LONG)
+            return readable(f"{self.to} is to learn {size}, of which this is {self.src}'s half{under}", LONG)
+        return readable(f"{self.to} learns {size}: {self.of_what}; {self.shows}{under}", LONG)
 
 
 def reveal_texts(reveals: Iterable[Reveal]) -> list[str]:
@@ -154,6 +158,25 @@ def bounds_of(texts: Collection[str], name_of: Callable[[str], str]) -> tuple[Bo
     return tuple(found.values())
 
 
+RESULTS = ("reveal", "reveal_to_A", "reveal_to_S", "aggregate", "aggregate_noisy")
+"""Protocols that open a result. A party with [governed] sends their messages in a release under its policy alone."""
+
+
+def uncovered(reveals: Iterable[Reveal], policy: str, bounds: Iterable[Bound]) -> list[Reveal]:
+    """The reveals that are in no release under this policy, nor within bounds that name their protocol."""
+    left = {(b.protocol, b.to): b.elements for b in bounds if b.protocol and b.protocol not in RESULTS}
+    found = []
+    for reveal in reveals:
+        key = reveal.protocol, reveal.to
+        if reveal.policy == policy:
+            continue
+        if not reveal.from_package or left.get(key, -1) < reveal.elements:
+            found.append(reveal)
+        else:
+            left[key] -= reveal.elements
+    return found
+
+
 class Ledger:
     """The reveals that one run of a party may send, and those that it has sent.
 
@@ -163,6 +186,8 @@ class Ledger:
         bounds: for other reveals.
         sessions: those that the dry run opened (`session_key`).
         receipt: called before a reveal leaves, with its text, its learner and the count that the receipt covers.
+        governor: what the party's own file says of releases; with it, a reveal outside of a release under its policy is
+            sent only within a bound that names its protocol.
         digests: those that the dry run compared. messages: those that it sent (`message_key`). Both are None if the
             dry run did not reach the program's end.
     """
@@ -176,7 +201,10 @@ class Ledger:
         receipt: Callable[[str, str, int], None] = lambda *_: None,
         digests: Collection[str] | None = None,
         messages: Collection[str] | None = None,
+        governor: ReleaseGovernor | None = None,
     ):
+        self._governor = governor
+        self._ungoverned = {(b.protocol, b.to): b.elements for b in bounds if b.protocol and b.protocol not in RESULTS}
         self._me, self._receipt = me, receipt
         self._left = None if agreed is None else Counter(r for r in agreed if r.src == me)
         self._bounds, self._sessions = {(b.protocol, b.to): b.elements for b in bounds}, frozenset(sessions)
@@ -205,6 +233,8 @@ class Ledger:
     def watch(self, runtime: PartyRuntime, label: str, cast: Mapping[Party, str], session: Session | None) -> None:
         """Check every message that this party sends by a runtime from now on."""
         origins = None if session is None else origins_of(session)
+        if session is not None:
+            session.governor = self._governor
 
         def guard(line: Sent, value: torch.Tensor) -> None:
             if self._messages is not None and message_key(line, label, cast) not in self._messages:
@@ -230,6 +260,11 @@ class Ledger:
         with self._lock:
             if self._left is not None and self._over:
                 raise self._refusal(self._over)
+            if self._governor is not None and reveal.policy != self._governor.policy.digest:
+                outside = reveal.protocol, reveal.to
+                if not reveal.from_package or self._ungoverned.get(outside, -1) < reveal.elements:
+                    raise self._refusal(f"{reveal.text}, which is in no release under this party's policy")
+                self._ungoverned[outside] -= reveal.elements
             if self._left is not None and not self._left[reveal]:
                 key = next((k for k in ((reveal.protocol, reveal.to), ("", reveal.to)) if k in self._bounds), None)
                 if key is None or self._bounds[key] < reveal.elements:

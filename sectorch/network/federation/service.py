@@ -43,6 +43,7 @@ from ...errors import (
     VersionError,
 )
 from ...federated.parties import tensors
+from ...tables.release import ReleaseGovernor
 from ..identity.identity import Credentials
 from ..log import query, write
 from ..messages import Delivery, IsUp, Note, PartiesUp, WhoIsUp
@@ -139,11 +140,19 @@ class ProgramRun:
         source, accepted = self.agreed.source, self.agreed.accepted
         if source is None:
             return Ledger(me, None, receipt=self._write_receipt)
+        rule = self.agreed.governor
+        governor = None if rule is None else ReleaseGovernor(rule.policy, rule.folder, self._write_release)
         found = dry_run_program(source, self._file)
         self._results = found.results
         return Ledger(
-            me, found.reveals, accepted.reveals, found.sessions, self._write_receipt, found.digests, found.messages
-        )
+            me, found.reveals, accepted.reveals, found.sessions, self._write_receipt, found.digests, found.messages,
+            governor,
+        )  # fmt: skip
+
+    def _write_release(self, facts: Mapping[str, Any]) -> None:
+        """Write a receipt of a release that is charged, if receipts are kept."""
+        if self._receipts is not None and self._number is not None:
+            self._receipts.record_release(self._number, **facts)
 
     def _write_receipt(self, what: str, to: str, most: int) -> None:
         """Write a receipt of a value before it is revealed, if receipts are kept."""
