@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sectorch
+from sectorch.choreography.ledger import Transcript
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, epsilon_of
 from sectorch.tables import Axis, PolicyError, Statistic
 from sectorch.tables.release import _division
@@ -173,6 +174,22 @@ def test_what_is_opened_is_the_same_for_all_contents_of_withheld_cells(policy, m
         else:
             runs[at].append(entry)
     assert len(runs) == 9 and all(all(map(torch.equal, run, runs[0])) for run in runs)
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_messages_to_the_server_are_uniform_whatever_the_cells_hold(tmp_path, noisy):
+    """S's view of a release: every message of ring elements has bits that are set in half of its words."""
+    policy = sectorch.Policy(minimum=10, epsilon=1.0, delta=1e-5, budget=1.0) if noisy else sectorch.Policy(minimum=10)
+    for number, counts in enumerate(([0] * 2000, [9] * 2000, list(range(2000)))):
+        with Transcript() as transcript:
+            released(counts, policy, sectorch.Session(), name="a", ledger=tmp_path / str(number), cells_per_row=1)
+        large = [
+            v for line, v in transcript.received("S") if v.dtype == torch.int64 and v.numel() >= 1000 and not line.shows
+        ]
+        assert len(large) > 1
+        for value in large:
+            ones = torch.stack([(value >> bit & 1).double().mean() for bit in range(64)])
+            assert float((ones - 0.5).abs().max()) < 6 * 0.5 / math.sqrt(value.numel())
 
 
 # Noise.
