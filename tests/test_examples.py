@@ -106,6 +106,15 @@ def test_five_hospitals_train_on_shares(example):
     assert "whether a value left its range (guard)" in text and "protects nothing" in text
 
 
+def test_two_hospitals_and_a_registry(example):
+    found, text = example("registry")
+    assert "young and worse: withheld withheld" in text and "protects nothing" in text
+    assert found["worse by hospital"].sum() == 330  # those of 350 patients whom the registry knows
+    for name in ("trees", "logistic regression", "vendor"):
+        assert 0.7 < found[f"{name}: auroc"] < 0.85
+        assert found[f"{name}: auroc by sex"].shape == (2,) and found[f"{name}: gaps"].shape == (2, 2)
+
+
 def test_secure_sum(example):
     _, text = example("secure_sum")
     assert "secure_sum/masked_H3, 32 bytes" in text and "io.receive('H1'" in text and "the collector's sum" in text

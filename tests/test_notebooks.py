@@ -50,7 +50,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
 
 
 def test_they_lead_to_pages_that_are_there():
-    assert len(NOTEBOOKS) == 5
+    assert len(NOTEBOOKS) == 6
     for path in NOTEBOOKS:
         for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
             assert (path.parent / link).exists(), (path.name, link)
