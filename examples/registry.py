@@ -12,8 +12,8 @@ the disease went on. A vendor sells a model. Nobody shows anybody a record or th
 3. they train boosted trees and a logistic regression on the patients of the first year, which nobody learns;
 4. these two and the vendor's model are evaluated on those of the second year, by sex and by hospital.
 
-Data: scikit-learn's diabetes, 442 patients. In one process it protects nothing; docs/tables.md has the commands by which
-each party is a process of its own, with the same lines and the same bits.
+Data: scikit-learn's diabetes, 442 patients. In one process it protects nothing; docs/tables.md has the commands by
+which each party is a process of its own, with the same lines and the same bits.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def net(weights: torch.Tensor | None) -> nn.Module:
 
 def records() -> dict[str, torch.Tensor]:
     """What each party has, by its name: numbers of patients are drawn, and a fifth are in the registry alone."""
-    x, target = load_diabetes(return_X_y=True, scaled=False)
+    x, target = (np.asarray(v) for v in load_diabetes(return_X_y=True, scaled=False))
     random = np.random.default_rng(0)
     worse = (target > 150).astype(float)
     number = random.permutation(10**6)[: len(x)]
