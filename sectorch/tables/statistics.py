@@ -316,9 +316,9 @@ def exact_quotient(
         coarse = scale_shares(context, coarse, kept - fits - divisor_bits)
         return scale_shares(context, multiply(torch.mul, coarse, inverse), bits - kept - ROOT_BITS)
 
+    found = approximate(top, scale, most)
     fine = max(scale, bits)
-    top = top << (fine - scale)
-    found = approximate(top, fine, most)
+    top = top << (fine - scale)  # from here on mod 2^64: only remainders are used
     below = most - INVERSE_BITS
     while True:
         rest = top - (multiply(torch.mul, found, bottom) << (fine - bits))

@@ -11,7 +11,7 @@ import pandas
 import pytest
 import torch
 from cases import long
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -259,16 +259,17 @@ def test_who_learns_a_statistic():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(-(2**33), 2**33), st.integers(1, 2**17), st.sampled_from([0, 7, 20]), st.integers(8, 40),
-)  # fmt: skip
+@given(st.integers(-(2**61), 2**61), st.integers(1, 2**17), st.sampled_from([0, 7, 20, 35]), st.integers(8, 40))
+@example(2**60 - 1, 2**17 - 1, 35, 39)
+@example(-(2**60), 2**17, 35, 39)
 @example(2**33 - 1, 1, 20, 20)
 @example(3, 2, 0, 0 + 8)
 @example(-3, 2 << 8, 0, 8)
 @example(0, 1, 0, 8)
 def test_quotients_are_exact(top, bottom, scale, bits):
-    most = max(0, (abs(top) >> scale).bit_length() + 1)
+    most = max(0, (abs(top) // (bottom << scale)).bit_length() + 1)
     bits = min(bits, 60 - most)
+    assume(bits >= 0)
     session = sectorch.Session(reference=True)
     x = sectorch.share(torch.zeros(1), session=session)
     context = Context(session, x.party, x.scheme)
@@ -304,6 +305,11 @@ def test_large_limits_and_many_rows():
     wanted = own.var(ddof=1)
     assert abs(float(tables.variance(table, "x").reveal()) - wanted) <= 2.0 ** (2 * 23 - 57)
     assert abs(float(tables.std(table, "x").reveal()) - math.sqrt(wanted)) <= UNIT + math.sqrt(wanted) * 2.0**-22
+    spread = np.round(np.random.default_rng(0).normal(3000, 900, 100_000).clip(0, 4095) * 2**20) / 2**20
+    many = sectorch.owned({"x": spread}, owner="A", session=session).share()
+    wanted = spread.var(ddof=1)
+    assert abs(float(tables.variance(many, "x").reveal()) - wanted) <= UNIT + 2.0**-37
+    assert abs(float(tables.std(many, "x").reveal()) - math.sqrt(wanted)) <= UNIT + math.sqrt(wanted) * 2.0**-23
     many = sectorch.owned({"x": np.full(100_000, 4095.75)}, owner="A", session=session).share()
     assert float(tables.sum(many, "x").reveal()) == 409_575_000
     assert float(tables.mean(many, "x").reveal()) == 4095.75
