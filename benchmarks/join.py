@@ -48,7 +48,6 @@ def measured(rows: int, columns: int, how: str, seed: int) -> dict[str, Any]:
         clock, processor = time.perf_counter(), time.process_time()
         table = sectorch.join(left, right, on="id", **options)
         clock, processor = time.perf_counter() - clock, time.process_time() - processor
-    rounds = max(line.round for line in seen.ledger)
     plain = first.merge(second, on="id", how="left" if how == "left" else "inner").drop(columns="id").fillna(0)
     opened = np.stack([table[name].reveal().double().numpy() for name in table.columns], 1)
     if table.present is not None:
@@ -59,7 +58,7 @@ def measured(rows: int, columns: int, how: str, seed: int) -> dict[str, Any]:
     return {
         "rows": rows, "columns": columns, "how": how, "matches": len(plain), "seconds": clock, "cpu": processor,
         "online_mb": sum(line.bytes for line in seen.ledger if line.phase.name == "ONLINE") / 1e6,
-        "mb": sum(line.bytes for line in seen.ledger) / 1e6, "rounds": rounds, "equal": right_rows,
+        "mb": sum(line.bytes for line in seen.ledger) / 1e6, "rounds": seen.rounds, "equal": right_rows,
     }  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from ..errors import (
     UnsupportedOpError,
 )
 from ..mpc import okvs
+from ..mpc.star.broadcast import clients
 from ..ring import encode
 from ..tensor import SharedTensor
 from .table import Column, OwnedTable, Table, _columns_of, _Plain, _read
@@ -243,6 +244,20 @@ def send_hashes(net: Net, hashes: Located) -> Located:
     return hashes.send(net.O, net.S, "hashes")
 
 
+@protocol(
+    "join_rows",
+    "docs/tables.md",
+    [Message("rows", "S", "O", "nothing", "which of a join's shuffled rows it has: their number")],
+    roles=OWNER,
+)
+def send_rows(net: Net, marks: Located) -> Located:
+    """Send a party, who plays O, which rows of a shuffled table S was shown to be in the join.
+
+    Rounds 1, bytes 1 per row. Their order is uniform, so that the party learns how many they are.
+    """
+    return marks.send(net.S, net.O, "rows")
+
+
 @with_shapes(lambda: torch.empty(SECRET_BYTES // 8, dtype=torch.int64, device="meta"))
 def _secret() -> torch.Tensor:
     return torch.frombuffer(bytearray(random_secret()), dtype=torch.int64)
@@ -419,9 +434,9 @@ def join(
         join, `bound` or len(left).
 
     Rounds 4 (secret, store), then those of an equality, a shuffle and a reveal; bytes, for n rows of l and m of r words
-    (a word is a column or a missing flag): 8 * 1.33 m (1 + r) for the store, 8 n (l + r + 1) and 20 n for the
-    question, some 150 n for the equality, and 24 n (l + r + 1) for the shuffle; a left join or one with a bound 40 n r
-    more. Exact.
+    (a word is a column or a missing flag): 8 * 1.33 m (1 + r) for the store, 8 n (l + r + 1) + 20 n for the
+    question, some 60 n for the equality, and 24 n (l + r + 1) for the shuffle; a left join 24 n r + 16 n more, and one
+    with a bound b 24 n (l + r) + 24 b (l + r + 2) and some 80 b. Exact.
 
     What each party learns: lengths, column names and the kinds of keys (text, numbers) are announced, so all parties
     know them. Of an inner join without a bound all parties learn the number of rows. Beyond that nobody learns
@@ -570,20 +585,30 @@ class _Join:
         with session.operation(self.party):
             marks = _Rows(session, self.party, self.scheme, rows, flags or ()).tensor(last, FLAG)
         try:
-            kept = marks.reveal(to="S").to(torch.uint8)
+            marks.check_range()
         except RangeExceededError:
             raise RangeExceededError(
                 f"more rows match than bound={self.bound}, so there is no result, and nobody learned by how many: "
                 f"name a larger bound, or none"
             ) from None
-        if not session.reference:
-            kept = session.agreement.broadcast(self.party, "join_rows", session.S, kept)
+        session.agreement.note(self.party, "join rows", marks)
+        session.agreement.compare(self.party)  # after Q's check: if Q stops, nobody goes on
+        with session.operation(self.party) as net:
+            at_S = session.backend(net, self.scheme).reveal_to(marks.shares, net.S)
+            kept = net.read(at_S, net.S) if session.reference else self._broadcast(net, _as_bytes(at_S))
         if kept.is_meta:
             raise ArgumentError("how many rows match is not known in a rehearsal; name a bound")
         at = kept.nonzero().squeeze(1)
         with session.operation(self.party) as net:
             chosen = session.backend(net, self.scheme).each(torch.index_select, rows, 0, at.to(session.device))
         return self._made(chosen, present=flags is not None)
+
+    def _broadcast(self, net: Net, marks: Located) -> torch.Tensor:
+        everybody = clients(net).values()
+        for party in everybody:
+            with net.playing(OWNER, O=party, S=net.S):
+                marks = send_rows(net, marks)
+        return net.agreed(marks, {net.S, *everybody})
 
     def _made(self, rows: Any, present: bool = False, matched: bool = False) -> Table:
         """The table of these rows."""
@@ -609,6 +634,11 @@ class _Join:
                     absent = flag.like(-flag.shares + 1 if own is None else own.shares - flag.shares + 1, bound=1.0)
                     missing[names[name]] = absent
         return Table(columns, schema, present=made.tensor(flags_at, FLAG) if present else None, missing=missing)
+
+
+@leaf
+def _as_bytes(marks: torch.Tensor) -> torch.Tensor:
+    return marks.to(torch.uint8)
 
 
 def _repeated(x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -737,7 +767,7 @@ def _compare_kinds(
         if not session.complete:
             (holder,) = session.parties_named(table.owner, party)
             own_kinds = torch.tensor(found if found else [0] * count, dtype=torch.int64)
-            found = session.agreement.broadcast(party, "join keys", holder, own_kinds).tolist()
+            found = session.agreement.broadcast(party, "join_keys", holder, own_kinds).tolist()
         kinds.append(found)
     for column in zip(*kinds, strict=True):
         known = {kind for kind in column if 0 < kind < _MIXED}

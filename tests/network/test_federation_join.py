@@ -20,8 +20,11 @@ import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.roles import STAR
 from sectorch.cli.main import run
-from sectorch.errors import AbortedError, ArgumentError, DisagreementError, FrameError, RangeExceededError
+from sectorch.errors import AbortedError, ArgumentError, DisagreementError, FrameError, RangeExceededError, RefusedError
 from sectorch.federated.parties import Parties, Simulation
+from sectorch.network.federation.config import read_federation
+from sectorch.network.federation.programs import dry_run_source
+from sectorch.network.federation.reveals import Ledger, bounds_of
 from sectorch.testing.local_network import PROGRAM, free_port
 
 PARTIES = {"north": "Q", "east": "A", "south": "S", "mid": "H1", "west": "H2", "helper": "D"}
@@ -74,7 +77,7 @@ def test_parties_get_the_rows_of_one_process_and_are_sent_nothing_else(world, de
     received = {
         (line.dst.name, line.label) for t in seen.values() for line, _ in t.lines if line.protocol.startswith("join_")
     }
-    assert {label for dst, label in received if dst in ("A", "Q")} == {"to_A", "to_Q"}  # the marks
+    assert {label for dst, label in received if dst in ("A", "Q", "D")} == {"rows", "to_A", "to_Q", "to_D"}
     assert {dst for dst, label in received if label == "secret"} == {"H1", "H2"}
 
 
@@ -92,7 +95,7 @@ def test_a_refused_table_ends_the_run_at_all_parties_before_anything_is_shared(w
     assert isinstance(found["west"], ArgumentError) and "keys repeat in the table of H2" in str(found["west"])
     assert all(isinstance(found[name], AbortedError) for name in ("north", "east", "south", "mid"))
     sent = {line.protocol for t in seen.values() for line, _ in t.lines}
-    assert sent <= {"seed", "table", "table size", "join keys", "agree"}, sent
+    assert sent <= {"seed", "table", "table size", "join_keys", "agree"}, sent
 
     def typed(name: str, parties: Parties) -> Any:
         with parties.session(STAR, join_program.NAMES, label="typed") as session:
@@ -169,3 +172,29 @@ def test_a_join_as_processes(tmp_path: Path, capsys):
     check_rows(learned["rows"])
     assert int(learned["count"]) == 8
     assert int(np.load(tmp_path / "north.npz")["result"]) == 48  # all that north learns
+
+
+def with_consent(world: World, bounds: list[str]) -> tuple[dict[str, Any], dict[str, Ledger]]:
+    """What each party's run of the program gives if it has agreed to these bounds, and its ledger."""
+    file, names = read_federation(world.path), [name for name in PARTIES if name != "helper"]
+    rehearsal = dry_run_source(join_program.program, file)
+    written = bounds_of([*(f"{name}=2000" for name in names), *bounds], lambda name: file.member_named(name).name)
+    ledgers = {name: Ledger(name, rehearsal.reveals, written, rehearsal.sessions) for name in names}
+
+    def start(name: str) -> Any:
+        with world.party(name) as federation:
+            return join_program.program(federation.for_run(own_rows(name), "", ledger=ledgers[name]))
+
+    return each(ledgers, start), ledgers
+
+
+def test_parties_that_are_up_agree_to_a_join_by_bounds(world):
+    """Each is told the marks of 60 and of 80 rows, and owners without shares three secrets of four words."""
+    marks = [f"join_rows:{name}=140" for name in ("north", "east", "mid", "west")]
+    found, ledgers = with_consent(world, [*marks, "join_secret:mid=12", "join_secret:west=12", "reveal_to_S:south=140"])
+    assert not any(isinstance(value, BaseException) for value in found.values()), found
+    check_rows(found["west"]["rows"])
+    assert "which of a join's shuffled rows it has: their number" in ledgers["south"].text
+    found, _ = with_consent(world, ["join_rows:mid=139"])
+    assert isinstance(found["south"], RefusedError) and "mid learns [80] uint8" in str(found["south"])
+    assert all(isinstance(error, (AbortedError, RefusedError)) for error in found.values()), found

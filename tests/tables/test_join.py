@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -428,14 +429,14 @@ def test_the_opened_marks_tell_nothing_but_their_number(mixed: bool):
     """An inner join opens which shuffled rows match: each is as frequent, whatever the order of the owners' rows."""
     keys = np.random.default_rng(1).permutation(128) if mixed else np.arange(128)
     seen = views(frames_of(keys, np.arange(64, 192), 1), 40)
-    (marks,) = [value for key, value in seen.items() if key[:2] == ("join_rows", "to_Q")]
+    (marks,) = [value for key, value in seen.items() if key[:4] == ("join_rows", "rows", "S", "Q")]
     assert (marks.sum(1) == 64).all() and frequent(marks)
 
 
 @pytest.mark.parametrize("matching", [0, 40, 96])
 def test_with_a_bound_as_many_marks_are_opened_for_any_number_of_matches(matching: int):
     seen = views(frames_of(np.arange(128), np.arange(128 - matching, 256 - matching), 1), 40, bound=96)
-    (marks,) = [value for key, value in seen.items() if key[:2] == ("join_rows", "to_Q")]
+    (marks,) = [value for key, value in seen.items() if key[:4] == ("join_rows", "rows", "S", "Q")]
     assert marks.shape[1] == 224 and (marks.sum(1) == 96).all() and frequent(marks)
 
 
@@ -511,6 +512,60 @@ def test_s_cannot_link_the_rows_of_two_joins_or_try_out_keys():
         hashes, store = hashes_at_S(session, frames)
     assert dictionary(secrets[0]) == 80
     assert dictionary(bytes(32)) == 0
+
+
+def test_owners_with_other_secrets_have_no_row_in_common():
+    module = sys.modules["sectorch.tables.join"]
+    frames, send = frames_of(range(50), range(50), 1), module.send_secret
+    assert len(sectorch.join(*tables_of(frames, Session(owners=OWNERS)), on="id")) == 50
+    for bit in (1, 1 << 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                module, "send_secret", lambda net, secret, b=bit: send(net, secret) ^ (b * (net.Q.name == "H2"))
+            )
+            assert len(sectorch.join(*tables_of(frames, Session(owners=OWNERS)), on="id")) == 0
+
+
+@pytest.mark.sectorch_long
+def test_100_000_keys_of_each_of_which_none_is_the_others():
+    rows = np.arange(100_000)
+    frames = [pd.DataFrame({"id": rows, "a": 1}), pd.DataFrame({"id": rows + 100_000, "b": 1})]
+    assert len(sectorch.join(*tables_of(frames, Session(owners=OWNERS)), on="id")) == 0
+
+
+def test_repeated_keys_show_no_repetition():
+    """Rows of one key, up to `many`, send S other hashes each, as rows of different keys do."""
+    one, other = (
+        views(frames_of(keys, np.arange(300), 1), 4, how="left", many=4)
+        for keys in (np.arange(256), np.repeat(np.arange(64), 4))
+    )
+    for view in (one, other):
+        (hashes,) = [value for key, value in view.items() if key[0] == "join_hashes"]
+        rows = hashes.reshape(-1, okvs.HASH_WORDS)
+        assert len({tuple(row) for row in rows.tolist()}) == 4 * 256
+        assert not_uniform(rows.reshape(-1)) == ""
+        assert len(np.unique(rows[:, 3:], axis=0)) == 4 * 256
+    assert one.keys() == other.keys()
+    for key in one:
+        assert distinguishable(one[key].reshape(-1), other[key].reshape(-1)) == "", key
+
+
+def test_the_cost_is_what_the_docstring_says():
+    n, m, left, right = 500, 400, 3, 2
+    frames = [
+        pd.DataFrame({"id": range(n)} | {f"a{i}": range(n) for i in range(left)}),
+        pd.DataFrame({"id": range(m)} | {f"b{i}": range(m) for i in range(right)}),
+    ]
+    with sectorch.profile() as seen:
+        sectorch.join(*tables_of(frames, Session(owners=OWNERS)), on="id")
+    of = lambda *names: sum(line.bytes for line in seen.ledger if line.protocol in names)
+    assert of("join_store") == 8 * okvs.length(m) * (1 + right)
+    assert of("share") == 8 * n * (left + right + 1) and of("join_hashes") == 20 * n
+    assert of("shuffle") == 24 * n * (left + right + 1)
+    assert of("reveal_to_S") == 8 * n and of("join_rows") == n * 5  # Q, A and three owners
+    everything = of(*{line.protocol for line in seen.ledger} - {"seed"})
+    rest = everything - of("join_store", "share", "join_hashes", "shuffle", "reveal_to_S", "join_rows", "join_secret")
+    assert 50 * n < rest < 70 * n  # the equality
 
 
 def test_an_owner_that_sends_garbage_gets_no_match_and_no_error_that_tells_anything():
