@@ -433,8 +433,8 @@ def join(
         A `Table`, whose rows are in an order that nobody knows. Its length is public: the number of matches of an inner
         join, `bound` or len(left).
 
-    Rounds 4 (secret, store), then those of an equality, a shuffle and a reveal; bytes, for n rows of l and m of r words
-    (a word is a column or a missing flag): 8 * 1.33 m (1 + r) for the store, 8 n (l + r + 1) + 20 n for the
+    Rounds 2 ahead, for the secret, and 8; 9 of a left join, some 15 with a bound. Bytes, for n rows of l and m of r
+    words (a word is a column or a missing flag): 8 * 1.33 m (1 + r) many for the store, 8 n (l + r + 1) + 20 n for the
     question, some 60 n for the equality, and 24 n (l + r + 1) for the shuffle; a left join 24 n r + 16 n more, and one
     with a bound b 24 n (l + r) + 24 b (l + r + 2) and some 80 b. Exact.
 
