@@ -58,7 +58,8 @@ def measured(rows: int, columns: int, how: str, seed: int) -> dict[str, Any]:
     return {
         "rows": rows, "columns": columns, "how": how, "matches": len(plain), "seconds": clock, "cpu": processor,
         "online_mb": sum(line.bytes for line in seen.ledger if line.phase.name == "ONLINE") / 1e6,
-        "mb": sum(line.bytes for line in seen.ledger) / 1e6, "rounds": max(line.round for line in seen.ledger), "equal": right_rows,
+        "mb": sum(line.bytes for line in seen.ledger) / 1e6,
+        "rounds": max(line.round for line in seen.ledger), "equal": right_rows,
     }  # fmt: skip
 
 
