@@ -71,13 +71,11 @@ def hashes_and_pads(secret: bytes, keys: Iterable[bytes], width: int) -> tuple[n
     if blocks > 256:
         raise ArgumentError(f"a row has at most 508 words, got {width}: share fewer columns")
     inputs[:, :, _MAC_BYTES] = np.arange(blocks, dtype=np.uint8)
-    # Each block is encrypted by itself, which shows whether two are equal: they are not.
+    # ECB shows whether two blocks are equal, and no two are.
     cipher = Cipher(algorithms.AES(derive(secret, b"", "key-value store/blocks", 16)), modes.ECB()).encryptor()
-    found = np.empty((count, blocks * _BLOCK + _BLOCK), dtype=np.uint8) if not count else None
-    if found is None:
-        drawn = bytearray(inputs.size + _BLOCK - 1)
-        cipher.update_into(inputs.reshape(-1).data, drawn)
-        found = np.frombuffer(drawn, np.uint8, inputs.size).reshape(count, blocks * _BLOCK)
+    drawn = bytearray(inputs.size + _BLOCK - 1)
+    cipher.update_into(inputs.tobytes(), drawn)
+    found = np.frombuffer(drawn, np.uint8, inputs.size).reshape(count, blocks * _BLOCK)
     hashes = found[:, : 4 * HASH_WORDS].copy().view(np.int32).reshape(count, HASH_WORDS)
     pads = found[:, 2 * _BLOCK : 2 * _BLOCK + 8 * width].copy().view(np.int64).reshape(count, width)
     return hashes, pads
@@ -188,8 +186,7 @@ def _solve(matrix: np.ndarray, places: np.ndarray, subsets: np.ndarray, values: 
     rest = values ^ _dense_sums(matrix, subsets)
     for i in range(3):
         rest = rest ^ matrix[places[:, i]]
-    # `rest` is what the changes of the rows have to sum to. A sparse place comes once or, by chance, never twice: the
-    # three parts are disjoint.
+    # `rest` is what the changes of a key's rows have to sum to. Its three places differ, since the parts are disjoint.
     words = np.ascontiguousarray(subsets).view("<u8").reshape(-1).tolist()
     equations = [
         (1 << a) | (1 << b) | (1 << c) | (word << dense)
@@ -211,7 +208,7 @@ def _solve(matrix: np.ndarray, places: np.ndarray, subsets: np.ndarray, values: 
     change = np.zeros((len(columns), matrix.shape[1]), dtype=np.int64)
     for pivot, i in reversed(solved):
         # Its other columns have no pivot, or that of a later equation, whose change is known.
-        equation, total, column = equations[i] ^ (1 << pivot), rest[i].copy(), 0
+        equation, total = equations[i] ^ (1 << pivot), rest[i].copy()
         while equation:
             column = equation.bit_length() - 1
             total ^= change[column]

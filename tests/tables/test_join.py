@@ -91,6 +91,33 @@ def test_a_dealer_of_its_own_changes_nothing():
     same_rows(opened(sectorch.join(*tables_of([LEFT, RIGHT], session), on="id")), MERGED)
 
 
+@pytest.mark.parametrize("network", ["lan", "wan"])
+@pytest.mark.parametrize("number", [1, *long(0)])
+def test_tables_of_any_network_and_answering_party(network: Any, number: int):
+    session = Session(answering=2, owners=("H1", "H2"))
+    where: Any = {"session": session, "party": session.answering[number], "scheme": network}
+    left = sectorch.owned(LEFT, owner="H1", columns=["age", "w"], **where)
+    right = sectorch.owned(RIGHT, owner="H2", columns=["m", "f"], **where)
+    same_rows(opened(sectorch.join(left, right, on="id", bound=3)), MERGED)
+
+
+def test_a_step_that_joins_asks_anew_each_time():
+    """From its second run on a step is a recorded program: of other tables, and under another secret."""
+    session, seen = Session(owners=("H1", "H2")), []
+    step = sectorch.step(session)
+    for first in (0, 0, 1, 2):
+        frames = [
+            pd.DataFrame({"id": range(first, first + 6), "a": 1}),
+            pd.DataFrame({"id": range(3, 9), "b": range(3, 9)}),
+        ]
+        tables = tables_of(frames, session)
+        with Transcript() as transcript, step:
+            total = sectorch.join(*tables, on="id", how="left")["b"].sum()
+        assert int(total.reveal()) == sum(range(3, first + 6))
+        seen += [value for line, value in transcript.lines if line.label == "hashes"]
+    assert len(seen) == 4 and len(np.unique(torch.stack(seen))) > 115
+
+
 def distinct(key: Any) -> Any:
     return object() if key is None else key
 
