@@ -16,7 +16,7 @@ from sectorch.choreography.net import Move, Sent
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.decoys import decoy_call
-from sectorch.errors import FalseServerError
+from sectorch.errors import FalseServerError, RangeExceededError
 from sectorch.session import A, Q, S, Session
 
 ACCOUNTABLE = Scheme(accountable=True)
@@ -99,7 +99,7 @@ def run(
             with decoy_call(decoy and party == Q):
                 try:
                     found.append(secure(x if party == Q else x.to("meta")))
-                except FalseServerError as error:
+                except (FalseServerError, RangeExceededError) as error:
                     if not goes_on:
                         raise
                     found.append(error)

@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "models": ("network.commands.ask:models", "list the models that can be asked"),
         "limits": ("network.limits:limits", "what clients may ask of a party, and what they have used"),
         "audit": ("network.audit:audit_command", "check receipts: who learned what, and when"),
+        "evidence": ("network.server_evidence:evidence_command", "check evidence against a server that cheated"),
         "keys": ("network.identity.authority:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {

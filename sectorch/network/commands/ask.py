@@ -23,6 +23,7 @@ from ... import files
 from ...choreography.ledger import Cost
 from ...cli.command import Parser, add_link, at_least, bars, chosen_network, command_status, print_json
 from ...config import Scheme, limit_bits_of
+from ...decoys import Decoys
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ..federation.config import ListedPins, credentials, read_federation, read_party_config
@@ -192,6 +193,10 @@ def query(arguments: Sequence[str] | None = None) -> int:
         help="use one of N calls, and have what is dealt in others looked at",
     )
     p.add_argument("--verified", action="store_true", help="prove what is dealt")
+    p.add_argument(
+        "--decoys", type=float, metavar="RATE",
+        help="have the server sign what it sends, and this fraction of all calls checked, on inputs that are made up",
+    )  # fmt: skip
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -215,7 +220,16 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         raise ArgumentError("name a file of inputs, or rows to --prepare")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
     checked, levels = not options.no_range_check, {"audited": options.audited, "verified": options.verified}
-    scheme = Scheme(network=chosen_network(options), range_check=checked, limit_bits=limit, **levels)
+    accountable, rate = options.decoys is not None, options.decoys or 0.0
+    if accountable and options.prepare:
+        raise ArgumentError(
+            "--prepare is for later commands, and the server signs in the session that prepared: leave "
+            "--decoys or --prepare out"
+        )
+    scheme = Scheme(
+        network=chosen_network(options), range_check=checked, limit_bits=limit, accountable=accountable, **levels
+    )
+    Decoys(rate)
     given = None if options.inputs is None else read_arrays(options.inputs)
     if options.out is not None:
         check_out(options.out)
@@ -232,7 +246,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         ThreadPoolExecutor(1) as threads,
     ):
         threads.submit(warm, tell)  # while the session begins and the other parties work
-        model = connection.model(options.name, scheme, version=options.model_version)
+        model = connection.model(options.name, scheme, version=options.model_version, decoys=rate)
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
         if options.prepare:
@@ -240,6 +254,12 @@ def _query(options: argparse.Namespace, _: Console) -> None:
             figures["prepared_rows"] = options.prepare
         if given is not None:
             figures |= _ask(model, given, options)
+        if accountable:
+            figures |= {"decoys": model.decoys_asked, "decoys_checked": model.decoys_checked}
+            if not options.json:
+                console.print(
+                    f"{model.decoys_asked} decoys, of which A has reported {model.decoys_checked} right so far"
+                )
         model.close()
     withheld = figures.pop("withheld", [])
     if options.json:

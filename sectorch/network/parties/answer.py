@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import logging
+import queue
 import threading
 import time
 from collections import defaultdict
@@ -29,10 +30,13 @@ from ... import files
 from ...choreography.program.lockstep import BatchedCall
 from ...choreography.streams import derive
 from ...config import MOST_AUDITED, Scheme
+from ...decoys import DecoyCheck, Statements
 from ...deprecation import renamed_attribute
 from ...errors import (
     ArgumentError,
+    DecoyError,
     FalseDealingError,
+    FalseServerError,
     FrameError,
     IdentityError,
     MaterialError,
@@ -45,7 +49,8 @@ from ...mpc.star.audit import Evidence
 from ...nn.dry_run import check_served
 from ...serving.description import Example, describe, load_program
 from ...session import A, S
-from ..identity.identity import Credentials, PinnedIdentities, Pins, context, read_identity
+from ..identity.identity import PRINT, Credentials, PinnedIdentities, Pins, context, read_identity
+from ..identity.identity import fingerprint as fingerprint_of_key
 from ..limits import Charge, Quotas, records_unready
 from ..log import write
 from ..memory import MemoryBound
@@ -64,6 +69,7 @@ from ..messages import (
 )
 from ..names import LONGEST, name_of, readable
 from ..receipts import Receipts
+from ..server_evidence import write_evidence
 from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
 from ..wire.channel import Channel, PeerLink, copy_error
 from ..wire.fair_queue import FairQueue
@@ -84,6 +90,106 @@ MAX_WAITING = 128
 """Queries of one client that may wait here. The server's own limit is lower."""
 
 
+MAX_CHECKS = 16
+"""Decoys that wait to be checked; beyond, a session waits for its own."""
+
+
+class ServerAuditor:
+    """Checks the server's part of decoys, in a thread of its own, and keeps evidence if it is found out.
+
+    From then on this party answers nothing over that server. The evidence is a file, `false-server-….evidence`;
+    removing it lifts that. Where it cannot be written, that ends with this process.
+
+    Args:
+        key: the fingerprint of the server's identity key; empty takes the key that a session's server shows.
+        folder: where evidence is written; None writes none.
+
+    Raises:
+        ArgumentError: the key is no fingerprint.
+    """
+
+    def __init__(self, key: str = "", folder: Path | None = None):
+        if key and not PRINT.fullmatch(key):
+            raise ArgumentError(f"the server's key is a fingerprint, SHA256: and 43 characters, got {ascii(key)[:60]}")
+        self._key, self._folder, self._found = key, folder, False
+        self._checks: queue.Queue[tuple[DecoyCheck, ModelOffer, Scheme, dict[str, str]] | None] = queue.Queue(
+            MAX_CHECKS
+        )
+        self._thread = threading.Thread(target=self._work, daemon=True, name="checking decoys")
+        self._thread.start()
+
+    def attach(self, statements: Statements, offer: ModelOffer, scheme: Scheme, facts: Callable[[], dict]) -> None:
+        """Check the decoys of a session."""
+        statements.trust = self._trust
+        statements.check = lambda check: self._checks.put((check, offer, scheme, facts()))
+
+    def refuse(self, who: str) -> None:
+        """Raise RefusedError once the server was found out."""
+        if self._found or (self._folder is not None and any(self._folder.glob("false-server-*.evidence"))):
+            raise RefusedError(
+                f"the server has computed something else than its program, as it has signed, and {who} answers "
+                f"nothing over it any more; it keeps the evidence"
+            )
+
+    def close(self) -> None:
+        """End the thread, after the checks that wait."""
+        self._checks.put(None)
+        self._thread.join(CHECKING)
+
+    def _trust(self, public: bytes) -> None:
+        if self._key and fingerprint_of_key(public) != self._key:
+            raise FalseServerError(
+                f"the server signs with the key {fingerprint_of_key(public)}, and {self._key} is the one that is known"
+            )
+
+    def _work(self) -> None:
+        while (work := self._checks.get()) is not None:
+            check, offer, scheme, facts = work
+            try:
+                check.note()
+                self._write_log(check, offer, scheme, facts)
+            except Exception:  # a full disk, or a fault of this package: the next decoy is checked all the same
+                log.exception("the check of a decoy failed")
+
+    def _write_log(self, check: DecoyCheck, offer: ModelOffer, scheme: Scheme, facts: dict[str, str]) -> None:
+        found, said = check.statements.found, {**facts, "call": check.statement.call}
+        if found is None:
+            write(log, "decoy checked", logging.DEBUG, **said)
+        elif isinstance(found, DecoyError):
+            write(log, "decoy that cannot be checked", logging.WARNING, **said, why=log_text(found))
+        else:
+            server = fingerprint_of_key(check.statement.public)
+            write(
+                log,
+                "false server",
+                logging.ERROR,
+                **said,
+                server=server,
+                evidence=self._keep(found, check, offer, scheme),
+            )
+
+    def _keep(self, found: FalseServerError, check: DecoyCheck, offer: ModelOffer, scheme: Scheme) -> str:
+        """Write the evidence; returns the file's name, or why there is none."""
+        self._found = True  # until a file says so
+        if self._folder is None:
+            return "not kept: no --store"
+        statement = found.evidence.statement
+        name = hashlib.sha256(statement.signed_bytes()).hexdigest()[:32]
+        path = self._folder / f"false-server-{name}.evidence"
+        when = datetime.now(timezone.utc).isoformat()
+        facts = {"model": offer.name, "version": offer.version, "found_at": when}
+        try:
+            write_evidence(path, found.evidence, check.program, offer.description, scheme, facts)
+        except OSError as error:
+            return f"not kept: {error.strerror}"
+        self._found = False
+        return str(path)
+
+
+CHECKING = 5.0
+"""Seconds that `ServerAuditor.close` waits for the checks that wait."""
+
+
 class Admission:
     """Decides which queries an answering party takes, and bans identity keys that dealt falsely.
 
@@ -96,13 +202,15 @@ class Admission:
             trusts clients to deal correctly.
         folder: where evidence is written; None writes none.
         verified: whether clients have to prove what they deal (`Scheme.verified`). Such queries are not audited.
+        auditor: checks decoys; without it accountable queries (`Scheme.accountable`) are not answered.
 
     Raises:
         ArgumentError: `audited` or `verified` is out of range, or both are set.
     """
 
     def __init__(
-        self, unchecked: bool = False, audited: int = 1, folder: Path | None = None, verified: bool = False
+        self, unchecked: bool = False, audited: int = 1, folder: Path | None = None, verified: bool = False,
+        auditor: ServerAuditor | None = None,
     ):  # fmt: skip
         if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
             raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {audited!r}")
@@ -112,7 +220,7 @@ class Admission:
                 "one of the two"
             )
         self._unchecked, self._audited, self._folder, self._verified = unchecked, audited, folder, verified
-        self.auditor = None
+        self.auditor = auditor
         self._banned: set[str] = set()
         self._lock, self._turns = (
             threading.Lock(),
@@ -128,6 +236,8 @@ class Admission:
         """
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{who}' answers with range checks only: leave range_check=False out")
+        if self.auditor is not None:
+            self.auditor.refuse(f"'{who}'")
         if scheme.accountable and of > 1:
             raise RefusedError(f"S signs what it computes for one answering party, and '{who}' is asked alone then")
         if scheme.accountable and self.auditor is None:
@@ -175,7 +285,9 @@ class Admission:
                 raise
 
     def check_key(self, client: str, key: str) -> None:
-        """Raise RefusedError for an identity key that is banned."""
+        """Raise RefusedError for an identity key that is banned, or where the server was found out."""
+        if self.auditor is not None:
+            self.auditor.refuse("this party")
         if key in self._banned or (self._folder is not None and self._file(key).exists()):
             raise RefusedError(
                 f"'{client}' has dealt falsely before, as it has signed, and is not answered any more; the answering "
@@ -386,6 +498,8 @@ class Answering:
         replica: whether other processes of this party answer as well, each with a store of its own.
         imprecise: whether to answer with models that lose digits in fixed point (`PrecisionWarning`).
         memory: bytes that this process may hold; see `MemoryBound`.
+        audit_server: whether to check decoys (`ServerAuditor`), and so to answer accountable queries; the fingerprint
+            of the server's identity key, or True for any.
 
     Raises:
         PrecisionError: the model loses digits in fixed point, by the check that `secure` does.
@@ -413,6 +527,7 @@ class Answering:
         verified: bool = False,
         imprecise: bool = False,
         memory: int | None = None,
+        audit_server: bool | str = False,
     ):
         self._memory = MemoryBound(memory)
         if credentials.identity is None:
@@ -424,7 +539,10 @@ class Answering:
         self._instances = [self]
         self._pins = pins or Pins()
         self.store = store or Store()
-        self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None, verified)
+        folder = self.store.folder if self.store.lasting else None
+        known = audit_server if isinstance(audit_server, str) else ""
+        self._auditor = ServerAuditor(known, folder) if audit_server else None
+        self._admission = Admission(unchecked, audited, folder, verified, self._auditor)
         self.store.on_evict = self._void_material
         if replica and not self.store.lasting:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
@@ -584,6 +702,8 @@ class Answering:
 
     def close(self) -> None:
         self.leave()
+        if self._auditor is not None:
+            self._auditor.close()
         self.store.close()
         self._close_files()
 
@@ -704,11 +824,14 @@ class Answering:
             shelf.keep_only(request.calls)
             channel.tell(MaterialReady(calls=list(shelf.calls()), used=shelf.used_ranges()))
         model = {"model": offer.name, "version": offer.version}
-        return PartySession(
+        party = PartySession(
             A, session, {S: channel}, [AnsweringParty(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
             facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs, memory=self._memory,
         )  # fmt: skip
+        if self._auditor is not None and scheme.accountable:
+            self._auditor.attach(party.session.statements, offer, scheme, lambda: {**who(), **model})
+        return party
 
 
 def answer(
@@ -728,6 +851,7 @@ def answer(
     audited: int = 1,
     verified: bool = False,
     imprecise: bool = False,
+    audit_server: bool | str = False,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -736,7 +860,8 @@ def answer(
         model: a module in evaluation mode that `sectorch.secure` takes, or what torch.export made of it.
         inputs: example inputs; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
+        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise, audit_server: see
+            `Answering`.
 
     Returns:
         The running party, registered with the server.
@@ -753,7 +878,7 @@ def answer(
     description, weights = describe(model, inputs)
     running = Answering(
         address, credentials, description, weights, pins, store, patience, unchecked, receipts, limits,
-        replica=replica, audited=audited, verified=verified, imprecise=imprecise,
+        replica=replica, audited=audited, verified=verified, imprecise=imprecise, audit_server=audit_server,
     )  # fmt: skip
     try:
         running.register(name)

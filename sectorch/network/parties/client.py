@@ -259,8 +259,9 @@ class Connection:
 
     @scheme_fields
     def model(
-        self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None
-    ) -> RemoteModel:
+        self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None,
+        decoys: float = 0.0,
+    ) -> RemoteModel:  # fmt: skip
         """A model at an answering party.
 
         Args:
@@ -268,13 +269,15 @@ class Connection:
             scheme: see `sectorch.secure`; with exact ReLU. A and S learn it.
             version: the version to accept (`RemoteModel.version`). By default any is accepted, and a change is logged
                 as a warning.
+            decoys: the probability that a call is a decoy, with `Scheme(accountable=True)`: it comes before a question,
+                on an input that is made up, and A checks what S computes in it (docs/decoys.md). Nobody is sent it.
 
         Raises:
-            ArgumentError: the name or the number format is invalid.
+            ArgumentError: the name, the number format or the rate of decoys is invalid.
             RefusedError: A does not answer without range checks, or has another version.
             UnknownModelError: the model is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version)
+        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version, decoys)
         self._models.add(model)
         return model
 

@@ -22,6 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from ...config import check_limit
+from ...decoys import Decoys, decoy_call
 from ...errors import (
     ArgumentError,
     FrameError,
@@ -293,11 +294,25 @@ class PendingQueries:
     """The names of one model's queries that failed, by a digest of their inputs.
 
     A query with the same inputs gets the same name, by which the other parties do not charge it again. They learn that
-    it repeats an earlier query, and nothing else.
+    it repeats an earlier query, and nothing else. A decoy is asked for the sake of a query, and is repeated as a decoy:
+    else a repeated name would be that of a real call.
     """
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
+        self._decoys: set[str] = set()
+
+    @contextmanager
+    def decoy_or_name(self, inputs: Inputs, coin: Decoys) -> Iterator[tuple[bool, str]]:
+        """As `name`, with whether the query is a decoy; the coin says so, once for a name."""
+        with self.name(inputs) as name:
+            if name not in self._names.values():
+                self._decoys.discard(name)
+                if coin.flip():
+                    self._decoys.add(name)
+            decoy = name in self._decoys
+            yield decoy, name
+        self._decoys.discard(name)
 
     @contextmanager
     def name(self, inputs: Inputs) -> Iterator[str]:
@@ -313,7 +328,7 @@ class PendingQueries:
         except BaseException:
             self._names[known or digest()] = name
             while len(self._names) > MAX_PENDING:
-                self._names.pop(next(iter(self._names)))
+                self._decoys.discard(self._names.pop(next(iter(self._names))))
             raise
         self._names.pop(known, None)
 
@@ -342,9 +357,14 @@ class RemoteModel:
             the server was lost.
     """
 
-    def __init__(self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None):
+    def __init__(
+        self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None, decoys: float = 0.0
+    ):
         self.connection, self.name = connection, name
-        self._scheme = scheme
+        self._scheme, self._coin = scheme, Decoys(decoys)
+        self._coin.check(scheme.accountable)
+        self.decoys_asked, self.decoys_checked = 0, 0
+        """How many decoys were asked, and how many of them A has reported to have checked."""
         self._lock = threading.Lock()
         self._sessions: dict[bytes, ClientSession] = {}
         self._current: ClientSession | None = None
@@ -378,12 +398,23 @@ class RemoteModel:
         return self.ask(self.check(*args, **kwargs))
 
     def ask(self, inputs: Inputs) -> Any:
-        """The result for inputs that `check` returned. A call whose session has ended is repeated in a new one."""
-        with self._lock, self._pending.name(inputs) as query:
-            for _ in range(RETRIES):
-                with suppress(SessionOverError):
-                    return self._ask_once(inputs, query)
-            return self._ask_once(inputs, query)
+        """The result for inputs that `check` returned. A call whose session has ended is repeated in a new one.
+
+        Decoys come first, as many as the coin says.
+        """
+        with self._lock:
+            while True:
+                with self._pending.decoy_or_name(inputs, self._coin) as (decoy, query):
+                    if not decoy:
+                        return self._ask_again(inputs, query)
+                    with decoy_call(), suppress(RangeExceededError):
+                        self._ask_again(inputs, query)
+
+    def _ask_again(self, inputs: Inputs, query: str) -> Any:
+        for _ in range(RETRIES):
+            with suppress(SessionOverError):
+                return self._ask_once(inputs, query)
+        return self._ask_once(inputs, query)
 
     def _ask_once(self, inputs: Inputs, query: str) -> Any:
         self._drop_ended_sessions()
@@ -536,6 +567,8 @@ class RemoteModel:
         label = self.connection.place.label  # material of another server process can be used there only
         if label:
             wanted["replica"] = label
+        if self._scheme.accountable:  # S signs in the session that has prepared them
+            return [s for s in self.connection.store.shelves(**wanted) if s.session in self._sessions]
         reading = {name for name, opened in self._sessions.items() if opened.party.calls_read_ahead()}
         return [s for s in self.connection.store.shelves(**wanted) if len(s) or s.session in reading]
 
@@ -614,7 +647,8 @@ class RemoteModel:
     def _run(
         self, opened: ClientSession, kind: type[ModelQuery], inputs: Inputs, work: Callable[[], Any], **more: Any
     ) -> Any:
-        self._active = opened
+        self._active, statements = opened, opened.party.session.statements
+        before = statements.asked, statements.checked
         try:
             return run_call(opened, kind, inputs, work, **more)
         except RangeExceededError:
@@ -624,6 +658,8 @@ class RemoteModel:
             raise
         finally:
             self._active = None
+            self.decoys_asked += statements.asked - before[0]
+            self.decoys_checked += statements.checked - before[1]
 
     def give_up(self, error: SectorchError) -> None:
         """End the running call with this error, here and at the other parties. Called from another thread."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from ...choreography import Party
@@ -42,6 +43,7 @@ from ...errors import (
     MaterialError,
     NetworkError,
     PeerLostError,
+    RefusedError,
     SectorchError,
     SessionOverError,
     UnknownModelError,
@@ -52,7 +54,7 @@ from ...serving.description import load_program
 from ...session import Q, S, answering_parties
 from ...tensor import Scheme
 from ..federation.broker import SessionBroker
-from ..identity.identity import Credentials
+from ..identity.identity import Credentials, read_identity
 from ..limits import Quotas, records_unready
 from ..log import write
 from ..memory import MemoryBound
@@ -171,14 +173,15 @@ class ServerSessions:
         has_alternative: whether all models of these names can be asked over connections other than the lost ones.
         idle: seconds without a call after which a session ends.
         memory: the process's bound on memory.
+        key: signs what is sent in accountable sessions.
     """
 
     def __init__(
         self, turns: FairQueue, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
         has_alternative: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
-        memory: MemoryBound | None = None,
+        memory: MemoryBound | None = None, key: Ed25519PrivateKey | None = None,
     ):  # fmt: skip
-        self._memory = memory
+        self._memory, self._key = memory, key
         self._has_alternative, self._idle = has_alternative, idle
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
         self._programs, self._batcher = ProgramCache(), ServerBatcher(turns)
@@ -200,6 +203,7 @@ class ServerSessions:
                 alive=heartbeat(channels), facts=lambda: facts, receipts=self._receipts, known=self._programs,
                 memory=self._memory,
             )  # fmt: skip
+            party.session.statements.key = self._key
             if not fresh:
                 self._confirm_material(session, channels)
             while not isinstance(asked := self._next_request(subject, party, channels[Q]), Close):
@@ -497,6 +501,7 @@ class Server:
         self.store = store or Store()
         self.store.on_evict = self._void_material
         self._timeouts = patience, call
+        self._key = None if credentials.identity is None else read_identity(credentials.identity)
         self._registry = Registry()
         self._links: set[PeerLink] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
@@ -519,6 +524,7 @@ class Server:
                 self._registry.has_alternative,
                 idle,
                 self._memory,
+                self._key,
             )
             self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
             self._close_files = files.pop_all().close
@@ -644,6 +650,11 @@ class Server:
         if len(set(map(party_of, names))) < len(names):
             raise FrameError("a session has models of different parties")
         scheme, keeper = scheme_from_message(request.scheme), ""
+        if scheme.accountable and self._key is None:
+            raise RefusedError(
+                "this server has no identity key to sign what it sends: leave accountable=True out, or ask its "
+                "operator for one (`sectorch keys identity FILE`, beside the certificate)"
+            )
         resume = None if request.resume is None else bytes.fromhex(request.resume)
         if resume is not None:
             keeper = self.store.shelf(resume).binding.keeper

@@ -41,7 +41,9 @@ from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
 from ...config import scheme_of_fields
 from ...errors import (
+    DecoyError,
     FalseDealingError,
+    FalseServerError,
     FixedPointRangeError,
     FrameError,
     KeyAgreementError,
@@ -595,7 +597,10 @@ def log_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_PUBLIC = (NetworkError, MaterialError, KeyAgreementError, FalseDealingError, ReceiptError, QuotaFileError)
+_PUBLIC = (
+    NetworkError, MaterialError, KeyAgreementError, FalseDealingError, FalseServerError, DecoyError, ReceiptError,
+    QuotaFileError,
+)  # fmt: skip
 """Errors whose text holds no secret, and is sent to the other parties."""
 
 

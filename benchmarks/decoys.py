@@ -1,0 +1,150 @@
+"""How often an S that falsifies messages is found out, whether an honest one is accused, and what a decoy costs.
+
+python benchmarks/decoys.py --falsified 1000      words of messages, in parties apart; three of ten calls are decoys
+python benchmarks/decoys.py --honest 10000        decoys, of which none may accuse S
+python benchmarks/decoys.py --cost lenet vgg7     seconds of a call, of a signed call, and of A's check of a decoy
+python benchmarks/decoys.py --told 10000          a classifier over sizes, bytes and times of calls and decoys
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+import sectorch
+from sectorch.config import Scheme
+from sectorch.decoys import DecoyCheck, Decoys, decoy_call
+from sectorch.session import Session
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+torch.manual_seed(0)
+NETS = {
+    "linear": (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(2, 3)),
+    "pictures": (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).eval(),
+        torch.randn(2, 1, 6, 6),
+    ),
+}
+
+
+def interval(k: int, n: int) -> tuple[float, float]:
+    """Wilson's interval of a fraction, 95 %."""
+    z, p = 1.96, k / n
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
+def falsified(count: int, rate: float) -> None:
+    """S falsifies every call: one bit, bit 63 or several words, of each message in turn, also of the first and last."""
+    from server_cheats import flip, messages_of_S, run
+
+    drawn = random.Random(0)
+    for name, (model, x) in NETS.items():
+        for network in ("lan", "wan"):
+            scheme, coin = Scheme(accountable=True, network=network), Decoys(rate)
+            headers = messages_of_S(sectorch.secure(model, scheme, session=Session()), x)
+            changes, n = [], count // (2 * len(NETS))
+            for i in range(n):
+                at = i % len(headers)
+                word = drawn.randrange(1 << 20)
+                kind = i // len(headers) % 4
+                words = [(word, drawn.randrange(64)), (word, 63), (0, 0)][kind : kind + 1] if kind < 3 else []
+                change = {at: words} if words else {m: [(word, 63)] for m in range(at, len(headers))}
+                changes.append(flip(change))
+            calls = [(x, coin.flip()) for _ in range(n)]
+            results = run(model, calls, changes, scheme, goes_on=True)
+            for party, value in results.items():
+                if isinstance(value, BaseException):
+                    raise RuntimeError(f"{party} ended with {value!r}")
+            found = [isinstance(y, sectorch.errors.FalseServerError) for y in results["A"][0]]
+            decoys = [decoy for _, decoy in calls]
+            wrong = sum(f != d for f, d in zip(found, decoys, strict=True))
+            low, high = interval(sum(found), n)
+            labels = sorted({header.label for header in headers})
+            print(
+                f"{name} {network}: {n} falsified calls, {len(headers)} messages ({', '.join(labels)}); {sum(decoys)} "
+                f"decoys, {sum(found)} found ({sum(found) / n:.3f}, 95 % {low:.3f} to {high:.3f}; rate {rate}); "
+                f"decoys missed or calls accused: {wrong}",
+                flush=True,
+            )
+
+
+def honest(count: int) -> None:
+    for name, (model, x) in NETS.items():
+        for network in ("lan", "wan"):
+            secure = sectorch.secure(model, Scheme(accountable=True, network=network), session=Session())
+            n, start = count // (2 * len(NETS)), time.process_time()
+            for _ in range(n):
+                with decoy_call():
+                    secure(x)
+            checked = secure.session.statements.checked
+            print(
+                f"{name} {network}: {n} decoys, {checked} found right, {time.process_time() - start:.0f} s", flush=True
+            )
+
+
+def cost(names: list[str], repeats: int) -> None:
+    from dealing import built
+
+    for name in names:
+        model, x = built(name)
+        plain = sectorch.secure(model, session=Session())
+        signed = sectorch.secure(model, Scheme(accountable=True), session=Session())
+        own, checks = DecoyCheck.note, []
+
+        def note(self: DecoyCheck, own=own, checks=checks) -> None:
+            start = time.process_time()
+            own(self)
+            checks.append(time.process_time() - start)
+
+        signed.session.statements.check = note
+        seconds: dict[str, list[float]] = {"plain": [], "signed": [], "decoy": []}
+        for kind, secure in (("plain", plain), ("signed", signed), ("decoy", signed)):
+            with decoy_call(kind == "decoy"):
+                secure(x)
+        for _ in range(repeats):
+            for kind, secure in (("plain", plain), ("signed", signed), ("decoy", signed)):
+                start = time.process_time()
+                with decoy_call(kind == "decoy"):
+                    secure(x)
+                seconds[kind].append(time.process_time() - start)
+        with sectorch.profile() as of_plain:
+            plain(x)
+        with sectorch.profile() as of_signed:
+            signed(x)
+        p, s, c = median(seconds["plain"]), median(seconds["signed"]), median(checks[1:])
+        print(
+            f"{name}: a call {p:.4f} s of all parties, signed {s:.4f} ({s / p:.2f} times), A's check {c:.4f} s ("
+            f"{c / p:.2f} calls); bytes {of_signed.bytes - of_plain.bytes} more than {of_plain.bytes}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--falsified", type=int, default=0)
+    p.add_argument("--rate", type=float, default=0.3)
+    p.add_argument("--honest", type=int, default=0)
+    p.add_argument("--cost", nargs="*", default=[])
+    p.add_argument("--repeats", type=int, default=7)
+    options = p.parse_args()
+    torch.set_num_threads(1)
+    if options.falsified:
+        falsified(options.falsified, options.rate)
+    if options.honest:
+        honest(options.honest)
+    if options.cost:
+        cost(options.cost, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Decoys over TLS: who is not able to take part is refused, an S that cheats leaves evidence that anybody checks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from network_world import Trio, until
+from torch import nn
+
+import sectorch
+from sectorch import decoys, errors
+from sectorch.choreography.run.party import PartyRuntime
+from sectorch.config import Scheme
+from sectorch.decoys import Decoys
+from sectorch.network import answer, server_evidence
+from sectorch.network.identity.identity import Credentials, fingerprint_of
+from sectorch.network.parties.remote_model import PendingQueries
+from sectorch.network.store import Store
+from sectorch.nn.inputs import Inputs
+
+ACCOUNTABLE = Scheme(accountable=True)
+GOOD = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def checking(pki, tmp_path):
+    """A party that checks the server, with a lasting store, and its model."""
+    _, made = pki
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    made = dict(made)
+    server = made["server"]
+    if server.identity is None:
+        identity = sectorch.network.identity.identity.new_identity()
+        made["server"] = Credentials(server.certificate, server.key, server.authority, identity)
+    trio = Trio(made, model, GOOD, tmp_path)
+    trio.party.close()
+    store = Store(tmp_path / "store-a")
+    trio.key = fingerprint_of(made["server"].identity)
+    trio.party = answer(
+        trio.address, made["hospital-b"], model, GOOD, pins=trio.pins, store=store, audit_server=trio.key
+    )
+    yield trio, model
+    trio.close()
+
+
+def coins(monkeypatch, *flips: bool) -> None:
+    left = iter(flips)
+    monkeypatch.setattr(Decoys, "flip", lambda self: next(left, False))
+
+
+def falsify(monkeypatch) -> None:
+    """S changes a word of what it sends A for the first layer."""
+    own = PartyRuntime.transfer
+
+    def transfer(self, line, value):
+        false = self.me.role == "S" == line.src.role and line.label == "m"
+        return own(self, line, value + (1 << 20) if false else value)
+
+    monkeypatch.setattr(PartyRuntime, "transfer", transfer)
+
+
+def test_questions_and_decoys_have_the_bits_of_the_reference(checking, monkeypatch):
+    trio, model = checking
+    plain = sectorch.reference(model)(GOOD)
+    coins(monkeypatch, False, True, True, False, True, False)
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    assert all(torch.equal(remote(GOOD), plain) for _ in range(3))
+    assert remote.decoys_asked == 3
+    assert until(lambda: remote(GOOD) is not None and remote.decoys_checked == 3, 30)
+    remote.prepare(GOOD, 2)
+    coins(monkeypatch, True, False)
+    assert torch.equal(remote(GOOD), plain) and not remote.prepared()
+    assert torch.equal(trio.connection.model("hospital-b")(GOOD), plain), "who does not ask for it is answered too"
+
+
+def test_a_server_that_cheats_in_a_decoy_leaves_evidence(checking, monkeypatch, caplog, capsys):
+    trio, model = checking
+    folder = trio.party.store.folder
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    remote(GOOD)
+    coins(monkeypatch, False, True, False)
+    with monkeypatch.context() as patch:
+        falsify(patch)
+        assert not torch.equal(remote(GOOD), sectorch.reference(model)(GOOD)), "no decoy, and nobody notices"
+        with pytest.raises(errors.SectorchError) as caught:
+            while True:  # A checks beside the calls: it may find S out one call later
+                remote(GOOD)
+    assert "something else" in str(caught.value) or "other messages" in str(caught.value)
+    assert until(lambda: list(folder.glob("false-server-*.evidence")), 30)
+    (path,) = folder.glob("false-server-*.evidence")
+    assert path.stat().st_mode & 0o77 == 0
+    assert server_evidence.evidence_command([str(path), "--key", trio.key, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["key"] == trio.key and shown["model"] == "hospital-b"
+    other = fingerprint_of(trio.made["alice"].identity)
+    assert server_evidence.evidence_command([str(path), "--key", other]) == 1
+    assert f"signed by {trio.key} and not by {other}" in capsys.readouterr().err
+    head, evidence = server_evidence.read_evidence(path)
+    evidence.check(server_evidence.program_of(head))
+    assert not any(secret in caplog.text for secret in (head.with_Q, head.with_A, head.setup_key))
+
+    with pytest.raises(errors.SectorchError, match="answers nothing over it any more"):
+        trio.connection.model("hospital-b")(GOOD)
+    trio.party.close()  # which outlives the process
+    again = lambda: answer(
+        trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, store=Store(folder), audit_server=True
+    )
+    trio.party = again()
+    with pytest.raises(errors.SectorchError, match="answers nothing over it any more"):
+        trio.connection.model("hospital-b")(GOOD)
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    assert torch.equal(trio.connection.model("hospital-b")(GOOD), sectorch.reference(model)(GOOD))
+    for at in range(0, len(data), len(data) // 60):  # a changed file is no evidence
+        changed = bytearray(data)
+        changed[at] ^= 1
+        bad = path.with_name("changed")
+        bad.write_bytes(changed)
+        try:
+            found, shown = server_evidence.read_evidence(bad)
+            shown.check(server_evidence.program_of(found))
+        except errors.SectorchError:
+            continue
+        parts = lambda e: [*e.setup, *e.from_Q, *e.from_A]
+        assert found.statement == head.statement and (found.session, found.call) == (head.session, head.call)
+        assert all(torch.equal(a, b) for a, b in zip(parts(shown), parts(evidence), strict=True)), "facts for people"
+
+
+def test_a_client_or_server_that_cannot_is_refused(checking, pki, tmp_path):
+    trio, model = checking
+    with pytest.raises(errors.ArgumentError, match="add Scheme"):
+        trio.connection.model("hospital-b", decoys=0.1)
+    with pytest.raises(errors.ArgumentError, match="0 <= decoys < 1"):
+        trio.connection.model("hospital-b", ACCOUNTABLE, decoys=1)
+    with pytest.raises(errors.ArgumentError, match="leave accountable=True out"):
+        trio.connection.aggregate(["hospital-b", "bob"], ACCOUNTABLE)
+    trio.party.close()
+    trio.start_answering()
+    with pytest.raises(errors.RefusedError, match="--audit-server"):
+        trio.connection.model("hospital-b", ACCOUNTABLE)
+    trio.party.close()
+    wrong = fingerprint_of(trio.made["alice"].identity)
+    trio.party = answer(trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audit_server=wrong)
+    with pytest.raises(errors.SectorchError, match="is the one that is known"):
+        trio.connection.model("hospital-b", ACCOUNTABLE)(GOOD)
+    with pytest.raises(errors.ArgumentError, match="the server's key is a fingerprint"):
+        answer(trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audit_server="x")
+
+
+def test_a_server_without_an_identity_is_refused(pki, tmp_path):
+    _, made = pki
+    server = made["server"]
+    bare = {**made, "server": Credentials(server.certificate, server.key, server.authority)}
+    model = nn.Sequential(nn.Linear(4, 2)).eval()
+    trio = Trio(bare, model, GOOD, tmp_path)
+    try:
+        with pytest.raises(errors.RefusedError, match="no identity key to sign what it sends"):
+            trio.connection.model("hospital-b", ACCOUNTABLE)
+    finally:
+        trio.close()
+
+
+def test_a_query_that_failed_is_repeated_as_what_it_was():
+    """Else a name that comes again would be that of a real call, and S could falsify those alone."""
+    pending, coin = PendingQueries(), Decoys(0.5)
+    for _ in range(50):
+        inputs, seen = Inputs(torch.randn(2)), []
+        for _ in range(3):
+            with pytest.raises(KeyError), pending.decoy_or_name(inputs, coin) as found:
+                seen.append(found)
+                raise KeyError
+        with pending.decoy_or_name(inputs, coin) as found:
+            seen.append(found)
+        assert len(set(seen)) == 1
+        with pending.decoy_or_name(inputs, coin) as (_, name):
+            assert name != seen[0][1]
+    assert not pending._names and not pending._decoys - {name}
+
+
+def test_files_that_are_no_evidence(tmp_path, capsys):
+    for name, content in (("empty", b""), ("text", b"x" * 100), ("head", b"\0" * 7 + b"\2{}" + b" " * 8)):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert server_evidence.evidence_command([str(path)]) == 1 and "no evidence" in capsys.readouterr().err
+    assert server_evidence.evidence_command([str(tmp_path / "missing")]) == 1
+    assert decoys.ServerEvidence.__name__ in repr(decoys.ServerEvidence)
