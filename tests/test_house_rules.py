@@ -27,7 +27,6 @@ SINGLE_IMPORTERS = {
     "mpc.plain": "the second backend, the functions that the protocols must equal",
     "mpc.star.broadcast": "a protocol of its own: public values for everybody",
     "mpc.star.linear": "Pi_Matmul, Figure 3: a protocol of the paper is one file",
-    "mpc.star.statement": "what S signs, a protocol of its own, to be reviewed alone",
     "mpc.star.maximum": "max-pooling, 3.3 (iii): a protocol of the paper is one file",
     "network.federation.sealed_channel": "the encryption between parties through a server, to be reviewed alone",
     "nn.passes": "graph passes, a term of compilers",

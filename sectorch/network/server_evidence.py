@@ -1,4 +1,4 @@
-"""A file of evidence against a server, and `sectorch evidence`, by which anybody checks it.
+"""Evidence against a server as a file, and `sectorch evidence`. Its own file: what a third party runs and reads.
 
 The file has S's statement of one call with its signature, the keys of S's two streams in that call, all messages that S
 has received for it, and the model's description, from which the program is traced. Nothing of it runs: a description

@@ -313,7 +313,7 @@ class PartySession:
             what = "prepare" if isinstance(request, Prepare) else "resume" if use else "call"
             together = 1 if what == "call" else len(parts) * (2 if use and then else 1)
             call += max(part.memory[what] for part in parts) + (together - 1) * max(part.material for part in parts)
-            known = self.session._setup_of(module.choreography(pieces[0]))
+            known = self.session.setup_of(module.choreography(pieces[0]))
             missing = max(known.missing_bytes(part) for part in parts)
             session, call = session + missing, call + min(missing, UNTRIMMED)  # what is freed meanwhile stays a while
         if self.scheme.audited != 1:  # calls that are opened and taken again, of which one is kept at a time
