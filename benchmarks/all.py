@@ -46,6 +46,7 @@ BENCHMARKS: dict[str, str] = {
     "training": "training.py --model cnn --seeds 1 --epochs 1 --steps 3 --secure",
     "regression": "regression.py --rows 500 --columns 10 --json {work}/figures.json",
     "join": "join.py --rows 2000 --repeats 1 --json {work}/figures.json",
+    "evaluation": "evaluation.py --rows 500 --repeats 1 --json {work}/figures.json",
     "tables": "tables.py --rows 500 --repeats 1 --json {work}/figures.json",
     "boosting": "boosting.py --rows 300 --columns 4 --trees 1 --ways vertical --json {work}/figures.json",
     "trees": "trees.py forest --trees 5 --depth 3 --rows 50 --repeats 1 --json {work}/figures.json",

@@ -26,9 +26,8 @@ ALL = [name for name in METRICS if name != "gaps"]
 
 
 def measured(run: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
-    """The result of the last run, and the least seconds; bytes and rounds are the same each time."""
-    run()
-    clock, processor = [], []
+    """The result, and the least seconds; bytes and rounds are the same each time."""
+    found, seen, clock, processor = run(), sectorch.profile(), [], []
     for _ in range(repeats):
         began, busy = time.perf_counter(), time.process_time()
         with sectorch.profile() as seen:

@@ -8,8 +8,7 @@ curves of all groups; everything else are comparisons with public thresholds, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..backend import RaisedFlags, Value
+from ..backend import Value
 from ..errors import ArgumentError, DtypeError, NonFiniteError, SessionMismatchError, ShapeError
 from ..fitted_models.schema import Schema
 from ..nn.module import SecureModule
@@ -30,7 +29,7 @@ from ..tensor import SharedTensor, share_tensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.secret import dtype_of
 from ..tensor.table import Context
-from .statistics import Axis, Statistic
+from .statistics import Axis, Statistic, exact_quotient, one_call
 from .table import Table
 
 METRICS = ("auroc", "auprc", "accuracy", "log_loss", "brier", "ece", "calibration", "confusion", "gaps")
@@ -163,7 +162,7 @@ def evaluate(
     given.session.agreement.note(given.party, "evaluate", str(settings))
     scores = _scores(model, given.x, given.rows, batch_size)
     beside = [given.y, *given.groups.codes.values(), *([] if given.present is None else [given.present])]
-    with _one_call(scores, *beside) as (context, results):
+    with one_call(scores, *beside) as (context, results):
         found = _Evaluation(context, given, scores, kind, threshold, bins).metrics(names)
         found = {name: replace(one, source=version) for name, one in found.items()}
         results += [v for one in found.values() for v in (one.values, one.counts, one.defined) if v is not None]
@@ -445,66 +444,7 @@ def _scores(model: Any, x: dict[str, SharedTensor], rows: int, batch_size: int) 
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # pyright: ignore[reportReturnType]
 
 
-@contextmanager
-def _one_call(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
-    """One call for a whole evaluation. The tensors put into the list depend on every range check made inside."""
-    first, results = given[0], []
-    context = Context(first.session, first.party, first.scheme)
-    with first.session.operation(first.party) as net:
-        before = len(net.state(RaisedFlags))
-        yield context, results
-        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
-        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
-        for x in results:
-            x.flags = joined
-
-
 # Metrics. Counts and codes are whole numbers at scale 0; what is known of their range is said in each line.
-
-
-REACH = 2048
-"""By so many units of 2^-f the first guess of a quotient may be off: more than the error of `quotient` below 2^9."""
-
-
-def nearest_quotients(context: Context, top: SharedTensor, bottom: SharedTensor) -> SharedTensor:
-    """top / bottom at f fraction bits: the multiple of 2^-f next to the quotient, of two the larger.
-
-    Args:
-        top: [m] at any scale, not negative, and top / bottom below 2^9, which is checked.
-        bottom: [m] whole numbers from 1 to 2^36; top 2^(f + 1) below 2^62 as ring elements of its own scale.
-
-    Exact: a quotient of `ops.smooth` is corrected by its remainder, in three digits of sixteen. Rounds some 60.
-    """
-    f, backend = context.frac_bits, context.backend
-    # Divisors beyond 2^18 are taken as fractions, and the dividends with them: the quotient is the same.
-    down = max(0, math.frexp(bottom.bound or 1.0)[1] - 18)
-    coarse = quotient(
-        context,
-        top.like(top.shares, top.scale_bits + down, None, dtype=torch.float32),
-        bottom.like(bottom.shares, down, None, dtype=torch.float32),
-        positive=True,
-    )
-    guess = round_scale(context, coarse, f).shares - REACH
-    up, by = max(0, f - top.scale_bits), max(0, top.scale_bits - f)
-    unit = bottom.shares << by
-    # Twice the remainder plus the divisor: half a unit more, so that rounding down rounds to the next multiple.
-    rest = (top.shares << (up + 1)) + unit - backend.multiply(torch.mul, guess, unit) * 2
-    for digit in (256, 16, 1):
-        steps = torch.arange(1, 17).reshape(-1, 1) * (2 * digit)
-        passed = backend.at_least(
-            backend.each(torch.unsqueeze, rest, 0) - backend.each(partial(_times_each, steps=steps), unit)
-        )[0]
-        count = backend.each(partial(torch.sum, dim=0), passed)
-        guess = guess + count * digit
-        rest = rest - backend.multiply(torch.mul, count, unit) * (2 * digit)
-    # 0 <= rest < 2 bottom, unless the quotient is 2^9 or more.
-    for shares, least in ((rest, 0), (unit * 2 - rest, 1)):
-        forbid(context, -backend.at_least(shares, (least,))[0] + 1)
-    return top.like(guess, f, 2.0 ** (f + 9), dtype=torch.float32)
-
-
-def _times_each(x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    return x.unsqueeze(0) * steps.to(x.device)
 
 
 class _Evaluation:
@@ -530,6 +470,8 @@ class _Evaluation:
         self.by_class = self._sum(self.cells, 0)  # [G, K]
         self.totals = self._sum(self.by_class, 1)  # [G]
         self.y_code = given.y.shares
+        self.most = 2.0 ** (self.f + context.scheme.activation_bits + 2)
+        """A bound of every mean, at f bits."""
         self._kept: dict[str, Any] = {}
         self._cells: dict[str, tuple[Any, ...]] = {}
         """By metric of one value a group: values at f bits, counts and flags, [G] or [G, K]."""
@@ -875,7 +817,7 @@ class _Evaluation:
             parts.append((gap, -self.backend.largest(-counts[places]), every))
         gap, count, every = (self._each(_as_columns, *v) for v in zip(*parts, strict=True))
         axes = (Axis("metric", tuple(labels)), Axis("between", tuple(self.groups.labels)))
-        value = self.like.like(gap, self.f, 2.0 ** (self.f + 9), dtype=torch.float32)
+        value = self.like.like(gap, self.f, self.most, dtype=torch.float32)
         return Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
 
     def _flags(self, shares: Any) -> SharedTensor:
@@ -901,7 +843,7 @@ class _Quotient:
 
     @property
     def large(self) -> bool:
-        """Whether the divisor is one of pairs of rows, of which `nearest_quotients` takes fewer digits."""
+        """Whether the divisor is one of pairs of rows, which have twice the bits."""
         return self.most > MOST_ROWS
 
 
@@ -948,11 +890,10 @@ class _Quotients:
             top = flat([parts[i].top << bits - parts[i].scale_bits for i in chosen])
             bottom = flat([parts[i].bottom for i in chosen])
             bottom = bottom + flat([zeros[starts[i] : starts[i] + sizes[i]] for i in chosen])
-            most = float(max(parts[i].most for i in chosen))
-            found = nearest_quotients(
-                of.context, of.like.like(top, bits), of.like.like(bottom, 0, most, dtype=torch.int64)
-            ).shares
-            at = 0
+            divisor_bits = max(parts[i].most for i in chosen).bit_length()
+            # An area is 1 at most, and a mean of losses below the limit of scores and log of the classes.
+            most = 1 if large else of.context.scheme.activation_bits + 2
+            found, at = exact_quotient(of.context, top, bottom, bits, most, divisor_bits, of.f), 0
             for i in chosen:
                 values[i], at = found[at : at + sizes[i]], at + sizes[i]
         known = -undefined + 1
@@ -970,7 +911,7 @@ class _Quotients:
         if part.by_class and of._two:
             del shape[1]
         view = lambda v: of._each(torch.reshape, v, shape=shape)
-        found = of.like.like(view(values), of.f, 2.0 ** (of.f + 9), dtype=torch.float32)
+        found = of.like.like(view(values), of.f, of.most, dtype=torch.float32)
         return of.by_groups(name, found, view(part.counts), view(known), (*classes, *part.axes))
 
 

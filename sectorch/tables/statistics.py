@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -253,11 +253,15 @@ INVERSE_BITS = 25
 """A quotient's first approximation is right to so many bits: the series' 2^-26 and its rounding."""
 
 
+def one_statistic(table: Table) -> AbstractContextManager[tuple[Context, list[SharedTensor]]]:
+    """`one_call` for a statistic of a table."""
+    present = [table.present] if table.present is not None else []
+    return one_call(*(table[name] for name in table.columns), *table.missing.values(), *present)
+
+
 @contextmanager
-def one_statistic(table: Table) -> Iterator[tuple[Context, list[SharedTensor]]]:
-    """One call for a whole statistic. The tensors put into the list depend on every range check made inside."""
-    given = [*(table[name] for name in table.columns), *table.missing.values()]
-    given += [table.present] if table.present is not None else []
+def one_call(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
+    """One call for a whole computation. The tensors put into the list depend on every range check made inside."""
     first, results = given[0], []
     context = Context(first.session, first.party, first.scheme)
     with first.session.operation(first.party) as net:

@@ -21,7 +21,6 @@ from torch import nn
 from training.test_training_leaks import Within
 
 import sectorch
-from sectorch.backend import RaisedFlags
 from sectorch.errors import (
     ArgumentError,
     DtypeError,
@@ -31,8 +30,7 @@ from sectorch.errors import (
     ShapeError,
 )
 from sectorch.tables import Column, Statistic, Table, evaluate, owned
-from sectorch.tables.evaluation import METRICS, nearest_quotients
-from sectorch.tensor.table import Context
+from sectorch.tables.evaluation import METRICS
 from sectorch.testing import CheckOptions, Given, check_protocol
 
 UNIT = 2.0**-20
@@ -382,38 +380,6 @@ def test_a_code_in_shares_that_is_none_withholds_every_result(plain, what):
     for one in found.values():
         with pytest.raises(RangeExceededError):
             one.reveal()
-
-
-@given(st.lists(st.tuples(st.integers(0, (1 << 34) - 1), st.integers(1, (1 << 34) - 1)), min_size=1, max_size=8))
-def test_quotients_are_the_next_multiples(plain, pairs):
-    pairs = [(top % (bottom + 1), bottom) for top, bottom in pairs]
-    parts = shared(plain, *([p[i] >> shift & 0x1FFFF for p in pairs] for i in (0, 1) for shift in (17, 0)))
-    high, low, upper, lower = (x.shares for x in parts)
-    with plain.call():
-        context = Context(plain, plain.answering[0], sectorch.Scheme())
-        top, bottom = (parts[0].like(v, bound=2.0**35) for v in ((high << 17) + low, (upper << 17) + lower))
-        found = nearest_quotients(context, top, bottom).reveal()
-    exact = [(2 * (t << 20) + b) // (2 * b) for t, b in pairs]
-    assert (found.double() * 2**20).tolist() == exact
-
-
-@pytest.mark.parametrize("quotient", [0.0, 2.0**-10, 1.0, 511.0])
-@pytest.mark.parametrize("bits", [0, 24])
-def test_quotients_of_shares_at_every_scale(quotient, bits):
-    session = sectorch.Session()
-    top, bottom = shared(session, [round(quotient * 3 * 2**10)], [3 * 2**10])
-    with session.call():
-        context = Context(session, session.answering[0], sectorch.Scheme())
-        top = top.like(top.shares << bits, bits, dtype=torch.float32)
-        assert nearest_quotients(context, top, bottom.bounded(2.0**12)).reveal().tolist() == [quotient]
-
-
-def test_a_quotient_that_is_too_large_is_withheld(plain):
-    top, bottom = shared(plain, [1 << 21], [1])
-    with plain.call():
-        context = Context(plain, plain.answering[0], sectorch.Scheme())
-        nearest_quotients(context, top.bounded(None), bottom)
-        assert bool(context.backend.net.state(RaisedFlags)[-1].any())
 
 
 def areas(session: sectorch.Session, scores: Any, labels: Any) -> tuple[Any, ...]:
