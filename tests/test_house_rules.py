@@ -25,7 +25,6 @@ SINGLE_IMPORTERS = {
     "cli.main": "the entry point of the command; `python -m sectorch` is the other one",
     "mpc.leaky": "hazardous: its path says so, and a reader sees it in each import",
     "mpc.plain": "the second backend, the functions that the protocols must equal",
-    "mpc.star.broadcast": "a protocol of its own: public values for everybody",
     "mpc.star.linear": "Pi_Matmul, Figure 3: a protocol of the paper is one file",
     "mpc.star.maximum": "max-pooling, 3.3 (iii): a protocol of the paper is one file",
     "network.federation.sealed_channel": "the encryption between parties through a server, to be reviewed alone",
