@@ -305,7 +305,7 @@ def exact_quotient(
         bits: fraction bits of the result, with most + bits <= 60.
 
     Each step is right to 25 bits (a series for 1 / mantissa), and the next takes the remainder; the last remainder is
-    compared with half a divisor. Rounds some 20 for each step.
+    compared with half a divisor. Rounds some 6 for each step, and 4.
     """
     backend, multiply = context.backend, context.backend.multiply
     normal = backend.normalise(bottom, 0, divisor_bits)
@@ -619,7 +619,7 @@ def count(table: Table, *names: str, by: Any = None) -> Statistic:
         names: columns; the rows that count if there is none, and a number for each column if there are several.
         by: a category or a flag whose groups are counted, or several.
 
-    Exact. Rounds 1 to 6. Nobody learns anything before `reveal`.
+    Exact. Rounds 0 to 6. Nobody learns anything before `reveal`.
 
     Raises:
         ArgumentError, DtypeError: before anything is sent.
@@ -657,7 +657,7 @@ def sum(table: Table, *names: str, by: Any = None) -> Statistic:
         names: numbers, integers or flags; several give a dimension more. Missing values count as nothing.
         by: as of `count`.
 
-    Exact: the sum of the fixed-point values. Rounds 1 to 8; bytes some 8 (groups + columns) a row.
+    Exact: the sum of the fixed-point values. Rounds 0 to 8; bytes some 8 (groups + columns) a row.
 
     Raises:
         ArgumentError, DtypeError: before anything is sent.
@@ -693,7 +693,7 @@ def mean(table: Table, *names: str, by: Any = None) -> Statistic:
         names, by: as of `sum`.
 
     Error 2^-21 with 20 fraction bits: the mean of the fixed-point values, rounded to the nearest multiple of 2^-20. So
-    the whole error is at most 2^-20 where inputs are rounded too. Rounds some 60.
+    the whole error is at most 2^-20 where inputs are rounded too. Rounds some 20.
 
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
@@ -777,7 +777,7 @@ def variance(table: Table, *names: str, by: Any = None, ddof: int = 1) -> Statis
     Squares are those of deviations from the mean rounded to 2^-20, and their sum is exact but for its last place, which
     is 2^(2 b + v - 60) for values below 2^b and 2^v rows, and at least 2^-40. With n rows the error is at most that
     place over n - ddof, 2^-42 n / (n - ddof) for the mean's rounding, and 2^-20 for the result's (2^(2 b - 58) where
-    2^(2 b) is beyond 2^37). Rounds some 120.
+    2^(2 b) is beyond 2^37). Rounds some 50.
 
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
@@ -880,7 +880,7 @@ def covariance(table: Table, *names: str, ddof: int = 1) -> Statistic:
         names: two or more numbers, integers or flags.
         ddof: as of `variance`.
 
-    Error as of `variance`, for each entry. One product of the columns' halves with each other: rounds some 120.
+    Error as of `variance`, for each entry. One product of the columns' halves with each other: rounds some 40.
 
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
@@ -902,7 +902,7 @@ def correlation(table: Table, *names: str) -> Statistic:
         names: two or more numbers, integers or flags.
 
     A column that is constant has no correlation. Error 2^-19, and that of `variance` for each variance, relative to it:
-    columns whose deviation is far below their limit have fewer digits. Rounds some 120.
+    columns whose deviation is far below their limit have fewer digits. Rounds some 40.
 
     Raises:
         ArgumentError, DtypeError, FixedPointRangeError: as of `sum`.
@@ -984,7 +984,7 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
     With h = q (n - 1) for n rows that count, the result is between the order statistics below and above h, which are
     exact. Error 2^-20 for the result's rounding, and 2^-24 of the distance of the two. Few rows, all of which count,
     are sorted by a network; otherwise the value is found bit by bit, by counting rows below a secret bound: a
-    comparison of every row for each bit of the column's limit and each q. Rounds some 8 for each bit, or for each level
+    comparison of every row for each bit of the column's limit and each q. Rounds some 7 for each bit, or for each level
     of the network.
 
     Raises:

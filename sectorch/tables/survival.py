@@ -123,7 +123,7 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
 
     The counts of the result are the rows at risk. Each factor 1 - d / n is exact to 2^-31 and each product of them to
     2^-31, so the error after T times is at most T 2^-30, and 2^-20. A group without rows has no curve. One comparison
-    of each row with each time; rounds some 40 + 5 log2 T.
+    of each row with each time; rounds some 20 + 3 log2 T.
 
     Raises:
         ArgumentError, DtypeError: before anything is sent.
@@ -199,7 +199,7 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
     What is revealed is z, the observed less the expected events of the first group over their deviation, and nothing
     else; its square is the chi-square statistic of one degree of freedom, and the p-value follows in plain. There is no
     value where no event was at risk in both groups. With D events at T times and variance V the error of z is at most
-    2^-19, (T 2^-25 + 2^-21) / sqrt(V), and (D + T) 2^-20 / V of z. Rounds some 100.
+    2^-19, (T 2^-25 + 2^-21) / sqrt(V), and (D + T) 2^-20 / V of z. Rounds some 35.
 
     Raises:
         ArgumentError, DtypeError: before anything is sent.
