@@ -22,7 +22,7 @@ from sectorch.network.federation.config import credentials, read_federation, rea
 from sectorch.network.federation.party import Federation
 from sectorch.network.federation.policy import AcceptancePolicy
 from sectorch.network.federation.programs import dry_run_source
-from sectorch.network.federation.reveals import uncovered
+from sectorch.network.federation.reveals import uncovered_reveals
 from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
 from sectorch.testing.local_network import PROGRAM as COMMAND
 from sectorch.testing.local_network import free_port
@@ -206,7 +206,7 @@ def test_the_dry_run_finds_which_reveals_a_release_covers(world):
     for function, count in (("governed", 0), ("plain", None), ("beside", None), ("other_policy", None)):
         found = dry_run_source(namespace[function], file)
         assert found.complete, found.stopped
-        left = uncovered(found.reveals, policy, ())
+        left = uncovered_reveals(found.reveals, policy, ())
         assert (len(left) == 0) if count == 0 else left
     assert all("under the policy" in text for text in dry_run_source(namespace["governed"], file).learned)
 

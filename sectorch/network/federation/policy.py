@@ -51,7 +51,7 @@ from .programs import (
     source_of,
 )
 from .proposals import Proposal
-from .reveals import Bound, bounds_of, uncovered
+from .reveals import Bound, bounds_of, uncovered_reveals
 
 _HASH = "of 64 digits; `sectorch federation accept` writes it"
 _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description=_HASH)]
@@ -279,7 +279,7 @@ def check_governed(found: ProgramReport, bounds: Sequence[Bound], name: str, gov
     """Raises ArgumentError: a program reveals something in no release under this party's policy."""
     if governor is None:
         return
-    left = uncovered(found.reveals, governor.policy.digest, bounds)
+    left = uncovered_reveals(found.reveals, governor.policy.digest, bounds)
     if left:
         raise ArgumentError(
             f"{name} reveals what this party's policy ({governor.policy.digest[:16]}, {governor.policy.text}) does not "

@@ -162,7 +162,7 @@ RESULTS = ("reveal", "reveal_to_A", "reveal_to_S", "aggregate", "aggregate_noisy
 """Protocols that open a result. A party with [governed] sends their messages in a release under its policy alone."""
 
 
-def uncovered(reveals: Iterable[Reveal], policy: str, bounds: Iterable[Bound]) -> list[Reveal]:
+def uncovered_reveals(reveals: Iterable[Reveal], policy: str, bounds: Iterable[Bound]) -> list[Reveal]:
     """The reveals that are in no release under this policy, nor within bounds that name their protocol."""
     left = {(b.protocol, b.to): b.elements for b in bounds if b.protocol and b.protocol not in RESULTS}
     found = []
