@@ -129,11 +129,60 @@ def cost(names: list[str], repeats: int) -> None:
         )
 
 
+def looks(count: int) -> None:
+    """A classifier over what S has seen of each call until its statement: bytes and times of all of its messages."""
+    import numpy as np
+    from server_cheats import run
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model, x = NETS["linear"]
+    coin = Decoys(0.5)
+    calls = [(x, False)] * 20 + [(x, coin.flip()) for _ in range(count)]
+    clock: list = []
+
+    def begin(session: Session) -> None:
+        if hasattr(session.runtime, "falsify"):
+            session.runtime.clock = clock
+
+    run(model, calls, begin=begin)
+    seen: dict[int, list] = {}
+    for call, size, sent, at in clock:
+        seen.setdefault(call, []).append((size, sent, at))
+    of_calls = [lines for call, lines in sorted(seen.items()) if len(lines) > 20][-count:]
+    labels = np.array([decoy for _, decoy in calls[-count:]])
+    shapes = {tuple((size, sent) for size, sent, _ in lines if not sent) for lines in of_calls}
+    ends = [lines[-1][2] for lines in of_calls]
+    rows = []
+    for number, lines in enumerate(of_calls):
+        times = [at for *_, at in lines]
+        before = times[0] - ends[number - 1] if number else 0.0
+        rows.append([before, times[-1] - times[0], *np.diff(times), sum(size for size, *_ in lines)])
+    features = np.array(rows)
+    kinds = (make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)), HistGradientBoostingClassifier())
+    for kind, first in ((kind, first) for kind in kinds for first in (0, 1)):
+        guesses = cross_val_predict(kind, features[:, first:], labels, cv=5, method="predict_proba")[:, 1]
+        right = int(((guesses > 0.5) == labels).sum())
+        low, high = interval(right, count)
+        print(
+            f"{type(kind).__name__}, {'with' if first == 0 else 'without'} the pause before the call: {count} calls, "
+            f"{labels.sum()} decoys, {len(shapes)} sequence of received bytes; right {right / count:.3f} (95 % "
+            f"{low:.3f} to {high:.3f}; always the larger class {max(labels.mean(), 1 - labels.mean()):.3f}), AUC "
+            f"{roc_auc_score(labels, guesses):.3f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--falsified", type=int, default=0)
     p.add_argument("--rate", type=float, default=0.3)
     p.add_argument("--honest", type=int, default=0)
+    p.add_argument("--looks", type=int, default=0)
     p.add_argument("--cost", nargs="*", default=[])
     p.add_argument("--repeats", type=int, default=7)
     options = p.parse_args()
@@ -142,6 +191,8 @@ def main() -> None:
         falsified(options.falsified, options.rate)
     if options.honest:
         honest(options.honest)
+    if options.looks:
+        looks(options.looks)
     if options.cost:
         cost(options.cost, options.repeats)
 

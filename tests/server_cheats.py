@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,8 @@ class CheatingRuntime(PartyRuntime):
     """S's runtime, which sends what `falsify` makes of each message of a call; S's digests are of what it sends."""
 
     falsify: Falsify | None = None
+    clock: list[tuple[int, int, int, float]] | None = None
+    """Where it is a list: call, bytes, direction and time of each of S's messages until its statement."""
     _count: dict[int, int]
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
@@ -60,7 +63,10 @@ class CheatingRuntime(PartyRuntime):
             number = self._count[line.call] = self._count.get(line.call, -1) + 1
             if self.falsify is not None:
                 value = self.falsify(number, line, value)
-        return super().transfer(line, value)
+        moved = super().transfer(line, value)
+        if self.clock is not None and self.me in (line.src, line.dst) and line.path != "attest":
+            self.clock.append((line.call, line.bytes, int(line.src == self.me), time.perf_counter()))
+        return moved
 
 
 def run(
