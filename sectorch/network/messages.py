@@ -466,13 +466,14 @@ class ServerProcess(ServerReply, frozen=True):
     Attributes:
         worker, workers: the number of this worker, and how many there are.
         replica: the name of all workers behind this port, if they have one.
-        protocol: the version of the protocol that both use. release: of sectorch at the server.
+        protocol: the version of the protocol that both use; a release before 4 names none, which is 0.
+        release: of sectorch at the server.
     """
 
     worker: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)] = 0
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
     replica: Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z")] = ""
-    protocol: Count = PROTOCOLS[0]
+    protocol: Count = 0
     release: Release = ""
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import resource
 import socket
 import sqlite3
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -42,8 +43,9 @@ from sectorch.network.parties import client
 from sectorch.network.wire import endpoints
 from sectorch.network.wire.endpoints import listen_address
 from sectorch.network.wire.tls_stream import Tls, context_of
+from sectorch.serving.model_file import save_model
 from sectorch.session import A, S, Session
-from sectorch.testing.local_network import enrol
+from sectorch.testing.local_network import PROGRAM, enrol, free_port
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 
@@ -377,7 +379,7 @@ def test_a_client_of_several_protocols_gets_the_one_that_the_server_prefers(pki,
         messages.common_protocol(messages.Hello(protocols=[3], release="0.1.0"), "alice")
 
 
-@pytest.mark.parametrize("what", ["message", "frame", "reply"])
+@pytest.mark.parametrize("what", ["message", "frame", "reply", "silent"])
 def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki, monkeypatch, what, caplog):
     """It does not know the entries of the first message, or has other frames, or answers in another protocol."""
     server = Server("localhost:0", pki[1]["server"])
@@ -385,6 +387,8 @@ def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki,
         monkeypatch.setattr(server, "_answer", lambda *_: (_ for _ in ()).throw(errors.FrameError("of no form")))
     elif what == "reply":
         monkeypatch.setattr("sectorch.network.parties.server.common_protocol", lambda *_: 77)
+    elif what == "silent":  # an early one passes over entries that it does not know, and answers as it always did
+        monkeypatch.setattr(server, "_answer", lambda *_: messages.ServerReply())
     else:
         read = frames._unpack_one
         other = lambda data, start: read(bytes(data[:2]) + b"\x02" + bytes(data[3:]), start)
@@ -395,10 +399,72 @@ def test_a_server_of_an_earlier_release_is_a_line_with_this_clients_version(pki,
             errors.VersionError, match=f"does not speak protocol 4 .sectorch {__version__}., which 'alice'"
         ):
             connect(f"localhost:{server.port}", pki[1]["alice"])
+        if what in ("reply", "silent"):
+            words = {"reply": "it answers in protocol 77 .sectorch", "silent": "it answers in protocol one before 4.$"}
+            with pytest.raises(errors.VersionError, match=words[what]):
+                connect(f"localhost:{server.port}", pki[1]["alice"])
         if what == "frame":
             assert until(lambda: any("a frame of version 2, and" in r.getMessage() for r in caplog.records), 10)
     finally:
         server.stop()
+
+
+REFUSING = """
+import sys
+from sectorch.network.parties import server
+
+answer = server.Server._answer
+
+
+def early(self, link, request):
+    if isinstance(request, server.Hello):
+        {how}
+    return answer(self, link, request)
+
+
+server.Server._answer = early
+from sectorch.cli.main import main
+main()
+"""
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("return server.ServerReply()", "it answers in protocol one before 4"),
+        ("raise server.FrameError('object contains unknown field `protocols`')", "unknown field `protocols`"),
+        ("request = server.Hello(protocols=[9], release='9.1.0')", "speaks protocol 9 (sectorch 9.1.0)"),
+    ],
+    ids=["a silent server", "a server that refuses the message", "a later party"],
+)
+def test_an_answering_party_without_a_common_protocol_ends_with_an_exit_code(pki, small_model, tmp_path, how, says):
+    """The commands as processes: it says both versions in one line, and dials no more."""
+    folder = pki[0]
+    save_model(small_model, X, tmp_path / "m.safetensors")
+    files = [f"--{name}={folder / file}" for name, file in (("cert", "server.pem"), ("key", "server-key.pem"))]
+    port = free_port()
+    command = ["server", f"--listen=localhost:{port}", *files, f"--clients-ca={folder / 'ca.pem'}"]
+    (tmp_path / "early.py").write_text(REFUSING.format(how=how))
+    log = (tmp_path / "log").open("w")
+    server = subprocess.Popen([sys.executable, str(tmp_path / "early.py"), *command], stdout=log, stderr=log)
+    try:
+        assert until(lambda: "listening" in (tmp_path / "log").read_text(), 120), (tmp_path / "log").read_text()
+        own = [
+            f"--{name}={folder / file}" for name, file in (("cert", "hospital-b.pem"), ("key", "hospital-b-key.pem"))
+        ]
+        ended = subprocess.run(
+            [*PROGRAM, "answer", str(tmp_path / "m.safetensors"), "--name=hospital-b", f"--server=localhost:{port}",
+             *own, f"--ca={folder / 'ca.pem'}", f"--pins={tmp_path / 'pins'}"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        assert ended.returncode == 1 and says in line and f"protocol 4 (sectorch {__version__})" in line
+        assert "dialling again" not in ended.stderr
+    finally:
+        server.terminate()
+        server.wait(60)
+        log.close()
 
 
 # Memory.

@@ -137,7 +137,8 @@ class Connection:
             hello = Hello(protocols=list(PROTOCOLS), release=release())
             self.place = self._ask(link, hello, ServerProcess, patience)
             if self.place.protocol not in PROTOCOLS:
-                raise FrameError(f"its reply is of protocol {self.place.protocol}")
+                spoken = [self.place.protocol] if self.place.protocol else []
+                raise FrameError(f"it answers in {speaks(spoken, self.place.release)}")
         except NetworkError as error:
             self._hang_up()
             raise refusal(address, self._version_error(error)) from None
