@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from torch import nn
 
 from ..cli.command import Parser, command_status, print_json
 from ..config import Scheme
+from ..errors import ArgumentError
 from ..nn.module import secure
 from ..ring import products
 from ..session import Session
@@ -47,6 +51,10 @@ def warm(say: Callable[[str], None] = lambda _: None) -> float:
     if stamp.exists():
         _run_net(Scheme())
         return 0.0
+    if not os.access(folder, os.W_OK):  # of another kind of processor, or another version of the package
+        say(f"the loops in {folder} are not for this processor and version, and it cannot be written: {NOWHERE}")
+        _run_net(Scheme())
+        return time.perf_counter() - began
     say(f"compiling loops for this processor, once on this machine, into {folder}")
     with _lock(folder):
         for scheme in (Scheme(), Scheme(network="wan"), Scheme(verified=True)):
@@ -64,13 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "warm",
         "Compile the loops of secure inference for this processor, once on a machine, before the first query.\n"
         "A server and an answering party do it when they start, and a query while it connects.",
-        ["sectorch warm"],
+        [
+            "sectorch warm",
+            "sectorch warm --into /opt/sectorch/loops      in an image, which has NUMBA_CACHE_DIR=/opt/sectorch/loops",
+        ],
     )
+    p.add_argument(
+        "--into", type=Path, metavar="FOLDER",
+        help="keep them in this folder, which all may read; later NUMBA_CACHE_DIR names it, and it may be read-only",
+    )  # fmt: skip
     p.takes_json("the folder and the seconds")
     return command_status(p, arguments, _main)
 
 
 def _main(options: argparse.Namespace, _: Console) -> None:
+    if options.into is not None:
+        return _warm_into(options.into, options.json)
     screen = Console(stderr=True, soft_wrap=True)
     seconds = warm(lambda words: screen.print(words, highlight=False, markup=False))
     folder = loop_folder()
@@ -78,6 +95,26 @@ def _main(options: argparse.Namespace, _: Console) -> None:
         print_json({"folder": None if folder is None else str(folder), "seconds": round(seconds, 3)})
     elif folder is not None:
         print(f"compiled in {seconds:.1f} s" if seconds else f"compiled before, in {folder}")
+
+
+def _warm_into(folder: Path, json: bool) -> None:
+    """`sectorch warm` in a process whose loops are in this folder: numba reads its place when it is imported.
+
+    Raises:
+        ArgumentError: the folder cannot be written, or the process failed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"compiled loops cannot be kept in {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ArgumentError(f"compiled loops cannot be kept in {folder}: it cannot be written")
+    command = [sys.executable, "-m", "sectorch", "warm", *(["--json"] if json else [])]
+    ended = subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": str(folder.resolve())}, check=False)
+    if ended.returncode:
+        raise ArgumentError(f"compiling into {folder} ended with exit code {ended.returncode}")
+    for path in (folder, *folder.rglob("*")):  # whoever runs a party later, whatever umask this process has
+        path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
 def loop_folder() -> Path | None:
@@ -98,14 +135,14 @@ def _kind() -> str:
     from ..ring import jit
 
     places = *sorted(Path(jit.__file__).parent.glob("*.py")), Path(harmonicloops.__file__)
-    sources = [place.stat() for place in places]
+    sources = [hashlib.sha256(place.read_bytes()).digest() for place in places]  # an image's layers round times
     known = [
         numba.__version__,
         llvmlite.__version__,
         binding.get_host_cpu_name(),
         binding.get_host_cpu_features().flatten(),
     ]
-    return hashlib.sha256(repr([known, [(s.st_mtime_ns, s.st_size) for s in sources]]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([known, sources]).encode()).hexdigest()[:16]
 
 
 @contextmanager

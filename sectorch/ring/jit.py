@@ -1,8 +1,9 @@
 """Compiled loops: how numba compiles them, how intrinsics write vectors of words, and how loops use torch's threads.
 
 numba keeps a compiled loop on the disk beside its module, or in the user's cache folder (or `NUMBA_CACHE_DIR`) where
-the module's folder cannot be written. It compiles a loop again for another kind of processor, and at each start where
-nothing can be written. A compiled loop releases the interpreter's lock.
+the module's folder cannot be written. Loops that were compiled ahead into the first two are read from there where they
+cannot be written any more, as in an image (`sectorch warm --into`). numba compiles a loop again for another kind of
+processor, and at each start where nothing can be written. A compiled loop releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from llvmlite import binding, ir
 from numba import config, extending, njit, types
 from numba.core import cgutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
@@ -36,8 +39,42 @@ def warm() -> None:
             context.refresh()
 
 
+def _in_folder(locator: Any) -> Any:
+    """A numba locator of compiled loops that takes a folder as it is; the original one wants to write into it."""
+
+    def ensure(self: Any) -> None:
+        if not os.path.isdir(self.get_cache_path()):
+            raise FileNotFoundError(self.get_cache_path())
+
+    return type(f"{locator.__name__}AsIs", (locator,), {"ensure_cache_path": ensure})
+
+
+class _FoldersAsTheyAre(CompileResultCacheImpl):
+    _locator_classes = [_in_folder(locator) for locator in CompileResultCacheImpl._locator_classes[:2]]
+
+
+class _LoopsOfAnImage(FunctionCache):
+    """Compiled loops in a folder that cannot be written."""
+
+    _impl_class = _FoldersAsTheyAre
+
+    @property
+    def found(self) -> bool:
+        index = os.path.join(self.cache_path, self._impl.filename_base + ".nbi")
+        return os.path.exists(index) and not os.access(self.cache_path, os.W_OK)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Nothing is kept."""
+
+
 def compiled(loop: Callable) -> Callable[..., Any]:
     """A decorator: the loop becomes machine code when it is first called."""
+    with suppress(RuntimeError):  # neither folder exists
+        kept = _LoopsOfAnImage(loop)
+        if kept.found:
+            ready = _compile(loop)
+            ready._cache = kept  # type: ignore[attr-defined]
+            return ready
     try:
         return _compile_and_cache(loop)
     except RuntimeError:  # no folder that can be written, as on a read-only root file system

@@ -138,7 +138,32 @@ def test_the_image_runs_as_nobody_and_names_no_other_host():
     assert not any(word == "ADD" for word, _ in lines)
     text = (DEPLOY / "Dockerfile").read_text()
     assert set(re.findall(r"\w+://[^\s'\"]+", text)) == {"http://127.0.0.1:7101/ready"}
-    assert "NUMBA_CACHE_DIR=/tmp/" in final["ENV"], "kernels are compiled, and the root file system is read-only"
+    (folder,) = re.findall(r"NUMBA_CACHE_DIR=(\S+)", final["ENV"])
+    assert ("RUN", f"/opt/sectorch/bin/sectorch warm --into {folder}") in lines, "and the root file system is read-only"
+    assert f"COPY --from=build {Path(folder).parent}" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_images_are_named_by_digests():
+    """A digest of zeros is refused until its operator names one, as is a variable that is not set."""
+    assert COMPOSE["x-party"]["image"].startswith("${SECTORCH_IMAGE:?") and COMPOSE["x-party"]["pull_policy"] == "never"
+    for kind in MANIFESTS:
+        (container,) = pod(kind)["containers"]
+        assert re.fullmatch(r"registry\.example/sectorch@sha256:0{64}", container["image"])
+    bases = [rest.split()[0] for word, rest in dockerfile() if word == "FROM"]
+    assert set(bases) == {"${PYTHON}"} and ("ARG", "PYTHON=python:3.12-slim") in dockerfile()
+
+
+VALIDATE = "kubernetes-validate"
+"""Of PyPI: it has the JSON schemas of each version of Kubernetes."""
+
+
+@pytest.mark.skipif(shutil.which(VALIDATE) is None, reason="kubernetes-validate is not installed here")
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_manifests_have_the_form_that_kubernetes_takes(kind):
+    checked = subprocess.run(
+        [VALIDATE, "--strict", str(DEPLOY / "kubernetes" / f"{kind}.yaml")], capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_build_takes_what_is_installed_and_nothing_else():
@@ -326,7 +351,10 @@ exec chroot $R setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs
 
 
 @pytest.mark.sectorch_long
-@pytest.mark.parametrize("kernels", ["NUMBA_CACHE_DIR=/tmp/numba", "HOME=/nonexistent"], ids=["kept", "not kept"])
+@pytest.mark.parametrize(
+    "kernels", ["NUMBA_CACHE_DIR=/tmp/numba", "NUMBA_CACHE_DIR=/loops", "HOME=/nonexistent"],
+    ids=["kept", "of the image", "not kept"],
+)  # fmt: skip
 def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, tmp_path, monkeypatch):
     """With the same paths, in a mount namespace; also where no folder for compiled kernels is named."""
     tools = all(shutil.which(tool) for tool in ("unshare", "setpriv", "chroot"))

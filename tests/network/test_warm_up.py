@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numba
 import pytest
 
+import sectorch
 from sectorch.cli.main import run
 from sectorch.network import warm_up as warming
 from sectorch.network.identity.authority import enrol, make_authority
@@ -50,6 +55,81 @@ net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
 sectorch.secure(net)(torch.rand(8, 1, 8, 8))
 sectorch.secure(nn.Conv2d(48, 48, 3).eval())(torch.rand(1, 48, 60, 60))
 """
+
+
+LOOP = """
+from sectorch.ring.jit import compiled
+
+
+@compiled
+def doubled(x):
+    return 2 * x
+"""
+
+
+def test_loops_of_a_folder_that_cannot_be_written_are_read_from_it(tmp_path, monkeypatch):
+    """And nothing is written, nor is another folder taken."""
+    (tmp_path / "loop_of_an_image.py").write_text(LOOP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "loops"))
+
+    def imported():
+        sys.modules.pop("loop_of_an_image", None)
+        return importlib.import_module("loop_of_an_image").doubled
+
+    assert imported()(21) == 42
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "loops").rglob("*")}
+    assert kept
+    monkeypatch.setattr("sectorch.ring.jit.os.access", lambda *_: False)
+    loop = imported()
+    assert loop(21) == 42 and loop.stats.cache_path.startswith(str(tmp_path / "loops"))
+    assert sum(loop.stats.cache_hits.values()) == 1
+    assert loop(0.5) == 1.0, "another kind of number is compiled, and not kept"
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "loops").rglob("*")} == kept
+
+
+def test_loops_for_another_processor_in_a_folder_that_cannot_be_written_are_no_secret(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(warming, "loop_folder", lambda: tmp_path)
+    monkeypatch.setattr(warming.os, "access", lambda *_: False)
+    assert warming.warm(said.append) > 0 and list(tmp_path.iterdir()) == []
+    assert len(said) == 1 and "not for this processor" in said[0] and "NUMBA_CACHE_DIR" in said[0]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run(["warm", "--into", str(tmp_path / "file" / "loops")]) == 1
+    assert "compiled loops cannot be kept in" in capsys.readouterr().err
+
+
+@pytest.mark.sectorch_long
+def test_a_read_only_package_without_a_home_compiles_nothing_after_warm_into(tmp_path):
+    """As another user, who may write neither the package nor the folder, and has no home. The umask does not matter."""
+    if os.geteuid() or shutil.which("setpriv") is None:
+        pytest.skip("needs root, and setpriv")
+    folder = Path(tempfile.mkdtemp())  # that of pytest is root's alone
+    try:
+        folder.chmod(0o755)
+        loops, before = folder / "loops", os.umask(0o077)
+        try:
+            subprocess.run([sys.executable, "-m", "sectorch", "warm", "--into", str(loops)], check=True, timeout=900)
+        finally:
+            os.umask(before)
+        count = len(list(loops.rglob("*.nbc")))
+        bare = ["setpriv", "--reuid=10001", "--regid=10001", "--clear-groups", "env", "-i", "HOME=/nonexistent"]
+        own = [f"NUMBA_CACHE_DIR={loops}", f"PYTHONPATH={Path(sectorch.__file__).parents[1]}", "PATH=/usr/bin:/bin"]
+        python = [*bare, *own, "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1", sys.executable]
+        if subprocess.run([*python, "-c", "import torch"], capture_output=True, cwd="/").returncode:
+            pytest.skip("user 10001 cannot read this Python")
+        again = subprocess.run(
+            [*python, "-m", "sectorch", "warm"], cwd="/", capture_output=True, text=True, timeout=600
+        )
+        assert again.stdout.startswith(f"compiled before, in {loops}") and again.stderr == ""
+        compiles = "import numba; numba.core.compiler.compile_extra = None\n"  # whoever compiles fails
+        subprocess.run([*python, "-c", compiles + NET], cwd="/", check=True, timeout=600)
+        assert len(list(loops.rglob("*.nbc"))) == count > 15
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.sectorch_long
