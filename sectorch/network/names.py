@@ -64,5 +64,5 @@ def readable(text: str, longest: int = 600) -> str:
 
 
 def worker_of(name: str, workers: int) -> int:
-    """The number of the server's worker process that serves a client; all parties compute it from the name."""
-    return zlib.crc32(name.encode()) % max(1, workers)
+    """The number of the server's worker process that serves a client; all parties compute it from `account_of`."""
+    return zlib.crc32(account_of(name).encode()) % max(1, workers)

@@ -55,6 +55,7 @@ from ..deprecation import renamed_attribute
 from ..errors import ArgumentError, FrameError, MaterialError, StoreFullError, StoreInUseError
 from ..sealed import NONCE_BYTES, SEGMENT, TAG_BYTES, SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from .log import write
+from .names import account_of
 
 log = logging.getLogger("sectorch.store")
 UNUSED = 7 * 86400.0
@@ -326,7 +327,11 @@ class Shelf:
 
     def is_stale(self, client: str) -> bool:
         """Whether this is abandoned material of another client than this one."""
-        return len(self) > 0 and self.binding.client != client and time.time() - self.last_change() > UNUSED
+        return (
+            len(self) > 0
+            and account_of(self.binding.client) != account_of(client)
+            and time.time() - self.last_change() > UNUSED
+        )
 
     def calls(self) -> dict[int, tuple[int, int]]:
         """The calls that have a piece, in order, and their kinds."""
@@ -678,20 +683,21 @@ class Store:
 
     def free_bytes(self, client: str) -> int:
         """Bytes that a client's material can still take, counting what would be evicted for it."""
-        sizes = self._sizes()
+        sizes, account = self._sizes(), account_of(client)
         stale = sum(shelf.bytes for shelf in self.shelves() if shelf.is_stale(client))
-        return max(0, self.budget - sizes.total() + stale, self._share(sizes, client) - sizes[client])
+        return max(0, self.budget - sizes.total() + stale, self._share(sizes, account) - sizes[account])
 
     room = renamed_attribute("room", "free_bytes")
 
     def make_room(self, client: str, size: int) -> None:
         """Evict other clients' material until `size` bytes are free, as far as the rules of eviction allow."""
+        account = account_of(client)
         while (sizes := self._sizes()).total() + size > self.budget:
-            others = [s for s in self.shelves() if len(s) and s.binding.client != client]
+            others = [s for s in self.shelves() if len(s) and account_of(s.binding.client) != account]
             candidates = [s for s in others if s.is_stale(client)]
-            if not candidates and sizes[client] + size <= self._share(sizes, client):
-                most = max((sizes[s.binding.client] for s in others), default=0)
-                candidates = [s for s in others if sizes[s.binding.client] == most]
+            if not candidates and sizes[account] + size <= self._share(sizes, account):
+                most = max((sizes[account_of(s.binding.client)] for s in others), default=0)
+                candidates = [s for s in others if sizes[account_of(s.binding.client)] == most]
             if not candidates:
                 return
             shelf = min(candidates, key=Shelf.last_change)
@@ -701,15 +707,15 @@ class Store:
             self.on_evict(shelf)
 
     def _sizes(self) -> Counter[str]:
-        """Bytes by client."""
+        """Bytes by client, whose names that differ in case are one."""
         sizes: Counter[str] = Counter()
         for shelf in self.shelves():
             if count := shelf.bytes:
-                sizes[shelf.binding.client] += count
+                sizes[account_of(shelf.binding.client)] += count
         return sizes
 
-    def _share(self, sizes: Counter[str], client: str) -> int:
-        return self.budget // len({*sizes, client})
+    def _share(self, sizes: Counter[str], account: str) -> int:
+        return self.budget // len({*sizes, account})
 
     def forget(self, session: bytes) -> None:
         """Remove the material of a session, if there is any."""

@@ -30,14 +30,18 @@ from sectorch.choreography.program.projection import Setup, part_of
 from sectorch.choreography.run import frames
 from sectorch.cli.main import run
 from sectorch.network import Pins, Server, Store, connect, messages
+from sectorch.network.commands import serve
 from sectorch.network.commands.array_files import write_arrays
 from sectorch.network.commands.options import check_store_room
 from sectorch.network.commands.serve import keep_answering
+from sectorch.network.federation.config import read_federation, read_party_config
+from sectorch.network.federation.policy import AcceptancePolicy
 from sectorch.network.identity.authority import make_authority
-from sectorch.network.identity.identity import new_identity
-from sectorch.network.limits import Charge, read_limits
+from sectorch.network.identity.identity import fingerprint_of, new_identity
+from sectorch.network.limits import Charge, Usage, read_limits
 from sectorch.network.log import begin
 from sectorch.network.memory import MemoryBound, group_limit
+from sectorch.network.names import worker_of
 from sectorch.network.observe import SPARE, Management, Monitoring, health
 from sectorch.network.parties import client
 from sectorch.network.wire import endpoints
@@ -588,3 +592,106 @@ def test_a_name_that_looks_like_one_that_is_pinned_is_not_trusted_at_first_use(t
             (tmp_path / "l.toml").write_text(f'[clients."{name}"]\n', encoding="utf-8")
             read_limits(tmp_path / "l.toml")
     assert list(pins.fingerprints()) == ["alice"]
+
+
+LOOK_ALIKES = [
+    "ALICE",
+    "Alice",
+    "\uff41lice",
+    "\u0430lice",
+    "alice\u200b",
+    "a\u0301lice",
+    "\u24d0lice",
+    "ali\u017fe",
+    "alice ",
+]
+"""Of alice: another case, full width, Cyrillic, an invisible mark, an accent, a circle, a long s, a space."""
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES, ids=ascii)
+def test_a_name_that_looks_like_another_passes_no_limit_pin_policy_share_or_certificate(tmp_path, name):
+    """Whoever is called so is refused for its name, or shares all that alice has."""
+    ascii_name = name.isascii() and name.isalnum()
+    refused = pytest.raises(errors.SectorchError, match=r"1 to 64 letters|in case alone")
+
+    (tmp_path / "limits.toml").write_text("[default]\nqueries_a_day = 100\n[clients.alice]\nqueries_a_day = 1\n")
+    limits = read_limits(tmp_path / "limits.toml")
+    own = Usage(tmp_path / "usage", "clinic", "A", "'clinic'")
+    with closing(own):
+        assert own.charge(Charge("alice", "", ("m",), {"queries": 1}), limits)
+        if ascii_name:
+            with pytest.raises(errors.QuotaError):
+                own.charge(Charge(name, "", ("m",), {"queries": 1}), limits)
+            assert worker_of(name, 4) == worker_of("alice", 4), "or a second worker would count anew"
+
+    pins = Pins(tmp_path / "pins", first_use=True)
+    pins.check("alice", b"a" * 32)
+    with refused:
+        pins.check(name, b"b" * 32)
+
+    table = "[parties.'{}']\nidentity = '{}'\n"
+    keys = [fingerprint_of(new_identity()) for _ in range(3)]
+    whole = "[federation]\nname = 'f'\nserver = 'localhost:7100'\n" + table.format("alice", keys[0])
+    (tmp_path / "f.toml").write_text(whole + table.format(name, keys[1]), encoding="utf-8")
+    with pytest.raises(errors.ArgumentError, match=r"are one name|1 to 64 letters"):
+        read_federation(tmp_path / "f.toml")
+    (tmp_path / "f.toml").write_text(whole + table.format("bob", keys[1]) + table.format("carol", keys[2]))
+    federated = read_federation(tmp_path / "f.toml")
+    own = f"[[accept]]\nmodel = 'm.safetensors'\nclients = ['{name}']\n"
+    (tmp_path / "bob.toml").write_text(own, encoding="utf-8")
+    (tmp_path / "bob.toml").chmod(0o600)
+    with pytest.raises(errors.ArgumentError, match="has no party"):
+        AcceptancePolicy(read_party_config(tmp_path / "f.toml", "bob"), federated, "bob")
+
+    make_authority(tmp_path / "ca")
+    enrol(tmp_path / "ca", "alice")
+    with refused:
+        enrol(tmp_path / "one", name, pki=tmp_path / "ca")
+
+
+def test_names_of_another_case_have_one_share_of_a_store(tmp_path):
+    """A client with two names gets no second share of a store that another client needs."""
+    sizes = {"alice": 400 << 10, "ALICE": 300 << 10, "bob": 200 << 10}
+    shelves = [SimpleNamespace(bytes=size, binding=SimpleNamespace(client=name)) for name, size in sizes.items()]
+    with closing(Store(tmp_path / "s", budget=1 << 20)) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "shelves", lambda: [])
+        patch.setattr(store, "_sizes", lambda: Store._sizes(SimpleNamespace(shelves=lambda: shelves)))
+        assert store._sizes() == {"alice": 700 << 10, "bob": 200 << 10}
+        assert store.free_bytes("Alice") == store.free_bytes("alice") == 124 << 10
+        assert store.free_bytes("Bob") == (512 << 10) - (200 << 10)
+
+
+def test_names_of_another_case_wait_as_one_client(trio, pki):
+    """At S and at A, in the queue that takes clients in turns."""
+    made = enrol(trio.folder / "carol", "Carol", pki=pki[0])
+    trio.pins.pin("Carol", fingerprint_of(made.identity))
+    asked = []
+    for party in (trio.server, trio.party):
+        inner = party._turns.turn
+        party._turns.turn = lambda client, tick, inner=inner: asked.append(client) or inner(client, tick)
+    with connect(trio.address, made, pins=trio.pins) as connection:
+        remote = connection.model("hospital-b")
+        for _ in range(2):  # the first by itself, the second in a batch
+            remote(X)
+    assert asked == ["carol"] * 4
+
+
+@pytest.mark.parametrize("given", ["Hospital-B", "hospital-c", "\u04bbospital-b", "hospital-b\n"], ids=ascii)
+def test_a_party_answers_under_the_name_of_its_certificate_and_no_other(pki, small_model, tmp_path, capsys, given):
+    folder = pki[0]
+    save_model(small_model, X, tmp_path / "m.safetensors")
+    own = [f"--cert={folder / 'hospital-b.pem'}", f"--key={folder / 'hospital-b-key.pem'}", f"--ca={folder / 'ca.pem'}"]
+    with logs_as_in_a_new_process():
+        assert run(["answer", str(tmp_path / "m.safetensors"), *own, "--server=localhost:1", "--name", given]) == 1
+    said = capsys.readouterr().err
+    assert "that is 'hospital-b': leave --name out" in said and said.isascii()
+
+
+def test_a_party_says_its_name_once(trio):
+    """`answer` without a name takes that of the certificate."""
+    assert trio.party.connection.name == "hospital-b" and trio.connection.models() == ["hospital-b"]
+    options = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "command_status", lambda p, given, *_: options.update(vars(p.parse_args(given))) or 0)
+        serve.answer(["m.safetensors", "--server=a:1", "--cert=c", "--key=k", "--ca=a"])
+    assert options["name"] is None

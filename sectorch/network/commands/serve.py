@@ -42,7 +42,7 @@ from ..federation.service import PartyService
 from ..identity.certificate_files import check_own_files
 from ..identity.identity import Credentials
 from ..messages import MAX_WORKERS, ServerProcess
-from ..names import NAME, name_of
+from ..names import LONGEST, NAME, name_of, readable
 from ..observe import add_watch, monitoring
 from ..parties.answer import Answering
 from ..parties.server import IDLE, RUNNING, Server
@@ -476,7 +476,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "model", nargs="+", help="a model file, of save_model or `sectorch convert`; NAME=FILE for each of several"
     )
-    p.add_argument("--name", required=True, help="the name in this party's certificate")
+    p.add_argument("--name", help="the name in this party's certificate, which it is anyway: any other is refused")
     p.add_argument(
         "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
@@ -502,11 +502,17 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     on_core(options)
     few_arenas()
     with monitoring(options) as watching:
-        files, name = models_by_name(options.model), options.name
+        files = models_by_name(options.model)
         (first, path), *others = files.items()
         description, weights = read_model(path)
         read_own = lambda: check_own_files(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
+        name = credentials.name
+        if options.name not in (None, name):
+            raise IdentityError(
+                f"--name {readable(options.name, LONGEST)!a} is not the name in {options.cert}: that is '{name}': "
+                f"leave --name out, or name another certificate"
+            )
         kept = store_of(options)
         known, patience = pins_of(options), options.patience
         servers = addresses(options.server)

@@ -32,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ... import files
 from ...cli.command import Parser, Report, action_adder, command_status, number, run_action
 from ...errors import ArgumentError
-from ..names import NAME, name_of
+from ..names import NAME, account_of, name_of
 from ..wire.endpoints import host_port, listen_address
 from .identity import Credentials, Pins, common_name, fingerprint_of, new_identity, public_pem
 
@@ -127,6 +127,13 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
         raise ArgumentError(
             f"{path} is for another key; if '{name}' itself asks for a certificate for a new one, remove that file and "
             f"issue again"
+        )
+    others = (path.stem for path in folder.glob("*.pem"))
+    alike = next((other for other in others if other != name and account_of(other) == account_of(name)), None)
+    if alike is not None:
+        raise ArgumentError(
+            f"'{name}' differs in case alone from '{alike}', who has a certificate in {folder}, and people would take "
+            f"one for the other; choose another name"
         )
     now = datetime.datetime.now(datetime.timezone.utc)
     usage = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH

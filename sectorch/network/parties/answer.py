@@ -67,7 +67,7 @@ from ..messages import (
     ToFollow,
     Void,
 )
-from ..names import LONGEST, name_of, readable
+from ..names import LONGEST, account_of, name_of, readable
 from ..receipts import Receipts
 from ..server_evidence import write_evidence
 from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
@@ -754,7 +754,7 @@ class Answering:
             while not isinstance(query := self._next_query(channel, charge), Close):
                 self._offers.begin_call(channel, offer)
                 join = self._batch_joiner(party, query)
-                with self._turns.turn(request.client, channel.beat):
+                with self._turns.turn(account_of(request.client), channel.beat):
                     client, key, model = (party.query_facts[fact] for fact in ("client", "key", "model"))
                     turn = self._admission.query_turn(client, key, model, channel.beat)
                     with turn, self._charge(party, channel, query) as charge:

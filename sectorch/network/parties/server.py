@@ -258,7 +258,7 @@ class ServerSessions:
         part = None if program is None else part_of(program, frozenset({S}))
         room = None if part is None else self._batcher.reserve(part, Q)
         if room is None:
-            with self._turns.turn(client, channels[Q].beat):
+            with self._turns.turn(account_of(client), channels[Q].beat):
                 self._run_alone(party, channels, asked)
             return
 
@@ -268,7 +268,7 @@ class ServerSessions:
 
         def join(call: BatchedCall) -> None:
             call.receive()
-            self._batcher.take(BatchCandidate(call, begin), client, channels[Q].beat)
+            self._batcher.take(BatchCandidate(call, begin), account_of(client), channels[Q].beat)
 
         try:
             party.follow(asked, join, {Q: room})
