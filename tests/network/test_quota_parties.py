@@ -214,6 +214,7 @@ def test_a_query_is_charged_once_where_the_server_goes_with_the_result(trio, sma
     remote(X)
     if late:
         monkeypatch.setattr("sectorch.network.limits.UNCONFIRMED", 0.0)
+    assert until(lambda: trio.party.answered == 1, 30), "the end of the first one is recorded"
     kill_at_the_result(trio)
     with pytest.raises(errors.NetworkError):
         remote(X)
