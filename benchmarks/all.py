@@ -44,6 +44,7 @@ BENCHMARKS: dict[str, str] = {
     "huggingface": "huggingface.py --only BertModel GPT2LMHeadModel CLIPTextModel --json {work}/figures.json",
     "processes": "processes.py --only mlp LSTM BertModel --json {work}/figures.json",
     "training": "training.py --model cnn --seeds 1 --epochs 1 --steps 3 --secure",
+    "finetune": "finetune.py --layers 1 --length 8 --steps 1",
     "regression": "regression.py --rows 500 --columns 10 --json {work}/figures.json",
     "join": "join.py --rows 2000 --repeats 1 --json {work}/figures.json",
     "evaluation": "evaluation.py --rows 500 --repeats 1 --json {work}/figures.json",
