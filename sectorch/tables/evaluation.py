@@ -86,6 +86,7 @@ def evaluate(
     bins: int = 10,
     batch_size: int = 1000,
     version: str | None = None,
+    session: Session | None = None,
 ) -> dict[str, Statistic]:
     """Compute metrics of a model on a test set, both secret: in shares, for `sectorch.release` under a policy.
 
@@ -114,6 +115,7 @@ def evaluate(
         batch_size: rows that the model computes at once.
         version: the name of the model's version, which all parties have to agree on (`DisagreementError`) and which
             stands in each result. That of the model, where it has one.
+        session: where nothing is in shares and there is no model: that of the parties.
 
     Returns:
         by name, `Statistic`s: "auroc" of all rows, and with `groups` "auroc by sex" of each category of that column,
@@ -157,7 +159,7 @@ def evaluate(
             f"secure the model with its probabilities (sectorch.fitted_models.module(model, 'predict_proba'))"
         )
     version = str(getattr(model, "version", "") if version is None else version)
-    given = _Given(model, x, y, groups, owner, classes)
+    given = _Given(model, x, y, groups, owner, classes, session)
     settings = names, given.groups.names, given.classes, kind, threshold, bins, version
     given.session.agreement.note(given.party, "evaluate", str(settings))
     scores = _scores(model, given.x, given.rows, batch_size)
@@ -204,13 +206,15 @@ class _Given:
     Everything that this process can see is checked before the first of them is shared.
     """
 
-    def __init__(self, model: Any, x: Any, y: Any, groups: Any, owner: Any, classes: Sequence[Any] | None):
+    def __init__(
+        self, model: Any, x: Any, y: Any, groups: Any, owner: Any, classes: Sequence[Any] | None, session: Any = None
+    ):
         y, known, present = _column_of(y)
         self.classes = _classes(classes, known, getattr(getattr(model, "plain", None), "classes", None))
         codes, labels = _group_columns(groups)
         rows = _parts_of(x, getattr(getattr(model, "plain", None), "schema", None))
         shared = [v for v in (*rows.values(), y, *codes.values()) if isinstance(v, SharedTensor)]
-        session = shared[0].session if shared else getattr(model, "session", None) or default_session()
+        session = shared[0].session if shared else getattr(model, "session", None) or session or default_session()
         if any(v.session is not session or v.party != shared[0].party for v in shared):
             raise SessionMismatchError(
                 "rows, labels and groups are of one session and answering party; share them in one"
