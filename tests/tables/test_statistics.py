@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from cases import long
+from cases import long, some
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -47,12 +47,15 @@ ONE_ROW = frame_of([(123456789, 3, "b", True, True)])
 NONE_PRESENT = frame_of([(2**20, 3, "b", True, False), (5, 3, "a", True, False)])
 
 
-def shared(frame: pandas.DataFrame, session: sectorch.Session, filtered: bool = True) -> tuple[Table, pandas.DataFrame]:
+def shared(
+    frame: pandas.DataFrame, session: sectorch.Session, filtered: bool = True, scheme: Any = None
+) -> tuple[Table, pandas.DataFrame]:
     """The table in shares, its last rows of another owner, and the rows that count."""
     cut = len(frame) // 2
     parts = []
     for owner, part in (("H1", frame[:cut]), ("A", frame[cut:])):
-        own = sectorch.owned(part, owner=owner, session=session, columns={**COLUMNS, "present": None}, missing=["x"])
+        columns = {**COLUMNS, "present": None}
+        own = sectorch.owned(part, owner=owner, session=session, columns=columns, missing=["x"], scheme=scheme)
         parts.append(own.share())
     table = Table.concat(parts)
     if not filtered:
@@ -247,6 +250,19 @@ def test_shares_give_the_reference_and_show_results_alone(name, seed):
         found.append((statistic.reveal().to_numpy(), statistic.counts.reveal().numpy()))
     for one, other in zip(*found, strict=True):
         assert np.array_equal(one, other, equal_nan=True)
+
+
+SCHEMES = ["wan", sectorch.Scheme(frac_bits=16), sectorch.Scheme(frac_bits=24), sectorch.Scheme(range_check=False)]
+
+
+@pytest.mark.parametrize("name", some(FUNCTIONS, ["variance", "log_rank"]))
+@pytest.mark.parametrize("scheme", ["wan", *long(*SCHEMES[1:])], ids=str)
+def test_every_number_format_gives_the_reference(name, scheme):
+    found = []
+    for reference in (True, False):
+        table, _ = shared(random_frame(15, 1), open_session(reference), scheme=scheme)
+        found.append(FUNCTIONS[name](table.with_columns(half=table["k"] > 0)).reveal().to_numpy())
+    assert np.array_equal(*found, equal_nan=True)
 
 
 def test_who_learns_a_statistic():

@@ -66,12 +66,12 @@ def check(name: str) -> str:
     def protocol(net: Net, *given: Shares) -> tuple[Any, ...]:
         return statistic(name, Within(net), *given)
 
-    options = CheckOptions(elementwise=False, exhaustive=0, pairs=2, runs=32)
+    options = CheckOptions(elementwise=False, exhaustive=0, pairs=2, runs=32, elements=1024)
     return str(check_protocol(protocol, GIVEN, partial(reference, name), seconds=1200, **options))
 
 
 @pytest.mark.sectorch_long
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ["sum", "variance", "maximum", "median", "chi_square", "kaplan_meier"])
 def test_no_view_of_a_statistic_tells_two_tables_apart(name: str):
     print(check(name))
 
