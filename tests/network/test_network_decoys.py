@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from network_world import Trio, until
@@ -15,6 +16,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.decoys import Decoys
 from sectorch.network import answer, server_evidence
+from sectorch.network.commands.ask import query
 from sectorch.network.identity.identity import Credentials, fingerprint_of
 from sectorch.network.parties.remote_model import PendingQueries
 from sectorch.network.store import Store
@@ -187,3 +189,40 @@ def test_files_that_are_no_evidence(tmp_path, capsys):
         assert server_evidence.evidence_command([str(path)]) == 1 and "no evidence" in capsys.readouterr().err
     assert server_evidence.evidence_command([str(tmp_path / "missing")]) == 1
     assert decoys.ServerEvidence.__name__ in repr(decoys.ServerEvidence)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    np.save(tmp_path / "x.npy", GOOD.numpy())
+    return str(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--decoys", "0.1", "--prepare", "3"], "leave --decoys or --prepare out"),
+        (["--decoys", "0.1", "--verified"], "leave audited and verified out"),
+        (["--decoys", "1"], "0 <= decoys < 1"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(questions, capsys, options, why):
+    assert query(["hospital-b", questions, *options]) != 0
+    lines = capsys.readouterr().err.strip()
+    assert why in " ".join(lines.split()) and "Traceback" not in lines
+
+
+def test_the_command_asks_decoys_and_says_how_many(checking, questions, tmp_path, capsys, monkeypatch):
+    trio, model = checking
+    coins(monkeypatch, True, False)
+    credentials = trio.made["alice"]
+    files = {"--cert": credentials.certificate, "--key": credentials.key, "--ca": credentials.authority}
+    options = ["--server", trio.address, "--pins", str(trio.pins.path), "--store", str(tmp_path / "q"), "--json"]
+    for option, content in {**files, "--identity": credentials.identity}.items():
+        path = tmp_path / option.strip("-")
+        path.write_bytes(content)
+        path.chmod(0o600)
+        options += [option, str(path)]
+    assert query(["hospital-b", questions, "--decoys", "0.1", *options]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["decoys"] == 1 and shown["rows"] == len(GOOD)
+    assert torch.allclose(torch.tensor(shown["predictions"]), sectorch.reference(model)(GOOD))
