@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import some
+from distributed_parties import in_threads, runtime_of
 from test_training_leaks import SCHEME, Within
 from torch import nn
 
@@ -28,6 +29,7 @@ from sectorch.errors import (
     UnsupportedOpError,
 )
 from sectorch.mpc.star.shares import Shares
+from sectorch.session import A, Q, S
 from sectorch.testing import Given, check_protocol
 from sectorch.training import programs as stepping
 
@@ -337,3 +339,32 @@ GIVEN = [Given("A", low=-(3 << 18), high=3 << 18, phase=Phase.SETUP), *[Given(lo
 @pytest.mark.sectorch_long
 def test_the_owner_learns_nothing_of_the_data_and_nobody_anything_of_the_frozen_weight():
     print(check_protocol(protocol, GIVEN, reference, exhaustive=0, seconds=1200))
+
+
+def test_three_parties_apart_have_the_same_bits_and_only_the_owner_has_the_base():
+    """Elsewhere than at A the base has other numbers, which count for nothing; Q alone has the data."""
+    x, labels = torch.rand(2, 4, 6), torch.randint(0, 3, (2, 4))
+
+    def program(session: Session, base: bool, data: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        net = bitfit()
+        for p in () if base else net.parameters():
+            nn.init.constant_(p, 7.0)
+        net = sectorch.shared(net, owner="A", session=session)
+        optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for i in range(2):
+            given = sectorch.share(x[i] if data else None, session=session, owner="Q", shape=(4, 6))
+            with sectorch.step(session):
+                optimiser.zero_grad()
+                F.cross_entropy(net(given), labels[i]).backward()
+                optimiser.step()
+        return {k: p.reveal(to="S") for k, p in net.named_parameters() if p.requires_grad}
+
+    def party(me: Any, ends: dict) -> dict[str, torch.Tensor]:
+        session = Session(runtime=runtime_of(me, ends))
+        return program(session, me.name == "A", me.name == "Q")
+
+    found = in_threads([(Q, S), (A, S)], party)
+    assert not [error for error in found.values() if isinstance(error, BaseException)], found
+    assert equal(found["S"], program(Session(reference=True), True, True))
+    assert all(value.is_meta for name in "QA" for value in found[name].values())
