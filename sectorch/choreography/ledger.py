@@ -80,15 +80,16 @@ CALLS = 1024
 class Cost(Observer):
     """Seconds, rounds and bytes of the runs inside the block, in memory that does not grow with them.
 
-    `rounds` is the length of the longest chain of dependent messages of a call, summed over the calls; offline and
-    online are counted separately, by data dependence. `offline_bytes` includes the bytes sent once a session
+    `rounds` is the number of rounds in which a call sends messages, summed over the calls; offline and online are
+    counted separately, by data dependence. In a call of fresh inputs it is the length of the longest chain of dependent
+    messages. A call that goes on with results of earlier calls counts its own rounds only. `offline_bytes` includes the bytes sent once a session
     (`setup_bytes`). A call that sends a message after `CALLS` later calls did counts as a new call.
     """
 
     seconds: float = 0.0
     _sent: Counter[Phase] = field(default_factory=Counter, repr=False)
     _rounds: Counter[Phase] = field(default_factory=Counter, repr=False)
-    _deepest: OrderedDict[tuple[Phase, bytes, int], int] = field(default_factory=OrderedDict, repr=False)
+    _latest: OrderedDict[tuple[Phase, bytes, int], set[int]] = field(default_factory=OrderedDict, repr=False)
     _received: Counter[tuple[str, str, str, str, str]] = field(default_factory=Counter, repr=False)
     _compute: dict[tuple[str, frozenset[Party], Phase], float] = field(
         default_factory=lambda: defaultdict(float), repr=False
@@ -122,11 +123,11 @@ class Cost(Observer):
         with self._lock:  # calls of several threads may be counted here
             self._sent[line.phase] += line.bytes
             self._received[line.dst.name, line.protocol, line.label, line.mask, line.shows] += line.bytes
-            self._deepest[call] = max(self._deepest.get(call, 0), line.round)
-            self._deepest.move_to_end(call)
-            if len(self._deepest) > CALLS:
-                (phase, *_), rounds = self._deepest.popitem(last=False)
-                self._rounds[phase] += rounds
+            self._latest.setdefault(call, set()).add(line.round)
+            self._latest.move_to_end(call)
+            if len(self._latest) > CALLS:
+                (phase, *_), rounds = self._latest.popitem(last=False)
+                self._rounds[phase] += len(rounds)
 
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
         with self._lock:
@@ -161,7 +162,7 @@ class Cost(Observer):
         return self._sent[Phase.ONLINE]
 
     def rounds_of(self, phase: Phase) -> int:
-        return self._rounds[phase] + sum(rounds for (p, *_), rounds in self._deepest.items() if p == phase)
+        return self._rounds[phase] + sum(len(rounds) for (p, *_), rounds in self._latest.items() if p == phase)
 
     @property
     def rounds(self) -> int:
