@@ -39,7 +39,7 @@ SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 6
 OWN_TESTS = (
     "ckks", "capc", "capride", "garbled", "argmax", "perturbation", "shapley", "hesv", "secsv", "secretsv",
     "run_turn", "run_turn_relay", "run_send", "collect", "return_flags", "secure_sum", "careless_kit", "audit",
-    "stumble",
+    "stumble", "attest",
 )  # fmt: skip
 SHIPPED = {name: spec for name, spec in PROTOCOLS.items() if not any(part in name for part in OWN_TESTS)}
 """The protocols of the package itself, before a test or an example in the documentation adds one."""
