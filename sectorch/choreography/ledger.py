@@ -82,8 +82,9 @@ class Cost(Observer):
 
     `rounds` is the number of rounds in which a call sends messages, summed over the calls; offline and online are
     counted separately, by data dependence. In a call of fresh inputs it is the length of the longest chain of dependent
-    messages. A call that goes on with results of earlier calls counts its own rounds only. `offline_bytes` includes the bytes sent once a session
-    (`setup_bytes`). A call that sends a message after `CALLS` later calls did counts as a new call.
+    messages. A call that goes on with results of earlier calls counts its own rounds only. `offline_bytes` includes the
+    bytes sent once a session (`setup_bytes`). A call that sends a message after `CALLS` later calls did counts as a new
+    call.
     """
 
     seconds: float = 0.0
