@@ -457,6 +457,8 @@ def release(
     asked = _Asked.of(statistic, counts, row_bound, cells_per_row, policy)
     if rows is not None and (type(rows) is not int or rows < 1):
         raise PolicyError(f"rows is the public number of all rows, from 1, got {rows!r:.40}")
+    if rows is not None and sum(size > 1 for size in asked.counts.shape) > 1:
+        raise PolicyError("rows is of cells of one dimension; release a table of several without it")
     session, party = asked.values.session, asked.values.party
     learners = session.parties_named(to, party)
     governor = session.governor
@@ -555,6 +557,7 @@ class _Asked:
                 raise PolicyError("counts and row_bound are of a plain tensor; a Statistic has its own")
             values, counts, axes, kind = statistic.values, statistic.counts, statistic.axes, statistic.kind
             defined, moves = statistic.defined, statistic.row_bound
+            _check_cells(statistic, policy, cells_per_row)
             moves = None if moves is None else moves * math.sqrt(min(cells_per_row or values.numel(), values.numel()))
         else:
             values, kind, defined, moves = statistic, "statistic", None, row_bound
@@ -615,6 +618,27 @@ class _Asked:
         axes = [[axis.name, [str(label) for label in axis.labels]] for axis in self.axes]
         facts = [self.kind, axes, list(self.counts.shape), self.defined is not None, self.sigma, self.spread]
         return [*facts, self.source] if self.source else facts
+
+
+def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None) -> None:
+    """Refuse without noise what a minimum does not protect: differences of one row, and rows' own values."""
+    kind = statistic.kind
+    if policy.epsilon is not None:
+        if statistic.cells == "nested" and cells_per_row is not None:
+            raise PolicyError(f"a row may be in all cells of a {kind}: leave cells_per_row out")
+        return
+    if statistic.cells == "nested":
+        raise PolicyError(
+            f"the rows of one value of a {kind} are part of another's, so that the difference of two counts may be one "
+            f"row, whatever the minimum: release it under a policy with epsilon, or groups that have no row in common"
+        )
+    if statistic.cells == "extreme":
+        raise PolicyError(f"a {kind} is one row's own value, whatever the minimum: release a quantile, with a step")
+    if statistic.cells == "ranked" and policy.step is None:
+        raise PolicyError(
+            f"a {kind} is one row's own value, or between two: name a step to which values are rounded, "
+            f"Policy(minimum=..., step=1.0)"
+        )
 
 
 class _Released:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -183,6 +183,9 @@ def _written(value: float, withheld: Any) -> str:
     return "withheld" if withheld else "-" if math.isnan(value) else f"{value:.10g}"
 
 
+_CELLS = ("partition", "nested", "ranked", "extreme")
+
+
 @dataclass(frozen=True, eq=False)
 class Statistic:
     """What a statistics function or an evaluation gives: values in shares, with the rows behind each of them.
@@ -197,6 +200,10 @@ class Statistic:
         row_bound: the most by which one row's content can change one value, where that is known: 1 for a count, the
             column's limit for a sum; the sensitivity of differential privacy.
         source: what it was computed of beside tables, such as a model's version; public, for a release's receipt.
+        cells: how the rows of different values are related, by which a policy decides: "partition" (no two values of a
+            dimension have rows in common, or all have the same), "nested" (the rows of one value are part of another's,
+            so that the difference of two counts may be one row), "ranked" (a value is some row's own, or between two
+            rows' own), "extreme" (the smallest or the largest row's own).
     """
 
     values: SharedTensor
@@ -206,8 +213,11 @@ class Statistic:
     defined: SharedTensor | None = None
     row_bound: float | None = None
     source: str = ""
+    cells: Literal["partition", "nested", "ranked", "extreme"] = "partition"
 
     def __post_init__(self):
+        if self.cells not in _CELLS:
+            raise ArgumentError(f"cells is one of {', '.join(_CELLS)}, got {self.cells!r:.40}")
         wanted = tuple(len(axis.labels) for axis in self.axes)
         if tuple(self.values.shape) != wanted:
             raise ArgumentError(f"the axes of a {self.kind} are of {wanted}, and its values {tuple(self.values.shape)}")
@@ -609,7 +619,10 @@ def _made(
         flags = rows.context.tensor(rows.context.backend.each(partial(_cells, shape=shape), defined), 0, 1.0)
         flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
     results += [values, own, *([flags] if flags is not None else [])]
-    return Statistic(values, own, rows.axes(columns), kind, flags, row_bound)
+    return Statistic(
+        values, own, rows.axes(columns), kind, flags, row_bound,
+        cells="extreme" if kind in ("minimum", "maximum") else "partition",
+    )  # fmt: skip
 
 
 def count(table: Table, *names: str, by: Any = None) -> Statistic:
@@ -971,7 +984,7 @@ def median(table: Table, name: str) -> Statistic:
     """
     found = quantile(table, name, (0.5,))
     flags = found.defined
-    return Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0])
+    return Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0], cells="ranked")
 
 
 def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
@@ -1020,8 +1033,8 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
         results += [values, own, flags]
     if single:
-        return Statistic(values[0], own, (), "quantile", flags[0])
-    return Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags)
+        return Statistic(values[0], own, (), "quantile", flags[0], cells="ranked")
+    return Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags, cells="ranked")
 
 
 def _times_public(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -150,7 +150,7 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
         counts = risk.tensor(risk.at_risk, 0, float(len(table)), torch.int64, shape)
         flags = risk.tensor(started, 0, 1.0, torch.bool, shape)
         results += [values, counts, flags]
-        return Statistic(values, counts, axes, "Kaplan-Meier estimate", flags)
+        return Statistic(values, counts, axes, "Kaplan-Meier estimate", flags, cells="nested")
 
 
 def _joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ def life_table(table: Table, duration: str, event: str, *, times: Sequence[float
         cells = context.backend.each(_both, risk.at_risk, risk.events)
         values, counts = (risk.tensor(cells, 0, float(len(table)), d, shape) for d in (torch.float64, torch.int64))
         results += [values, counts]
-        return Statistic(values, counts, axes, "life table", None, 1.0)
+        return Statistic(values, counts, axes, "life table", None, 1.0, cells="nested")
 
 
 def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float], by: str) -> HypothesisTest:

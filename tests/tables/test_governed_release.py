@@ -55,6 +55,50 @@ def allowed(counts: np.ndarray, minimum: int) -> np.ndarray:
 REFERENCE = sectorch.Session(reference=True)
 
 
+def people(n: int = 60) -> sectorch.Table:
+    """Ages, times and deaths of n people, in shares of the reference."""
+    random = np.random.default_rng(0)
+    frame = {"age": random.integers(20, 90, n).astype(float), "time": random.integers(1, 24, n)}
+    columns = {"age": None, "time": sectorch.tables.Column("integer", limit=24), "died": None}
+    owned = sectorch.owned(frame | {"died": random.random(n) < 0.5}, owner="Q", session=REFERENCE, columns=columns)
+    return owned.share()
+
+
+UNPROTECTED = {
+    "life table": (lambda t: sectorch.tables.life_table(t, "time", "died", times=[6, 12, 18]), "part of another's"),
+    "Kaplan-Meier": (lambda t: sectorch.tables.kaplan_meier(t, "time", "died", times=[6, 12, 18]), "part of another's"),
+    "minimum": (lambda t: sectorch.tables.minimum(t, "age"), "one row's own value, whatever"),
+    "maximum": (lambda t: sectorch.tables.maximum(t, "age"), "one row's own value, whatever"),
+    "median": (lambda t: sectorch.tables.median(t, "age"), "name a step"),
+    "quantile": (lambda t: sectorch.tables.quantile(t, "age", [0.0, 1.0]), "name a step"),
+}
+
+
+@pytest.mark.parametrize("kind", UNPROTECTED)
+def test_what_a_minimum_does_not_protect_is_refused_without_noise(kind, monkeypatch):
+    """Counts of which one is part of another differ by one person; a smallest value is one person's."""
+    made, why = UNPROTECTED[kind]
+    statistic = made(people())
+    monkeypatch.setattr(sectorch.SharedTensor, "reveal", lambda *_: pytest.fail("something was revealed"))
+    with pytest.raises(PolicyError, match=why):
+        sectorch.release(statistic, sectorch.Policy(minimum=10, releases=0))
+    if statistic.cells == "nested":
+        with pytest.raises(PolicyError, match="leave cells_per_row out"):
+            sectorch.release(statistic, sectorch.Policy(**NOISY, releases=0), cells_per_row=1)
+
+
+def test_a_median_is_released_in_steps():
+    table = people()
+    found = sectorch.release(sectorch.tables.median(table, "age"), sectorch.Policy(minimum=10, step=5.0, releases=0))
+    exact = float(sectorch.tables.median(table, "age").reveal().values)
+    assert abs(float(found.values) - exact) <= 2.5 + 5 / 8 and float(found.values) % 5 == 0
+
+
+def test_the_number_of_all_rows_is_of_one_dimension():
+    with pytest.raises(PolicyError, match="one dimension"):
+        released([[40, 30], [30, 20]], sectorch.Policy(minimum=10, releases=0), rows=120)
+
+
 @given(st.data())
 def test_the_released_cells_are_those_of_the_rule(data):
     shape = data.draw(st.sampled_from([(), (1,), (2,), (5,), (2, 3), (3, 1), (2, 2, 2)]))
