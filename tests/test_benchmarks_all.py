@@ -29,6 +29,7 @@ WITHOUT = {
     "peers_spu.py",
     "training_crypten.py",
     "training_peers.py",
+    "trees_concrete.py",
 }
 """The program itself, models and figures of a paper, which are data, parts of another program, and what installs
 another library."""
