@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from . import choreography, ckks, data, dp, estimators, federated, garbled, network, nn, protocols, tables, testing
     from .ckks import encrypt
     from .tables import (
-        BoostedTreesClassifier,
-        BoostedTreesRegressor,
         Column,
         Policy,
         Table,
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BoostedTreesClassifier",
-    "BoostedTreesRegressor",
     "Checkpoints",
     "Column",
     "DifferentiableTensor",
@@ -116,8 +112,6 @@ __version__ = "0.2.0"
 
 _LATER = ("ckks", "data", "dp", "estimators", "federated", "garbled", "network", "protocols", "tables", "testing")
 _OF_TABLES = (
-    "BoostedTreesClassifier",
-    "BoostedTreesRegressor",
     "Column",
     "Policy",
     "Table",

@@ -325,7 +325,7 @@ def test_a_scheme_shows_its_fields():
     signature = inspect.signature(Scheme)
     assert {name: p.annotation for name, p in signature.parameters.items()} == {
         "frac_bits": int, "relu": str, "network": str | sectorch.Link, "range_check": bool,
-        "limit_bits": int | None, "audited": int, "verified": bool,
+        "limit_bits": int | None, "audited": int, "verified": bool, "accountable": bool,
     }  # fmt: skip
     assert all(p.default == getattr(Scheme(), name) for name, p in signature.parameters.items())
     assert all(f"        {name}: " in (Scheme.__doc__ or "") for name in signature.parameters)

@@ -17,6 +17,7 @@ from rich.text import Text
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..choreography import Phase
 from ..choreography.ledger import Profile, sole_observer
 from ..config import LINKS, VANISHED, Link, link_of, scheme_fields, scheme_of
 from ..deprecation import deprecate
@@ -242,7 +243,8 @@ class _Watch:
 
     def add(self, layer: Layer) -> None:
         """Add the next layer of the program."""
-        deepest = max(self._deepest, layer.profile.rounds)
+        online = (line.round for line in layer.profile.ledger if line.phase == Phase.ONLINE)
+        deepest = max(self._deepest, *online, 0)
         layer.rounds, self._deepest = deepest - self._deepest, deepest
         self.layers.append(layer)
 

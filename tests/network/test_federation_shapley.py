@@ -142,5 +142,5 @@ def test_other_protocols_are_a_simulations(world, made):
     found, model = made
     with world.party("north") as party:
         for settings in (QUICK.but(protocol="plain"), QUICK.but(processes=2)):
-            with pytest.raises(FederationError, match="value by the protocol secsv"):
+            with pytest.raises(FederationError, match="values by the protocol secsv"):
                 Valuation(model, found.shape, list(found.train), {}, settings, party, rounds=1)

@@ -12,13 +12,13 @@ import torch
 from cases import long
 from hypothesis import given
 from hypothesis import strategies as st
+from session_in_protocol import Within
 from sklearn import metrics as known
 from sklearn.calibration import calibration_curve
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
-from training.test_training_leaks import Within
 
 import sectorch
 from sectorch.errors import (

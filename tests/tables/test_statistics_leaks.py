@@ -13,7 +13,7 @@ import pandas
 import pytest
 import torch
 from cases import some
-from training.test_training_leaks import Within
+from session_in_protocol import Within
 
 import sectorch
 from sectorch import Scheme, Session, SharedTensor, tables

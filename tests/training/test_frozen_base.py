@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from cases import some
 from distributed_parties import in_threads, runtime_of
-from test_training_leaks import SCHEME, Within
+from session_in_protocol import Within
+from test_training_leaks import SCHEME
 from torch import nn
 
 import sectorch

@@ -7,38 +7,18 @@ parameters, momenta, inputs and labels. The control is a mask that is used twice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from session_in_protocol import Within
 
 from sectorch import DifferentiableTensor, Scheme, Session, SharedTensor
 from sectorch.choreography import Net, Party
-from sectorch.choreography.located import run_in
-from sectorch.choreography.roles import STAR
 from sectorch.mpc.star.shares import Shares
-from sectorch.session import Members
 from sectorch.testing import Given, ProtocolFault, check_protocol
 
 SCHEME = Scheme()
-
-
-class Within(Session):
-    """A session whose operations are parts of one call of a protocol under test."""
-
-    def __init__(self, net: Net):
-        self._begin(Members(STAR))
-        self.device, self.runtime, self._within = torch.device("cpu"), net.runtime, net
-
-    def net(self, party: Party | None = None) -> Net:
-        return self._within
-
-    @contextmanager
-    def operation(self, party: Party) -> Iterator[Net]:
-        with run_in(self._within):
-            yield self._within
 
 
 def step(session: Session, given: list[Any]) -> tuple[Any, ...]:
