@@ -74,6 +74,7 @@ BENCHMARKS: dict[str, str] = {
     "network-core": "operating.py core --clients 2 --each 1",
     "network-large": "operating.py large --megabytes 2",
     "network-soak": "soak.py --queries 20 --json {work}/figures.json",
+    "decoys": "decoys.py --cost lenet --repeats 1",
     "dealing": "dealing.py --nets lenet --counts 2 --repeats 3 --json {work}/figures.json",
     "ckks-linear": "ckks.py linear --repeats 1 --json {work}/figures.json",
     "ckks-cryptonets": "ckks.py cryptonets --repeats 1 --json {work}/figures.json",

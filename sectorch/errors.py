@@ -360,7 +360,7 @@ class FalseServerError(SectorchError, RuntimeError):
     Where it has signed what it sent, `evidence` holds that, at the answering party (docs/decoys.md).
 
     Example:
-        S has sent other messages in call 7 than the program gives, as it has signed
+        S has not signed what it states of call 7
 
     What to do:
         All parties on the same version of sectorch? Then the server runs something else than sectorch: keep the
@@ -377,7 +377,7 @@ class DecoyError(SectorchError, RuntimeError):
     """What a client says of a decoy does not fit the call: nothing can be checked, and nobody is accused.
 
     Example:
-        the keys that Q names of call 7 are not those of its streams: nothing was checked
+        in call 7 Q has sent S something else than its streams and the made-up input give
 
     What to do:
         The asking party runs something else than sectorch, or another version of it.

@@ -75,7 +75,7 @@ class PolicyError(SectorchError, ValueError):
     """A policy that is contradictory or cannot be evaluated, or a release that it does not cover. Nothing was released.
 
     Example:
-        a policy names a minimum or an epsilon, and this one names neither; Policy(minimum=10)
+        a release is under a Policy, got a dict; sectorch.Policy(minimum=10)
 
     What to do:
         Correct what the text names: the policy, the name of the release, or its ledger. A ledger is of one policy and

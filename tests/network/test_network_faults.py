@@ -291,7 +291,7 @@ class Posing:
         return self.links[-1]
 
     def _request(self, link: PeerLink, request: dict) -> None:
-        said = {"register": {"sessions": []}, "meet": {"missing": []}}.get(request["do"], {})
+        said = {"hello": {"protocol": 4}, "register": {"sessions": []}, "meet": {"missing": []}}.get(request["do"], {})
         link.tell({"do": "reply", "number": request.get("number"), **said})
 
     def stop(self) -> None:
