@@ -253,7 +253,7 @@ def test_a_full_disk_at_a_ends_service_with_its_name(trio):
             return True
         return False
 
-    assert until(dropped)
+    assert until(dropped, 30)
     with pytest.raises(errors.QuotaFileError, match="at 'hospital-b': what is used cannot be counted"):
         remote(X)
     assert trio.party.answered == 0
