@@ -429,8 +429,8 @@ def labels_of(table: Table, name: str) -> tuple[Any, ...]:
         return (False, True)
     if column.categories is None:
         raise DtypeError(
-            f"column {name!r} is of kind {column.kind!r}: groups are of a category or a flag; name categories, or compare "
-            f"(with_columns(old=t[{name!r}] >= 65))"
+            f"column {name!r} is of kind {column.kind!r}: groups are of a category or a flag; name categories, or "
+            f"compare (with_columns(old=t[{name!r}] >= 65))"
         )
     return column.categories
 
