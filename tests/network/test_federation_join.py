@@ -20,7 +20,15 @@ import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.roles import STAR
 from sectorch.cli.main import run
-from sectorch.errors import AbortedError, ArgumentError, DisagreementError, FrameError, RangeExceededError, RefusedError
+from sectorch.errors import (
+    AbortedError,
+    ArgumentError,
+    DisagreementError,
+    FrameError,
+    NetworkError,
+    RangeExceededError,
+    RefusedError,
+)
 from sectorch.federated.parties import Parties, Simulation
 from sectorch.network.federation.config import read_federation
 from sectorch.network.federation.programs import dry_run_source
@@ -77,7 +85,9 @@ def test_parties_get_the_rows_of_one_process_and_are_sent_nothing_else(world, de
     received = {
         (line.dst.name, line.label) for t in seen.values() for line, _ in t.lines if line.protocol.startswith("join_")
     }
-    assert {label for dst, label in received if dst in ("A", "Q", "D")} == {"rows", "to_A", "to_Q", "to_D"}
+    assert {label for dst, label in received if dst in ("A", "Q", "D")} == (
+        {"rows", "to_A", "to_Q"} | ({"to_D"} if dealer else set())
+    )
     assert {dst for dst, label in received if label == "secret"} == {"H1", "H2"}
 
 
@@ -110,7 +120,8 @@ def test_a_refused_table_ends_the_run_at_all_parties_before_anything_is_shared(w
             sectorch.join(*tables, on="id")
 
     found = apart(world, typed, False)
-    assert all(isinstance(error, (ArgumentError, AbortedError)) for error in found.values()), found
+    # A party may learn by a lost connection, or by a frame of another step, that the others have ended.
+    assert all(isinstance(error, (ArgumentError, NetworkError)) for error in found.values()), found
     assert "whole numbers at H1, text at H2" in str(found["south"])
 
 
