@@ -382,7 +382,7 @@ def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, 
         assert until(lambda: answers(manage, "/ready") == 200 or process.poll() is not None)
         log.flush()
         assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
-        assert {path.name for path in state.iterdir()} == {"store", "receipts.jsonl"}
+        assert {path.name for path in state.iterdir()} == {"store", "store.used", "receipts.jsonl"}
         assert {path.stat().st_uid for path in state.iterdir()} == {10001}
         process.terminate()
         assert process.wait(60) == 0
