@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from ..tensor import SharedTensor, share_tensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.secret import dtype_of
 from ..tensor.table import Context
-from .statistics import Axis, Statistic, exact_quotient, one_call
+from .statistics import Axis, Statistic, exact_quotient, one_call, with_origin, with_source
 from .table import Table
 
 METRICS = ("auroc", "auprc", "accuracy", "log_loss", "brier", "ece", "calibration", "confusion", "gaps")
@@ -166,7 +166,7 @@ def evaluate(
     beside = [given.y, *given.groups.codes.values(), *([] if given.present is None else [given.present])]
     with one_call(scores, *beside) as (context, results):
         found = _Evaluation(context, given, scores, kind, threshold, bins).metrics(names)
-        found = {name: replace(one, source=version) for name, one in found.items()}
+        found = {name: with_source(one, version) for name, one in found.items()}
         results += [v for one in found.values() for v in (one.values, one.counts, one.defined) if v is not None]
     return found
 
@@ -209,6 +209,7 @@ class _Given:
     def __init__(
         self, model: Any, x: Any, y: Any, groups: Any, owner: Any, classes: Sequence[Any] | None, session: Any = None
     ):
+        label = y
         y, known, present = _column_of(y)
         self.classes = _classes(classes, known, getattr(getattr(model, "plain", None), "classes", None))
         codes, labels = _group_columns(groups)
@@ -250,6 +251,10 @@ class _Given:
             if not isinstance(value, SharedTensor):
                 codes[name] = share(value, limit=float(len(labels[name])), name=name)
         self.groups = Groups(codes, labels)
+        of_tables = [t for t in (label, x, groups) if isinstance(t, Table)]
+        self.label = label.columns[0] if isinstance(label, Table) else ""
+        sizes = [t.public_rows for t in of_tables]
+        self.public_rows = None if None in sizes else self.rows
         tables = [t.present for t in (x, groups) if isinstance(t, Table)]
         self.present: SharedTensor | None = None
         for flags in {id(p): p for p in (present, *tables) if p is not None}.values():
@@ -464,6 +469,7 @@ class _Evaluation:
         self.context, self.backend, self.f = context, context.backend, context.frac_bits
         self.output, self.threshold, self.bins = output, threshold, bins
         self.rows, self.classes, self.groups = given.rows, given.classes, given.groups
+        self.public_rows, self.of = given.public_rows, (given.label, output, threshold, bins)
         self.like = self.scores = self._checked(scores)  # [n] of two classes, or [n, K]
         self.codes = [v.shares for v in given.groups.codes.values()]
         self.present = None if given.present is None else given.present.shares
@@ -672,7 +678,9 @@ class _Evaluation:
             value = values.like(values.shares[places], bound=values.bound)
             count = value if whole else self._integers(counts[places])
             known = None if defined is None else self._flags(defined[places])
-            found[name + of] = Statistic(value, count, (*dimension, *axes), name, known, 1.0 if whole else None)
+            made = Statistic(value, count, (*dimension, *axes), name, known, 1.0 if whole else None)
+            rows = self.public_rows if name in PARTITIONED else None
+            found[name + of] = with_origin(made, (self.of, of, self.classes), rows=rows)
         return found
 
     def _areas(self, wanted: Sequence[str], quotients: _Quotients) -> None:
@@ -822,11 +830,15 @@ class _Evaluation:
         gap, count, every = (self._each(_as_columns, *v) for v in zip(*parts, strict=True))
         axes = (Axis("metric", tuple(labels)), Axis("between", tuple(self.groups.labels)))
         value = self.like.like(gap, self.f, self.most, dtype=torch.float32)
-        return Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
+        made = Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
+        return with_origin(made, (self.of, self.classes))
 
     def _flags(self, shares: Any) -> SharedTensor:
         return self.like.like(shares, 0, 1.0, dtype=torch.bool)
 
+
+PARTITIONED = ("accuracy", "log_loss", "brier", "confusion")
+"""Metrics whose counts are of the rows of each group, each row once."""
 
 TABLES = ("calibration", "confusion")
 """Metrics of more than one value a group, which have no gaps."""

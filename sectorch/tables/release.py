@@ -4,8 +4,8 @@
     result = sectorch.release(statistic, policy, to="Q", name="age by sex", ledger="ledger")
 
 A cell with fewer rows than `minimum` is withheld. Its value and its count are multiplied by the secret bit
-[count >= minimum] before they are opened, so that what is opened of it is 0 and the bit: nothing tells by how much the
-count falls short.
+[count >= minimum] before they are opened, so that what is opened of it is 0 and the bit. Whoever knows the rule
+and the number of all rows may still compute how large withheld cells can be, at times exactly (docs/tables.md).
 
 **Differencing within a release.** The number of all rows is public, so the withheld cells of a line (the cells along
 one dimension) together are a group whose size a reader may compute. Where that group has fewer rows than `minimum`, the
@@ -63,7 +63,7 @@ from ..tensor import SharedTensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.shared import round_shares
 from ..tensor.table import Context
-from .statistics import Axis, LabelledResult, Statistic
+from .statistics import Axis, LabelledResult, Origin, Statistic
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,6 +103,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         releases: the number of releases of a ledger; 0 sets no limit. 1 by default; with epsilon 0, as the budget is
             the limit.
         counts: whether the counts are released beside the values.
+        plain: whether a party with [governed] releases tensors and statistics that the program made itself, with counts
+            that are the program's word. False by default: then only what sectorch's functions made of tables is.
 
     Raises:
         PolicyError: an entry of another type or range, one that is missing beside another, or two that contradict.
@@ -117,6 +119,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     budget: _Above | None = None
     releases: Annotated[int, Meta(ge=0, lt=1 << 31, description="a whole number, 0 for no limit")] | None = None
     counts: Annotated[bool, Meta(description="true or false")] = True
+    plain: Annotated[bool, Meta(description="true or false")] = False
 
     def __post_init__(self):
         for field in msgspec.structs.fields(self):
@@ -152,13 +155,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def digest(self) -> str:
         """SHA-256 of all entries, by which ledgers, receipts and the parties of a session know a policy."""
-        return hashlib.sha256(json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()).hexdigest()
+        content = msgspec.to_builtins(self)
+        if not self.plain:  # ledgers from before there was this entry keep their policy
+            del content["plain"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def text(self) -> str:
         """The entries in words, for people."""
         found = {k: v for k, v in msgspec.to_builtins(self).items() if v is not None} | {"releases": self.limit}
-        return ", ".join(f"{name} {value}" for name, value in found.items() if name != "counts" or not value)
+        usual = {"counts": True, "plain": False}
+        return ", ".join(f"{name} {value}" for name, value in found.items() if usual.get(name) is not value)
 
     @classmethod
     def read(cls, path: str | Path) -> Policy:
@@ -423,7 +430,8 @@ def release(
     """Show a statistic to the named parties (Q by default) as far as a policy allows it, and charge it before.
 
     Args:
-        statistic: of a table's functions (`Statistic`), or a shared tensor with `counts`.
+        statistic: of a table's functions (`Statistic`), or a shared tensor with `counts`. At a party with [governed] a
+            tensor, or a `Statistic` that no function of sectorch made, needs a policy with `plain`.
         policy: the rules. All parties of the session need the same.
         to: who learns it, as of `SharedTensor.reveal`.
         name: of the release in the ledger. A release that is repeated under its name gives the same result, bit for
@@ -433,7 +441,8 @@ def release(
             stands in its place.
         counts: of a plain tensor: the rows of each value, whole numbers in shares; for counts themselves the same
             tensor. Of the values' shape, or one that broadcasts to it.
-        rows: the number of all rows, if it is public and cells need not have all of them.
+        rows: the number of all rows, if it is public and cells need not have all of them. A Statistic of a table that
+            is not padded has that of the table before any filter.
         row_bound: of a plain tensor, for noise: how far one row can move all values together (L2).
         cells_per_row: for noise: how many cells one row can be in, 1 for groups that do not overlap; all of them unless
             given.
@@ -457,7 +466,7 @@ def release(
     asked = _Asked.of(statistic, counts, row_bound, cells_per_row, policy)
     if rows is not None and (type(rows) is not int or rows < 1):
         raise PolicyError(f"rows is the public number of all rows, from 1, got {rows!r:.40}")
-    if rows is not None and sum(size > 1 for size in asked.counts.shape) > 1:
+    if rows is not None and asked.origin is None and sum(size > 1 for size in asked.counts.shape) > 1:
         raise PolicyError("rows is of cells of one dimension; release a table of several without it")
     session, party = asked.values.session, asked.values.party
     learners = session.parties_named(to, party)
@@ -467,6 +476,8 @@ def release(
             f"this party releases under its own policy {governor.policy.digest[:16]} ({governor.policy.text}), and the "
             f"program's is {policy.digest[:16]} ({policy.text})"
         )
+    if governor is not None and not policy.plain:
+        _check_made(asked, rows)
     folder = governor.folder if governor is not None else None if ledger is None else Path(ledger)
     ledgered = bool(policy.limit or policy.epsilon is not None or ledger is not None)
     members = [member for member in sorted(session.parties, key=lambda p: p.name) if session.present(member)]
@@ -496,7 +507,8 @@ def release(
     if governor is not None:
         governor.record(about)
     session.agreement.note(party, "release", digest)
-    with _governed(session, policy.digest):
+    covered = asked.origin is not None or policy.plain
+    with _governed(session, policy.digest if covered else ""):
         opened = _Released(asked, policy, rows)
         tensors = _stored(opened.tensors, session, party, ledgers, request) if ledgered else opened.tensors
         plain = [x.reveal(to) for x in tensors]
@@ -545,6 +557,7 @@ class _Asked:
     spread: float
     curve: np.ndarray
     source: str
+    origin: Origin | None
 
     @classmethod
     def of(
@@ -552,12 +565,16 @@ class _Asked:
     ) -> _Asked:
         if cells_per_row is not None and (type(cells_per_row) is not int or cells_per_row < 1):
             raise PolicyError(f"cells_per_row is a whole number from 1, got {cells_per_row!r:.40}")
+        origin = statistic.origin if isinstance(statistic, Statistic) else None
         if isinstance(statistic, Statistic):
             if counts is not None or row_bound is not None:
                 raise PolicyError("counts and row_bound are of a plain tensor; a Statistic has its own")
             values, counts, axes, kind = statistic.values, statistic.counts, statistic.axes, statistic.kind
             defined, moves = statistic.defined, statistic.row_bound
             _check_cells(statistic, policy, cells_per_row)
+            # A row that is in one cell of a group has a value in each column.
+            columns = math.prod(len(axis.labels) for axis in axes if axis.name in ("column", "with"))
+            cells_per_row = None if cells_per_row is None else cells_per_row * columns
             moves = None if moves is None else moves * math.sqrt(min(cells_per_row or values.numel(), values.numel()))
         else:
             values, kind, defined, moves = statistic, "statistic", None, row_bound
@@ -606,7 +623,7 @@ class _Asked:
             spread = 0.0 if same else unit * 2 * float(moves or 0.0)
             curve = parts * gaussian_curve(unit, 1.0)
         source = statistic.source if isinstance(statistic, Statistic) else ""
-        return cls(values, counts, axes, kind, defined, same, sigma, spread, curve, source)
+        return cls(values, counts, axes, kind, defined, same, sigma, spread, curve, source, origin)
 
     @property
     def text(self) -> str:
@@ -617,7 +634,23 @@ class _Asked:
         """The public facts of what is asked, for the digest."""
         axes = [[axis.name, [str(label) for label in axis.labels]] for axis in self.axes]
         facts = [self.kind, axes, list(self.counts.shape), self.defined is not None, self.sigma, self.spread]
+        if self.origin is not None:
+            facts.append(["of", *self.origin.of])
         return [*facts, self.source] if self.source else facts
+
+
+def _check_made(asked: _Asked, rows: int | None) -> None:
+    """Refuse at a party with [governed] what rests on the program's word."""
+    if asked.origin is None:
+        raise PolicyError(
+            f"the counts of this {asked.kind} are the program's word, for no function of sectorch made it: this party "
+            f"releases what statistics and evaluations of sectorch give; a policy with plain = true releases others too"
+        )
+    if rows is not None and rows != asked.origin.rows:
+        raise PolicyError(
+            f"rows={rows} is the program's word, and this {asked.kind} is of {asked.origin.rows or 'padded'} rows: "
+            f"leave rows out, or name a policy with plain = true"
+        )
 
 
 def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None) -> None:
@@ -626,6 +659,11 @@ def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None
     if policy.epsilon is not None:
         if statistic.cells == "nested" and cells_per_row is not None:
             raise PolicyError(f"a row may be in all cells of a {kind}: leave cells_per_row out")
+        if statistic.defined is not None:
+            raise PolicyError(
+                f"whether a {kind} has a value would be told without noise: release the counts and sums that it is "
+                f"computed from"
+            )
         return
     if statistic.cells == "nested":
         raise PolicyError(
@@ -639,6 +677,16 @@ def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None
             f"a {kind} is one row's own value, or between two: name a step to which values are rounded, "
             f"Policy(minimum=..., step=1.0)"
         )
+    made = statistic.origin
+    if made is not None and made.disguised:
+        raise PolicyError(
+            f"a {kind} of a flag tells how many rows have it, which no minimum of the rows behind it protects: release "
+            f"count(by=[...]) with the flag among its groups, or sum or mean"
+        )
+    if made is not None and made.shows_counts and (policy.rounding is not None or not policy.counts):
+        raise PolicyError(
+            f"a {kind} contains exact numbers of rows, which this policy rounds or keeps: release mean and variance"
+        )
 
 
 class _Released:
@@ -646,12 +694,22 @@ class _Released:
 
     def __init__(self, asked: _Asked, policy: Policy, rows: int | None):
         counts, values, noisy = _whole(asked.counts), asked.values, policy.epsilon is not None
+        made, minimum = asked.origin, policy.minimum
+        if made is not None and made.ones is not None:
+            counts = cast(SharedTensor, counts.expand(values.shape))
+        if rows is None and made is not None:
+            rows = made.rows
         if noisy:  # whether a value left its range would be told without noise
             counts = _noisy(counts.unchecked(), asked.sigma)
             values = counts if asked.same else _noisy(values.unchecked(), asked.spread)
         bits: Any = torch.ones_like(counts) if policy.minimum is None else _at_least(counts, _threshold(asked, policy))
-        if not noisy and policy.minimum is not None:
-            bits = _with_secondary(bits, counts, policy.minimum, rows)
+        if not noisy and minimum is not None:
+            bits = _with_secondary(bits, counts, minimum, rows, bool(asked.axes) and asked.axes[-1].name == "column")
+            if made is not None and made.ones is not None:
+                bits = bits * _both_kinds(made.ones, counts, made.flags, minimum)
+            if made is not None and made.cells is not None:
+                few = (_at_least(made.cells, 1) - _at_least(made.cells, minimum)).sum()
+                bits = bits * (1 - _at_least(few, 1))
         if policy.k is not None:
             small = (_at_least(counts, 1) - _at_least(counts, policy.k)).sum()
             bits = bits * (1 - _at_least(small, 1))
@@ -741,19 +799,38 @@ def _threshold(asked: _Asked, policy: Policy) -> int:
     return policy.minimum + math.ceil(deviation * math.sqrt(2 * math.log(asked.counts.numel() / policy.delta)))
 
 
-def _with_secondary(bits: Any, counts: Any, minimum: int, rows: int | None) -> SharedTensor:
+def _both_kinds(ones: Any, counts: Any, flags: tuple[bool, ...], minimum: int) -> SharedTensor:
+    """1 where a flag's column has `minimum` rows or more of each kind, with 1 and with 0; 1 for other columns.
+
+    Also no row of a kind is too few: then all rows of the group are known to be of the other.
+    """
+    scale = ones.scale_bits
+    with counts.session.operation(counts.party):
+        own = counts.like(counts.shares << scale, scale, _bound_of(counts) * 2.0**scale, dtype=ones.dtype)
+    found: Any = _at_least(ones, minimum) * _at_least(own - ones, minimum)
+    return found if all(flags) else 1 - (1 - found) * torch.tensor(flags).to(torch.int64)
+
+
+def _with_secondary(bits: Any, counts: Any, minimum: int, rows: int | None, columns: bool = False) -> SharedTensor:
     """The bits after secondary suppression, along each dimension in turn.
 
     A withheld group of a line has no rows that a reader could count, or `minimum` rows or more. A cell that is withheld
-    along one dimension has `minimum` rows or more, so the lines of the dimensions before keep that property.
+    along one dimension has `minimum` rows or more, so the lines of the dimensions before keep that property. Where the
+    number of all rows is public, all cells (of each column, where the last dimension is one of columns) are a line too.
     """
-    if rows is not None:
+    groups = len(counts.shape) - int(columns)
+    if rows is None or sum(size > 1 for size in counts.shape[:groups]) > 1:
+        for dim, size in enumerate(counts.shape if rows is None else counts.shape[:groups]):
+            if size > 1:
+                moved = _line(bits.movedim(dim, -1), counts.movedim(dim, -1), minimum, None)
+                bits = moved.movedim(-1, dim)
+    if rows is None:
+        return bits
+    if not columns:
         return _line(bits.reshape(1, -1), counts.reshape(1, -1), minimum, rows).reshape(counts.shape)
-    for dim, size in enumerate(counts.shape):
-        if size > 1:
-            moved = _line(bits.movedim(dim, -1), counts.movedim(dim, -1), minimum, None)
-            bits = moved.movedim(-1, dim)
-    return bits
+    bits, own = (x.reshape(-1, x.shape[-1]).movedim(-1, 0) for x in (bits, counts))
+    found: Any = _line(bits, own, minimum, rows).movedim(0, -1)
+    return found.reshape(counts.shape)
 
 
 def _line(bits: Any, counts: Any, minimum: int, rows: int | None) -> SharedTensor:

@@ -12,9 +12,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -186,6 +186,30 @@ def _written(value: float, withheld: Any) -> str:
 _CELLS = ("partition", "nested", "ranked", "extreme")
 
 
+class Origin(NamedTuple):
+    """What sectorch's own functions say of a statistic that they made, for a release. Hand-made ones have none.
+
+    Attributes:
+        values, counts: the shares that were made; a statistic with others in their place is not of this origin.
+        of: public facts that tell it from others of its kind, such as the names of columns.
+        rows: the public number of all rows; None where it is not public, or cells are not of rows.
+        ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
+        cells: further numbers of rows behind all values: each is 0, or reaches a policy's minimum.
+        shows_counts: whether the values contain numbers of rows with all their digits.
+        disguised: why no minimum protects it: it is made of flags, and tells how many have them.
+    """
+
+    values: Value
+    counts: Value
+    of: tuple[str, ...]
+    rows: int | None = None
+    ones: SharedTensor | None = None
+    flags: tuple[bool, ...] = ()
+    cells: SharedTensor | None = None
+    shows_counts: bool = False
+    disguised: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Statistic:
     """What a statistics function or an evaluation gives: values in shares, with the rows behind each of them.
@@ -214,6 +238,7 @@ class Statistic:
     row_bound: float | None = None
     source: str = ""
     cells: Literal["partition", "nested", "ranked", "extreme"] = "partition"
+    _origin: Origin | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self):
         if self.cells not in _CELLS:
@@ -227,6 +252,13 @@ class Statistic:
             fits = False
         if not fits:
             raise ArgumentError(f"the counts of a {self.kind} do not broadcast to its values")
+
+    @property
+    def origin(self) -> Origin | None:
+        """What made it, where that is a function of sectorch; None of one that is made by hand or `replace`d."""
+        made = self._origin
+        same = made is not None and made.values is self.values.shares and made.counts is self.counts.shares
+        return made if same else None
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis.name}: {len(axis.labels)}" for axis in self.axes)
@@ -249,6 +281,29 @@ class Statistic:
             defined = self.defined.expand(self.values.shape).reveal(to)
             values = torch.empty_like(values) if values.is_meta else torch.where(defined.bool(), values, math.nan)
         return LabelledResult(values, self.axes, self.kind)
+
+
+_Made = TypeVar("_Made", bound=Statistic)
+
+
+def with_origin(statistic: _Made, of: Iterable[Any], **facts: Any) -> _Made:
+    """The statistic, with what its maker says of it (`Origin`)."""
+    names = tuple(map(str, of))
+    object.__setattr__(statistic, "_origin", Origin(statistic.values.shares, statistic.counts.shares, names, **facts))
+    return statistic
+
+
+def with_source(statistic: Statistic, source: str) -> Statistic:
+    """The statistic with another `source`, of the same origin."""
+    found = replace(statistic, source=source)
+    object.__setattr__(found, "_origin", statistic.origin)
+    return found
+
+
+def flags_of(table: Table, names: Sequence[str]) -> tuple[bool, ...]:
+    """For each column whether it is of 0 and 1, so that its sum is a number of rows."""
+    facts = [table.schema[name] for name in names]
+    return tuple(c.kind == "flag" or (c.kind == "integer" and c.bound is not None and c.bound <= 1) for c in facts)
 
 
 # Whole numbers of the ring: exact quotients and roots of a few cells. Every range is known to the caller.
@@ -606,8 +661,15 @@ def _defined(rows: WeightedRows, counts: Value, least: int = 1) -> Value:
 
 def _made(
     rows: WeightedRows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
-    defined: Value | None = None, row_bound: float | None = None, columns: bool = True,
+    defined: Value | None = None, row_bound: float | None = None, columns: bool = True, sums: Value | None = None,
+    more: Sequence[Any] = (),
 ) -> Statistic:  # fmt: skip
+    """A statistic of columns.
+
+    Args:
+        sums: of sums and means: the sums of the columns; of others flags are counts in disguise.
+        more: what tells it from another of its kind, beside the columns.
+    """
     values = rows.tensor(cells, scale, largest)
     shape = (*rows.shape, *([counts.shape[-1]] if len(rows.names) > 1 else []))
     own = rows.context.tensor(
@@ -619,9 +681,16 @@ def _made(
         flags = rows.context.tensor(rows.context.backend.each(partial(_cells, shape=shape), defined), 0, 1.0)
         flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
     results += [values, own, *([flags] if flags is not None else [])]
-    return Statistic(
+    binary = () if kind == "count" else flags_of(rows.table, rows.names)
+    ones = None if sums is None or not any(binary) else rows.tensor(sums, rows.scale, 2.0**rows.unit_bits * rows.rows)
+    results += [] if ones is None else [ones]
+    statistic = Statistic(
         values, own, rows.axes(columns), kind, flags, row_bound,
         cells="extreme" if kind in ("minimum", "maximum") else "partition",
+    )  # fmt: skip
+    return with_origin(
+        statistic, ("columns", *rows.names, "by", *rows.by, *more), rows=rows.table.public_rows, ones=ones,
+        flags=binary, disguised=ones is None and any(binary),
     )  # fmt: skip
 
 
@@ -682,11 +751,13 @@ def sum(table: Table, *names: str, by: Any = None) -> Statistic:
         rows = WeightedRows(context, table, names, keys)
         (cells,) = rows.sums(rows.values)
         bound = 2.0**rows.unit_bits
-        return _made(rows, results, "sum", cells, rows.scale, bound * len(table), rows.counts(), row_bound=bound)
+        return _made(
+            rows, results, "sum", cells, rows.scale, bound * len(table), rows.counts(), row_bound=bound, sums=cells
+        )
 
 
-def _mean_cells(rows: WeightedRows) -> tuple[Value, Value, Value, int]:
-    """Means (K, d), 0 of no row, counts, whether there is a row, and the means' fraction bits."""
+def _mean_cells(rows: WeightedRows) -> tuple[Value, Value, Value, int, Value]:
+    """Means (K, d), 0 of no row, counts, whether there is a row, the means' fraction bits, and the sums."""
     context = rows.context
     counts = rows.counts()
     (sums,) = rows.sums(rows.values)
@@ -696,7 +767,7 @@ def _mean_cells(rows: WeightedRows) -> tuple[Value, Value, Value, int]:
     divisor = divisor if divisor.shape == sums.shape else context.backend.each(wide, divisor)
     bits = min(context.frac_bits, 59 - rows.unit_bits)
     means = exact_quotient(context, sums, divisor, rows.scale, rows.unit_bits + 1, rows.count_bits, bits)
-    return means, counts, defined, bits
+    return means, counts, defined, bits, sums
 
 
 def mean(table: Table, *names: str, by: Any = None) -> Statistic:
@@ -715,8 +786,8 @@ def mean(table: Table, *names: str, by: Any = None) -> Statistic:
     table = check_table(table, *names, by=keys)
     with one_statistic(table) as (context, results):
         rows = WeightedRows(context, table, names, keys)
-        means, counts, defined, bits = _mean_cells(rows)
-        return _made(rows, results, "mean", means, bits, 2.0**rows.unit_bits, counts, defined)
+        means, counts, defined, bits, sums = _mean_cells(rows)
+        return _made(rows, results, "mean", means, bits, 2.0**rows.unit_bits, counts, defined, sums=sums)
 
 
 class _Deviations:
@@ -725,7 +796,7 @@ class _Deviations:
     def __init__(self, rows: WeightedRows):
         backend = rows.context.backend
         self.rows = rows
-        self.means, self.counts, self.defined, mean_bits = _mean_cells(rows)
+        self.means, self.counts, self.defined, mean_bits, _ = _mean_cells(rows)
         self.scale = max(rows.scale, mean_bits)
         x = (rows.values << (self.scale - rows.scale)) - (rows.at_rows(self.means) << (self.scale - mean_bits))
         if rows.weights is not None:
@@ -823,7 +894,8 @@ def _variance(table: Table, names: Sequence[str], by: Any, ddof: int, root: bool
         largest = 2.0 ** ((most + 1) // 2 if root else most)
         wanted = min(bits, context.frac_bits)
         found = scale_shares(context, found, wanted - bits)
-        return _made(rows, results, "std" if root else "variance", found, wanted, largest, deviations.counts, enough)
+        kind, counts = "std" if root else "variance", deviations.counts
+        return _made(rows, results, kind, found, wanted, largest, counts, enough, more=("ddof", ddof))
 
 
 def _root(context: Context, x: Value, scale: int, most: int) -> Value:
@@ -905,7 +977,7 @@ def covariance(table: Table, *names: str, ddof: int = 1) -> Statistic:
         found, enough, bits, most = deviations.over_freedom(_gram(deviations), ddof)
         wanted = min(bits, context.frac_bits)
         return _matrix(rows, results, "covariance", scale_shares(context, found, wanted - bits), wanted, 2.0**most,
-                       deviations.counts, enough)  # fmt: skip
+                       deviations.counts, enough, ("ddof", ddof))  # fmt: skip
 
 
 def correlation(table: Table, *names: str) -> Statistic:
@@ -960,7 +1032,7 @@ def _gram(deviations: _Deviations) -> Value:
 
 def _matrix(
     rows: WeightedRows, results: list[SharedTensor], kind: str, cells: Value, scale: int, largest: float, counts: Value,
-    defined: Value,
+    defined: Value, more: Sequence[Any] = (),
 ) -> Statistic:  # fmt: skip
     context, width = rows.context, len(rows.names)
     values = context.tensor(cells, scale, largest * 2.0**scale)
@@ -970,7 +1042,9 @@ def _matrix(
     flags = context.tensor(context.backend.each(partial(_spread, shape=(width, width)), defined), 0, 1.0)
     flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
     results += [values, own, flags]
-    return Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
+    found = Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
+    binary = any(flags_of(rows.table, rows.names))
+    return with_origin(found, more, rows=rows.table.public_rows, disguised=binary)
 
 
 # Order statistics, distributions and tests.
@@ -984,7 +1058,8 @@ def median(table: Table, name: str) -> Statistic:
     """
     found = quantile(table, name, (0.5,))
     flags = found.defined
-    return Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0], cells="ranked")
+    median = Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0], cells="ranked")
+    return with_origin(median, (name,), rows=table.public_rows, disguised=any(flags_of(table, (name,))))
 
 
 def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
@@ -1033,8 +1108,10 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
         results += [values, own, flags]
     if single:
-        return Statistic(values[0], own, (), "quantile", flags[0], cells="ranked")
-    return Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags, cells="ranked")
+        made = Statistic(values[0], own, (), "quantile", flags[0], cells="ranked")
+    else:
+        made = Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags, cells="ranked")
+    return with_origin(made, (name, *parts), rows=table.public_rows, disguised=any(flags_of(table, (name,))))
 
 
 def _times_public(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -1143,7 +1220,8 @@ def _cell_counts(
     )
     values, counts = (made.like(made.shares, bound=made.bound, dtype=d) for d in (torch.float64, torch.int64))
     results += [values, counts]
-    return Statistic(values, counts, axes, kind, None, 1.0)
+    of = ("columns", *rows.names, "by", *rows.by)
+    return with_origin(Statistic(values, counts, axes, kind, None, 1.0), of, rows=rows.table.public_rows)
 
 
 def cross_table(table: Table, row: str, column: str) -> Statistic:
@@ -1258,7 +1336,9 @@ def t_test(table: Table, name: str, *, by: str) -> HypothesisTest:
         flags = flags.like(flags.shares, bound=1.0, dtype=torch.bool)
         results += [values, own, flags]
         axes = (Axis(keys[0], rows.labels[0]), Axis("of the group", ("mean", "variance", "count")))
-        return HypothesisTest(values, own, axes, "Welch's t test", flags, derive=_welch)
+        found = HypothesisTest(values, own, axes, "Welch's t test", flags, derive=_welch)
+        binary = any(flags_of(table, (name,)))
+        return with_origin(found, (name, *keys), rows=table.public_rows, shows_counts=True, disguised=binary)
 
 
 def _welch(values: np.ndarray) -> dict[str, float]:
@@ -1315,9 +1395,12 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         values = values.like(values.shares, bound=values.bound, dtype=torch.float64)
         own = context.tensor(total, 0, float(max(1, rows.rows)))
         own = own.like(own.shares, bound=own.bound, dtype=torch.int64)
-        results += [values, own]
+        behind = context.tensor(cells, 0, float(max(1, rows.rows)))
+        behind = behind.like(behind.shares, bound=behind.bound, dtype=torch.int64)
+        results += [values, own, behind]
         axes = (Axis("of the test", ("statistic", "degrees of freedom")),)
-        return HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
+        found = HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
+        return with_origin(found, keys, rows=table.public_rows, cells=behind)
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -33,6 +33,7 @@ from .statistics import (
     one_statistic,
     over_root,
     scale_shares,
+    with_origin,
 )
 from .table import Table
 
@@ -150,7 +151,8 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
         counts = risk.tensor(risk.at_risk, 0, float(len(table)), torch.int64, shape)
         flags = risk.tensor(started, 0, 1.0, torch.bool, shape)
         results += [values, counts, flags]
-        return Statistic(values, counts, axes, "Kaplan-Meier estimate", flags, cells="nested")
+        found = Statistic(values, counts, axes, "Kaplan-Meier estimate", flags, cells="nested")
+        return with_origin(found, (duration, event, *keys))
 
 
 def _joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -186,7 +188,8 @@ def life_table(table: Table, duration: str, event: str, *, times: Sequence[float
         cells = context.backend.each(_both, risk.at_risk, risk.events)
         values, counts = (risk.tensor(cells, 0, float(len(table)), d, shape) for d in (torch.float64, torch.int64))
         results += [values, counts]
-        return Statistic(values, counts, axes, "life table", None, 1.0, cells="nested")
+        found = Statistic(values, counts, axes, "life table", None, 1.0, cells="nested")
+        return with_origin(found, (duration, event, *keys))
 
 
 def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float], by: str) -> HypothesisTest:
@@ -229,8 +232,11 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         counts = risk.tensor(backend.each(partial(torch.sum, dim=0), d), 0, float(len(table)), torch.int64, ())
         varies = at_least(context, variance, 1, 62)
         flags = risk.tensor(varies, 0, 1.0, torch.bool, ())
-        results += [values, counts, flags]
-        return HypothesisTest(values, counts, (), "log-rank test", flags, derive=_of_z)
+        behind = backend.each(_both, risk.at_risk[:, 0], backend.each(partial(torch.sum, dim=1), risk.events))
+        cells = risk.tensor(behind, 0, float(len(table)), torch.int64, (2, 2))
+        results += [values, counts, flags, cells]
+        found = HypothesisTest(values, counts, (), "log-rank test", flags, derive=_of_z)
+        return with_origin(found, (duration, event, *keys, *grid), rows=table.public_rows, cells=cells)
 
 
 def _of_z(values: np.ndarray) -> dict[str, float]:

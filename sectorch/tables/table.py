@@ -616,6 +616,7 @@ class Table:
         self._columns = dict(columns)
         self.missing: dict[str, SharedTensor] = dict(missing or {})
         self.present = present
+        self._public_rows: int | None = None
         given = dict(schema or {})
         if not self._columns:
             raise ArgumentError("a table has at least one column")
@@ -652,6 +653,15 @@ class Table:
         """The session of its tensors."""
         return next(iter(self._columns.values())).session
 
+    @property
+    def public_rows(self) -> int | None:
+        """The number of rows before any filter, where it is public: None where rows are padded, as those of a join."""
+        return len(self) if self.present is None else self._public_rows
+
+    def _with_rows_of(self, before: Table) -> Table:
+        self._public_rows = before.public_rows
+        return self
+
     def __len__(self) -> int:
         """The number of rows, which is public; with padding or a filter the number with those that do not count."""
         return next(iter(self._columns.values())).shape[0]
@@ -684,7 +694,7 @@ class Table:
             {n: self.schema[n] for n in name},
             present=self.present,
             missing={n: self.missing[n] for n in name if n in self.missing},
-        )
+        )._with_rows_of(self)
 
     def checked(self, name: str) -> str:
         """The name of a column, checked.
@@ -740,7 +750,7 @@ class Table:
             present = embed_public(self[self.columns[0]], condition)
         if self.present is not None:
             present = self.present & present
-        return Table(self._columns, self.schema, present=present, missing=self.missing)
+        return Table(self._columns, self.schema, present=present, missing=self.missing)._with_rows_of(self)
 
     def with_columns(self, **columns: Any) -> Table:
         """The table with more columns, or others in place of those of the same name.
@@ -757,7 +767,7 @@ class Table:
             schema.pop(name, None)
             if facts is not None:
                 schema[name] = facts
-        return Table(made, schema, present=self.present, missing=missing)
+        return Table(made, schema, present=self.present, missing=missing)._with_rows_of(self)
 
     def with_absent_row(self) -> Table:
         """The table with one row more, which does not count. Local."""
@@ -781,7 +791,7 @@ class Table:
             self.schema,
             present=longer(present),
             missing={name: longer(x) for name, x in self.missing.items()},
-        )
+        )._with_rows_of(self)
 
     @staticmethod
     def concat(tables: Sequence[Table]) -> Table:
@@ -817,7 +827,9 @@ class Table:
         present = None
         if any(table.present is not None for table in tables):
             present = _joined_flags([table.present for table in tables], tables, True)
-        return Table(columns, schema, present=present, missing=missing)
+        made, known = Table(columns, schema, present=present, missing=missing), [table.public_rows for table in tables]
+        made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
+        return made
 
 
 def _joined(*parts: torch.Tensor) -> torch.Tensor:

@@ -88,13 +88,13 @@ def dies(parties):
         sectorch.SharedTensor.reveal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return governed(parties)
 '''
-EXACT = "minimum=10, rounding=5"
-NOISY = "minimum=10, epsilon=2.0, delta=1e-5, budget=2.5"
+EXACT = "minimum=10, rounding=5, plain=True"
+NOISY = "minimum=10, epsilon=2.0, delta=1e-5, budget=2.5, plain=True"
 
 
 def written(folder: Path, policy: str) -> Path:
     (folder / "work.py").write_text(HEAD % policy)
-    (folder / "policy.toml").write_text(policy.replace(", ", "\n"))
+    (folder / "policy.toml").write_text(policy.replace(", ", "\n").replace("True", "true"))
     for role, counts in COUNTS.items():
         np.save(folder / f"{role}.npy", np.array(counts))
     return folder / "work.py"

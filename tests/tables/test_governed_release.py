@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -97,6 +98,175 @@ def test_a_median_is_released_in_steps():
 def test_the_number_of_all_rows_is_of_one_dimension():
     with pytest.raises(PolicyError, match="one dimension"):
         released([[40, 30], [30, 20]], sectorch.Policy(minimum=10, releases=0), rows=120)
+
+
+def wards(session=REFERENCE, few: int = 3, **more) -> sectorch.Table:
+    """100 people: 50 of each sex, `few` of them ill (all f), one much older, one without an income."""
+    sex, income = np.array(["f"] * 50 + ["m"] * 50), np.arange(100.0)
+    income[4] = math.nan
+    frame = {"sex": sex, "ill": np.arange(100) < few, "age": np.where(np.arange(100) == 5, 97.0, 40.0)}
+    columns = {"sex": sectorch.tables.Column("category", categories=("f", "m")), "ill": None, "age": None}
+    frame, columns = frame | {"income": income} | more, columns | dict.fromkeys(["income", *more])
+    return sectorch.owned(frame, owner="Q", session=session, columns=columns, missing=["income"]).share()
+
+
+EXACTLY = sectorch.Policy(minimum=10, releases=0)
+
+
+def governed(policy, folder):
+    from sectorch.tables.release import ReleaseGovernor
+
+    session = sectorch.Session(reference=True)
+    session.governor = ReleaseGovernor(policy, folder)
+    return session
+
+
+def test_a_governed_party_releases_no_counts_of_the_programs_own(tmp_path, monkeypatch):
+    policy = sectorch.Policy(minimum=10, releases=0)
+    session = governed(policy, tmp_path / "ledger")
+    table = wards(session)
+    made = lambda number: shared(session, torch.full((2,), number))
+    tables, mean = sectorch.tables, sectorch.tables.mean(table, "age", by="sex")
+    maximum = tables.maximum(table, "age")
+    moved = tables.mean(table, "age", by="sex")
+    moved.counts.shares = made(1000).shares
+    wanted = {
+        "tensor": lambda: sectorch.release(made(3), policy, counts=made(1000), name="a"),
+        "its own counts": lambda: sectorch.release(made(30), policy, counts=made(30), name="a"),
+        "values": lambda: sectorch.release(maximum.values, policy, counts=maximum.counts, name="a"),
+        "hand-made": lambda: sectorch.release(Statistic(made(3), made(1000), mean.axes), policy, name="a"),
+        "replaced": lambda: sectorch.release(dataclasses.replace(maximum, cells="partition"), policy, name="a"),
+        "moved": lambda: sectorch.release(moved, policy, name="a"),
+        "rows": lambda: sectorch.release(tables.count(table), policy, rows=10**6, name="a"),
+    }
+    with monkeypatch.context() as context:
+        context.setattr(sectorch.SharedTensor, "reveal", lambda *_: pytest.fail("something was revealed"))
+        for what, ask in wanted.items():
+            with pytest.raises(PolicyError, match="program's word"):
+                ask()
+                pytest.fail(what)
+    assert not (tmp_path / "ledger").exists()
+    assert not sectorch.release(mean, policy, name="a").withheld.any()
+    spoken = sectorch.Policy(minimum=10, releases=0, plain=True)
+    session.governor.policy, session.governor.folder = spoken, tmp_path / "other"
+    assert sectorch.release(made(3), spoken, counts=made(1000), name="a").values.tolist() == [3, 3]
+
+
+def test_what_is_plain_is_revealed_under_no_policy_unless_that_says_so(monkeypatch):
+    """A dry run has no governor: a reveal that is under no policy is one that `accept` refuses."""
+    seen, reveal = [], sectorch.SharedTensor.reveal
+    record = lambda self, to=None: (seen.append(self.session.governed), reveal(self, to))[1]
+    monkeypatch.setattr(sectorch.SharedTensor, "reveal", record)
+    spoken = sectorch.Policy(minimum=10, releases=0, plain=True)
+    released([30, 40], EXACTLY)
+    released([30, 40], spoken)
+    sectorch.release(sectorch.tables.count(wards(), by="sex"), EXACTLY)
+    assert list(dict.fromkeys(seen)) == ["", spoken.digest, EXACTLY.digest] and spoken.digest != EXACTLY.digest
+    assert "plain True" in spoken.text and "plain" not in EXACTLY.text
+
+
+def test_a_table_whose_rows_are_public_has_their_complements_withheld():
+    """One outlier, one missing value, three ill: each is the rest of the public number of rows."""
+    table, t = wards(), sectorch.tables
+    assert sectorch.release(t.histogram(table, "age", [0, 41, 90]), EXACTLY).withheld.all()
+    assert sectorch.release(t.count(table, "age", "income"), EXACTLY).withheld.tolist() == [False, True]
+    young = table.where(table["age"] < 90)
+    for view in (young, young[["age", "sex"]], young.with_columns(one=young["age"] > 0), young.where(young["age"] > 0)):
+        assert view.public_rows == 100
+        assert sectorch.release(t.count(view), EXACTLY).withheld.all()
+        assert sectorch.release(t.mean(view, "age"), EXACTLY).withheld.all()
+    assert sectorch.Table.concat([table, young]).public_rows == 200
+    assert not sectorch.release(t.count(table, by="sex"), EXACTLY).withheld.any()
+    # Three of the f are in no cell: the smaller group goes as well, or the larger one tells them.
+    grouped = sectorch.release(t.mean(table.where(~table["ill"]), "age", by="sex"), EXACTLY)
+    assert grouped.withheld.tolist() == [True, False]
+    table = wards(few=40, late=np.arange(100) % 2 > 0)
+    assert not sectorch.release(t.count(table, by=["sex", "late"]), EXACTLY).withheld.any()
+    part = table.where(table["age"] < 90)  # 24, 25, 25 and 25 rows of 99; the outlier is in no cell
+    found = sectorch.release(t.count(part, by=["sex", "late"]), EXACTLY)
+    assert int(found.withheld.sum()) == 1 and np.nansum(found.counts) <= 90
+    padded = sectorch.Table({"age": table["age"]}, present=table["age"] < 90)
+    assert padded.public_rows is None and not sectorch.release(t.count(padded), EXACTLY).withheld.any()
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize(("few", "shown"), [(0, False), (3, False), (10, True), (40, True), (41, False), (50, False)])
+def test_a_sum_or_mean_of_flags_needs_enough_rows_of_each_kind(kind, few, shown):
+    table = wards(few=few)
+    made = getattr(sectorch.tables, kind)
+    found = sectorch.release(made(table, "ill", by="sex"), EXACTLY)
+    assert found.withheld.tolist() == [not shown, True]  # nobody of the m is ill
+    assert not shown or float(found["f"]) == (few if kind == "sum" else few / 50)
+    both = sectorch.release(made(table, "age", "ill", by="sex"), EXACTLY)
+    assert both.withheld.tolist() == [[False, not shown], [False, True]]
+    session = sectorch.Session()
+    assert torch.equal(
+        sectorch.release(made(wards(session, few), "age", "ill", by="sex"), EXACTLY).values.nan_to_num(-1),
+        both.values.nan_to_num(-1),
+    )
+
+
+def test_other_statistics_of_flags_are_refused():
+    table, t = wards(), sectorch.tables
+    one = sectorch.tables.Column("integer", limit=1)
+    whole = table.with_columns(whole=(table["ill"].long(), one))
+    for made in (
+        t.variance(table, "ill"), t.std(table, "ill", by="sex"), t.covariance(table, "age", "ill"),
+        t.correlation(table, "age", "ill"), t.t_test(table, "ill", by="sex"), t.variance(whole, "whole"),
+    ):  # fmt: skip
+        with pytest.raises(PolicyError, match="how many rows have it"):
+            sectorch.release(made, EXACTLY)
+    assert sectorch.release(t.sum(whole, "whole"), EXACTLY).withheld.all()
+    with pytest.raises(PolicyError, match="how many rows have it"):
+        sectorch.release(t.median(table, "ill"), sectorch.Policy(minimum=10, step=0.5, releases=0))
+
+
+def test_a_test_of_small_cells_is_withheld():
+    t = sectorch.tables
+    assert sectorch.release(t.chi_square(wards(), "sex", "ill"), EXACTLY).withheld.all()
+    halves = {"late": np.arange(100) % 2 > 0}
+    assert not sectorch.release(t.chi_square(wards(**halves), "sex", "late"), EXACTLY).withheld.any()
+    time = {"time": np.arange(100) % 20, "dead": np.arange(100) < 60}
+    for few, rest in ((3, True), (50, False)):
+        table = wards(few=few, **time)
+        table = table.with_columns(time=(table["time"], t.Column("integer", limit=24)))
+        test = t.log_rank(table, "time", "dead", times=range(1, 21), by="ill")
+        assert bool(sectorch.release(test, EXACTLY).withheld) is rest
+
+
+def test_a_t_test_is_not_released_where_counts_are_kept_or_rounded():
+    test = sectorch.tables.t_test(wards(), "age", by="sex")
+    for more in ({"rounding": 5, "step": 0.5}, {"counts": False}):
+        with pytest.raises(PolicyError, match="exact numbers of rows"):
+            sectorch.release(test, sectorch.Policy(minimum=10, releases=0, **more))
+    assert not sectorch.release(test, EXACTLY).withheld.any()
+
+
+def test_a_name_is_of_its_columns(tmp_path):
+    table, t = wards(), sectorch.tables
+    policy = sectorch.Policy(minimum=10, releases=5)
+    ask = lambda made, name: sectorch.release(made, policy, name=name, ledger=tmp_path)
+    ask(t.mean(table, "age", by="sex"), "a")
+    for other in (t.mean(table, "income", by="sex"), t.sum(table, "age", by="sex")):
+        with pytest.raises(PolicyError, match="another name"):
+            ask(other, "a")
+    ask(t.variance(table, "age"), "b")
+    with pytest.raises(PolicyError, match="another name"):
+        ask(t.variance(table, "age", ddof=0), "b")
+    assert ask(t.mean(table, "age", by="sex"), "a")["m"] == 40.0
+
+
+def test_noise_is_of_all_columns_of_a_row_and_of_nothing_beside_it():
+    module = sys.modules["sectorch.tables.release"]
+    table = wards(**{name: np.ones(100) for name in "bcdefghi"})
+    policy = sectorch.Policy(epsilon=1.0, delta=1e-5, budget=1.0)
+    noise = lambda *names: module._Asked.of(sectorch.tables.sum(table, *names, by="sex"), None, None, 1, policy).spread
+    assert math.isclose(noise(*"bcdefghi", "age") / noise("age"), 3.0)
+    session = REFERENCE
+    flags = shared(session, torch.tensor([1, 0]))
+    made = Statistic(shared(session, [1.0, 2.0]), flags, (Axis("g", ("a", "b")),), "sum", flags, 1.0)
+    with pytest.raises(PolicyError, match="without noise"):
+        sectorch.release(made, policy, name="a", ledger="nowhere", cells_per_row=1)
 
 
 @given(st.data())
@@ -410,6 +580,7 @@ BAD = [
     ({"minimum": 10, "releases": -1}, "0 for no limit"),
     ({"minimum": 10, "step": 0}, "a number above 0"),
     ({"minimum": 10, "counts": "yes"}, "true or false"),
+    ({"minimum": 10, "plain": 1}, "true or false"),
 ]
 
 

@@ -131,6 +131,11 @@ def _program(options: argparse.Namespace, federated: FederationFile, own: PartyC
     if found.cost is not None:
         rounds, online, offline = (int(found.cost[k]) for k in ("rounds", "online_bytes", "offline_bytes"))
         words.append(f"  {rounds} rounds online, {online} bytes online and {offline} offline, all parties")
+    rule = governor_of(own)
+    if rule is not None and rule.policy.plain:
+        words.append(
+            "  plain  this party's policy has plain = true: the counts of what is released are the program's word"
+        )
     words += [f"  uses   {path} as {called}" for called, path in inputs.items()]
     return table, facts, "\n".join(words)
 

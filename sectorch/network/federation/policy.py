@@ -285,7 +285,8 @@ def check_governed(found: ProgramReport, bounds: Sequence[Bound], name: str, gov
             f"{name} reveals what this party's policy ({governor.policy.digest[:16]}, {governor.policy.text}) does not "
             f"cover: {left[0].text}"
             + (f", and {len(left) - 1} reveals more" if len(left) > 1 else "")
-            + ". Let the program release by sectorch.release under that policy; what is no result, such as an "
+            + ". Let the program release statistics by sectorch.release under that policy (tensors with counts of its "
+            "own need plain = true there); what is no result, such as an "
             "announced shape, needs a bound that names its protocol, --reveals announce:PARTY=ELEMENTS"
         )
 
