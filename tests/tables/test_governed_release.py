@@ -196,7 +196,7 @@ def test_a_sum_or_mean_of_flags_needs_enough_rows_of_each_kind(kind, few, shown)
     made = getattr(sectorch.tables, kind)
     found = sectorch.release(made(table, "ill", by="sex"), EXACTLY)
     assert found.withheld.tolist() == [not shown, True]  # nobody of the m is ill
-    assert not shown or float(found["f"]) == (few if kind == "sum" else few / 50)
+    assert not shown or abs(float(found["f"]) - (few if kind == "sum" else few / 50)) < 2**-20
     both = sectorch.release(made(table, "age", "ill", by="sex"), EXACTLY)
     assert both.withheld.tolist() == [[False, not shown], [False, True]]
     session = sectorch.Session()
