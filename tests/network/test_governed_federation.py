@@ -191,6 +191,15 @@ def test_a_program_that_no_release_covers_is_neither_accepted_nor_run(world, cap
             read_party_config(world.path, "alpha")
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_counts_of_the_programs_own_are_refused_or_said(world, capsys, plain):
+    written(world.folder, EXACT if plain else EXACT.replace(", plain=True", ""))
+    own_file(world.folder, "beta")
+    assert accept(world.folder, world.path, "governed", "beta") == int(not plain)
+    said = capsys.readouterr()
+    assert "the program's word" in said.out if plain else "plain = true" in said.err
+
+
 def test_a_paper_and_a_run_without_consent_are_refused_where_a_policy_is(world, capsys):
     written(world.folder, EXACT)
     own_file(world.folder, "gamma")
