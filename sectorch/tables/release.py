@@ -697,6 +697,7 @@ class _Released:
         made, minimum = asked.origin, policy.minimum
         if made is not None and made.ones is not None:
             counts = cast(SharedTensor, counts.expand(values.shape))
+        lines = rows is None  # a reader may know the rows of all cells from elsewhere, even if not all rows are in one
         if rows is None and made is not None:
             rows = made.rows
         if noisy:  # whether a value left its range would be told without noise
@@ -704,6 +705,8 @@ class _Released:
             values = counts if asked.same else _noisy(values.unchecked(), asked.spread)
         bits: Any = torch.ones_like(counts) if policy.minimum is None else _at_least(counts, _threshold(asked, policy))
         if not noisy and minimum is not None:
+            if lines and rows is not None:
+                bits = _with_secondary(bits, counts, minimum, None)
             bits = _with_secondary(bits, counts, minimum, rows, bool(asked.axes) and asked.axes[-1].name == "column")
             if made is not None and made.ones is not None:
                 bits = bits * _both_kinds(made.ones, counts, made.flags, minimum)
