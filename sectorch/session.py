@@ -211,8 +211,6 @@ class Session:
     """Records which inputs the values of its calls were computed from, or None."""
     governor: Any = None
     """The policy and the ledger of this process's party, to which its releases are charged (`tables/release.py`)."""
-    governed = ""
-    """The digest of the policy under which the session reveals at the moment; empty outside a governed release."""
 
     def __init__(
         self,

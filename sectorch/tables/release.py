@@ -36,6 +36,8 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -198,12 +200,16 @@ def _description(kind: Any) -> str:
 # The ledger of a party: the names of its releases, its budget, and its halves of what was released.
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One release in a ledger: the digest of what was asked, its cells, and the epsilon that its noise gives."""
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One release in a ledger: the digest of what was asked, its cells, and the epsilon that its noise gives.
+
+    `complete` once all holders have stored their halves, and before this party sends its own.
+    """
 
     facts: str
     cells: int
     epsilon: float
+    complete: bool = False
 
 
 class _LedgerContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -255,12 +261,65 @@ class PolicyLedger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Wait until no other run charges, and keep others from it in the block."""
-        handle = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = self._open("lock")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             os.close(handle)
+
+    @contextmanager
+    def alone(self, request: Request) -> Iterator[None]:
+        """Keep other runs from this name in the block; the other parties' order of runs may be another, so no wait
+        is without end.
+
+        Raises:
+            PolicyError: another run of the name is under way for longer than 20 seconds.
+        """
+        handle = self._open(self._half(request).with_suffix(".lock").name)
+        try:
+            until = time.monotonic() + _WAIT
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise PolicyError(
+                            f"another run of the release {request.name!r:.60} is under way in {self.folder}: repeat "
+                            f"this one when it has ended"
+                        ) from None
+                    time.sleep(0.02)
+            yield
+        finally:
+            os.close(handle)
+
+    def _open(self, name: str) -> int:
+        try:
+            return os.open(self.folder / name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PolicyError(f"cannot lock the ledger {self.folder}: {error.strerror}") from None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which folder it is, by whatever path."""
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
+
+    def is_complete(self, policy: Policy, request: Request) -> bool:
+        """Whether all holders had stored their halves of this release."""
+        entry = self._read(policy).releases.get(request.name)
+        return entry is not None and entry.complete
+
+    def complete(self, policy: Policy, request: Request) -> None:
+        """Write that all holders have stored their halves, so that none is ever drawn again."""
+        with self.locked():
+            content = self._read(policy)
+            entry = content.releases.get(request.name)
+            if entry is None:
+                raise PolicyError(f"the ledger {self.folder} has lost the release {request.name!r:.60}: put it back")
+            if not entry.complete:
+                self._write(content, request.name, msgspec.structs.replace(entry, complete=True))
 
     def check(self, policy: Policy, request: Request) -> bool:
         """Whether this release is charged already; the caller has locked the ledger.
@@ -298,7 +357,10 @@ class PolicyLedger:
             with self._budget(policy, content) as budget:  # a charge without an entry is found by its mark
                 budget.charge(request.curve, request.name, "release", request.cells)
         entry = _Entry(request.facts, request.cells, policy.epsilon or 0.0)
-        content = msgspec.structs.replace(content, releases={**content.releases, request.name: entry})
+        self._write(content, request.name, entry)
+
+    def _write(self, content: _LedgerContent, name: str, entry: _Entry) -> None:
+        content = msgspec.structs.replace(content, releases={**content.releases, name: entry})
         content = msgspec.structs.replace(content, digest=content.checksum())
         try:
             files.write(self._path, json.dumps(msgspec.to_builtins(content), indent=1).encode(), 0o600)
@@ -478,6 +540,8 @@ def release(
         )
     if governor is not None and not policy.plain:
         _check_made(asked, rows)
+    if ledger is not None and (not isinstance(ledger, (str, Path)) or "\0" in str(ledger)):
+        raise PolicyError(f"ledger is the path of a folder, got {ledger!r:.40}")
     folder = governor.folder if governor is not None else None if ledger is None else Path(ledger)
     ledgered = bool(policy.limit or policy.epsilon is not None or ledger is not None)
     members = [member for member in sorted(session.parties, key=lambda p: p.name) if session.present(member)]
@@ -491,27 +555,38 @@ def release(
         raise PolicyError(
             f"a release has a name, 1 to 200 printable characters, by which it is charged once; got {name!r:.40}"
         )
+    if not ledgered and name is not None and not isinstance(name, str):
+        raise PolicyError(f"the name of a release is a text, got {name!r:.40}")
     facts = [policy.digest, name, [p.name for p in learners], asked.described(), rows]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     request = Request(name or "", digest, asked.values.numel(), asked.curve)
+    _check_public(asked, policy, rows)
     ledgers: dict[Party, PolicyLedger] = {}
     if ledgered and folder is not None:
         for member in members:
             own = folder if governor is not None else folder / member.name
             ledgers[member] = PolicyLedger(own, member.name)
-        _charge(list(ledgers.values()), policy, request)
+        if len({each.place for each in ledgers.values()}) < len(ledgers):
+            raise PolicyError(f"two parties have one ledger under {folder}; each keeps its own")
     about = {
         "name": name or "", "policy": policy.digest, "asked": asked.text, "to": ", ".join(p.name for p in learners),
         "cells": request.cells, "epsilon": policy.epsilon or 0.0,
     }  # fmt: skip
-    if governor is not None:
-        governor.record(about)
-    session.agreement.note(party, "release", digest)
-    covered = asked.origin is not None or policy.plain
-    with _governed(session, policy.digest if covered else ""):
+    shown = policy.digest if asked.origin is not None or policy.plain else ""
+    with ExitStack() as stack:
+        for each in ledgers.values():
+            stack.enter_context(each.alone(request))
+        _charge(list(ledgers.values()), policy, request)
+        if governor is not None:
+            governor.record(about)
+        session.agreement.note(party, "release", digest)
         opened = _Released(asked, policy, rows)
-        tensors = _stored(opened.tensors, session, party, ledgers, request) if ledgered else opened.tensors
-        plain = [x.reveal(to) for x in tensors]
+        tensors = opened.tensors
+        if ledgered:
+            with _granted(session, shown, 6):  # what the holders tell each other of their halves
+                tensors = _stored(tensors, session, party, ledgers, request, policy)
+        with _granted(session, shown, sum(x.shape.numel() for x in tensors)):
+            plain = [x.reveal(to) for x in tensors]
     result = opened.result(plain)
     result.policy, result.name, result.epsilon = policy.digest, name or "", policy.epsilon or 0.0
     if governor is not None and result.withheld is not None:
@@ -519,14 +594,65 @@ def release(
     return result
 
 
+_WAIT = 20.0
+"""Seconds for which a run waits for another of the same name."""
+
+
+class _Grant:
+    """What one thread may reveal in one release: elements for each way of a message, gone when the release ends."""
+
+    def __init__(self, session: Session, policy: str, elements: int):
+        self.session, self.policy, self._elements = session, policy, elements
+        self._spent: dict[Any, int] = {}
+
+    def covers(self, way: Any, elements: int) -> bool:
+        self._spent[way] = self._spent.get(way, 0) + max(1, elements)
+        return self._spent[way] <= self._elements
+
+
+_grants = threading.local()
+
+
 @contextmanager
-def _governed(session: Session, policy: str) -> Iterator[None]:
-    """In the block what the session reveals is under this policy."""
-    before, session.governed = session.governed, policy
+def _granted(session: Session, policy: str, elements: int) -> Iterator[None]:
+    """In the block this thread may reveal as many elements of the session, once, under this policy."""
+    before = getattr(_grants, "current", None)
+    _grants.current = _Grant(session, policy, elements)
     try:
         yield
     finally:
-        session.governed = before
+        _grants.current = before
+
+
+def policy_of_message(session: Session, way: Any, elements: int) -> str:
+    """The policy under which this thread sends a message that shows so many elements; empty if no release covers it.
+
+    Args:
+        way: its protocol, sender, receiver and learner; each has what the release opens, once.
+    """
+    grant = getattr(_grants, "current", None)  # a session may come as a weak proxy
+    if grant is None or grant.session.agreement is not session.agreement or not grant.covers(way, elements):
+        return ""
+    return grant.policy
+
+
+def _check_public(asked: _Asked, policy: Policy, rows: int | None) -> None:
+    """Refuse before the charge what `_Released` would refuse after it; all of this is public."""
+    if rows is not None and rows >= 1 << 40:
+        raise PolicyError(f"rows is the public number of all rows, below 2^40, got {rows!r:.40}")
+    counts, values = _whole(asked.counts), asked.values
+    bounds = [_bound_of(counts), _bound_of(values)]
+    if policy.epsilon is not None:
+        bounds[0] += _noise_bound(counts, asked.sigma)
+        bounds[1] += 0 if asked.same else _noise_bound(values, asked.spread)
+    step = policy.rounding if _is_whole(values) else policy.step
+    cases: list[tuple[float | None, int, int]] = [(policy.rounding, 0, bounds[0])]
+    if not asked.same:
+        cases.append((step, values.scale_bits, bounds[1]))
+    for each, scale_bits, most in cases:
+        if each is not None:
+            r = _step(each, scale_bits)
+            _division((2 * (most + 1 + r) + r).bit_length(), r)
 
 
 def _charge(ledgers: list[PolicyLedger], policy: Policy, request: Request) -> None:
@@ -784,14 +910,19 @@ def _context_of(x: SharedTensor) -> Context:
 
 def _noisy(x: SharedTensor, sigma: float) -> SharedTensor:
     """x with noise of A's and of S's own, of deviation sigma each."""
+    bound = _bound_of(x) + _noise_bound(x, sigma)
+    with x.session.operation(x.party):
+        return add_noise(_context_of(x), x, sigma).bounded(float(bound))
+
+
+def _noise_bound(x: SharedTensor, sigma: float) -> int:
+    """A public bound of both parties' noise, in ring elements."""
     if not 0 < sigma * 2.0**x.scale_bits <= 2.0**40:
         raise PolicyError(
             f"the noise would have deviation {sigma:g}, which {x.scale_bits} fraction bits do not hold; allow a larger "
             f"epsilon, or name a smaller limit of the values"
         )
-    bound = _bound_of(x) + math.ceil(80 * sigma * 2.0**x.scale_bits)
-    with x.session.operation(x.party):
-        return add_noise(_context_of(x), x, sigma).bounded(float(bound))
+    return math.ceil(80 * sigma * 2.0**x.scale_bits)
 
 
 def _threshold(asked: _Asked, policy: Policy) -> int:
@@ -862,9 +993,7 @@ def _multiples(x: SharedTensor, step: float | None) -> SharedTensor:
     """
     if step is None:
         return x
-    r, most = round(step * 2**x.scale_bits), _bound_of(x)
-    if r < 1:
-        raise PolicyError(f"a step of {step:g} is below the last place of {x.scale_bits} fraction bits")
+    r, most = _step(step, x.scale_bits), _bound_of(x)
     shift = (most // r + 1) * r
     bits = (2 * (most + r) + r).bit_length()
     drop, scale = _division(bits, r)
@@ -875,6 +1004,13 @@ def _multiples(x: SharedTensor, step: float | None) -> SharedTensor:
         product = x.like(y.shares * factor, scale, 2.0 ** (bits - drop) * factor, dtype=torch.float32)
         k = floor_value(context, product)
         return k.like(k.shares - shift // r, 0, float(most // r + 2), dtype=torch.int64)
+
+
+def _step(step: float, scale_bits: int) -> int:
+    """A step in ring elements."""
+    if (r := round(step * 2**scale_bits)) < 1:
+        raise PolicyError(f"a step of {step:g} is below the last place of {scale_bits} fraction bits")
+    return r
 
 
 def _division(bits: int, r: int) -> tuple[int, int]:
@@ -913,20 +1049,30 @@ def _stored(
     party: Party,
     ledgers: Mapping[Party, PolicyLedger],
     request: Request,
+    policy: Policy,
 ) -> list[SharedTensor]:
     """The tensors of the first run of this release that both holders have stored; these ones, stored, if there is none.
 
-    Rounds 2 and 32 bytes for each party but S, between processes.
+    Rounds 4 and 56 bytes for each party but S, between processes.
+
+    Raises:
+        PolicyError: a holder has written that the release was complete, and a half of it is gone.
     """
     holders = list(dict.fromkeys((party, session.S)))
     kept = {member: ledgers[member].load(request) for member in holders if member in ledgers}
     draws = {0 if each is None else each[0].draw for each in kept.values()}
     own = draws.pop() if len(draws) == 1 else 0 if draws else _NO_HALF
     fresh = int.from_bytes(os.urandom(7), "big") + 1
+    complete = int(any(each.is_complete(policy, request) for each in ledgers.values()))
     chosen = session.agreement.choose_and_broadcast(
-        party, "release", torch.tensor([own, fresh], dtype=torch.int64), _common_draw
+        party, "release", torch.tensor([own, fresh, complete], dtype=torch.int64), _common_draw
     )
-    again, fresh = (0, fresh) if chosen.is_meta else chosen.tolist()
+    again, fresh, lost = (0, fresh, 0) if chosen.is_meta else chosen.tolist()
+    if lost:
+        raise PolicyError(
+            f"the release {request.name!r:.60} was complete, and a holder lacks its half, or has another: put it back, "
+            f"for a release is not drawn twice"
+        )
     halves = []
     with session.operation(party) as net:
         for x in tensors:
@@ -948,6 +1094,10 @@ def _stored(
              for value in each]
             for each in halves
         ]  # fmt: skip
+    # Nobody marks it as complete, or sends a half, before all holders have said that they have stored theirs.
+    session.agreement.choose_and_broadcast(party, "stored", torch.tensor([1], dtype=torch.int64), _all_stored)
+    for ledger in ledgers.values():
+        ledger.complete(policy, request)
     made = []
     with session.operation(party) as net:
         for number, (x, each) in enumerate(zip(tensors, halves, strict=True)):
@@ -967,10 +1117,15 @@ _NO_HALF = -1
 
 
 def _common_draw(*values: torch.Tensor) -> torch.Tensor:
-    """[the draw that all holders of halves have stored, or 0; S's fresh one]."""
+    """[the draw that all holders of halves have stored, or 0; S's fresh one; whether a complete one lacks a half]."""
     draws = {int(value[0]) for value in values} - {_NO_HALF}
     common = draws.pop() if len(draws) == 1 else 0
-    return torch.tensor([common, int(values[0][1])], dtype=torch.int64)
+    lost = not common and any(int(value[2]) for value in values)
+    return torch.tensor([common, int(values[0][1]), int(lost)], dtype=torch.int64)
+
+
+def _all_stored(*values: torch.Tensor) -> torch.Tensor:
+    return values[0]
 
 
 def _with_origin(value: Any, before: Any) -> Any:

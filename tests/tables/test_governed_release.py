@@ -155,7 +155,10 @@ def test_a_governed_party_releases_no_counts_of_the_programs_own(tmp_path, monke
 def test_what_is_plain_is_revealed_under_no_policy_unless_that_says_so(monkeypatch):
     """A dry run has no governor: a reveal that is under no policy is one that `accept` refuses."""
     seen, reveal = [], sectorch.SharedTensor.reveal
-    record = lambda self, to=None: (seen.append(self.session.governed), reveal(self, to))[1]
+    record = lambda self, to=None: (
+        seen.append(sys.modules["sectorch.tables.release"]._grants.current.policy),
+        reveal(self, to),
+    )[1]
     monkeypatch.setattr(sectorch.SharedTensor, "reveal", record)
     spoken = sectorch.Policy(minimum=10, releases=0, plain=True)
     released([30, 40], EXACTLY)
@@ -685,3 +688,35 @@ def test_folders_of_a_ledger_are_for_their_owner_alone(tmp_path):
     released([20, 30], sectorch.Policy(minimum=10), name="a", ledger=tmp_path)
     for path in [*Path(tmp_path).glob("*/*")]:
         assert not path.stat().st_mode & 0o077, path
+
+
+def test_a_holder_that_lost_its_half_of_a_complete_release_gets_no_new_draw(tmp_path):
+    policy = sectorch.Policy(minimum=10)
+    released([20, 30], policy, name="a", ledger=tmp_path)
+    next((tmp_path / "A").glob("*.release")).unlink()
+    with pytest.raises(PolicyError, match="not drawn twice"):
+        released([21, 30], policy, name="a", ledger=tmp_path)
+
+
+def test_what_public_facts_refuse_is_refused_before_the_charge(tmp_path):
+    with pytest.raises(PolicyError, match="below 2"):
+        released([20, 30], sectorch.Policy(minimum=10), name="a", ledger=tmp_path, rows=10**30)
+    with pytest.raises(PolicyError, match="below the last place"):
+        released(
+            [20, 30], sectorch.Policy(minimum=10, step=1e-9), values=torch.tensor([1.5, 2.5]), name="a", ledger=tmp_path
+        )
+    assert not list(tmp_path.glob("*/releases.json"))
+
+
+def test_a_ledger_that_cannot_be_locked_or_is_another_partys_is_refused(tmp_path):
+    (tmp_path / "one" / "S").mkdir(parents=True)
+    (tmp_path / "one" / "A").symlink_to("S")
+    with pytest.raises(PolicyError, match="two parties have one ledger"):
+        released([20, 30], sectorch.Policy(minimum=10), name="a", ledger=tmp_path / "one")
+    (tmp_path / "two" / "A").mkdir(parents=True)
+    (tmp_path / "two" / "A" / "lock").symlink_to("x")
+    with pytest.raises(PolicyError, match="cannot lock"):
+        released([20, 30], sectorch.Policy(minimum=10), name="a", ledger=tmp_path / "two")
+    for wrong in ({"ledger": 3}, {"name": object()}):
+        with pytest.raises(PolicyError):
+            released([20, 30], sectorch.Policy(minimum=10, releases=0), **wrong)

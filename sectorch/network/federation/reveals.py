@@ -22,7 +22,7 @@ from ...choreography.net import Header, Origins, Sent
 from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, RefusedError
 from ...session import Session
-from ...tables.release import ReleaseGovernor
+from ...tables.release import ReleaseGovernor, policy_of_message
 from ..names import readable
 
 _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([0-9]{1,15})")
@@ -76,11 +76,13 @@ class Reveal:
         named = {party.name: name for party, name in cast.items()}
         shows = line.shows or f"hidden by {line.mask or 'nothing'}"
         before = "" if session is None else _computed(session)
+        way = line.path, line.label, line.src, line.dst, learner
+        policy = "" if session is None else policy_of_message(session, way, torch.Size(line.shape).numel())
         return cls(
             label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
             str(line.dtype).removeprefix("torch."), shows, line.from_package,
             tuple(sorted((named.get(party, party), name) for party, name in inputs)), same, before,
-            place.hex(), "" if session is None else session.governed,
+            place.hex(), policy,
         )  # fmt: skip
 
     @property
