@@ -847,16 +847,16 @@ class _Released:
         self._count_step = policy.rounding
         whole: list[Any] = [bits]
         if self._shows_counts:
-            whole.append(_multiples(counts, policy.rounding) * bits)
+            whole.append(_multiples(_where(bits, counts), policy.rounding))
         self._value_step = policy.rounding if _is_whole(asked.values) else policy.step
         parts: list[SharedTensor] = []
         if not asked.same:
             shape = tuple(asked.values.shape)
             if asked.defined is not None:
-                defined = _whole(asked.defined).expand(shape) * bits.expand(shape)
+                defined = _where(bits.expand(shape), _whole(asked.defined).expand(shape))
                 whole.append(defined)
-                values = values * defined
-            parts = [_multiples(values, self._value_step) * bits.expand(shape)]
+                values = _where(defined, values)
+            parts = [_multiples(_where(bits.expand(shape), values), self._value_step)]
         flat: Any = torch.cat([x.reshape(-1) for x in whole])
         self.tensors = [_fewer_bits(x) for x in (flat, *parts)]
 
@@ -881,6 +881,20 @@ class _Released:
         found = GovernedResult(values, asked.axes, asked.kind, withheld)
         found.counts = counts if counts is None else counts.expand(shape)
         return found
+
+
+def _where(bits: Any, x: Any) -> SharedTensor:
+    """x where the bit is 1, and else 0: a product that is exact in the ring whatever x holds, and checks no range.
+
+    All that depends on a cell's content comes after it, so that nothing tells what a withheld cell holds. Without a
+    minimum the bits are public ones.
+    """
+    if not isinstance(bits, SharedTensor):
+        return x
+    with x.session.operation(x.party):
+        made = x.like(x.backend.multiply(torch.mul, x.shares, bits.shares), bound=x.bound)
+    made.whole_bits, made.flags = x.whole_bits, (*dict.fromkeys((*x.flags, *bits.flags)),)
+    return made
 
 
 def _is_whole(x: SharedTensor) -> bool:

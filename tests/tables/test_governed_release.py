@@ -7,7 +7,10 @@ import itertools
 import json
 import math
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, epsilon_of
 from sectorch.tables import Axis, PolicyError, Statistic
-from sectorch.tables.release import _division
+from sectorch.tables.release import PolicyLedger, _division, _granted, policy_of_message
 
 NOISY = {"epsilon": 1.0, "delta": 1e-5, "budget": 1.3}
 
@@ -720,3 +723,73 @@ def test_a_ledger_that_cannot_be_locked_or_is_another_partys_is_refused(tmp_path
     for wrong in ({"ledger": 3}, {"name": object()}):
         with pytest.raises(PolicyError):
             released([20, 30], sectorch.Policy(minimum=10, releases=0), **wrong)
+
+
+@pytest.mark.parametrize("kind", ["t_test", "variance", "std", "mean", "sum"])
+def test_what_a_withheld_group_holds_decides_nothing(kind):
+    """Neither whether there is a result, nor what it shows: a number out of the range of products is not told."""
+    found = []
+    for one in (51.0, 199_000.0):
+        x = np.array([50.0, 50.0, 50.0, 50.0, one, *np.arange(50) + 20.0])
+        columns = {
+            "sex": sectorch.tables.Column("category", categories=("f", "m")),
+            "x": sectorch.tables.Column("number", limit=200_000.0),
+        }
+        frame = {"sex": np.array(["f"] * 5 + ["m"] * 50), "x": x}
+        table = sectorch.owned(frame, owner="Q", session=REFERENCE, columns=columns).share()
+        statistic = getattr(sectorch.tables, kind)(table, "x", by="sex")
+        found.append(sectorch.release(statistic, sectorch.Policy(minimum=10, releases=0), rows=10_000))
+    assert np.array_equal(found[0].withheld, found[1].withheld) and found[0].withheld.any()
+    assert np.array_equal(found[0].values, found[1].values, equal_nan=True)
+
+
+def test_a_grant_is_of_one_thread_one_session_and_so_many_elements():
+    """A program's own reveal, beside a release or after it, is not under the policy."""
+    session, other, elsewhere = sectorch.Session(), sectorch.Session(), []
+    assert policy_of_message(session, "way", 1) == ""
+    with _granted(session, "digest", 3):
+        thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1)))
+        thread.start(), thread.join()
+        assert elsewhere == [""] and policy_of_message(other, "way", 1) == ""
+        assert policy_of_message(session, "way", 3) == "digest" and policy_of_message(session, "way", 1) == ""
+    assert policy_of_message(session, "another way", 1) == ""
+
+
+@pytest.mark.parametrize("noise", [{}, NOISY])
+def test_two_runs_of_one_name_at_once_show_one_result(noise, tmp_path, monkeypatch):
+    """Of two data sets that differ in one person, under a ledger of one release. Where both could come to the place at
+    which halves are stored, they wait for each other there, so that each would store its own."""
+    policy = sectorch.Policy(releases=1, **(noise or {"minimum": 10}))
+    gate, met, found = threading.Barrier(2), set(), {}
+    bound = {"row_bound": 100.0} if noise else {}
+    store, turn = PolicyLedger.store, threading.Lock()
+    for party in "QAS":
+        PolicyLedger(tmp_path / party, party)  # with its key
+
+    def store_together(self: PolicyLedger, *given: Any) -> None:
+        if threading.get_ident() not in met:
+            met.add(threading.get_ident())
+            with suppress(threading.BrokenBarrierError):
+                gate.wait(1)
+        with turn:
+            store(self, *given)
+
+    monkeypatch.setattr(PolicyLedger, "store", store_together)
+
+    def ask(n: int) -> None:
+        try:
+            values = released(
+                [n], policy, sectorch.Session(), [2000.0 + n], name="all", ledger=tmp_path, **bound
+            ).values
+            found[n] = float(values)
+        except (PolicyError, BudgetExhaustedError) as error:
+            found[n] = error
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in (50, 49)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shown = {value for value in found.values() if isinstance(value, float)}
+    assert len(found) == 2 and len(shown) == 1, found
+    assert list(json.loads((tmp_path / "A" / "releases.json").read_text())["releases"]) == ["all"]
