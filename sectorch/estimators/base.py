@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backend import RaisedFlags
 from ..deprecation import deprecate
 from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError, SectorchError, ShapeError
 from ..ops.common import require, round_scale
@@ -196,20 +193,6 @@ def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
     if x.session is not y.session or x.party != y.party or x.scheme != y.scheme:
         raise ArgumentError("X and y are of two sessions, or of two number formats; share them in one")
     return x, y.reshape(-1, 1)
-
-
-@contextmanager
-def one_fit(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
-    """One call for a whole fit. The tensors put into the list depend on every range check made inside."""
-    first, results = given[0], []
-    context = Context(first.session, first.party, first.scheme)
-    with first.session.operation(first.party) as net:
-        before = len(net.state(RaisedFlags))
-        yield context, results
-        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
-        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
-        for x in results:
-            x.flags = joined
 
 
 def count(what: str, value: Any) -> int:

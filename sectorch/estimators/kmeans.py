@@ -14,7 +14,7 @@ from ..ops.common import round_scale
 from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import SharedTensor
-from ..tensor.table import Context
+from ..tensor.table import Context, one_call
 from ..training.fixed_point import (
     at_scale_bits,
     check_below,
@@ -36,7 +36,6 @@ from .base import (
     count,
     halves_of,
     is_shared,
-    one_fit,
     plain_shared,
     rows_of,
     validate_data,
@@ -92,7 +91,7 @@ class KMeans(ClusterMixin, SharedEstimator):
         if shared is None:
             return self._nearest(x)
         centres = as_public_value(shared, self.cluster_centers_, "cluster_centers_")
-        with one_fit(x, centres) as (context, results):
+        with one_call(x, centres) as (context, results):
             most = max(whole_bits(v) for v in (x, centres))
             x, centres = (
                 at_scale_bits(context, check_below(context, v, most), context.frac_bits) for v in (x, centres)
@@ -114,7 +113,7 @@ class KMeans(ClusterMixin, SharedEstimator):
                 f"{self.max_iter}"
             )
         numbers = check_random_state(self.random_state).uniform(size=k)
-        with one_fit(x) as (context, results):
+        with one_call(x) as (context, results):
             unit = _UnitRows(context, x)
             x = at_scale_bits(context, check_below(context, x, whole_bits(x)), context.frac_bits)
             centres = _draw_centres(unit, x, numbers)

@@ -14,7 +14,7 @@ from ..ops.common import forbid
 from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import SharedTensor
-from ..tensor.table import Context
+from ..tensor.table import Context, one_call
 from ..training.fixed_point import (
     add_known,
     at_scale_bits,
@@ -43,7 +43,6 @@ from .base import (
     count,
     inner,
     is_shared,
-    one_fit,
     plain_shared,
     rows_of,
     unwrap_shared,
@@ -284,7 +283,7 @@ class _Linear(SharedEstimator):
     def _fit_shared(self, x: Any, y: Any) -> None:
         alpha, rounds = self._check_settings()
         x, y = rows_of(x, y)
-        with one_fit(x, y) as (_, results):
+        with one_call(x, y) as (_, results):
             standard = columns(x, alpha, 2.0**-self._loss.halvings, bool(self.fit_intercept))
             loss = self._loss(standard, y)
             v = minimize(standard, loss, rounds, self.tol)
@@ -305,7 +304,7 @@ class _Linear(SharedEstimator):
             return x @ np.ravel(self.coef_) + self.intercept_
         w = as_public_value(shared, self.coef_, "coef_").reshape(-1)
         b = as_public_value(shared, self.intercept_, "intercept_")
-        with one_fit(x, w, b) as (context, results):
+        with one_call(x, w, b) as (context, results):
             results.append(scores := as_float64(inner(context, x, w) + b))
         return scores
 

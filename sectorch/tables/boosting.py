@@ -42,7 +42,6 @@ from ..estimators.base import (
     check_is_fitted,
     count,
     is_shared,
-    one_fit,
     plain_shared,
     unwrap_shared,
     validate_data,
@@ -55,7 +54,7 @@ from ..ops.smooth import series
 from ..ring import encode
 from ..session import Session
 from ..tensor import SharedTensor, share_tensor
-from ..tensor.table import Context
+from ..tensor.table import Context, one_call
 from ..training.fixed_point import at_scale_bits, check_below, matmul
 from .table import Column, OwnedTable, Table
 
@@ -523,7 +522,7 @@ class _BoostedTrees(SharedEstimator):
         y.session.agreement.note(y.party, "boosted trees", repr((rows, features, self._facts(), unit_bits)))
         found = self._edges(groups, features, given, y)
         sources = [y] + [present] * (present is not None) + ([table.tensor()] if table is not None else [])
-        with one_fit(*sources) as (context, results):
+        with one_call(*sources) as (context, results):
             edges, blocks = self._blocks(context, groups, features, found, table)
             boosting = _Boosting(context, self, blocks, edges, unit_bits)
             results += self._trees(boosting, y, present, len(features))
@@ -665,7 +664,7 @@ class _BoostedTrees(SharedEstimator):
             X = validate_data(self, X, reset=False, dtype=np.float64)
             return self._plain_margin(X)
         x = self._shared_rows(X)
-        with one_fit(x, *(v for v in (getattr(self, name) for name in self._fitted) if is_shared(v))) as (
+        with one_call(x, *(v for v in (getattr(self, name) for name in self._fitted) if is_shared(v))) as (
             context, results,
         ):  # fmt: skip
             f, backend = context.frac_bits, context.backend

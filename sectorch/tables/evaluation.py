@@ -28,8 +28,8 @@ from ..session import Session, default_session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.secret import dtype_of
-from ..tensor.table import Context
-from .statistics import Axis, Statistic, exact_quotient, one_call, with_origin, with_source
+from ..tensor.table import Context, one_call
+from .statistics import Axis, Statistic, exact_quotient, with_origin, with_source
 from .table import Table
 
 METRICS = ("auroc", "auprc", "accuracy", "log_loss", "brier", "ece", "calibration", "confusion", "gaps")

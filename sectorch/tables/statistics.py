@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table as TextTable
 
-from ..backend import Normal, RaisedFlags, Value
+from ..backend import Normal, Value
 from ..display import Display, Plot
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError
 from ..ops.common import check_fits, exponent_map, round_scale
@@ -30,7 +30,7 @@ from ..ops.series import RECIPROCAL, RSQRT_OF_QUARTER
 from ..optional_deps import required_imports
 from ..ring import products
 from ..tensor import SharedTensor
-from ..tensor.table import Context
+from ..tensor.table import Context, one_call
 from .table import Column, Table, embed_public
 
 
@@ -322,20 +322,6 @@ def one_statistic(table: Table) -> AbstractContextManager[tuple[Context, list[Sh
     """`one_call` for a statistic of a table."""
     present = [table.present] if table.present is not None else []
     return one_call(*(table[name] for name in table.columns), *table.missing.values(), *present)
-
-
-@contextmanager
-def one_call(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
-    """One call for a whole computation. The tensors put into the list depend on every range check made inside."""
-    first, results = given[0], []
-    context = Context(first.session, first.party, first.scheme)
-    with first.session.operation(first.party) as net:
-        before = len(net.state(RaisedFlags))
-        yield context, results
-        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
-        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
-        for x in results:
-            x.flags = joined
 
 
 def scale_shares(context: Context, x: Value, bits: int) -> Value:

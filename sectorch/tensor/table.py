@@ -16,7 +16,8 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch.overrides import get_testing_overrides, resolve_name
 from torch.utils import _pytree as pytree
 
-from ..backend import Backend, Value
+from ..backend import Backend, RaisedFlags, Value
 from ..choreography import Net, Party
 from ..choreography.declaration import plain
 from ..errors import ArgumentError, DimensionError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
@@ -66,6 +67,20 @@ class Context:
     @property
     def frac_bits(self) -> int:
         return self.scheme.frac_bits
+
+
+@contextmanager
+def one_call(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
+    """One call for a whole computation. The tensors put into the list depend on every range check made inside."""
+    first, results = given[0], []
+    context = Context(first.session, first.party, first.scheme)
+    with first.session.operation(first.party) as net:
+        before = len(net.state(RaisedFlags))
+        yield context, results
+        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.state(RaisedFlags)[before:]]
+        joined = (context.backend.join_flags(flags),) if len(flags) > 1 else tuple(flags)
+        for x in results:
+            x.flags = joined
 
 
 @dataclass

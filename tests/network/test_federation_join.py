@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +9,13 @@ import join_program
 import numpy as np
 import pytest
 import torch
+from both_ways import run_both_ways
 from cases import long
-from commands import PIPE, Command
 from federation_world import World, each
 
 import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.roles import STAR
-from sectorch.cli.main import run
 from sectorch.errors import (
     AbortedError,
     ArgumentError,
@@ -33,7 +29,6 @@ from sectorch.federated.parties import Parties, Simulation
 from sectorch.network.federation.config import read_federation
 from sectorch.network.federation.programs import dry_run_source
 from sectorch.network.federation.reveals import Ledger, bounds_of
-from sectorch.testing.local_network import PROGRAM, free_port
 
 PARTIES = {"north": "Q", "east": "A", "south": "S", "mid": "H1", "west": "H2", "helper": "D"}
 DEALT = {**join_program.NAMES, "D": "D"}
@@ -154,35 +149,16 @@ def test_parties_that_name_other_arguments_are_found_out(world):
 def test_a_join_as_processes(tmp_path: Path, capsys):
     """Five commands and a server: `sectorch run` of the same program."""
     parties = {name: role for name, role in PARTIES.items() if role != "D"}
-    trial, server = tmp_path / "trial", f"localhost:{free_port()}"
-    entries = [f"{name}={role}" for name, role in parties.items()]
-    assert run(["federation", "try", str(trial), *entries, "--server", server, "--json"]) == 0
-    command = shlex.split(json.loads(capsys.readouterr().out)["server_command"])[1:]
-    started = [Command([*PROGRAM, *command], cwd=tmp_path, stdout=PIPE, stderr=PIPE)]
-    try:
-        began, running = time.monotonic(), {}
-        for name, role in parties.items():
-            inputs = []
-            if role in join_program.OWNERS:
-                np.save(tmp_path / f"{role}.npy", join_program.rows_of(role).numpy())
-                inputs = ["--input", f"{role}={role}.npy"]
-            program = f"{Path(join_program.__file__)}:program"
-            running[name] = Command(
-                [*PROGRAM, "run", program, "--federation", str(trial / "federation.toml"), "--as", name, *inputs,
-                 "--out", f"{name}.npz", "--json"], cwd=tmp_path, stdout=PIPE, stderr=PIPE,
-            )  # fmt: skip
-            started.append(running[name])
-        said = {name: process.communicate(timeout=600) for name, process in running.items()}
-        assert [process.returncode for process in running.values()] == [0] * 5, said
-        print(f"{time.monotonic() - began:.1f} s")
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    learned = dict(np.load(tmp_path / "west.npz"))
+    own = {name: ["--input", f"{role}={role}.npy"] for name, role in parties.items() if role in join_program.OWNERS}
+    for owner in join_program.OWNERS:
+        np.save(tmp_path / f"{owner}.npy", join_program.rows_of(owner).numpy())
+    found = run_both_ways(f"{Path(join_program.__file__)}:program", parties, own, tmp_path, capsys)
+    learned = found.learned["west"]
     check_rows(learned["rows"])
     assert int(learned["count"]) == 8
-    assert int(np.load(tmp_path / "north.npz")["result"]) == 48  # all that north learns
+    assert int(found.learned["north"]["result"]) == 48  # all that north learns
+    assert int(found.wanted["count"]) == 8 and int(found.wanted["without"]) == 48
+    print(found.line("west"))
 
 
 def with_consent(world: World, bounds: list[str]) -> tuple[dict[str, Any], dict[str, Ledger]]:
