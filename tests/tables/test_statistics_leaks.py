@@ -13,11 +13,11 @@ import pandas
 import pytest
 import torch
 from cases import some
-from session_in_protocol import Within
+from session_in_protocol import Within, with_masks_twice
 
 import sectorch
 from sectorch import Scheme, Session, SharedTensor, tables
-from sectorch.choreography import Net, Party
+from sectorch.choreography import Net
 from sectorch.mpc.star.shares import Shares
 from sectorch.tables import Column, Statistic, Table
 from sectorch.testing import CheckOptions, Given, ProtocolFault, check_protocol
@@ -79,18 +79,7 @@ def test_no_view_of_a_statistic_tells_two_tables_apart(name: str):
 @pytest.mark.sectorch_long
 def test_a_mask_that_is_used_twice_is_found(monkeypatch):
     """The control: openings of the statistic, of other values, are under one mask."""
-    common, seen = Net.common, dict[tuple, int]()
-
-    def again(net: Net, p: Party, q: Party, shape: Any, label: str, dtype: torch.dtype = torch.int64) -> Any:
-        before = net._draws
-        if label in ("r_A", "r_S"):
-            net._draws = seen.setdefault((net, label, tuple(shape)), before)
-        try:
-            return common(net, p, q, shape, label, dtype)
-        finally:
-            net._draws = before + 1
-
-    monkeypatch.setattr(Net, "common", again)
+    with_masks_twice(monkeypatch)
     with pytest.raises(ProtocolFault) as fault:
         check("variance")
     assert {finding.check for finding in fault.value.report.findings} & {"messages", "view"}

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from session_in_protocol import Within
+from session_in_protocol import Within, with_masks_twice
 
 from sectorch import DifferentiableTensor, Scheme, Session, SharedTensor
-from sectorch.choreography import Net, Party
+from sectorch.choreography import Net
 from sectorch.mpc.star.shares import Shares
 from sectorch.testing import Given, ProtocolFault, check_protocol
 
@@ -66,18 +66,7 @@ def test_no_view_of_a_step_tells_two_secrets_apart_and_its_result_tells_q_nothin
 @pytest.mark.sectorch_long
 def test_a_mask_that_is_used_twice_in_a_step_is_found(monkeypatch):
     """The control: two openings of the step, of other values, are under one mask."""
-    common, seen = Net.common, dict[tuple, int]()
-
-    def again(net: Net, p: Party, q: Party, shape: Any, label: str, dtype: torch.dtype = torch.int64) -> Any:
-        before = net._draws
-        if label in ("r_A", "r_S"):
-            net._draws = seen.setdefault((net, label, tuple(shape)), before)
-        try:
-            return common(net, p, q, shape, label, dtype)
-        finally:
-            net._draws = before + 1
-
-    monkeypatch.setattr(Net, "common", again)
+    with_masks_twice(monkeypatch)
     with pytest.raises(ProtocolFault) as fault:
         check()
     assert {finding.check for finding in fault.value.report.findings} & {"messages", "view"}
