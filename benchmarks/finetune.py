@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=2 python benchmarks/finetune.py --model bert
     OMP_NUM_THREADS=2 python benchmarks/finetune.py --model gpt2 --layers 2 --check
+    python benchmarks/finetune.py --model bert --dry               # bytes and rounds, on shapes
 
 The base is a model of transformers with random weights, of the size of BERT-base or GPT-2 small; A has it. Queries and
 values get adapters of rank 8, by peft with `--peft` (if it is installed) and else by the module below. Q has the token
@@ -113,6 +114,25 @@ def trained(chosen: argparse.Namespace, session: Session, shown: bool) -> dict[s
     return found | {name: p.reveal() for name, p in model.named_parameters() if p.requires_grad}
 
 
+def dry(chosen: argparse.Namespace) -> None:
+    """Bytes and rounds of the first two steps, on tensors without content; the second sends no weights."""
+    session = Session(dry=True)
+    model = adapted(base(chosen.model, chosen.layers), ADAPTED[chosen.model], chosen.rank).eval()
+    model = sectorch.shared(model.to("meta"), owner="A", session=session)
+    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.01)
+    for step in range(TRACED):
+        shapes = (chosen.batch, chosen.length), (chosen.batch,)
+        empty = (torch.empty(shape, dtype=torch.int64, device="meta") for shape in shapes)
+        ids, labels = (sectorch.share(v, session=session) for v in empty)
+        with Cost() as cost, session.call():
+            optimiser.zero_grad()
+            loss_of(chosen.model, model, ids, labels).backward()
+            optimiser.step()
+        once, dealt = cost.setup_bytes / 1e9, (cost.offline_bytes - cost.setup_bytes) / 1e9
+        print(f"step {step}: {cost.rounds} rounds, {cost.online_bytes / 1e9:.2f} GB online, {dealt:.2f} GB dealt, "
+              f"{once:.2f} GB once")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(ADAPTED), default="bert")
@@ -120,7 +140,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--peft", action="store_true", help="adapters of peft")
     parser.add_argument("--check", action="store_true", help="compare with the reference")
+    parser.add_argument("--dry", action="store_true", help="bytes and rounds of two steps, on shapes")
     chosen = parser.parse_args()
+    if chosen.dry:
+        return dry(chosen)
     found = trained(chosen, Session(), shown=True)
     if chosen.check:
         wanted = trained(chosen, Session(reference=True), shown=False)
