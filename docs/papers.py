@@ -61,7 +61,7 @@ _PHF, _CAP, _CAD, _PER, _SEC = (
 )
 
 ITEMS = [
-    _p(_H, "Figure 1", "overview", "picture", _PHF, "", "the package's files beside the paper: [PrivHFL](privhfl.md)"),
+    _p(_H, "Figure 1", "overview", "picture", _PHF, "", "Algorithm 1 beside the code: [PrivHFL](privhfl.md)"),
     _p(_H, "Figure 6", "private and mixup queries over rounds", "reproduced", f"{_PHF} benchmarks/privhfl.py", "privhfl.py fig6", "mixup is above private-data queries; further rounds do not gain"),
     _p(_H, "Figure 7", "architectures by queries", "reproduced", f"{_PHF} benchmarks/privhfl.py", "privhfl.py fig7", "rises with queries; a last batch of two rows spoils 100"),
     _p(_H, "Table 1", "queries and C", "reproduced", f"{_PHF} benchmarks/privhfl.py", "privhfl.py table1", "rises with queries, slightly with C; about half of the gain is there without asking anybody, which the paper does not test"),

@@ -107,10 +107,11 @@ def _title(page: str) -> str:
 def _shown(one: Entry) -> str:
     bases = [base for base in one.kind.__bases__ if base not in (errors.SectorchError, Exception)]
     also = f", also {' and '.join(f'`{base.__name__}`' for base in bases)}" if bases else ""
-    lines = [f"### {one.kind.__name__}", f"`{one.named}`{also}. {_linked(one.when)}"]
+    when = " ".join(_linked(one.when).split())
+    lines = [f"`{one.named}`{also}. {when}"]
     if one.example:
         lines.append(f"*Says, for example:* {_code(one.example)}")
-    return "\n\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
+    return f"### {one.kind.__name__}\n\n" + "<br>\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
 
 
 def listed() -> str:
