@@ -38,7 +38,7 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> str:
 
 ACCURACIES = {
     "gains": "What the queries gain",
-    "table1": "Table 1: how many queries, who answers; \"nobody asked\" is `longer` with as many steps",
+    "table1": 'Table 1: how many queries, who answers; "nobody asked" is `longer` with as many steps',
     "table5": "Table 5: mixup's coefficient",
     "fig11c": "Figure 11(c): expansion",
     "fig12": "Figure 12: selection from a pool of four times as many",

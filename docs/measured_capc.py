@@ -38,7 +38,8 @@ def steps() -> str:
 
 
 def gains() -> str:
-    """The whole pool and the plan."""
+    """The whole pool and the plan, and the gains of the plan's number of images with other labels."""
+    names = ("longer", "own-labels", "no-noise", "true-labels")
     body = []
     for parties, found in _rows("gains").items():
         pool = found["means"]["whole pool"]
@@ -50,21 +51,12 @@ def gains() -> str:
                 f"{_percent(one['right'])} ({_percent(one['expected'])})", _percent(before), _percent(after),
                 _points([100 * g for g in one["gains"]]),
                 "" if one is pool else difference(one["gains"], pool["gains"]),
+                *("" if one is pool else _points([100 * g for g in found["means"][f"planned, {other}"]["gains"]])
+                  for other in names),
             ])  # fmt: skip
     head = ["parties", "queries", "sigma", "answers right, % (forecast)", "before, %", "after, %", "gain, points",
-            "against the pool"]  # fmt: skip
-    return table(head, body)
-
-
-def controls() -> str:
-    """Gains of the same number of images with other labels."""
-    names = ("longer", "own-labels", "no-noise", "true-labels")
-    body = [
-        [parties, *(_points([100 * g for g in found["means"][n]["gains"]])
-                    for n in ("planned", *(f"planned, {name}" for name in names)))]
-        for parties, found in _rows("gains").items()
-    ]  # fmt: skip
-    head = ["parties", "planned", "longer: own samples again", "own labels", "the vote without noise", "true labels"]
+            "against the pool", "longer: own samples again", "own labels", "the vote without noise",
+            "true labels"]  # fmt: skip
     return table(head, body)
 
 
@@ -137,7 +129,6 @@ def figures() -> str:
 CAPC: dict[str, Callable[[], str]] = {
     "steps": steps,
     "gains": gains,
-    "controls": controls,
     "confident": confident,
     "planner": planner,
     "figures": figures,

@@ -63,13 +63,8 @@ def _gains(methods: dict[str, str], of: Callable[[dict], float]) -> str:
 
 
 def gains() -> str:
-    """Table 1, ours and the ceiling."""
-    return _gains({**OURS, "dml": OTHERS["dml"]}, _last)
-
-
-def others() -> str:
-    """Table 1, the other baselines."""
-    return _gains({name: OTHERS[name] for name in ("scalar", "l2", "fedavg", "fedavg-dp")}, _last)
+    """Table 1: ours and the baselines."""
+    return _gains(OURS | {name: OTHERS[name] for name in ("dml", "scalar", "l2", "fedavg", "fedavg-dp")}, _last)
 
 
 def top5() -> str:
@@ -118,11 +113,7 @@ def by_class() -> str:
         ]
         apart.append([split, *(_spread(values) for values in spreads), _over(spreads[2], spreads[1])])
     head = ["split", "before", "after, local", "after, `forward`", "`forward` over local"]
-    return (
-        table(["split", *(f"class {c}" for c in range(10))], body)
-        + "\n\nStandard deviation over parties of a class's accuracy, mean over classes, in points:\n\n"
-        + table(head, apart)
-    )
+    return table(["split", *(f"class {c}" for c in range(10))], body) + "\n\n" + table(head, apart)
 
 
 def by_party() -> str:
@@ -239,6 +230,6 @@ def directions() -> str:
 
 CAPRIDE: dict[str, Callable[[], str]] = {
     f.__name__.replace("_", "-"): f
-    for f in (gains, others, top5, by_round, by_parties, by_class, by_party, sensitivity, resnet, depths, encrypted,
+    for f in (gains, top5, by_round, by_parties, by_class, by_party, sensitivity, resnet, depths, encrypted,
               networks, attack, leakage, directions)
 }  # fmt: skip
