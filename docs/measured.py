@@ -18,9 +18,9 @@ def rows_of(paper: str, command: str) -> list[dict]:
     return json.loads((RESULTS / paper / f"{command}.json").read_text(encoding="utf-8"))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, the first column to the left and the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Markdown, the first columns, of words, to the left and the others to the right."""
+    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -144,32 +144,36 @@ PRIVHFL: dict[str, Callable[[], str]] = {
 
 
 def huggingface() -> str:
-    """A table for each kind of models: what it took, or why it is refused."""
+    """A table for each kind of models, a row for those of alike rounds; then the others, each with its reason."""
     rows = json.loads((RESULTS / "huggingface.json").read_text(encoding="utf-8"))
-    ran = sum("error" in row and "defect" not in row for row in rows.values())
+    right = {name: row for name, row in rows.items() if "error" in row and "defect" not in row}
     differ = sum("error" in row and "defect" in row for row in rows.values())
     own = sum("error" not in row and "defect" in row for row in rows.values())
-    refused = len(rows) - ran - differ - own
+    refused = len(rows) - len(right) - differ - own
     counts = (
-        f"Of {len(rows)}, {ran} are right, {refused} refused by a typed error of ours, {own} by the model's own while",
-        f"its code is told that it is compiled, and {differ} differ.",
+        f"Of {len(rows)}, {len(right)} are right, {refused} refused by a typed error of ours, {own} by the model's own",
+        f"while its code runs as compiled, and {differ} differ.",
     )
-    sections = [" ".join(counts)]
-    head = ("class", "support", "error", "first call, s", "second call, s", "MB", "rounds")
+    span = lambda values: "to".join(f" {v:.1f} " for v in dict.fromkeys((min(values), max(values)))).strip()
+    body = []
     for kind in dict.fromkeys(row["kind"] for row in rows.values()):
-        body = [_of_model(name, row) for name, row in rows.items() if row["kind"] == kind]
-        sections.append(f"### {kind.capitalize()}\n\n{table(head, body)}")
-    return "\n\n".join(sections)
+        found = {name: row for name, row in right.items() if row["kind"] == kind}
+        for band in sorted({row["rounds"] // 100 for row in found.values()}):
+            alike = {name: row for name, row in found.items() if row["rounds"] // 100 == band}
+            classes = ", ".join(f"{name} ({row['rounds']}, {row['bytes'] / 1e6:.1f})" for name, row in alike.items())
+            seconds = (span([row[key] for row in alike.values()]) for key in ("first_s", "second_s"))
+            body.append([kind, classes, f"{max(row['error'] for row in alike.values()):.0e}", *seconds])
+    head = ("kind", "classes (rounds, MB)", "error at most", "first call, s", "second call, s")
+    alone = [[name, f"right, operation by operation: {row['alone']}"] for name, row in right.items() if row["alone"]]
+    others = [[name, _reason(row)] for name, row in rows.items() if name not in right]
+    lists = [table(head, body, words=2), table(("class", "what happens"), [*alone, *others], words=2)]
+    return "\n\n".join([" ".join(counts), *lists])
 
 
-def _of_model(name: str, row: dict) -> list[str]:
-    if "error" not in row or "defect" in row:
-        text = row.get("defect") or row["refused"]
-        text = re.sub(r"; nearest supported: .*", "", text).replace("|", "\\|").replace("\n", " ")
-        return [name, text, "", "", "", "", ""]
-    support = "yes" if row["alone"] is None else f"operation by operation: {row['alone']}"
-    seconds = (f"{row['first_s']:.1f}", f"{row['second_s']:.1f}")
-    return [name, support, f"{row['error']:.0e}", *seconds, f"{row['bytes'] / 1e6:.1f}", str(row["rounds"])]
+def _reason(row: dict) -> str:
+    """Why a model is refused, or how far it is off."""
+    text = re.sub(r"; nearest supported: .*", "", row.get("defect") or row["refused"])
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def generation() -> str:
@@ -283,17 +287,19 @@ def beside_others() -> str:
 
 
 def processes() -> str:
-    """A row for each model that was answered by processes."""
+    """The models that were answered by processes, and those that were refused."""
     rows = json.loads((RESULTS / "processes.json").read_text(encoding="utf-8"))
-    head = ("model", "bits", "s", "MB", "rounds")
+    answered = {name: row for name, row in rows.items() if "equal" in row}
     body = []
-    for name, row in rows.items():
-        if "equal" in row:
-            spent = (f"{row['second_s']:.2f}", f"{row['bytes'] / 1e6:.2f}", str(row["rounds"]))
-            body.append([name, "equal" if row["equal"] else "different", *spent])
-        else:
-            body.append([name, row["refused"], "", "", ""])
-    return table(head, body)
+    for equal, what in ((True, "equal in every bit"), (False, "different")):
+        shown = ", ".join(
+            f"{name} ({row['second_s']:.2f}, {row['bytes'] / 1e6:.2f}, {row['rounds']})"
+            for name, row in answered.items()
+            if row["equal"] is equal
+        )
+        body += [[what, shown]] if shown else []
+    body += [[f"refused: {row['refused']}", name] for name, row in rows.items() if name not in answered]
+    return table(("result", "models (s, MB, rounds)"), body, words=2)
 
 
 HUGGINGFACE: dict[str, Callable[[], str]] = {
