@@ -128,6 +128,7 @@ class Statements:
 
     Attributes:
         key: at S, its identity key; in one process a fresh one.
+        signed: a hash of the statements since `take_signed`, by which receipts of all parties name them.
         trust: at Q and A, is called with S's public key, and raises if it is not S's.
         check: at A, runs a `DecoyCheck`, or has it run later.
         asked: how many decoys Q has asked, at Q and A. checked: how many of these A has checked.
@@ -141,11 +142,14 @@ class Statements:
         self.check: Callable[[DecoyCheck], None] = DecoyCheck.note
         self.asked = self.checked = 0
         self.found: FalseServerError | DecoyError | None = None
+        self.signed = b""
         self.lock = threading.Lock()
         self._public = b""
         self._messages: weakref.WeakKeyDictionary[Setup, dict[Slot, tuple[bytes, torch.Tensor | None]]] = (
             weakref.WeakKeyDictionary()
         )
+        self.stated_setups: weakref.WeakKeyDictionary[Setup, dict[str, bytes]] = weakref.WeakKeyDictionary()
+        """At Q, the digest of the masked model that S has stated for each program: one in all calls of a session."""
         self._fit: weakref.WeakSet[Program] = weakref.WeakSet()
         self.replays: weakref.WeakKeyDictionary[Program, Setup] = weakref.WeakKeyDictionary()
         """At A, the setup of Q and S for the program that was checked last."""
@@ -233,6 +237,16 @@ class Statements:
         found = self._messages[setup]
         return [found[slot] for slot, _ in setup_messages(program)]
 
+    def take_signed(self) -> dict[str, str]:
+        """The hash of the statements since the last call of this, and S's key, in hexadecimal digits."""
+        found, self.signed = self.signed, b""
+        return {"statement": found.hex(), "server": self._public.hex()} if found else {}
+
+    def add_signed(self, statement: Statement) -> None:
+        """Add a statement, which this party has made or found right, to `signed`."""
+        one = hashlib.sha256(statement.to_message()).digest()
+        self._public, self.signed = statement.public, hashlib.sha256(self.signed + one).digest()
+
     def check_key(self, public: bytes) -> None:
         """Raise unless this is S's key, and the one of the session's other statements."""
         if self._public not in (b"", public):
@@ -240,6 +254,17 @@ class Statements:
         if not self._public:
             self.trust(public)
         self._public = public
+
+
+def record_bytes(program: Program, setup: Setup) -> tuple[int, int]:
+    """Bytes that A keeps to check decoys of a program: until a call is checked, and for the session.
+
+    An estimate: the messages that it has sent S, and what it takes to run the part of Q and S again.
+    """
+    part = part_of(program, frozenset(party for party in program.parties if party.role in "QS"))
+    sent = sum(h.shape.numel() * h.dtype.itemsize for h in _messages_to_S(program) if h.src.role == "A")
+    masked = sum(h.shape.numel() * h.dtype.itemsize for _, h in setup_messages(program) if h.src.role == "A")
+    return sent + part.memory["call"], masked + setup.for_replay().missing_bytes(part)
 
 
 def setup_messages(program: Program) -> list[tuple[Slot, Any]]:
@@ -294,7 +319,9 @@ class _Call:
             _named("A", self._streams["A"]), self._setup_digest(),
             {name: self._digest(digests, name[:2], name[2]) for name in DIGESTS}, key.public_key().public_bytes_raw(),
         )  # fmt: skip
-        return _tensor(replace(statement, signature=key.sign(statement.signed_bytes())).to_message())
+        statement = replace(statement, signature=key.sign(statement.signed_bytes()))
+        statements.add_signed(statement)
+        return _tensor(statement.to_message())
 
     def _setup_digest(self) -> bytes:
         messages = self._statements.messages_of(self._program, self._setup)
@@ -311,12 +338,14 @@ class _Call:
         for edge in EDGES:
             for phase in PHASES if role in edge else ():
                 right &= bytes_eq(statement.digests[(*edge, phase)], self._digest(digests, edge, phase))
-        if role == "A":
-            right &= bytes_eq(statement.setup, self._setup_digest())
+        before = self._statements.stated_setups.setdefault(self._setup, {})
+        own = self._setup_digest() if role == "A" else before.setdefault(self._program.digest, statement.setup)
+        right &= bytes_eq(statement.setup, own)
         if not right:
             raise FalseServerError(
                 f"S states other messages of call {self._call} than this party has sent and received"
             )
+        self._statements.add_signed(statement)
         return statement
 
     def note(self, message: torch.Tensor, digests: CallDigests, decoy: bool, seed: bytes) -> torch.Tensor:
@@ -403,6 +432,11 @@ class DecoyCheck:
     statements: Statements = field(repr=False)
     between: PairKey = field(repr=False)
     device: torch.device
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it takes until it has run, as it was reserved for the call (`record_bytes`)."""
+        return record_bytes(self.program, self.setup)[0]
 
     def note(self) -> None:
         """Run the check, and note what it finds in the session's `Statements`."""
@@ -506,7 +540,7 @@ class ServerEvidence:
             raise DecoyError("no evidence: S has signed for other streams than these")
         S = next(party for party in program.parties if party.role == "S")
         headers = [header for _, header in setup_messages(program)]
-        incoming = _incoming(program, S)
+        incoming = _messages_to_S(program)
         by_sender = {"Q": self.from_Q, "A": self.from_A}
         pairs = [(headers, self.setup)]
         pairs += [([h for h in incoming if h.src.role == role], values) for role, values in by_sender.items()]
@@ -535,7 +569,7 @@ class ServerEvidence:
             raise DecoyError("no evidence: S has sent what the program gives")
 
 
-def _incoming(program: Program, S: Party) -> list[Any]:
+def _messages_to_S(program: Program) -> list[Any]:
     """The headers of the messages to S in a call, in the program's order."""
     moves = [node.step for node in program.call if isinstance(node.step, Move)]
-    return [step.header for step in moves if step.header.dst == S]
+    return [step.header for step in moves if step.header.dst.role == "S"]

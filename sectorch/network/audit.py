@@ -24,8 +24,9 @@ from rich.text import Text
 
 from .. import files
 from ..cli.command import Parser, command_status, print_json
-from ..errors import ArgumentError, ReceiptError
+from ..errors import ArgumentError, IdentityError, ReceiptError
 from . import receipts
+from .identity.commitment import signer_of
 from .identity.identity import PRINT, fingerprint, fingerprint_of
 from .names import readable
 
@@ -74,6 +75,8 @@ class Entry:
     Attributes:
         opened: the reveals that the party has sent, in a program of its own. releases: those under its policy.
         certificate, key: the fingerprints by which the party knows the client; empty if it does not.
+        signed_by: the fingerprint of the key that has signed the model's version; empty where none is shown.
+        statement, server: a hash of what S has signed in the query, and its key's fingerprint, where S signs.
     """
 
     line: int
@@ -92,6 +95,9 @@ class Entry:
     ended: str = ""
     opened: list[RevealRecord] = field(default_factory=list)
     releases: list[ReleaseRecord] = field(default_factory=list)
+    signed_by: str = ""
+    statement: str = ""
+    server: str = ""
 
     @property
     def done(self) -> bool:
@@ -239,6 +245,11 @@ def _add_line(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entr
             raise ReceiptError("it is of another role than the file began with")
         if found.role == "Q":
             entry.key, entry.certificate = found.key, found.certificate
+        if record.commitment is not msgspec.UNSET:
+            try:
+                entry.signed_by = signer_of(record.commitment, record.model, record.version)
+            except IdentityError as error:
+                raise ReceiptError(str(error)) from None
         found.queries.append(entry)
         opened[entry.line] = entry
     elif isinstance(record, receipts.OpenedLine):
@@ -260,6 +271,8 @@ def _add_line(found: Audit, record: receipts.ReceiptLine, opened: dict[int, Entr
         if entry is None:
             raise ReceiptError("it ends a query that has not begun, or has ended")
         entry.outcome, entry.ended = record.outcome, record.time
+        if record.statement is not msgspec.UNSET and record.server is not msgspec.UNSET:
+            entry.statement, entry.server = record.statement, fingerprint(bytes.fromhex(record.server))
 
 
 @dataclass
@@ -323,7 +336,9 @@ def _concerns(entry: Entry, party: Audit) -> bool:
 
 def _differ(one: Entry, other: Entry) -> list[str]:
     names = [n for n in ("client", "asked", "rows", "learned") if getattr(one, n) != getattr(other, n)]
-    both = [n for n in ("key", "certificate") if getattr(one, n) and getattr(other, n)]
+    both = [
+        n for n in ("key", "certificate", "signed_by", "statement", "server") if getattr(one, n) and getattr(other, n)
+    ]
     names += [n for n in both if getattr(one, n) != getattr(other, n)]
     few, many = sorted((one.models, other.models), key=len)
     names += ["model"] if few.keys() - many.keys() else []
@@ -509,7 +524,9 @@ def _show(console: Console, found: Audit, known: bool) -> None:
     firsts: dict[str, int] = {}
     for entry in found.queries:
         by = entry.key or (f"certificate {entry.certificate}" if entry.certificate else "")
-        models = [f"'{model}' answered with version {version}" for model, version in entry.models.items()]
+        by_key = f", signed by {entry.signed_by}" if entry.signed_by else ""
+        models = [f"'{model}' answered with version {version}{by_key}" for model, version in entry.models.items()]
+        models += [f"the server signed with {entry.server}"] if entry.server else []
         for words in ([f"'{entry.client}' was known by {by}"] if by else []) + models:
             firsts.setdefault(words, entry.line)
     for words, line in firsts.items():

@@ -147,15 +147,26 @@ class TrafficCount(Observer):
 
 @dataclass
 class QueryFacts:
-    """A query that is logged: the number of its receipt's line, if there is one, and further facts for the log."""
+    """A query that is logged: the number of its receipt's line, if there is one, and further facts.
+
+    Attributes:
+        more: for the log. signed: for the receipt of its end.
+    """
 
     number: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
+    signed: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
 def query(
-    me: Party, receipts: Receipts | None = None, session: str = "", call: int = 0, trace: object = None, **facts: Any
+    me: Party,
+    receipts: Receipts | None = None,
+    session: str = "",
+    call: int = 0,
+    trace: object = None,
+    commitment: str | None = None,
+    **facts: Any,
 ) -> Iterator[QueryFacts]:
     """Log the query that runs in the block when it ends, and write its receipts, if receipts are kept.
 
@@ -163,6 +174,7 @@ def query(
         me: this party.
         session, call: the query's name in the receipts of all parties.
         trace: see `Watcher.step`.
+        commitment: for the receipt alone; see `receipts.AskedLine`.
 
     Raises:
         ReceiptError: a receipt cannot be written. The block is not entered, or its result must not be used.
@@ -171,7 +183,7 @@ def query(
     moved, since = TrafficCount(me), time.monotonic()
     try:
         if receipts is not None:
-            number = receipts.begin_query(session=session, call=call, **facts)
+            number = receipts.begin_query(session=session, call=call, commitment=commitment, **facts)
         asked.number = number
         with step("query", trace, party=me.role, session=session, call=call, **facts), moved:
             yield asked
@@ -181,7 +193,7 @@ def query(
     finally:
         if receipts is not None and number is not None:
             try:
-                head = receipts.end_query(number, outcome)
+                head = receipts.end_query(number, outcome, **asked.signed)
             except ReceiptError as error:
                 failed, outcome = error, outcome if outcome != "done" else type(error).__name__
         took = {"seconds": round(time.monotonic() - since, 3), "bytes": moved.bytes}

@@ -89,6 +89,11 @@ class MemoryBound:
             self._check(size)
             self._calls, self._sessions = self._calls + call, self._sessions + session
 
+    def take_over(self, size: int) -> None:
+        """Reserve bytes that a running call has reserved and is about to release; `release` gives them back."""
+        with self._released:
+            self._calls += size
+
     def release(self, call: int, session: int = 0) -> None:
         """Give reserved room back."""
         with self._released:

@@ -57,6 +57,10 @@ class LinkNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mbit: float
 
 
+Signed = Annotated[str, Meta(pattern=r"\A([0-9a-f]{192})?\Z")]
+"""An Ed25519 public key and its signature in hexadecimal digits, or nothing."""
+
+
 class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of a `Scheme` that all parties of a session have in common."""
 
@@ -150,8 +154,9 @@ class Register(ServerRequest, frozen=True, kw_only=True, tag="register"):
     """An answering party offers a model.
 
     Attributes:
-        edition: its name for the weights. keeper: for a replica, the name of its store.
+        edition: its commitment to the weights. keeper: for a replica, the name of its store.
         made: when this version was added, by the party's clock.
+        signed: its signature of the version (`identity/commitment.py`).
     """
 
     name: str
@@ -159,6 +164,7 @@ class Register(ServerRequest, frozen=True, kw_only=True, tag="register"):
     edition: Annotated[str, Meta(max_length=64)]
     keeper: Annotated[str, Meta(max_length=64)] = ""
     made: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    signed: Signed = ""
 
 
 class Open(ServerRequest, frozen=True, kw_only=True, tag="open"):
@@ -269,6 +275,7 @@ class OfferedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     description: dict[str, Any]
     edition: str
+    signed: Signed = ""
 
 
 class SessionParts(ServerReply, frozen=True):

@@ -82,6 +82,7 @@ class AskedLine(ReceiptLine, frozen=True, kw_only=True, tag="asked"):
     Attributes:
         learned: what the client learns at most. rows: of the inputs, if the model's inputs have rows.
         key, certificate: the fingerprints by which the party knows the client.
+        commitment: the answering party's key, and its signature of `version` (`identity/commitment.py`).
     """
 
     role: str
@@ -95,6 +96,7 @@ class AskedLine(ReceiptLine, frozen=True, kw_only=True, tag="asked"):
     rows: int | UnsetType = UNSET
     key: str | UnsetType = UNSET
     certificate: str | UnsetType = UNSET
+    commitment: Annotated[str, Meta(pattern=r"\A[0-9a-f]{192}\Z")] | UnsetType = UNSET
 
 
 class OpenedLine(ReceiptLine, frozen=True, kw_only=True, tag="opened"):
@@ -133,10 +135,16 @@ class ReleasedLine(ReceiptLine, frozen=True, kw_only=True, tag="released"):
 
 
 class EndedLine(ReceiptLine, frozen=True, kw_only=True, tag="ended"):
-    """The outcome of the query of the line `of`."""
+    """The outcome of the query of the line `of`.
+
+    Attributes:
+        statement, server: where S signs what it sends, a hash of what it has signed in this query, and its public key.
+    """
 
     of: int
     outcome: str
+    statement: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | UnsetType = UNSET
+    server: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | UnsetType = UNSET
 
 
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in (BeganLine, AskedLine, OpenedLine, ReleasedLine, EndedLine)}
@@ -283,13 +291,13 @@ class Receipts:
         """
         self._add({"event": "released", "of": number, **facts})
 
-    def end_query(self, number: int, outcome: str) -> str:
-        """Write the line of a query's end; returns the file's head after it.
+    def end_query(self, number: int, outcome: str, **facts: str) -> str:
+        """Write the line of a query's end, with these facts (`EndedLine`); returns the file's head after it.
 
         Raises:
             ReceiptError: it cannot be written.
         """
-        return self._add({"event": "ended", "of": number, "outcome": outcome})[1]
+        return self._add({"event": "ended", "of": number, "outcome": outcome, **facts})[1]
 
     def unready(self) -> str:
         """Why no receipt can be written now, so that nothing is served; empty while receipts can be written."""

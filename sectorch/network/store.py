@@ -763,5 +763,5 @@ def tensor_digest(named: Iterable[tuple[str, torch.Tensor]]) -> bytes:
 
 
 def version(description: dict, edition: object) -> str:
-    """The version of a model: a digest of its architecture and of its owner's name for the weights."""
-    return fingerprint(description, edition)[:32]
+    """The version of a model: a digest of its architecture and of its owner's commitment to the weights."""
+    return fingerprint(description, edition)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +18,14 @@ from sectorch import decoys, errors
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.decoys import Decoys
-from sectorch.network import answer, server_evidence
+from sectorch.network import answer, receipts, server_evidence
+from sectorch.network.audit import audit, compare
 from sectorch.network.commands.ask import query
-from sectorch.network.identity.identity import Credentials, fingerprint_of
+from sectorch.network.identity.commitment import commitment_to, opens, sign_version, signer_of
+from sectorch.network.identity.identity import Credentials, fingerprint_of, new_identity, read_identity
+from sectorch.network.memory import MemoryBound
 from sectorch.network.parties.remote_model import PendingQueries
+from sectorch.network.parties.server import Registry
 from sectorch.network.store import Store
 from sectorch.nn.inputs import Inputs
 
@@ -35,7 +42,7 @@ def checking(pki, tmp_path):
     made = dict(made)
     server = made["server"]
     if server.identity is None:
-        identity = sectorch.network.identity.identity.new_identity()
+        identity = new_identity()
         made["server"] = Credentials(server.certificate, server.key, server.authority, identity)
     trio = Trio(made, model, GOOD, tmp_path)
     trio.party.close()
@@ -129,6 +136,146 @@ def test_a_server_that_cheats_in_a_decoy_leaves_evidence(checking, monkeypatch, 
         parts = lambda e: [*e.setup, *e.from_Q, *e.from_A]
         assert found.statement == head.statement and (found.session, found.call) == (head.session, head.call)
         assert all(torch.equal(a, b) for a, b in zip(parts(shown), parts(evidence), strict=True)), "facts for people"
+
+
+# What receipts show: which model, by whose commitment, and what the server has signed.
+
+
+def test_a_version_is_a_commitment_that_its_owner_alone_can_open(small_model):
+    weights = {name: value.detach() for name, value in small_model.state_dict().items()}
+    owner, other = read_identity(new_identity()), read_identity(new_identity())
+    edition, salt = commitment_to(weights, owner)
+    description = {"any": 1}
+    version = sectorch.network.store.version(description, edition)
+    assert commitment_to(dict(reversed(weights.items())), owner) == (edition, salt), "one name at all processes"
+    assert opens(version, description, weights, salt)
+    name, value = next(iter(weights.items()))
+    last = value.clone()
+    last.view(-1)[-1] = torch.nextafter(last.view(-1)[-1], torch.tensor(torch.inf))
+    for changed in (
+        (description, {**weights, name: last}, salt),
+        ({"any": 2}, weights, salt),
+        (description, {**weights, name: value.double()}, salt),
+        (description, weights, commitment_to(weights, other)[1]),  # guessed weights are not confirmed without the key
+        (description, weights, salt[:-1]),
+        (description, weights, b""),
+    ):
+        assert not opens(version, *changed)
+    signed = sign_version(owner, "m", version)
+    assert signer_of(signed, "m", version) == sectorch.network.identity.identity.fingerprint(
+        owner.public_key().public_bytes_raw()
+    )
+    flipped = f"{signed[:-1]}{int(signed[-1], 16) ^ 1:x}"
+    for wrong in ((signed, "n", version), (signed, "m", version[:-1]), (flipped, "m", version), ("", "m", version)):
+        with pytest.raises(errors.IdentityError, match="has not signed the version"):
+            signer_of(*wrong)
+
+
+def test_receipts_of_all_parties_name_one_commitment_and_what_s_has_signed(pki, tmp_path, monkeypatch, caplog):
+    made = dict(pki[1])
+    server = made["server"]
+    made["server"] = Credentials(server.certificate, server.key, server.authority, new_identity())
+    model = nn.Sequential(nn.Linear(4, 2)).eval()
+    trio = Trio(made, model, GOOD, tmp_path, receipts=True)
+    try:
+        trio.party.close()
+        trio.party = answer(
+            trio.address, made["hospital-b"], model, GOOD, pins=trio.pins, audit_server=True,
+            receipts=trio.receipts["A"],
+        )  # fmt: skip
+        coins(monkeypatch, True, False, False)
+        remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+        for _ in range(2):
+            remote(GOOD)
+        trio.connection.model("hospital-b")(GOOD)
+        weights, offer = trio.party._offers.latest()[0].weights, trio.party._offers.latest()[0]
+    finally:
+        trio.close()
+    found = {who: audit(path) for who, path in trio.receipts.items()}
+    for one, other in ((found["Q"], found["A"]), (found["Q"], found["S"]), (found["A"], found["S"])):
+        assert compare(one, other).agree and compare(one, other).same == 4
+    owner = read_identity(made["hospital-b"].identity)
+    for entry in found["Q"].queries:
+        assert opens(entry.version, offer.description, weights, commitment_to(weights, owner)[1])
+        assert entry.signed_by == fingerprint_of(made["hospital-b"].identity)
+    signed = [(entry.statement, entry.server) for entry in found["Q"].queries]
+    assert len({statement for statement, _ in signed[:3]}) == 3, "a decoy's line is as any other's"
+    assert {key for _, key in signed[:3]} == {fingerprint_of(made["server"].identity)}
+    assert signed[3] == ("", ""), "nothing is signed in an ordinary session"
+    other = copy.deepcopy(found["A"])
+    other.queries[0].statement = "0" * 64
+    assert [names for *_, names in compare(found["Q"], other).differing] == [["statement"]]
+    line = trio.receipts["Q"].read_text().splitlines()[1]
+    record = json.loads(line)
+    key = read_identity(made["alice"].identity)
+    del record["signature"]
+    forged = receipts.sign_line({**record, "version": "0" * 64}, key).decode()
+    lines = trio.receipts["Q"].read_text().splitlines()[:1]
+    (tmp_path / "forged").write_text("\n".join([*lines, forged, ""]))
+    with pytest.raises(errors.ReceiptError, match="has not signed the version of 'hospital-b'"):
+        audit(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("signed", ["", "0" * 192, "another model", "another key"])
+def test_a_version_that_its_owner_has_not_signed_is_refused(checking, monkeypatch, signed):
+    trio, _ = checking
+    find = Registry.find
+    if signed.startswith("another"):
+        offer = trio.party._offers.latest()[0]
+        owner = trio.made["hospital-b" if signed == "another model" else "alice"].identity
+        name = "hospital-c" if signed == "another model" else offer.name
+        signed = sign_version(read_identity(owner), name, offer.version)
+    monkeypatch.setattr(Registry, "find", lambda *args: replace(find(*args), signed=signed))
+    with pytest.raises(errors.IdentityError, match="signed the version of"):
+        trio.connection.model("hospital-b", ACCOUNTABLE)
+
+
+def test_q_knows_the_servers_key(checking, monkeypatch):
+    trio, model = checking
+    plain = sectorch.reference(model)(GOOD)
+    assert torch.equal(trio.connection.model("hospital-b", ACCOUNTABLE, server_key=trio.key)(GOOD), plain)
+    wrong = fingerprint_of(trio.made["alice"].identity)
+    with pytest.raises(errors.FalseServerError, match=re.escape(f"{trio.key}, and {wrong} is the one")):
+        trio.connection.model("hospital-b", ACCOUNTABLE, server_key=wrong)(GOOD)
+    with pytest.raises(errors.ArgumentError, match=r"add Scheme\(accountable=True\)"):
+        trio.connection.model("hospital-b", server_key=trio.key)
+    with pytest.raises(errors.ArgumentError, match="the server's key is a fingerprint"):
+        trio.connection.model("hospital-b", ACCOUNTABLE, server_key="x")
+    trio.party.close()
+    trio.party = answer(trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audit_server=True)
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE)
+    remote(GOOD)
+    for opened in list(remote._sessions.values()):
+        remote._end(opened)
+    monkeypatch.setattr(trio.server._serving, "_key", read_identity(new_identity()))
+    with pytest.raises(errors.FalseServerError, match=re.escape(f"and {trio.key} is the one that is known")):
+        remote(GOOD)  # another session, and another key than the first time
+
+
+def test_what_a_keeps_of_decoys_counts_in_its_memory(checking, monkeypatch):
+    trio, _ = checking
+    memory, reserved = trio.party._memory, []
+    memory.limit = 1 << 40
+    own, put = MemoryBound.reserve, trio.party._auditor._checks.put
+    monkeypatch.setattr(MemoryBound, "reserve", lambda *args: reserved.append(args[1:]) or own(*args))
+    trio.connection.model("hospital-b")(GOOD)
+    plain = reserved[-1]
+    held = []
+    monkeypatch.setattr(trio.party._auditor._checks, "put", lambda work: held.append(work) or put(work))
+    coins(monkeypatch, True, False)
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    remote(GOOD)
+    of_decoy, of_question = reserved[-2:]
+    (check, *_) = held[0]
+    assert of_decoy[0] == plain[0] + check.bytes < of_question[0] + plain[1] + 1, "every call: any may be a decoy"
+    assert of_question[1] == 0 < plain[1] < of_decoy[1], "the copy of the masked weights, and the setup of Q and S"
+    assert check.bytes > sum(value.nbytes for value in check.sent) > 0
+    assert until(lambda: memory._calls == 0, 30), "what was checked is given back"
+    memory.limit = memory._alone + memory._sessions + of_question[0] - 1
+    monkeypatch.setattr("sectorch.network.memory.WAIT", 0.0)
+    monkeypatch.setattr("sectorch.network.memory.resident", lambda: memory._alone)
+    with pytest.raises(errors.SectorchError, match="takes about"):
+        remote(GOOD)
 
 
 def test_a_client_or_server_that_cannot_is_refused(checking, pki, tmp_path):

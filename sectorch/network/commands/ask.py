@@ -28,7 +28,7 @@ from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ..federation.config import ListedPins, credentials, read_federation, read_party_config
 from ..identity.certificate_files import check_own_files
-from ..identity.identity import Credentials, Pins
+from ..identity.identity import Credentials, Pins, ServerKey
 from ..observe import add_traces, tracing
 from ..parties.client import connect
 from ..parties.remote_model import RemoteModel
@@ -197,6 +197,10 @@ def query(arguments: Sequence[str] | None = None) -> int:
         "--decoys", type=float, metavar="RATE",
         help="have the server sign what it sends, and this fraction of all calls checked, on inputs that are made up",
     )  # fmt: skip
+    p.add_argument(
+        "--server-key", default="", metavar="KEY",
+        help="with --decoys, the fingerprint of the key with which the server has to sign",
+    )  # fmt: skip
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -229,7 +233,10 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     scheme = Scheme(
         network=chosen_network(options), range_check=checked, limit_bits=limit, accountable=accountable, **levels
     )
-    Decoys(rate)
+    Decoys(rate).check(accountable)
+    ServerKey(options.server_key)
+    if options.server_key and not accountable:
+        raise ArgumentError("the server signs with --decoys alone: add it, or leave --server-key out")
     given = None if options.inputs is None else read_arrays(options.inputs)
     if options.out is not None:
         check_out(options.out)
@@ -246,7 +253,9 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         ThreadPoolExecutor(1) as threads,
     ):
         threads.submit(warm, tell)  # while the session begins and the other parties work
-        model = connection.model(options.name, scheme, version=options.model_version, decoys=rate)
+        model = connection.model(
+            options.name, scheme, version=options.model_version, decoys=rate, server_key=options.server_key
+        )
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
         if options.prepare:

@@ -36,7 +36,7 @@ from cryptography.x509.oid import NameOID
 
 from ... import files
 from ...deprecation import renamed_attribute
-from ...errors import ArgumentError, IdentityError
+from ...errors import ArgumentError, FalseServerError, IdentityError
 from ...mpc.star.key_agreement import Identities
 from ...tensor import Scheme
 from ..names import NAME, account_of, name_of, party_of, readable
@@ -259,6 +259,33 @@ class PinnedIdentities(Identities):
     def trust(self, name: str, public: bytes) -> None:
         self.pins.check(party_of(name), public)
         self.proved = fingerprint(public)
+
+
+class ServerKey:
+    """The identity key with which a server signs what it sends.
+
+    Args:
+        known: its fingerprint; empty takes the key that the server shows.
+        first_use: whether the first key that it shows is the one that it has to show later.
+
+    Raises:
+        ArgumentError: `known` is no fingerprint.
+    """
+
+    def __init__(self, known: str = "", first_use: bool = False):
+        if not isinstance(known, str) or (known and not PRINT.fullmatch(known)):
+            raise ArgumentError(
+                f"the server's key is a fingerprint, SHA256: and 43 characters, got {ascii(known)[:60]}"
+            )
+        self._known, self._first_use = known, first_use
+
+    def trust(self, public: bytes) -> None:
+        """Raise FalseServerError unless this is the server's key."""
+        came = fingerprint(public)
+        if self._known not in ("", came):
+            raise FalseServerError(f"the server signs with the key {came}, and {self._known} is the one that is known")
+        if self._first_use:
+            self._known = came
 
 
 @dataclass(frozen=True)

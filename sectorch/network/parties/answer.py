@@ -28,7 +28,6 @@ from torch.export import ExportedProgram
 
 from ... import files
 from ...choreography.program.lockstep import BatchedCall
-from ...choreography.streams import derive
 from ...config import MOST_AUDITED, Scheme
 from ...decoys import DecoyCheck, Statements
 from ...deprecation import renamed_attribute
@@ -49,7 +48,8 @@ from ...mpc.star.audit import Evidence
 from ...nn.dry_run import check_served
 from ...serving.description import Example, describe, load_program
 from ...session import A, S
-from ..identity.identity import PRINT, Credentials, PinnedIdentities, Pins, context, read_identity
+from ..identity.commitment import commitment_to, sign_version
+from ..identity.identity import Credentials, PinnedIdentities, Pins, ServerKey, context, read_identity
 from ..identity.identity import fingerprint as fingerprint_of_key
 from ..limits import Charge, Quotas, records_unready
 from ..log import write
@@ -70,7 +70,7 @@ from ..messages import (
 from ..names import LONGEST, account_of, name_of, readable
 from ..receipts import Receipts
 from ..server_evidence import write_evidence
-from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
+from ..store import MaterialBinding, Shelf, Store, fingerprint, version
 from ..wire.channel import Channel, PeerLink, copy_error
 from ..wire.fair_queue import FairQueue
 from .batching import AnsweringBatcher, BatchCandidate
@@ -103,15 +103,15 @@ class ServerAuditor:
     Args:
         key: the fingerprint of the server's identity key; empty takes the key that a session's server shows.
         folder: where evidence is written; None writes none.
+        memory: the process's bound on memory, in which a decoy counts until it is checked.
 
     Raises:
         ArgumentError: the key is no fingerprint.
     """
 
-    def __init__(self, key: str = "", folder: Path | None = None):
-        if key and not PRINT.fullmatch(key):
-            raise ArgumentError(f"the server's key is a fingerprint, SHA256: and 43 characters, got {ascii(key)[:60]}")
-        self._key, self._folder, self._found = key, folder, False
+    def __init__(self, key: str = "", folder: Path | None = None, memory: MemoryBound | None = None):
+        self._memory = memory or MemoryBound()
+        self._key, self._folder, self._found = ServerKey(key), folder, False
         self._checks: queue.Queue[tuple[DecoyCheck, ModelOffer, Scheme, dict[str, str]] | None] = queue.Queue(
             MAX_CHECKS
         )
@@ -120,8 +120,12 @@ class ServerAuditor:
 
     def attach(self, statements: Statements, offer: ModelOffer, scheme: Scheme, facts: Callable[[], dict]) -> None:
         """Check the decoys of a session."""
-        statements.trust = self._trust
-        statements.check = lambda check: self._checks.put((check, offer, scheme, facts()))
+        statements.trust = self._key.trust
+        statements.check = lambda check: self._add(check, offer, scheme, facts())
+
+    def _add(self, check: DecoyCheck, offer: ModelOffer, scheme: Scheme, facts: dict[str, str]) -> None:
+        self._memory.take_over(check.bytes)  # of the call, which still runs
+        self._checks.put((check, offer, scheme, facts))
 
     def refuse(self, who: str) -> None:
         """Raise RefusedError once the server was found out."""
@@ -136,12 +140,6 @@ class ServerAuditor:
         self._checks.put(None)
         self._thread.join(CHECKING)
 
-    def _trust(self, public: bytes) -> None:
-        if self._key and fingerprint_of_key(public) != self._key:
-            raise FalseServerError(
-                f"the server signs with the key {fingerprint_of_key(public)}, and {self._key} is the one that is known"
-            )
-
     def _work(self) -> None:
         while (work := self._checks.get()) is not None:
             check, offer, scheme, facts = work
@@ -150,6 +148,9 @@ class ServerAuditor:
                 self._write_log(check, offer, scheme, facts)
             except Exception:  # a full disk, or a fault of this package: the next decoy is checked all the same
                 log.exception("the check of a decoy failed")
+            finally:
+                self._memory.release(check.bytes)
+                del check, work
 
     def _write_log(self, check: DecoyCheck, offer: ModelOffer, scheme: Scheme, facts: dict[str, str]) -> None:
         found, said = check.statements.found, {**facts, "call": check.statement.call}
@@ -345,7 +346,7 @@ class ModelOffer:
 
     Attributes:
         name: PARTY or PARTY/MODEL.
-        edition: this party's name for the weights.
+        edition: this party's commitment to the weights. signed: its signature of the version.
         made: when the version was added, in microseconds; the latest one answers.
         programs: the programs of its calls, shared by its sessions.
         replaced: whether a later version has replaced it.
@@ -355,6 +356,7 @@ class ModelOffer:
     description: dict
     weights: dict[str, torch.Tensor] = field(repr=False)
     edition: str
+    signed: str
     made: int
     programs: ProgramCache = field(default_factory=ProgramCache, repr=False)
     replaced: bool = False
@@ -373,13 +375,13 @@ class ModelOffers:
 
     Args:
         party: its name.
-        identity: its long-term key. Editions are derived from it and the weights: they are equal at all processes of
-            the party, and reveal nothing about the weights to others.
+        identity: its long-term key. It signs versions, and salts the commitments to weights: these are equal at all
+            processes of the party, and reveal nothing about the weights to others.
         imprecise: whether to offer models that lose digits in fixed point, with a warning.
     """
 
     def __init__(self, party: str, identity: Ed25519PrivateKey, imprecise: bool = False):
-        self._party, self._key, self._imprecise = party, identity.private_bytes_raw(), imprecise
+        self._party, self._key, self._imprecise = party, identity, imprecise
         self._lock = threading.Lock()
         self._offers: dict[str, list[ModelOffer]] = {}
         self._sessions: dict[Channel, tuple[ModelOffer, float | None]] = {}
@@ -402,8 +404,9 @@ class ModelOffers:
         """
         served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
         check_served(served, name, self._imprecise)
-        edition = derive(self._key, tensor_digest(sorted(weights.items())), "edition", 16).hex()
-        new = ModelOffer(name, description, weights, edition, time.time_ns() // 1000)
+        edition, _ = commitment_to(weights, self._key)
+        signed = sign_version(self._key, name, version(description, edition))
+        new = ModelOffer(name, description, weights, edition, signed, time.time_ns() // 1000)
         with self._lock:
             held = self._offers.setdefault(new.name, [])
             if held and held[-1].version == new.version:
@@ -541,7 +544,7 @@ class Answering:
         self.store = store or Store()
         folder = self.store.folder if self.store.lasting else None
         known = audit_server if isinstance(audit_server, str) else ""
-        self._auditor = ServerAuditor(known, folder) if audit_server else None
+        self._auditor = ServerAuditor(known, folder, self._memory) if audit_server else None
         self._admission = Admission(unchecked, audited, folder, verified, self._auditor)
         self.store.on_evict = self._void_material
         if replica and not self.store.lasting:
@@ -608,8 +611,9 @@ class Answering:
     def _register_offer(self, offer: ModelOffer) -> set[str]:
         """Register one model; returns the sessions for which the server has prepared material."""
         request = Register(
-            name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made
-        )
+            name=offer.name, description=offer.description, edition=offer.edition, keeper=self._keeper, made=offer.made,
+            signed=offer.signed,
+        )  # fmt: skip
         return set(self.connection.ask(request, KeptSessions).sessions)
 
     def offer(self, description: dict, weights: dict[str, torch.Tensor], model: str = "") -> bool:
@@ -828,6 +832,7 @@ class Answering:
             A, session, {S: channel}, [AnsweringParty(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
             facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs, memory=self._memory,
+            commitment=offer.signed if of == 1 else None,
         )  # fmt: skip
         if self._auditor is not None and scheme.accountable:
             self._auditor.attach(party.session.statements, offer, scheme, lambda: {**who(), **model})

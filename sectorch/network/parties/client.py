@@ -261,7 +261,7 @@ class Connection:
     @scheme_fields
     def model(
         self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None,
-        decoys: float = 0.0,
+        decoys: float = 0.0, server_key: str = "",
     ) -> RemoteModel:  # fmt: skip
         """A model at an answering party.
 
@@ -272,13 +272,15 @@ class Connection:
                 as a warning.
             decoys: the probability that a call is a decoy, with `Scheme(accountable=True)`: it comes before a question,
                 on an input that is made up, and A checks what S computes in it (docs/decoys.md). Nobody is sent it.
+            server_key: the fingerprint of the key with which the server has to sign then. Without it the first key that
+                it shows is the one that it has to show in all sessions of this model.
 
         Raises:
-            ArgumentError: the name, the number format or the rate of decoys is invalid.
+            ArgumentError: the name, the number format, the rate of decoys or the server's key is invalid.
             RefusedError: A does not answer without range checks, or has another version.
             UnknownModelError: the model is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version, decoys)
+        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version, decoys, server_key)
         self._models.add(model)
         return model
 

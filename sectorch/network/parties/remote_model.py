@@ -26,6 +26,7 @@ from ...decoys import Decoys, decoy_call
 from ...errors import (
     ArgumentError,
     FrameError,
+    IdentityError,
     MaterialError,
     RangeExceededError,
     RefusedError,
@@ -35,6 +36,7 @@ from ...errors import (
     StoreFullError,
     UnknownModelError,
 )
+from ...mpc.star.key_agreement import Identities
 from ...nn.generation import Cache, TextContinuation
 from ...nn.inputs import Inputs
 from ...nn.module import describe_inputs
@@ -43,7 +45,8 @@ from ...ring import check_encodable
 from ...serving.calls import Like, like_inputs, match_call
 from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
-from ..identity.identity import PinnedIdentities, Pins, context
+from ..identity.commitment import signer_of
+from ..identity.identity import PinnedIdentities, Pins, ServerKey, context
 from ..log import trace_entry, write
 from ..messages import (
     Aggregate,
@@ -60,7 +63,7 @@ from ..messages import (
     ServerReply,
     SessionParts,
 )
-from ..names import model_name
+from ..names import model_name, party_of
 from ..receipts import Receipts
 from ..store import MaterialBinding, Shelf, Store, fingerprint, tensor_digest, version
 from ..wire.channel import Channel, PeerLink
@@ -146,12 +149,32 @@ def open_session(
             Q, session, {S: channel}, parts, scheme,
             lambda: connection.store.shelf(session, binding), of=len(names), fresh=shelf is None,
             facts=lambda: facts, receipts=connection.receipts,
+            commitment=replied[0].signed if len(names) == 1 else None,
         )  # fmt: skip
+        for name, part, of in zip(names, replied, parts, strict=True):
+            _check_commitment(connection, name, part, of.identities, scheme)
     except BaseException as error:
         channel.abort(abort_reason(error, f"'{connection.name}'"))
         channel.close()
         raise
     return ClientSession(session, channel, party, binding, versions)
+
+
+def _check_commitment(
+    connection: QueryConnection, name: str, part: OfferedModel, identities: Identities, scheme: Scheme
+) -> None:
+    """Check that the answering party has signed the version of its model.
+
+    Raises:
+        IdentityError: another key has, or nobody, where S signs too.
+    """
+    if not part.signed:
+        if scheme.accountable:
+            raise IdentityError(f"'{name}' has not signed the version of its model: its release of sectorch is older")
+        return
+    known = getattr(identities, "proved", "") or connection.pins.fingerprints().get(party_of(name), "")
+    if signer_of(part.signed, name, version(part.description, part.edition)) != known:
+        raise IdentityError(f"another key than that of '{name}' has signed the version of its model")
 
 
 def _identities(
@@ -358,11 +381,15 @@ class RemoteModel:
     """
 
     def __init__(
-        self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None, decoys: float = 0.0
-    ):
+        self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None, decoys: float = 0.0,
+        server_key: str = "",
+    ):  # fmt: skip
         self.connection, self.name = connection, name
         self._scheme, self._coin = scheme, Decoys(decoys)
         self._coin.check(scheme.accountable)
+        self._server_key = ServerKey(server_key, first_use=True)
+        if server_key and not scheme.accountable:
+            raise ArgumentError("a server's key is checked where it signs what it sends: add Scheme(accountable=True)")
         self.decoys_asked, self.decoys_checked = 0, 0
         """How many decoys were asked, and how many of them A has reported to have checked."""
         self._lock = threading.Lock()
@@ -635,6 +662,7 @@ class RemoteModel:
             write(log, "another version answers", logging.WARNING, **facts)
             self.served = opened.party.served
         self._version = opened.version
+        opened.party.session.statements.trust = self._server_key.trust
         self._sessions[opened.name] = opened
         return opened
 

@@ -118,13 +118,14 @@ class ServedModel:
     """A model as its answering party registered it.
 
     Attributes:
-        edition: the party's name for the weights.
+        edition: the party's commitment to the weights. signed: its signature of the version.
         keeper: for a replica, the name of its store.
     """
 
     description: dict
     edition: str
     keeper: str
+    signed: str
 
 
 @dataclass
@@ -201,7 +202,7 @@ class ServerSessions:
                 [AnsweringParty(model.description, identities) for model in subject.models], subject.scheme,
                 lambda: self._store.shelf(session, bound), of=len(subject.models), fresh=fresh,
                 alive=heartbeat(channels), facts=lambda: facts, receipts=self._receipts, known=self._programs,
-                memory=self._memory,
+                memory=self._memory, commitment=subject.models[0].signed if len(subject.models) == 1 else None,
             )  # fmt: skip
             party.session.statements.key = self._key
             if not fresh:
@@ -631,7 +632,9 @@ class Server:
         if party_of(name) != link.peer:
             raise IdentityError(f"the certificate is for '{link.peer}' and cannot answer as '{name}'")
         load_program(request.description)
-        offered = ConnectedModel(request.description, request.edition, request.keeper, link, request.made)
+        offered = ConnectedModel(
+            request.description, request.edition, request.keeper, request.signed, link, request.made
+        )
         for replaced in self._registry.add(name, offered):
             replaced.close(PeerLostError(f"'{name}' was started again"))
         for shelf in self.store.shelves(model=name):
@@ -696,7 +699,7 @@ class Server:
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        return SessionParts(parts=[OfferedModel(model.description, model.edition) for model in models])
+        return SessionParts(parts=[OfferedModel(model.description, model.edition, model.signed) for model in models])
 
     def _link_failures(self, channels: list[Channel]) -> None:
         """Where one channel of a session fails, fail the others and wake the queue, so that S stops waiting at once."""

@@ -24,7 +24,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from ...choreography.program.trace import Program
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
 from ...config import scheme_of_fields
+from ...decoys import record_bytes
 from ...errors import (
     DecoyError,
     FalseDealingError,
@@ -196,6 +197,7 @@ class PartySession:
         receipts: where each query is recorded before it is answered or asked.
         known: the cache that other sessions of this process share.
         memory: the process's bound on memory.
+        commitment: the answering party's signature of the model's version, for the receipts; None of several models.
 
     Raises:
         ShapeError: the models of several answering parties take different kinds of inputs.
@@ -218,7 +220,10 @@ class PartySession:
         receipts: Receipts | None = None,
         known: ProgramCache | None = None,
         memory: MemoryBound | None = None,
+        commitment: str | None = None,
     ):
+        self._commitment = commitment or None
+        self._recorded = set[str]()
         self._memory, self._call_memory, self._session_memory = memory, 0, 0
         self._weight_bytes = [sum(8 * math.prod(w["shape"]) for w in part.description["weights"]) for part in parts]
         known = known or ProgramCache()
@@ -316,6 +321,12 @@ class PartySession:
             known = self.session.setup_of(module.choreography(pieces[0]))
             missing = max(known.missing_bytes(part) for part in parts)
             session, call = session + missing, call + min(missing, UNTRIMMED)  # what is freed meanwhile stays a while
+        if self.scheme.accountable and self._me.role == "A":
+            for program in map(self._modules[0].choreography, map(self.served.inputs, self.pieces(inputs))):
+                of_check, of_session = record_bytes(program, self.session.setup_of(program))
+                call += of_check
+                session += 0 if program.digest in self._recorded else of_session
+                self._recorded.add(program.digest)
         if self.scheme.audited != 1:  # calls that are opened and taken again, of which one is kept at a time
             call *= 2
         self._memory.reserve(call, session)
@@ -504,12 +515,19 @@ class PartySession:
             for channel in self._channels.values():
                 channel.end_call()
 
-    def logged_query(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[object]:
+    @contextmanager
+    def logged_query(self, what: str, inputs: Inputs, trace: object = None) -> Iterator[None]:
         """Log the query that runs in the block, and write its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
         known = learned_description(what, self._of, inputs.in_shares)
-        return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
+        commitment, signed = self._commitment, self.session.statements.take_signed
+        here = query(self._me, self._receipts, self._wire, self._asked_for, trace, commitment, **facts, learned=known)
+        with here as asked:
+            try:
+                yield
+            finally:
+                asked.signed = signed()
 
     def requested_inputs(self, request: ModelQuery) -> Inputs:
         """The shapes of the inputs that a request names.
