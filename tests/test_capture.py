@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import warnings
-from typing import ClassVar
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -571,16 +575,15 @@ class Resets(nn.Module):
         return self.spiking(self.linear(x))
 
 
-@pytest.mark.parametrize("how", ["class", "in place", "hook"])
+@pytest.mark.parametrize("how", ["class", "in place", "global"])
 @pytest.mark.parametrize("secured", [sectorch.secure, sectorch.reference])
 def test_a_memory_that_is_reset_outside_the_copy_is_refused(how, secured, monkeypatch):
     monkeypatch.setattr(Spiking, "instances", [])
     model = Resets(how).eval()
-    if how == "hook":
-        known = list(Spiking.instances)
+    if how == "global":
 
         def reset(*_):
-            for layer in known:
+            for layer in Spiking.instances:
                 layer.mem = torch.zeros_like(layer.mem)
 
         model = nn.Sequential(model.linear, model.spiking).eval()
@@ -606,6 +609,171 @@ def test_a_memory_that_a_module_resets_itself_is_none(monkeypatch):
     module, x = sectorch.secure(model), torch.randn(2, 3)
     for _ in range(3):
         assert (module(x) - model(x)).abs().max() < 1e-5
+
+
+def hooks_that_refer_to_their_model() -> dict[str, Callable[[Any], Callable]]:
+    """By how they find it; each keeps the output of a layer for the forward."""
+
+    def inner(keeper):
+        def hook(layer, given, y):
+            keeper.seen.append(y * keeper.gain)
+
+        return hook
+
+    def default(keeper):
+        def hook(layer, given, y, *, into=keeper):
+            into.seen.append(y * into.gain)
+
+        return hook
+
+    def weak(keeper):
+        found = weakref.ref(keeper)
+        return lambda layer, given, y: found().seen.append(y * found().gain)
+
+    def listed(keeper):
+        found = {"of": [keeper]}
+        return lambda layer, given, y: found["of"][0].seen.append(y * found["of"][0].gain)
+
+    def through_another(keeper):
+        hook = inner(keeper)
+        return lambda *given: hook(*given)
+
+    return {
+        "inner": inner,
+        "default": default,
+        "weak": weak,
+        "listed": listed,
+        "through another": through_another,
+        "method": lambda keeper: keeper.keep,
+        "partial": lambda keeper: functools.partial(inner(keeper)),
+    }
+
+
+class Keeper(nn.Module):
+    """Returns what hooks saw of its layers, as extractors of features do."""
+
+    def __init__(self, hook: Callable[[Any], Callable]):
+        super().__init__()
+        self.layers, self.seen, self.gain = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), [], 1.0
+        for layer in self.layers:
+            layer.register_forward_hook(hook(self))
+
+    def keep(self, layer, given, y):
+        self.seen.append(y * self.gain)
+
+    def forward(self, x):
+        self.gain = 2.0  # of a copy, while it runs
+        self.seen.clear()
+        self.layers(x)
+        return torch.stack(self.seen)
+
+
+@pytest.mark.parametrize("how", hooks_that_refer_to_their_model())
+def test_hooks_refer_to_the_copy_that_runs(how: str):
+    model, x = Keeper(hooks_that_refer_to_their_model()[how]).eval(), torch.randn(2, 3)
+    module = sectorch.secure(model)
+    found = module(x)
+    assert not model.seen and model.gain == 1.0  # nothing was left in the user's model
+    with torch.no_grad():
+        expected = model(x)
+    assert (found - expected).abs().max() < 1e-5 and (module(x) - expected).abs().max() < 1e-5
+    if how == "inner":
+        assert not sectorch.explain(model, x).problems
+
+
+def test_what_cannot_be_copied_is_named():
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    model.rows = (i for i in range(3))
+    with pytest.raises(errors.ArgumentError, match="'generator' object"):
+        sectorch.secure(model)
+
+
+CALLS, SEEN, TOTALS = 0, [], {}
+
+
+def count_in_a_function(y):
+    count_in_a_function.calls += 1
+    return y * count_in_a_function.calls
+
+
+def memories_outside() -> dict[str, Callable[[Any, torch.Tensor], torch.Tensor]]:
+    """By where the forward keeps a count, or the last result, that is not in the module; each begins anew."""
+    global CALLS
+    CALLS, count_in_a_function.calls, Counting.calls, calls = 0, 0, 0, 0
+    SEEN.clear()
+    TOTALS.clear()
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+    def of_a_global(m, y):
+        global CALLS
+        CALLS += 1
+        return y * CALLS
+
+    def around(m, y):
+        nonlocal calls
+        calls += 1
+        return y * calls
+
+    def listed(m, y):
+        SEEN.append(1)
+        return y * len(SEEN)
+
+    def of_a_class(m, y):
+        type(m).calls += 1
+        return y * Counting.calls
+
+    def default(m, y, held=[]):  # noqa: B006
+        held.append(1)
+        return y * len(held)
+
+    def last(m, y):
+        TOTALS["last"] = y + TOTALS.get("last", 0)
+        return TOTALS["last"]
+
+    def both(m, y):
+        m.own += 1
+        return of_a_global(m, y) * m.own
+
+    return {
+        "global": of_a_global,
+        "around": around,
+        "list": listed,
+        "class": of_a_class,
+        "default": default,
+        "dict": last,
+        "function": lambda m, y: count_in_a_function(y),
+        "both": both,
+        "random": lambda m, y: y * random.choice([1, 1, 1, 1, 2, 3]),
+        "numpy": lambda m, y: y[:, np.random.permutation(3)],
+        "torch": lambda m, y: y * torch.rand(3),
+    }
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def __init__(self, body: Callable):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.body, self.own = nn.Linear(3, 3), body, 0
+
+    def forward(self, x):
+        return self.body(self, self.layer(x))
+
+
+@pytest.mark.parametrize("where", memories_outside())
+def test_recordings_leave_no_count_outside_of_the_module(where: str):
+    """A forward is recorded, checked and run on shapes before its first call; none of that counts as a call."""
+    rows = 2 if where == "dict" else 4  # a last result in shares cannot meet a run on shapes
+    calls = [torch.ones(2, 3), torch.ones(rows, 3) / 2, torch.ones(2, 3)]
+    with torch.no_grad():
+        model = Counting(memories_outside()[where]).eval()
+        expected = [model(x) for x in calls]
+    found = sectorch.secure(Counting(memories_outside()[where]).eval())
+    for x, y in zip(calls, expected, strict=True):
+        assert (found(x) - y).abs().max() < 1e-4
 
 
 def test_a_hook_that_keeps_what_it_saw_in_the_model_is_no_memory():

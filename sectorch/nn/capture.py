@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import random
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
@@ -173,6 +178,178 @@ def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
                 pending += found_in(value)
                 pending += dict.values(value) if isinstance(value, dict) else ()
         pending.append(getattr(value, "__dict__", None))
+
+
+class OutsideState:
+    """What a module's own code can change outside of the module, as it was when this was made.
+
+    That is: global names, variables of enclosing functions, attributes of classes, functions and objects, default
+    arguments, the lists, dicts and sets in these, and the generators of `random` and numpy. A recording and a dry run
+    call the forward without a call of the user's; `put_back` undoes what they did. Code of installed packages is not
+    looked at, and neither are other modules.
+
+    Attributes:
+        draws: whether the code refers to `random` or to numpy's generator.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.draws = False
+        self._seen: dict[int, Any] = {}
+        self._undo: list[tuple[Any, Any, Any]] = []
+        """A holder, a name in it, and what it held; or a container, None, and a copy of it."""
+        self._numpy, self._python = np.random.get_state(), random.getstate()
+        self._torch = torch.get_rng_state()
+        for layer in module.modules():
+            self._code_of(type(layer))
+            for value in vars(layer).values():
+                self._follow(value, held=False)
+        for kept in [vars(f) for f in self._seen.values() if isinstance(f, FunctionType)]:
+            self._undo.append((kept, None, dict(kept)))
+
+    def drew(self) -> bool:
+        """Whether numbers of `random` or of numpy's generator were drawn by code that refers to them."""
+        if not self.draws:
+            return False
+        name, keys, *place = self._numpy
+        now_name, now_keys, *now_place = np.random.get_state()
+        same = name == now_name and place == now_place and np.array_equal(np.asarray(keys), np.asarray(now_keys))
+        return not same or random.getstate() != self._python
+
+    def put_back(self) -> None:
+        """Restore what it found."""
+        torch.set_rng_state(self._torch)
+        if self.drew():
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+        for holder, name, value in reversed(self._undo):
+            if isinstance(holder, CellType):
+                holder.cell_contents = value
+            elif isinstance(holder, type) and name is None:
+                for added in set(vars(holder)) - value:
+                    delattr(holder, added)
+            elif isinstance(holder, type):
+                if vars(holder).get(name) is not value:
+                    setattr(holder, name, value)
+            elif isinstance(holder, torch.Tensor):
+                if version(holder) != name:
+                    holder.detach().copy_(value)
+            elif name is not None and value is _ABSENT:
+                holder.pop(name, None)
+            elif name is not None:
+                holder[name] = value
+            elif isinstance(holder, list):
+                holder[:] = value
+            else:
+                holder.clear()
+                holder.update(value)
+
+    def _new(self, value: Any) -> bool:
+        if id(value) in self._seen or len(self._seen) > MAX_OUTSIDE:
+            return False
+        self._seen[id(value)] = value
+        return True
+
+    def _code_of(self, kind: type) -> None:
+        """A class of the user's own, and those that it is made from."""
+        for one in kind.__mro__:
+            if not _is_own(one) or not self._new(one):
+                continue
+            self._undo.append((one, None, set(vars(one))))
+            for name, value in vars(one).items():
+                if isinstance(value, (staticmethod, classmethod)):
+                    value = value.__func__
+                if isinstance(value, property):
+                    value = value.fget
+                if isinstance(value, FunctionType):
+                    self._function(value)
+                elif not name.startswith("__") and not hasattr(type(value), "__get__"):
+                    self._undo.append((one, name, value))
+                    self._follow(value)
+
+    def _function(self, f: FunctionType) -> None:
+        if f.__code__.co_filename.startswith(_INSTALLED) or not self._new(f):
+            return
+        for cell in f.__closure__ or ():
+            if self._new(cell):
+                try:
+                    value = cell.cell_contents
+                except ValueError:
+                    continue  # the variable has no value yet
+                self._undo.append((cell, None, value))
+                self._follow(value)
+        for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
+            self._follow(value)
+        self._names(_names_in(f.__code__), f.__globals__)
+
+    def _names(self, names: Iterable[str], held: dict[str, Any]) -> None:
+        for name in names:
+            if name not in held:
+                self._undo.append((held, name, _ABSENT))
+            else:
+                value = held[name]
+                if isinstance(value, ModuleType):
+                    self.draws = self.draws or value is random or value.__name__.partition(".")[0] == "numpy"
+                    if _is_own(value) and self._new(value):
+                        self._names(names, vars(value))
+                    continue
+                self.draws = self.draws or getattr(value, "__self__", None) is getattr(random.random, "__self__", 0)
+                if not isinstance(value, (FunctionType, type)):
+                    self._undo.append((held, name, value))
+                self._follow(value)
+
+    def _follow(self, value: Any, held: bool = True) -> None:
+        """What is found from a value; `held`: whether the value itself is outside of the module."""
+        if isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, MethodType):
+            self._follow(value.__func__)
+            self._follow(value.__self__, held)
+        elif isinstance(value, functools.partial):
+            for one in (value.func, *value.args, *value.keywords.values()):
+                self._follow(one)
+        elif isinstance(value, type):
+            self._code_of(value)
+        elif isinstance(value, torch.Tensor):
+            if held and type(value) is torch.Tensor and value.numel() <= MAX_OUTSIDE and self._new(value):
+                self._undo.append((value, version(value), value.detach().clone()))
+        elif isinstance(value, (list, dict, set, tuple)) and self._new(value):
+            if held and type(value) in (list, dict, set):
+                self._undo.append((value, None, type(value)(value)))
+            for one in list(value.values()) if isinstance(value, dict) else list(value):
+                self._follow(one, held)
+        elif not isinstance(value, (nn.Module, ModuleType)) and _is_own(type(value)) and self._new(value):
+            self._code_of(type(value))
+            kept = getattr(value, "__dict__", None)
+            if isinstance(kept, dict):
+                if held:
+                    self._undo.append((kept, None, dict(kept)))
+                for one in list(kept.values()):
+                    self._follow(one, held)
+
+
+_ABSENT = object()
+MAX_OUTSIDE = 20_000
+"""Objects that `OutsideState` looks at, and entries of a tensor that it copies, at most."""
+_INSTALLED = tuple(
+    {*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    | {f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<frozen"}
+)
+
+
+def _is_own(what: Any) -> bool:
+    """Whether a class or module is of the user's own code, and not of an installed package."""
+    module = sys.modules.get(what.__module__) if isinstance(what, type) else what
+    if module is None:
+        return True
+    file = getattr(module, "__file__", None)
+    return module.__name__ == "__main__" if file is None else not file.startswith(_INSTALLED)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """The global names and attributes that a function's code, and the functions in it, refer to."""
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
 def version(x: torch.Tensor) -> int:

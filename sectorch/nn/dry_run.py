@@ -32,7 +32,7 @@ from ..tensor.dispatch import GIVEN
 from ..tensor.shared import mask_beyond_range
 from ..tensor.table import row_of
 from .bounds import OperationBudget
-from .capture import run_eagerly
+from .capture import OutsideState, run_eagerly
 from .graph import Trace, function_of, is_samplewise, place_of, run
 from .graph_cache import FEW, Float64Mode, GraphCache, plain, sample
 from .inputs import Inputs, SharedInputSpec, flatten_tree, refuse_results, retain_results
@@ -110,10 +110,12 @@ def dry_run(
     try:
         with sole_observer(profile), session.call(graphs.party) as net, budget or nullcontext():
             if program is None:
-                tracing, outputs = (
-                    None,
-                    run_eagerly(graphs.bound(), shared_inputs(inputs, session, scheme, graphs.party)),
-                )
+                bound, tracing = graphs.bound(), None
+                outside = OutsideState(bound)
+                try:
+                    outputs = run_eagerly(bound, shared_inputs(inputs, session, scheme, graphs.party))
+                finally:
+                    outside.put_back()
             else:
                 tracing = net.tracing = ProgramTracer(net.call, graphs.setup)
                 shared = shared_inputs(inputs, session, scheme, graphs.party)

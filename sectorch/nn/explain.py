@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from .graph import SourceLocation, Trace, function_of, name_of, place_of, run
 from .graph_cache import original, plain
 from .inputs import Inputs, refuse_results
 from .module import SecureModule, secure
-from .weights import Weights
+from .weights import Weights, copy_module
 
 
 @dataclass
@@ -386,7 +385,7 @@ def _submodules(
     module: nn.Module, bound: nn.Module, given: Inputs, shared: Inputs, layers: list, tolerance: float
 ) -> tuple[Any, Any]:
     """Run a module and its bound form with hooks on their submodules, and return both results."""
-    module = copy.deepcopy(module)
+    module = copy_module(module)
     own: list[Any] = []
     names = {id(layer): (name, type(layer).__name__) for name, layer in bound.named_modules()}
     for name, layer in module.named_modules():

@@ -6,7 +6,6 @@ numbers it has to compute what the module computes.
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -24,11 +23,20 @@ from ..choreography.program.trace import ProgramTracer
 from ..errors import CaptureWarning, UnsupportedOpError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme
-from .capture import CaptureFailure, attributes_of, call_with_zeros, capture, put_back, state_of_layers, without_caches
+from .capture import (
+    CaptureFailure,
+    OutsideState,
+    attributes_of,
+    call_with_zeros,
+    capture,
+    put_back,
+    state_of_layers,
+    without_caches,
+)
 from .graph import Trace, is_samplewise, run, same_program
 from .inputs import Inputs
 from .passes import PASSES, optimise, optimize_passes
-from .weights import ModelTensor, bind, device_of, plain_weights
+from .weights import ModelTensor, bind, copy_module, device_of, plain_weights
 
 # The check before a program is used.
 #
@@ -94,7 +102,7 @@ def plain(program: Trace, inputs: Inputs, change: Callable | None = None, step: 
 def original(module: nn.Module, inputs: Inputs) -> Any:
     """The result of the module itself in float64, run on a copy that shares its weights: a forward may change it."""
     shared = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
-    module = copy.deepcopy(module, shared)
+    module = copy_module(module, shared)
     with torch.no_grad(), Float64Mode():
         given = [x.clone() for x in inputs.tensors]  # a forward may write into its inputs
         return without_caches(inputs.called(module, given))
@@ -136,15 +144,18 @@ def check_program(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
     if any(0 in shape for shape in inputs.shapes) or any(v.is_meta for v in program.values.values()):
         return Verdict.OPTIMISED
     given = sample(inputs, device_of(module))
+    outside = OutsideState(module)
     try:
         expected = original(module, given)
     except Exception:
+        outside.put_back()
         # A module that does not run in float64 cannot be checked: it runs operation by operation.
         return Verdict.UNLIKE
     reached = _RoundingEffect(program, given)
     if _agrees(stages[-1], given, expected, reached):
         return Verdict.OPTIMISED
     if not _agrees(program, given, expected, reached):
+        outside.put_back()
         warnings.warn(
             f"what was recorded of {type(module).__name__} does not compute what the module does, so the module runs "
             f"operation by operation. Its forward may do something else for secret tensors, as where it catches their "
@@ -332,6 +343,7 @@ class GraphCache:
         past, self._has_recorded = self._has_recorded, True
         originals = {name: layer for name, one in self._originals if (layer := one()) is not None}
         before, held = state_of_layers(originals), attributes_of(originals)
+        outside = OutsideState(self._module)
         try:
             bound = self._bound = self._bound or self._bind()
             program, changed = capture(*bound, self._values, inputs)
@@ -345,8 +357,11 @@ class GraphCache:
                 without = self._bind()
                 self._check_repeatable(program, without, inputs, settled=False)
                 self._check_repeatable(program, without, inputs)
+            if outside.drew():
+                raise CaptureFailure("the module draws random numbers")
         except BaseException as error:
             self._bound = None  # the forward may have changed it
+            outside.put_back()
             written = state_of_layers(originals) != before
             put_back(held)
             if isinstance(error, CaptureFailure) and written:

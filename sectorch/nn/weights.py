@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -123,6 +125,130 @@ class ModelTensor(NamedTuple):
     tensor: ref[torch.Tensor]
 
 
+# A copy of a module.
+#
+# copy.deepcopy takes functions as they are. A hook that is a function inside a method, and stores into `self`, would
+# store into the layers of the original, and the copy's forward would find nothing.
+
+
+def copy_module(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """`copy.deepcopy` of a module, in which hooks and other functions of layers refer to the copy's layers.
+
+    A function finds layers by variables of the function around it, default arguments, bound methods, partials, weak
+    references, and lists, tuples and dicts in these. What it finds by global names and classes stays the original.
+
+    Raises:
+        ArgumentError: the module holds an object that cannot be copied, such as a generator.
+    """
+    memo = {} if memo is None else memo
+    given = [(id(layer), layer) for layer in model.modules()]
+    try:
+        made = copy.deepcopy(model, memo)
+    except TypeError as error:
+        if not str(error).startswith("cannot pickle"):
+            raise
+        raise ArgumentError(
+            f"{type(model).__name__} holds what cannot be copied ({str(error).replace('pickle', 'copy')}); make it "
+            f"inside of the forward, or keep a list or a number in its place"
+        ) from None
+    rebinding = _Rebinding({at: memo[at] for at, layer in given if memo.get(at, layer) is not layer})
+    for layer in made.modules():
+        rebinding.within(vars(layer))
+    return made
+
+
+class _Rebinding:
+    """Functions made anew so that they refer to copies.
+
+    Args:
+        copies: by id of the original.
+    """
+
+    def __init__(self, copies: dict[int, Any]):
+        self._made: dict[int, Any] = dict(copies)
+        self._reaches: dict[int, bool] = dict.fromkeys(copies, True)
+        self._held: list[Any] = []  # so that an id is not given to another object
+
+    def within(self, held: dict) -> None:
+        """Replace the functions in a dict of attributes, and in the dicts and lists in it."""
+        for name, value in list(held.items()):
+            if isinstance(value, (dict, list)) and name != "_modules":
+                inner = value if isinstance(value, dict) else dict(enumerate(value))
+                for key, one in list(inner.items()):
+                    if isinstance(one, _FUNCTIONS) and self._found(one):
+                        value[key] = self._of(one)
+            elif isinstance(value, _FUNCTIONS) and self._found(value):
+                held[name] = self._of(value)
+
+    def _parts(self, value: Any) -> list[Any]:
+        if isinstance(value, FunctionType):
+            cells = value.__closure__ or ()
+            return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        if isinstance(value, CellType):
+            try:
+                return [value.cell_contents]
+            except ValueError:  # empty: the variable has no value yet
+                return []
+        if isinstance(value, MethodType):
+            return [value.__self__]
+        if isinstance(value, ref):
+            return [value()]
+        if isinstance(value, partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if type(value) is dict:
+            return list(value.values())
+        return list(value) if type(value) in (list, tuple) else []
+
+    def _found(self, value: Any) -> bool:
+        """Whether an original is found from a value."""
+        known = self._reaches.get(id(value))
+        if known is None:
+            self._held.append(value)
+            self._reaches[id(value)] = False  # for a function that finds itself
+            known = self._reaches[id(value)] = any(map(self._found, self._parts(value)))
+        return known
+
+    def _of(self, value: Any) -> Any:
+        """The value, or one in its place that refers to the copies."""
+        if not self._found(value):
+            return value
+        if id(value) not in self._made:
+            self._make(value)
+        return self._made[id(value)]
+
+    def _make(self, value: Any) -> None:
+        at = id(value)
+        if isinstance(value, FunctionType):
+            cells = [self._of(cell) for cell in value.__closure__ or ()]
+            made = FunctionType(value.__code__, value.__globals__, value.__name__, None, tuple(cells) or None)
+            self._made[at] = made
+            made.__defaults__ = value.__defaults__ and tuple(map(self._of, value.__defaults__))
+            made.__kwdefaults__ = value.__kwdefaults__ and {k: self._of(v) for k, v in value.__kwdefaults__.items()}
+            made.__dict__.update(value.__dict__)
+            made.__qualname__, made.__module__, made.__doc__ = value.__qualname__, value.__module__, value.__doc__
+        elif isinstance(value, CellType):
+            self._made[at] = made = CellType()
+            made.cell_contents = self._of(value.cell_contents)
+        elif isinstance(value, MethodType):
+            self._made[at] = MethodType(value.__func__, self._of(value.__self__))
+        elif isinstance(value, ref):
+            self._made[at] = ref(self._of(value()))
+        elif isinstance(value, partial):
+            named = {k: self._of(v) for k, v in value.keywords.items()}
+            self._made[at] = partial(self._of(value.func), *map(self._of, value.args), **named)
+        elif type(value) is dict:
+            self._made[at] = made = {}
+            made.update({k: self._of(v) for k, v in value.items()})
+        elif type(value) is list:
+            self._made[at] = made = []
+            made += map(self._of, value)
+        else:
+            self._made[at] = tuple(map(self._of, value))
+
+
+_FUNCTIONS = (FunctionType, MethodType, partial)
+
+
 @torch.inference_mode(False)
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, ModelTensor]]:
     """A copy of the model in float64 without gradients; and by id of the copy's tensors, the user's tensors.
@@ -143,7 +269,7 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, ModelTensor]]:
         id(memo[id(t)]): ModelTensor(t.dtype, ref(t)) for t in (*model.parameters(), *model.buffers()) if id(t) in memo
     }
     try:
-        return copy.deepcopy(model, memo).double().requires_grad_(False), given
+        return copy_module(model, memo).double().requires_grad_(False), given
     except RuntimeError as error:
         for path, layer in model.named_modules():
             name = next((n for n, v in vars(layer).items() if isinstance(v, torch.Tensor) and not v.is_leaf), None)
@@ -274,7 +400,7 @@ def bind(
     # Tensors that become private are not copied. Public buffers are, since a forward may write into them.
     memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     large = is_large(memo.values())
-    bound = copy.deepcopy(module, memo)
+    bound = copy_module(module, memo)
     made: dict[int, PrivateTensor] = {}
     for layer in bound.modules():
         stores: list[Any] = [layer._parameters, layer._buffers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import linecache
 import math
 import os
@@ -27,6 +26,7 @@ from ..nn.explain import Explanation, explain, values
 from ..nn.graph_cache import original
 from ..nn.inputs import Inputs
 from ..nn.module import SecureModule, reference, secure
+from ..nn.weights import copy_module
 from ..session import Session
 from ..tensor import Scheme
 from ..tensor.shared import Opening
@@ -281,7 +281,7 @@ def _plain(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     weights = {id(t): t for t in (*model.parameters(), *model.buffers())}
     try:
         with torch.no_grad():
-            return _leaves(inputs.called(copy.deepcopy(model, weights), [x.clone() for x in inputs.tensors]))
+            return _leaves(inputs.called(copy_module(model, weights), [x.clone() for x in inputs.tensors]))
     except Exception as error:
         said = " ".join(str(error).split())
         raise ArgumentError(
