@@ -315,7 +315,9 @@ class OutsideState:
         elif isinstance(value, (list, dict, set, tuple)) and self._new(value):
             if held and type(value) in (list, dict, set):
                 self._undo.append((value, None, type(value)(value)))
-            for one in list(value.values()) if isinstance(value, dict) else list(value):
+            kind: Any = next(kind for kind in (dict, list, set, tuple) if isinstance(value, kind))
+            of = dict.values if kind is dict else kind.__iter__  # a class of a package's may have others
+            for one in [*of(value)]:
                 self._follow(one, held)
         elif not isinstance(value, (nn.Module, ModuleType)) and _is_own(type(value)) and self._new(value):
             self._code_of(type(value))

@@ -171,12 +171,13 @@ class _Rebinding:
 
     def within(self, held: dict) -> None:
         """Replace the functions in a dict of attributes, and in the dicts and lists in it."""
+        value: Any
         for name, value in list(held.items()):
             if isinstance(value, (dict, list)) and name != "_modules":
-                inner = value if isinstance(value, dict) else dict(enumerate(value))
-                for key, one in list(inner.items()):
+                kind: Any = dict if isinstance(value, dict) else list  # by its own methods: a subclass may have others
+                for key, one in [*(dict.items(value) if kind is dict else enumerate(list.__iter__(value)))]:
                     if isinstance(one, _FUNCTIONS) and self._found(one):
-                        value[key] = self._of(one)
+                        kind.__setitem__(value, key, self._of(one))
             elif isinstance(value, _FUNCTIONS) and self._found(value):
                 held[name] = self._of(value)
 
