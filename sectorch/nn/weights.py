@@ -171,11 +171,11 @@ class _Rebinding:
 
     def within(self, held: dict) -> None:
         """Replace the functions in a dict of attributes, and in the dicts and lists in it."""
-        value: Any
         for name, value in list(held.items()):
             if isinstance(value, (dict, list)) and name != "_modules":
-                kind: Any = dict if isinstance(value, dict) else list  # by its own methods: a subclass may have others
-                for key, one in [*(dict.items(value) if kind is dict else enumerate(list.__iter__(value)))]:
+                # By dict's and list's own methods: a subclass may have others.
+                kind: Any = dict if isinstance(value, dict) else list
+                for key, one in [*(kind.items(value) if kind is dict else enumerate(kind.__iter__(value)))]:
                     if isinstance(one, _FUNCTIONS) and self._found(one):
                         kind.__setitem__(value, key, self._of(one))
             elif isinstance(value, _FUNCTIONS) and self._found(value):
