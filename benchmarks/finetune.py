@@ -3,25 +3,38 @@
     OMP_NUM_THREADS=2 python benchmarks/finetune.py --model bert
     OMP_NUM_THREADS=2 python benchmarks/finetune.py --model gpt2 --layers 2 --check
     python benchmarks/finetune.py --model bert --dry               # bytes and rounds, on shapes
+    python benchmarks/finetune.py --accuracy 5                     # right answers, in plain and on shares, five seeds
 
 The base is a model of transformers with random weights, of the size of BERT-base or GPT-2 small; A has it. Queries and
 values get adapters of rank 8, by peft with `--peft` (if it is installed) and else by the module below. Q has the token
 ids, which are secret, as are the labels. The first steps trace their programs and send the masked weights, and are
 shown apart. `--check` takes the same steps in the reference and compares losses and adapters bit for bit.
+
+`--accuracy` is a task with an outcome. A small BERT is trained in plain on sentences of docstrings, to say the words that
+are hidden. Then it is A's, and adapters learn on shares which package a sentence is from: NumPy, torch, or Python's own
+library. The same initial adapters and batches learn in plain float32. On shares the arithmetic is that of the reference.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import asyncio
+import contextlib
+import copy
+import re
 import resource
 import statistics
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import sectorch
 from sectorch import Session
@@ -133,6 +146,116 @@ def dry(chosen: argparse.Namespace) -> None:
               f"{once:.2f} GB once")  # fmt: skip
 
 
+# A task: which package is a sentence from?
+
+SOURCES = {
+    "NumPy": (np, 1, ("*/*.py",)),
+    "torch": (torch, 1, ("nn/**/*.py", "optim/*.py", "distributions/*.py", "utils/data/**/*.py")),
+    "Python": (asyncio, 2, ("*.py", "[a-eg-z]*/*.py")),
+}
+"""A module, how far above its file its folder is, and the files whose docstrings are read."""
+
+WORDS, LENGTH, HIDDEN = 1000, 16, 32
+"""The vocabulary, the words of a sentence, and the width of the model."""
+
+PADDING, UNKNOWN, MASK = range(3)
+
+
+def sentences(folder: Path, patterns: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The different sentences of eight different words or more in the docstrings of these files, cut to `LENGTH`."""
+    found = set()
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+        for node in ast.walk(ast.parse(path.read_text(errors="replace"))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and (text := ast.get_docstring(node)):
+                parts = (re.findall(r"[a-z]+", s.lower())[:LENGTH] for s in re.split(r"(?<=[.])\s|\n\n", text))
+                found |= {tuple(words) for words in parts if len(set(words)) >= 8}
+    return sorted(found)
+
+
+def corpus() -> tuple[torch.Tensor, torch.Tensor]:
+    """The words' numbers [sentences, LENGTH], and the number of each one's package."""
+    texts = [sentences(Path(str(m.__file__)).parents[up - 1], names) for m, up, names in SOURCES.values()]
+    frequent = Counter(word for text in texts for sentence in text for word in sentence).most_common(WORDS - 3)
+    number = {word: i + 3 for i, (word, _) in enumerate(frequent)}
+    coded = [[number.get(w, UNKNOWN) for w in s] + [PADDING] * (LENGTH - len(s)) for text in texts for s in text]
+    return torch.tensor(coded), torch.tensor([i for i, text in enumerate(texts) for _ in text])
+
+
+def small(**more: Any) -> BertConfig:
+    sizes = {"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": 2}
+    drop = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    return BertConfig(**sizes, **drop, num_attention_heads=2, max_position_embeddings=LENGTH, **more)
+
+
+def vendor(ids: torch.Tensor, steps: int = 2500) -> dict[str, torch.Tensor]:
+    """The weights of a BERT that learned to say hidden words, one in five."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(small())
+    optimiser = torch.optim.AdamW(model.parameters(), 0.004)
+    for _ in range(steps):
+        x = ids[torch.randint(len(ids), (64,))]
+        hidden = (torch.rand(x.shape) < 0.2) & (x > MASK)
+        optimiser.zero_grad()
+        F.cross_entropy(model(input_ids=x.masked_fill(hidden, MASK)).logits[hidden], x[hidden]).backward()
+        optimiser.step()
+    return {name[5:]: value for name, value in model.state_dict().items() if name.startswith("bert.")}
+
+
+def with_adapters(weights: dict[str, torch.Tensor], seed: int) -> nn.Module:
+    """The vendor's model with fresh adapters and a fresh classifier."""
+    torch.manual_seed(seed)
+    model = BertForSequenceClassification(small(num_labels=len(SOURCES)))
+    model.bert.load_state_dict(weights, strict=False)
+    return adapted(model, ADAPTED["bert"], 8).eval()
+
+
+def fine_tuned(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor, seed: int, session: Session | None,
+               steps: int = 100) -> nn.Module:  # fmt: skip
+    """A plain model with what was trained, in plain or on shares, in batches of 32."""
+    batches, given, model = torch.Generator().manual_seed(seed), model, copy.deepcopy(model)
+    if session is not None:
+        model = sectorch.shared(model, owner="A", session=session)
+    optimiser = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), 0.003)
+    for _ in range(steps):
+        rows = torch.randint(len(ids), (32,), generator=batches)
+        x, y = (v[rows] if session is None else sectorch.share(v[rows], session=session) for v in (ids, labels))
+        with contextlib.nullcontext() if session is None else sectorch.step(session):
+            optimiser.zero_grad()
+            F.cross_entropy(model(input_ids=x).logits, y).backward()
+            optimiser.step()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = copy.deepcopy(given)
+    found.load_state_dict({n: p.detach() if session is None else p.reveal() for n, p in trained.items()}, strict=False)
+    return found
+
+
+def balanced(labels: torch.Tensor, each: int, seed: int) -> torch.Tensor:
+    """So many rows of each package, in a random order."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.nonzero(labels == k)[:, 0] for k in range(len(SOURCES))]
+    rows = torch.cat([found[torch.randperm(len(found), generator=generator)[:each]] for found in rows])
+    return rows[torch.randperm(len(rows), generator=generator)]
+
+
+def accuracy(seeds: int) -> None:
+    ids, labels = corpus()
+    weights = vendor(ids)
+    differences = []
+    for seed in range(seeds):
+        rows = balanced(labels, 1200, seed)
+        learned, asked = rows[:1600], rows[1600:]
+        model, right, start = with_adapters(weights, seed), [], time.perf_counter()
+        for session in (None, Session(reference=True)):
+            found = fine_tuned(model, ids[learned], labels[learned], seed, session)
+            with torch.no_grad():
+                answers = found(input_ids=ids[asked]).logits.argmax(1)
+            right.append(100 * float((answers == labels[asked]).double().mean()))
+        differences.append(right[1] - right[0])
+        print(f"seed {seed}: plain {right[0]:.2f} %, on shares {right[1]:.2f} %, of {len(asked)} sentences; "
+              f"{time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip
+    print(f"difference {statistics.mean(differences):+.2f} points, at most {max(map(abs, differences)):.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(ADAPTED), default="bert")
@@ -141,7 +264,10 @@ def main() -> None:
     parser.add_argument("--peft", action="store_true", help="adapters of peft")
     parser.add_argument("--check", action="store_true", help="compare with the reference")
     parser.add_argument("--dry", action="store_true", help="bytes and rounds of two steps, on shapes")
+    parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="right answers in plain and on shares")
     chosen = parser.parse_args()
+    if chosen.accuracy:
+        return accuracy(chosen.accuracy)
     if chosen.dry:
         return dry(chosen)
     found = trained(chosen, Session(), shown=True)

@@ -275,6 +275,13 @@ class Backend(Protocol):
     def series(self, x: Any, scale_bits: int, which: Series) -> Any:
         """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it."""
 
+    def series_and_later(self, x: Any, scale_bits: int, which: Series, later: Series) -> tuple[Any, tuple]:
+        """Compute `series`, and the parts of which `finish_series` makes later(x), a series of the same period."""
+        ...
+
+    def finish_series(self, parts: Sequence[Any], which: Series) -> Any:
+        """Compute the later series of `series_and_later`; each part has the shape of x."""
+
     def normalise(self, x: Any, low: int, high: int, step: int = 1) -> Normal:
         """Compute mantissa and exponent of 2^low <= x < 2^high, for 0 <= low < high <= 62.
 

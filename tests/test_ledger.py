@@ -11,6 +11,7 @@ from math import ceil, log2
 import pytest
 import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
+from own import gelu_and_slope
 from rich.console import Console
 
 from sectorch.choreography import Phase, ledger
@@ -39,7 +40,7 @@ from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
 from sectorch.mpc.star.thresholds import at_least
 from sectorch.mpc.star.truncate import truncate, wide_excess
-from sectorch.ops.series import SIGMOID
+from sectorch.ops.series import GELU_SLOPE, SIGMOID
 from sectorch.ring.products import Linear
 from sectorch.session import Session
 
@@ -249,6 +250,7 @@ COSTS = {
     "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 27.875)),
     "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID), (2, 8 + 16, 32 * len(SIGMOID.cos) + 12)),
     "trigonometric_wide": (lambda w, x: trigonometric(w.net, x, 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12)),
+    "trigonometric_later": (lambda w, x: gelu_and_slope(w.net, x), (2, 8 + 2 * 16, 32 * len(GELU_SLOPE.cos) + 2 * 12)),
     "reveal": (lambda w, x: reveal(w.net, x), (2, 16, 0)),
 }  # fmt: skip
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from sectorch.backend import SERIES_BITS, RaisedFlags
+from sectorch.backend import SERIES_BITS, RaisedFlags, Series
 from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.located import compute
 from sectorch.garbled.argmax import UNANSWERED, argmax_confident_shares, argmax_noisy_shares, argmax_onehot_shares
-from sectorch.mpc.series import draw_error, normalise, trigonometric
+from sectorch.mpc.series import draw_error, finish_series, normalise, trigonometric
 from sectorch.mpc.star.bins import BinChoices, BinSums, indicators, mask_bins, multiply_bins
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.dealing_proofs import DealingProofs, prove_pending
@@ -37,7 +37,7 @@ from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, r
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least, raise_outside
 from sectorch.mpc.star.truncate import truncate
-from sectorch.ops.series import SIGMOID
+from sectorch.ops.series import GELU, GELU_SLOPE, SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.testing import Given
 
@@ -141,6 +141,19 @@ def _normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return (torch.sigmoid(x.double() * 2.0**-20) * 2.0**SERIES_BITS).round().to(torch.int64)
+
+
+def gelu_and_slope(net: Net, x: Shares) -> tuple[Shares, Shares]:
+    """Two series of one opening."""
+    y, parts = trigonometric(net, x, 20, GELU, GELU_SLOPE)
+    return y, finish_series(net, *parts, GELU_SLOPE)
+
+
+def gelu_and_slope_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x = x.double() * 2.0**-20
+    tail = 0.5 * torch.erfc(-x * 0.5**0.5)
+    slope = tail + x * torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
+    return tuple((value * 2.0**SERIES_BITS).round().to(torch.int64) for value in (x * tail, slope))
 
 
 def _at_least(net: Net, x: Shares) -> tuple[Shares, ...]:
@@ -276,10 +289,17 @@ def _joined(net: Net, x: Shares) -> tuple:
 CONV = Conv2d((2, 1), (1, 0), (1, 2))
 WIDE = Conv2d((1, 1), (1, 1))
 DEPTHWISE = Conv2d((1, 1), (1, 1), groups=2)
-SERIES = {
-    "error": int((SIGMOID.error + draw_error(SIGMOID) / 2) * 2.0**SERIES_BITS) + 2,
-    "varies": int(draw_error(SIGMOID) * 2.0**SERIES_BITS) + 1,
-}
+
+
+def within_series(*series: Series) -> dict[str, int]:
+    """How far results are from these functions, and from each other."""
+    return {
+        "error": max(int((s.error + draw_error(s) / 2) * 2.0**SERIES_BITS) + 2 for s in series),
+        "varies": max(int(draw_error(s) * 2.0**SERIES_BITS) + 1 for s in series),
+    }
+
+
+SERIES = within_series(SIGMOID)
 WHOLE = {"elementwise": False, "elements": 12}
 HASHED = {"elementwise": False, "elements": 4, "exhaustive": 0}
 
@@ -382,6 +402,8 @@ OWN = [
         _sigmoid, SERIES),
     Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
+    Own("trigonometric_later", gelu_and_slope, [Given(low=-(5 << 20), high=5 << 20)], gelu_and_slope_of,
+        within_series(GELU, GELU_SLOPE)),
     Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
         [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),

@@ -36,9 +36,9 @@ def less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Tens
 
 def combine_harmonics(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
     """`harmonics.combine_harmonics`."""
-    flat, terms = array(turns).reshape(-1), len(series.cos)
+    flat = array(turns).reshape(-1)
     out = torch.empty(2, *turns.shape, dtype=torch.int64)
-    halves = held.contiguous().view(2, 2 * terms, len(flat)).numpy()
+    halves = held.contiguous().view(2, held.shape[1], len(flat)).numpy()  # of a longer series, the first terms
     factors = np.array(series.cos), np.array(series.sin)
     run_on_words(len(flat), _combined, flat, scale_of(turns), *factors, halves, out.view(2, len(flat)).numpy())
     return out[0], out[1]

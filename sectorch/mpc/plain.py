@@ -194,6 +194,12 @@ class Plain(Backend):
     def series(self, x: T, scale_bits: int, which: Series) -> T:
         return value_at(turns_of(x, which.period_bits + scale_bits), which)
 
+    def series_and_later(self, x: T, scale_bits: int, which: Series, later: Series) -> tuple[T, tuple[T, ...]]:
+        return self.series(x, scale_bits, which), (self.series(x, scale_bits, later),)
+
+    def finish_series(self, parts: Sequence[T], which: Series) -> T:
+        return parts[0]
+
     def normalise(self, x: T, low: int, high: int, step: int = 1) -> Normal:
         bits = self.at_least(x, powers(low, high, step))
         product = x * weighted_bit_sum(bits, factor_steps(low, high, step))

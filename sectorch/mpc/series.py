@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from ..backend import SERIES_BITS, Normal, Series
-from ..choreography import Message, Net, leaf, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from ..choreography.located import compute
 from ..ring.bitplanes import fast
 from ..ring.fixed_point import weighted_bit_sum
@@ -97,11 +97,13 @@ def draw_error(series: Series) -> float:
 @protocol("trigonometric", "docs/protocols.md; Fourier extension", [
     Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS"),
 ])  # fmt: skip
-def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
+def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series, later: Series | None = None) -> Any:
     """Compute series(x) at `SERIES_BITS` = 52 fraction bits.
 
     Args:
         x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic.
+        later: another series of the same period. Then the result is (series(x), (first, second)), of which
+            `finish_series` makes later(x) without an opening of x.
 
     Rounds 2. Per element 8 bytes online, or 16 where x and the period have more than 32 bits, and 16 for the second
     digit; dealt 32 for each term and 12. Error: series.error, and half of `draw_error(series)`, which depends on D's
@@ -111,7 +113,7 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
         UnsupportedOpError: D has to prove what it deals; there is no proof for the harmonics.
     """
     D, A, S = net.D, net.A, net.S
-    width, terms = series.period_bits + scale_bits, len(series.cos)
+    width, terms = series.period_bits + scale_bits, max(len(s.cos) for s in (series, later or series))
     drawn = torch.int32 if width <= 32 else torch.int64
     r_A, r_S = net.common(D, A, x.shape, "r_A", drawn), net.common(D, S, x.shape, "r_S", drawn)
 
@@ -120,10 +122,19 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     c_S = (turns_of(x.S, width) + r_S).send(S, A, "c_S")
     public = c_A + c_S
 
-    first_A, second_A = _combined(public, basis.A, series)
-    first_S, second_S = _combined(public, basis.S, series)
-    second = _drop_digit(net, Shares(second_A, second_S))
-    return Shares(first_A, first_S) + second + round(series.constant * 2.0**SERIES_BITS)
+    found = finish_series(net, *_digits(public, basis, series), series)
+    return found if later is None else (found, _digits(public, basis, later))
+
+
+def _digits(public: Located, basis: Shares, series: Series) -> tuple[Shares, Shares]:
+    """The sums P1 B1 and P1 B2 + P2 B1 of a series."""
+    (first_A, second_A), (first_S, second_S) = (_combined(public, half, series) for half in (basis.A, basis.S))
+    return Shares(first_A, first_S), Shares(second_A, second_S)
+
+
+def finish_series(net: Net, first: Shares, second: Shares, series: Series) -> Shares:
+    """Compute the later series of `trigonometric`. Rounds 1; per element 16 bytes online and 12 dealt."""
+    return first + _drop_digit(net, second) + round(series.constant * 2.0**SERIES_BITS)
 
 
 @protocol("drop_digit", "docs/protocols.md")

@@ -60,19 +60,35 @@ def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
     or a sum enlarge them. Many elements are computed in pieces, since the terms take 64 bytes per element. The pieces
     run in the same rounds.
     """
-    backend, shape = context.backend, x.shares.shape
-
-    def run(part: Value) -> Value:
-        return backend.series(part, x.scale_bits, which)
-
-    if shape.numel() <= PIECE:
-        shares = run(x.shares)
-    else:
-        flat = backend.each(torch.flatten, x.shares)
-        starts = range(0, shape.numel(), PIECE)
-        parts = [run(flat[k : k + PIECE]) for k in starts]
-        shares = backend.each(torch.reshape, backend.each(end_to_end, *parts), shape)
+    (shares,) = _in_pieces(context, x.shares, lambda part: (context.backend.series(part, x.scale_bits, which),))
     return as_factor(context, x.like(shares, SERIES_BITS), 0)
+
+
+def series_and_later(
+    context: Context, x: SharedTensor, which: Series, later: Series
+) -> tuple[SharedTensor, Callable[[Context], SharedTensor]]:
+    """`series`, and a function that computes another one of the same period without opening x again: a slope, say."""
+
+    def run(part: Value) -> tuple[Value, ...]:
+        first, parts = context.backend.series_and_later(part, x.scale_bits, which, later)
+        return first, *parts
+
+    shares, *parts = _in_pieces(context, x.shares, run)
+
+    def finish(context: Context) -> SharedTensor:
+        return as_factor(context, x.like(context.backend.finish_series(parts, later), SERIES_BITS), 0)
+
+    return as_factor(context, x.like(shares, SERIES_BITS), 0), finish
+
+
+def _in_pieces(context: Context, x: Value, run: Callable[[Value], tuple[Value, ...]]) -> tuple[Value, ...]:
+    """The results of an elementwise function, for so many elements at a time."""
+    backend, shape = context.backend, x.shape
+    if shape.numel() <= PIECE:
+        return run(x)
+    flat = backend.each(torch.flatten, x)
+    parts = zip(*(run(flat[k : k + PIECE]) for k in range(0, shape.numel(), PIECE)), strict=True)
+    return tuple(backend.each(torch.reshape, backend.each(end_to_end, *part), shape) for part in parts)
 
 
 def multiple_of(which: Series, factor: float) -> Series:
@@ -116,7 +132,12 @@ def series_with_excess(
 ) -> SharedTensor:
     """The series of what is inside its interval, and a slope times what is beyond (`clamp_with_excess`)."""
     y = series(context, inside, which)
-    return _no_larger(add_values(context, y, times_number(context, beyond, right_slope)), beyond) if right_slope else y
+    return with_excess(context, y, beyond, right_slope) if right_slope else y
+
+
+def with_excess(context: Context, y: SharedTensor, beyond: SharedTensor, right_slope: float) -> SharedTensor:
+    """A series that exceeds its argument by two at most, and a slope times what is beyond its interval."""
+    return _no_larger(add_values(context, y, times_number(context, beyond, right_slope)), beyond)
 
 
 def _no_larger(y: SharedTensor, beyond: SharedTensor) -> SharedTensor:
@@ -209,20 +230,22 @@ def logsigmoid(context: Context, x: SharedTensor) -> torch.Tensor:
     return -F.softplus(-x)
 
 
-def _gate(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
-    """x gate(x), for a gate that tends to 0 on the left and to 1 on the right: beyond the series a constant, and x."""
+def times_gate(context: Context, x: SharedTensor, gate: Series) -> tuple[SharedTensor, SharedTensor]:
+    """x gate(x) and gate(x), for a gate that tends to 0 on the left and to 1 on the right: beyond the series a
+    constant, and x."""
     inside, beyond = clamp_with_excess(context, x, gate.low, gate.high, True)
-    return _no_larger(inside * series(context, inside, gate) + beyond, beyond)
+    value = series(context, inside, gate)
+    return _no_larger(inside * value + beyond, beyond), value
 
 
 @implements("silu", F.silu, note="everywhere; error 3e-5", exact=False, excess=0.0)
 def silu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return write_if_inplace(x, _gate(context, x, series_of.SIGMOID), inplace)
+    return write_if_inplace(x, times_gate(context, x, series_of.SIGMOID)[0], inplace)
 
 
 @implements("mish", F.mish, note="everywhere; error 3e-5", exact=False, excess=2.0)
 def mish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
-    return write_if_inplace(x, _gate(context, x, series_of.TANH_SOFTPLUS), inplace)
+    return write_if_inplace(x, times_gate(context, x, series_of.TANH_SOFTPLUS)[0], inplace)
 
 
 def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:

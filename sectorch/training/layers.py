@@ -15,8 +15,8 @@ from ..errors import ArgumentError
 from ..ops.common import CAPACITY, SLACK_BITS, as_factor, check_fits, limit_at, round_scale
 from ..ops.linear import bilinear, sum_of_all
 from ..ops.pooling import pooling_windows as cut
-from ..ops.series import GELU, GELU_SLOPE, GELU_TANH, GELU_TANH_SLOPE
-from ..ops.smooth import clamp_with_excess, series, series_with_excess
+from ..ops.series import GELU, GELU_SLOPE, GELU_TANH, GELU_TANH_SLOPE, SIGMOID
+from ..ops.smooth import clamp_with_excess, series, series_and_later, times_gate, with_excess
 from ..ring import products
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
@@ -126,21 +126,31 @@ def log_sigmoid_backward(context: Context, g: Cell, x: Cell, buffer: Any) -> Sha
     return times_slope(context, g, torch.sigmoid(-x.content))
 
 
+@row("silu", aten.silu.default)
+def silu(context: Context, x: Cell) -> SharedTensor:
+    x.reusable["silu"] = times_gate(context, x.content, SIGMOID)
+    return x.reusable["silu"][0]
+
+
 @row("silu", aten.silu_backward.default)
 def silu_backward(context: Context, g: Cell, x: Cell) -> SharedTensor:
-    gate = torch.sigmoid(x.content)
-    return times_slope(context, g, gate + torch.mul(F.silu(x.content), 1 - gate))
+    value, gate = x.reusable.get("silu") or times_gate(context, x.content, SIGMOID)
+    return times_slope(context, g, gate + torch.mul(value, 1 - gate))
 
 
 @row("gelu", aten.gelu.default, note="error 4e-6, of the gradient's factor too")
 def gelu(context: Context, x: Cell, approximate: str = "none") -> SharedTensor:
-    which, _, inside, beyond = _gelu_parts(context, x, approximate)
-    return series_with_excess(context, inside, beyond, which, 1.0)
+    which, slope, inside, beyond = _gelu_parts(context, x, approximate)
+    y, x.reusable[f"slope {approximate}"] = series_and_later(context, inside, which, slope)
+    return with_excess(context, y, beyond, 1.0)
 
 
 @row("gelu", aten.gelu_backward.default)
 def gelu_backward(context: Context, g: Cell, x: Cell, approximate: str = "none") -> SharedTensor:
     """The slope is a series on the same interval; outside it is 0 and 1 within 3e-6."""
+    finish = x.reusable.pop(f"slope {approximate}", None)
+    if finish is not None:  # the forward pass has opened x for both
+        return times_slope(context, g, finish(context))
     _, slope, inside, _ = _gelu_parts(context, x, approximate)
     return times_slope(context, g, series(context, inside, slope))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sectorch
 from sectorch import DifferentiableTensor, Scheme, Session
+from sectorch.choreography.ledger import Transcript
 
 LAST = 2.0**-20
 
@@ -137,3 +138,24 @@ def test_small_gradients_are_not_lost(bits: int):
         optimiser.step()
     moved = (x.detach() - 1) * 2.0**10
     assert (moved.reveal() + 3 * 2.0**-10).abs().max() <= 2.0**-12
+
+
+@pytest.mark.parametrize(
+    "f", [F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu], ids=["gelu", "gelu by tanh", "silu"]
+)
+def test_an_activation_and_its_slope_come_from_one_opening(f: Callable):
+    """Of 20,000 elements, which are computed in two pieces; twice, and after the forward pass of another step."""
+    values, found = torch.linspace(-9, 9, 20_000), []
+    for session in (Session(), Session(reference=True)):
+        x = DifferentiableTensor(sectorch.share(values, session=session), requires_grad=True)
+        with Transcript() as sent, session.call():
+            y = f(x)
+            y.backward(torch.ones(values.shape), retain_graph=True)
+        opened = [value.numel() for line, value in sent.lines if (line.path, line.label) == ("trigonometric", "c_A")]
+        assert session.reference or sum(opened) == values.numel()
+        y.backward(torch.ones(values.shape))
+        found.append((y.reveal(), x.grad.reveal()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    plain = values.double().requires_grad_()
+    f(plain).sum().backward()
+    assert torch.allclose(found[0][1].double(), 2 * plain.grad, atol=1e-4)

@@ -21,7 +21,7 @@ from ...choreography.roles import STAR
 from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
-from ..series import normalise, trigonometric
+from ..series import finish_series, normalise, trigonometric
 from .bins import BinMatrix, indicators, mask_bins, multiply_bins
 from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
@@ -299,6 +299,12 @@ class Star(Backend):
 
     def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
         return trigonometric(self.net, x, scale_bits, which)
+
+    def series_and_later(self, x: Shares, scale_bits: int, which: Series, later: Series) -> tuple[Shares, tuple]:
+        return trigonometric(self.net, x, scale_bits, which, later)
+
+    def finish_series(self, parts: Sequence[Shares], which: Series) -> Shares:
+        return finish_series(self.net, *parts, which)
 
     def normalise(self, x: Shares, low: int, high: int, step: int = 1) -> Normal:
         return normalise(self.net, x, low, high, self._key_worth(x, 63, 4), step)
