@@ -64,7 +64,8 @@ ROOT_MARGIN = 2.0**-17
 
 @dataclass(frozen=True)
 class Use:
-    """One run of a linear layer: its inputs [B, d] and backpropagated outputs [B, k]."""
+    """One run of a linear layer: its inputs [B, d] and backpropagated outputs [B, k], or [B, T, d] and [B, T, k] where
+    it runs at T places of a row."""
 
     inputs: SharedTensor
     outputs: SharedTensor
@@ -72,19 +73,24 @@ class Use:
 
 @dataclass(frozen=True)
 class Uses:
-    """The uses of a weight [k, d], of a bias [k], or of both where they have the same: their numbers among all uses."""
+    """The uses of a weight [k, d], of a bias [k], or of both where they have the same: their numbers among all uses.
+
+    Attributes:
+        places: at how many places of a row these run, all together; one each unless given.
+    """
 
     numbers: tuple[int, ...]
     inputs: int
     outputs: int
     weight: bool = True
     bias: bool = True
+    places: int | None = None
 
     @property
     def largest(self) -> float:
         """The largest square norm of a row's gradient."""
         parts = 4.0**INPUT_BITS * self.inputs * self.weight + self.bias
-        return len(self.numbers) ** 2 * 4.0**OUTPUT_BITS * self.outputs * parts
+        return (self.places or len(self.numbers)) ** 2 * 4.0**OUTPUT_BITS * self.outputs * parts
 
     @property
     def count(self) -> int:
@@ -130,11 +136,12 @@ def clipped_sums(
             square = product(context, torch.mul, square, add_known(context, sizes, int(each.bias) << SQUARE_BITS))
         else:
             square = raise_scale(context, square, bits + SQUARE_BITS)
-        squares.append(square if len(each.numbers) == 1 else _map_shares(context, partial(_sum, dim=(1, 2)), [square]))
+        one = len(square.shares.shape) == 1
+        squares.append(square if one else _map_shares(context, partial(_sum, dim=(1, 2)), [square]))
     total = reduce(partial(add_known, context), squares)
     factor = _factor(context, total, clip - margin(parameters), largest(parameters))
-    column = factor.like(context.backend.moved(_as_column, factor.shares))
-    short = [product(context, torch.mul, column, d, GRID_BITS) for d in outputs]
+    column = {n: factor.like(context.backend.moved(partial(_as_column, dim=n), factor.shares)) for n in (2, 3)}
+    short = [product(context, torch.mul, column[len(d.shares.shape)], d, GRID_BITS) for d in outputs]
     sums = []
     for each in parameters:
         d = _map_shares(context, _concatenate, [short[i] for i in each.numbers])
@@ -144,16 +151,16 @@ def clipped_sums(
     return sums
 
 
-def _as_column(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1)
+def _as_column(x: Tensor, dim: int) -> Tensor:
+    return x.view(-1, *[1] * (dim - 1))
 
 
 def _concatenate(*values: Tensor) -> Tensor:
-    return torch.cat(values)
+    return torch.cat([x.flatten(0, -2) for x in values])
 
 
 def _stack_uses(*values: Tensor) -> Tensor:
-    return torch.stack(values, -2)
+    return torch.cat([x.view(x.shape[0], -1, x.shape[-1]) for x in values], -2)
 
 
 def _parts(x: Tensor, most: int) -> Tensor:
@@ -180,11 +187,11 @@ def _products(context: Context, values: Sequence[SharedTensor], limit_bits: int,
 
     They are summed up in parts that are below 2^61 for any values.
     """
-    count = len(values)
-    x = values[0] if count == 1 else _map_shares(context, _stack_uses, values)
+    one = len(values) == 1 and len(values[0].shares.shape) == 2
+    x = values[0] if one else _map_shares(context, _stack_uses, values)
+    count = 1 if one else x.shares.shape[1]
     x = _map_shares(context, partial(_parts, most=1 << max(0, 61 - 2 * (limit_bits + x.scale_bits))), [x])
     parts = x.shares.shape[1]
-    one = count == 1
     x = (
         _map_shares(context, partial(_sum, dim=-1), [square_shares(context, x)])
         if one
@@ -262,8 +269,9 @@ class PrivateGradients:
 
     Args:
         model: of `sectorch.shared`, whose trainable parameters are weights and biases of linear layers that take
-            [rows, features]. The rest of it may be anything that computes each row from that row alone. The first
-            `backward` of a shape tries on random plain numbers whether model and loss do.
+            [rows, features] or, at T places of a row (the words of a text), [rows, T, features]. The rest of it, a
+            frozen base say, may be anything that computes each row from that row alone. The first `backward` of a shape
+            tries on random plain numbers whether model and loss do.
         max_grad_norm: the norm C that a row's gradient is clipped to.
         noise_multiplier: the standard deviation of each party's noise, as a multiple of C.
         rows: the number of rows.
@@ -368,13 +376,13 @@ class PrivateGradients:
         kept = [(run, d) for run, d in zip(runs, deltas, strict=False) if d is not None]
         if not kept:
             raise ArgumentError("the loss depends on no trainable parameter of the model; there is nothing to train")
-        parameters = _parameters([run.layer for run, _ in kept])
+        parameters = _parameters([run.layer for run, _ in kept], [run.places for run, _ in kept])
         self._fits(parameters)
         if self.budget is not None:
             self.budget.charge(self.curve)
         self.steps += 1
         self._has_sample = self.batch_size >= self.rows
-        uses = [Use(run.inputs.as_shared(), d.as_shared()) for run, d in kept]
+        uses = [Use(_by_place(run.inputs).as_shared(), _by_place(d).as_shared()) for run, d in kept]
         first = uses[0].inputs
         context = Context(first.session, first.party, first.scheme)
         with first.session.operation(first.party) as net:
@@ -442,9 +450,9 @@ def _on_plain_numbers(
     """Error text and the two values that must agree, for two inputs that differ in the chosen rows."""
     parameters = {p: _random_like(p) / max(1, p.numel() // max(1, len(p))) ** 0.5 for p in model.parameters()}
     buffers = {b: _random_like(b).abs() + 0.5 if isinstance(b, DifferentiableTensor) else b for b in model.buffers()}
-    rows, seed = _random_like(x), torch.initial_seed() + TRIES
+    rows, seed = _random_rows(model, x), torch.initial_seed() + TRIES
     seen = []
-    for v in (rows, torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), _random_like(x), rows)):
+    for v in (rows, torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), _random_rows(model, x), rows)):
         torch.manual_seed(seed)  # the same units drop out
         given = parameters | {b: value.clone() for b, value in buffers.items()}
         with _with_parameters(model, given), _record_runs(layers, len(v)) as runs:
@@ -489,6 +497,13 @@ def _random_like(x: Any) -> Any:
     return numbers.to(x.dtype)
 
 
+def _random_rows(model: nn.Module, x: Any) -> Any:
+    """`_random_like`, and of whole numbers those that every embedding of the model takes: rows of zeros would be equal,
+    and show nothing of what mixes them."""
+    words = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
+    return _random_like(x) if x.dtype.is_floating_point else torch.randint(0, words, x.shape).to(x.dtype)
+
+
 def add_noise(context: Context, x: SharedTensor, sigma: float) -> SharedTensor:
     """x with discrete Gaussian noise of A's and of S's own, each of deviation sigma on the grid of x. No message."""
     net, draw = context.net, partial(_draw_noise, sigma, x.scale_bits)
@@ -507,6 +522,15 @@ class RecordedGradients(NamedTuple):
     inputs: Any
     outputs: Any
 
+    @property
+    def places(self) -> int:
+        return math.prod(self.inputs.shape[1:-1])
+
+
+def _by_place(x: Any) -> Any:
+    """[B, d], or [B, T, d] of any number of places."""
+    return x if x.dim() == 2 else x.flatten(1, -2)
+
 
 @contextmanager
 def _record_runs(layers: list[nn.Linear], rows: int) -> Iterator[list[RecordedGradients]]:
@@ -523,10 +547,10 @@ def _record_runs(layers: list[nn.Linear], rows: int) -> Iterator[list[RecordedGr
 
 def _run(runs: list[RecordedGradients], rows: int, layer: nn.Linear, input: Any) -> Any:
     a = DifferentiableTensor(input) if isinstance(input, SharedTensor) else input
-    if a.dim() != 2 or a.shape[0] != rows:
+    if a.dim() < 2 or a.shape[0] != rows:
         raise ShapeError(
-            f"a linear layer that is trained takes [{rows} rows, features] here, got {tuple(a.shape)}; flatten what "
-            f"belongs to a row into its features"
+            f"a linear layer that is trained takes [{rows} rows, features] or [{rows} rows, places, features] here, got "
+            f"{tuple(a.shape)}; put the rows first (batch_first=True), and what belongs to a row behind them"
         )
     z = F.linear(a, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
     z = z if z.requires_grad else z.requires_grad_()
@@ -591,8 +615,9 @@ def _trainable(model: nn.Module) -> list[nn.Linear]:
     return found
 
 
-def _parameters(layers: list[nn.Linear]) -> list[Uses]:
-    """The trainable parameters of layers that run in this order."""
+def _parameters(layers: list[nn.Linear], places: Sequence[int] | None = None) -> list[Uses]:
+    """The trainable parameters of layers that run in this order, at so many places of a row each."""
+    places = places or [1] * len(layers)
     numbers: dict[tuple[str, int], list[int]] = {}
     for i, layer in enumerate(layers):
         for kind, p in layer.named_parameters(recurse=False):
@@ -602,6 +627,7 @@ def _parameters(layers: list[nn.Linear]) -> list[Uses]:
     for (kind, _), uses in numbers.items():
         kinds.setdefault(tuple(uses), set()).add(kind)
     return [
-        Uses(uses, layers[uses[0]].in_features, layers[uses[0]].out_features, "weight" in kind, "bias" in kind)
+        Uses(uses, layers[uses[0]].in_features, layers[uses[0]].out_features, "weight" in kind, "bias" in kind,
+             sum(places[i] for i in uses))
         for uses, kind in kinds.items()
-    ]
+    ]  # fmt: skip
