@@ -10,10 +10,10 @@ values get adapters of rank 8, by peft with `--peft` (if it is installed) and el
 ids, which are secret, as are the labels. The first steps trace their programs and send the masked weights, and are
 shown apart. `--check` takes the same steps in the reference and compares losses and adapters bit for bit.
 
-`--accuracy` is a task with an outcome. A small BERT is trained in plain on sentences of docstrings, to say hidden words.
-Then it is A's, and adapters learn on shares which package a sentence is from: NumPy, torch, or Python's own library. The
-same initial adapters and batches learn in plain float32, and once more with initial adapters moved by 2^-20, which says
-how far two plain runs are apart. On shares the arithmetic is that of the reference.
+`--accuracy` is a task with an outcome. A small BERT is trained in plain on sentences of docstrings, to say hidden
+words. Then it is A's, and adapters learn on shares which package a sentence is from: NumPy, torch, or Python's own
+library. The same initial adapters and batches learn in plain float32, and once more with initial adapters moved by
+2^-20, which says how far two plain runs are apart. On shares the arithmetic is that of the reference.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def accuracy(seeds: int) -> None:
                 answers = found(input_ids=ids[asked]).logits.argmax(1)
             right.append(100 * float((answers == labels[asked]).double().mean()))
         differences.append(right[2] - right[0])
-        print(f"seed {seed}: plain {right[0]:.2f} % (moved {right[1]:.2f} %), on shares {right[2]:.2f} %, of {len(asked)} "
-              f"sentences; {time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip
+        print(f"seed {seed}: plain {right[0]:.2f} % (moved {right[1]:.2f} %), on shares {right[2]:.2f} %, "
+              f"of {len(asked)} sentences; {time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip
     print(f"mean difference {statistics.mean(differences):+.2f} points, at most {max(map(abs, differences)):.2f}")
 
 

@@ -549,8 +549,8 @@ def _run(runs: list[RecordedGradients], rows: int, layer: nn.Linear, input: Any)
     a = DifferentiableTensor(input) if isinstance(input, SharedTensor) else input
     if a.dim() < 2 or a.shape[0] != rows:
         raise ShapeError(
-            f"a linear layer that is trained takes [{rows} rows, features] or [{rows} rows, places, features] here, got "
-            f"{tuple(a.shape)}; put the rows first (batch_first=True), and what belongs to a row behind them"
+            f"a linear layer that is trained takes [{rows} rows, features] or [{rows} rows, places, features] here, "
+            f"got {tuple(a.shape)}; put the rows first (batch_first=True), and what belongs to a row behind them"
         )
     z = F.linear(a, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
     z = z if z.requires_grad else z.requires_grad_()

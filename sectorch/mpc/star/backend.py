@@ -304,7 +304,8 @@ class Star(Backend):
         return trigonometric(self.net, x, scale_bits, which, later)
 
     def finish_series(self, parts: Sequence[Shares], which: Series) -> Shares:
-        return finish_series(self.net, *parts, which)
+        first, second = parts
+        return finish_series(self.net, first, second, which)
 
     def normalise(self, x: Shares, low: int, high: int, step: int = 1) -> Normal:
         return normalise(self.net, x, low, high, self._key_worth(x, 63, 4), step)
