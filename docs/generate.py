@@ -25,7 +25,7 @@ from parties import picture
 from refusals import listed
 
 import sectorch
-from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
+from sectorch.choreography import PROTOCOLS, ProtocolSpec
 from sectorch.federated.command import described
 from sectorch.training.decompositions import NO_GRADIENT, NOTHING_TO_FOLLOW
 
@@ -79,22 +79,16 @@ def _uniform(mask: str) -> str:
 
 
 def messages() -> str:
-    """One row per declared message, of all protocols."""
-
-    def row(spec: ProtocolSpec, message: Message) -> list[str]:
-        learns = f"**{message.shows}**" if message.shows else f"nothing: {_uniform(message.mask)}"
-        return [
-            f"`{spec.name}`",
-            f"`{message.label}`",
-            f"{message.src} → {message.dst}",
-            message.mask or "nothing",
-            learns,
-        ]
-
-    return table(
-        ("protocol", "message", "from → to", "hidden by", "what the receiver learns"),
-        (row(spec, message) for spec in protocols() for message in spec.messages),
-    )
+    """Every declared message of all protocols; those of one protocol that show the same share a row."""
+    body = []
+    for spec in protocols():
+        alike: dict[str, list[str]] = {}
+        for message in spec.messages:
+            learns = f"**{message.shows}**" if message.shows else f"nothing: {_uniform(message.mask)}"
+            shown = f"`{message.label}` {message.src} → {message.dst} ({message.mask or 'nothing'})"
+            alike.setdefault(learns, []).append(shown)
+        body += [[f"`{spec.name}`", "; ".join(shown), learns] for learns, shown in alike.items()]
+    return table(("protocol", "messages: from → to (hidden by)", "what the receiver learns"), body)
 
 
 def composed() -> str:
@@ -106,22 +100,21 @@ def composed() -> str:
 
 
 def operations() -> str:
-    """The dispatch table, one section per kind of handler."""
-    rows: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
+    """The dispatch table, one section per kind of handler; operations with the same note and result share a row."""
+    rows: dict[str, dict[tuple[str, str], list[tuple[str, str]]]] = {kind: {} for kind in KINDS}
     for op in sectorch.supported_ops():
         reached = [n for n in (*op["functions"], *op["in_place"]) if not re.search(r"\._(?!_)", n)]  # private names
-        cells = [
-            f"`{op['name']}`",
-            ", ".join(f"`{name}`" for name in reached),
-            op["note"],
-            "exact" if op["exact"] else "smooth",
-        ]
-        rows.setdefault(op["kind"], []).append(cells)
+        alike = rows.setdefault(op["kind"], {}).setdefault((op["note"], "exact" if op["exact"] else "smooth"), [])
+        alike.append((f"`{op['name']}`", ", ".join(f"`{name}`" for name in reached)))
     sections = []
     for kind, found in rows.items():
         if found:
+            body = [
+                (", ".join(name for name, _ in alike), "; ".join(names for _, names in alike), *what)
+                for what, alike in found.items()
+            ]
             sections.append(
-                f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note', 'result'), found)}"
+                f"### {KINDS.get(kind, kind)}\n\n{table(('operations', 'reached by', 'note', 'result'), body)}"
             )
     return "\n\n".join(sections)
 

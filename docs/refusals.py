@@ -111,7 +111,7 @@ def _shown(one: Entry) -> str:
     lines = [f"`{one.named}`{also}. {when}"]
     if one.example:
         lines.append(f"*Says, for example:* {_code(one.example)}")
-    return f"### {one.kind.__name__}\n\n" + "<br>\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
+    return f"### {one.kind.__name__}\n" + "<br>\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
 
 
 def listed() -> str:
