@@ -8,6 +8,7 @@ functions of these protocols on plain whole numbers. Values are elements of Z_2^
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,9 @@ MAX_SHIFT = 32
 
 SERIES_BITS = 52
 """Fraction bits of a series' value."""
+
+PIECE = 1 << 14
+"""Elements of a series that are computed together: their terms fit the last-level cache."""
 
 
 Noise = Callable[[torch.Size], torch.Tensor]
@@ -41,6 +45,12 @@ class Series:
     constant: float
     cos: tuple[float, ...]
     sin: tuple[float, ...]
+
+    def __call__(self, x: float) -> float:
+        """The value at x, in floating point."""
+        angles = [2 * math.pi * (j + 1) * x / 2**self.period_bits for j in range(len(self.cos))]
+        terms = zip(self.cos, self.sin, angles, strict=True)
+        return self.constant + sum(a * math.cos(w) + b * math.sin(w) for a, b, w in terms)
 
     @property
     def weight(self) -> float:
@@ -230,6 +240,16 @@ class Backend(Protocol):
         """Return each of the values where x >= 0, and 0 elsewhere; all have one shape."""
         ...
 
+    def where_between(self, x: Any, low: int, high: int | None, value: Any, planes: int = 63) -> tuple[Any, Any | None]:
+        """Return the value where low <= x < high and 0 elsewhere, and [x >= high] as 0 or 1.
+
+        Args:
+            high: None for no bound, and no second result.
+            value: of x's shape. The comparison does not wait for it.
+            planes: x - low and x - high are known to lie in [-2^planes, 2^planes).
+        """
+        ...
+
     def ramps(
         self, x: Any, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Any]:
@@ -272,8 +292,12 @@ class Backend(Protocol):
 
     # Functions that are not piecewise linear.
 
-    def series(self, x: Any, scale_bits: int, which: Series) -> Any:
-        """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it."""
+    def series(self, x: Any, scale_bits: int, which: Series, opened: bool = False) -> Any:
+        """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it.
+
+        Args:
+            opened: whether x is compared as well, so that one opening serves both.
+        """
 
     def series_and_later(self, x: Any, scale_bits: int, which: Series, later: Series) -> tuple[Any, tuple]:
         """Compute `series`, and the parts of which `finish_series` makes later(x), a series of the same period."""

@@ -197,6 +197,8 @@ CASES = [
     Case("at_least", lambda b, x: b.at_least(x, (-5, 0, 1 << 40))),
     Case("is_zero", lambda b, x: b.is_zero(x), (63,)),
     Case("where_positive", lambda b, x, y: b.where_positive(x, (x, y)), (63, 63)),
+    Case("where_between", lambda b, x, y: b.where_between(x, -5, 1 << 40, y), (61, 63)),
+    Case("where_between", lambda b, x, y: b.where_between(x, -(1 << 40), None, y, 50)[0], (48, 63)),
     *(Case("ramps", lambda b, x, s=s: b.ramps(x, (0, -7, 1 << 20), s)) for s in (0, 20)),
     *(Case("ramps", lambda b, x, s=s: b.ramps(x, (3,), s, limit_bits=30)) for s in (0, 20)),
     Case("ramps", lambda b, x: b.ramps(x, (0,), 20, 45), (44,)),
@@ -228,12 +230,23 @@ CASES = [
 own below."""
 
 
-COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
+COMPARED = {
+    "truncate",
+    "at_least",
+    "where_between",
+    "ramps",
+    "relu_and_rest",
+    "maximum",
+    "largest",
+    "ramp_of_largest",
+    "flag_outside",
+}
 OTHERS = {
     "weight", "bin_matrix", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares",
-    "named_shares", "collect", "from_halves", "check_flags",
+    "named_shares", "collect", "from_halves", "check_flags", "series_and_later", "finish_series",
 }  # fmt: skip
-"""Methods with tests of their own: from the fourth on in test_indexing.py, test_generation.py and test_holders.py."""
+"""Methods with tests of their own: from the fourth on in test_indexing.py, test_generation.py and test_holders.py;
+the last two by the slope of GELU in tests/training."""
 
 
 def test_every_method_has_a_case():
@@ -279,6 +292,16 @@ def test_a_series_is_the_plain_one_to_what_the_dealer_draws():
     x = torch.randint(-14 << 20, 14 << 20, (500,))
     (secure, _), (plain, _) = (revealed(reference, Scheme(), case, [x], False)[0] for reference in (False, True))
     assert ((secure - plain).abs() <= draw_error(SIGMOID) * 2.0**SERIES_BITS).all()
+
+
+@pytest.mark.parametrize("count", [500, 3 * star.PIECE + 5])
+def test_a_series_of_what_is_compared_is_the_plain_one_inside_and_outside_of_its_interval(count: int):
+    """One opening serves both, in one piece and in several."""
+    case = Case("series", lambda b, x: (b.series(x, 40, SIGMOID, opened=True), b.where_between(x, -5, 5, x)[0]))
+    x = torch.randint(-(1 << 61), 1 << 61, (count,))
+    secure, plain = (revealed(reference, Scheme(), case, [x], False) for reference in (False, True))
+    assert ((secure[0][0] - plain[0][0]).abs() <= draw_error(SIGMOID) * 2.0**SERIES_BITS).all()
+    assert torch.equal(secure[1][0], plain[1][0])
 
 
 @pytest.mark.parametrize("guarded", [False, True])

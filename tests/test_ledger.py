@@ -31,12 +31,13 @@ from sectorch.mpc.star.compare import (
     group_blocks,
     is_zero,
 )
+from sectorch.mpc.star.fss import choose_by_keys
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.masking import deal, deal_bits, open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.select import bit_to_ring, select
+from sectorch.mpc.star.select import bit_to_ring, choose, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
 from sectorch.mpc.star.thresholds import at_least
 from sectorch.mpc.star.truncate import truncate, wide_excess
@@ -248,6 +249,14 @@ COSTS = {
     "leaky_drelu": (lambda w, x: leaky_drelu(w.net, x), (3, 24, 0)),
     # A's half of the sign comes from a stream, so that its 8 bytes of the product's opening go ahead.
     "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 27.875)),
+    "trigonometric_of_opening": (
+        lambda w, x: trigonometric(w.net, open_masked(w.net, x), 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12),
+    ),
+    "choose": (
+        lambda w, x: choose(w.net, words(w, 3).moved(torch.flatten), open_masked(w.net, x), 3),
+        (1, 16 + 3 * 0.25, 3 * 16),
+    ),
+    "choose_by_keys": (lambda w, x: choose_by_keys(w.net, open_masked(w.net, x), (0, 5)), (1, 16, by_keys(63, 2))),
     "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID), (2, 8 + 16, 32 * len(SIGMOID.cos) + 12)),
     "trigonometric_wide": (lambda w, x: trigonometric(w.net, x, 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12)),
     "trigonometric_later": (lambda w, x: gelu_and_slope(w.net, x), (2, 8 + 2 * 16, 32 * len(GELU_SLOPE.cos) + 2 * 12)),
@@ -334,6 +343,13 @@ def test_costs_of_normalising(thresholds: int):
     _, opened, dealt = tree(0, 63)
     assert cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1)) == pytest.approx(
         (1 + 3 + 1 + 1, once_opened + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 8))
+    )
+    selected = cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1, selected=True))
+    assert selected == pytest.approx(
+        (1 + 3 + 1, 16 + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 16))
+    )
+    assert cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1, True, selected=True)) == pytest.approx(
+        (1, 16, by_keys(63, 2))
     )
     # "Per element and threshold 13.25 bytes online and 14.875 dealt", beside the openings of x and of the factor.
     assert (opened + 0.25, dealt + 8) == (13.25, 14.875)

@@ -13,6 +13,10 @@ from domain_numbers import LIMIT, close, grid, layer_norm, shared
 from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
+from sectorch import Scheme, explain, reference, secure
+from sectorch.errors import FixedPointRangeError
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,29 @@ rows = st.builds(
 
 def rms_norm(eps: float) -> Callable:
     return lambda x: F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+@pytest.mark.parametrize(("frac_bits", "network"), [(20, "lan"), (20, "wan"), (16, "lan"), (24, "lan")])
+@pytest.mark.parametrize("n", [2, 33, 768])
+def test_a_weight_multiplies_before_the_only_rounding(n: int, frac_bits: int, network: str):
+    """A weight of 30 leaves the error of a small result as it is; of 24 fraction bits it is rounded in between."""
+    scheme = Scheme(frac_bits=frac_bits, network=network)
+    norm = nn.RMSNorm(n, eps=1e-5, dtype=torch.float64).eval()
+    norm.weight.data = grid(torch.linspace(-30.0, 30.0, n, dtype=torch.float64))
+    x = grid(torch.randn(4, n, dtype=torch.float64) * 2.0 ** torch.tensor([[-9.0], [-5.0], [0.0], [4.0]]))
+    y = secure(norm, scheme)(x)
+    assert torch.equal(y, reference(norm, scheme)(x))
+    if frac_bits == 20:
+        assert ((y - norm(x)).abs() <= 1e-6 + 5e-6 * norm(x).abs()).all()
+        assert [layer.rounds for layer in explain(norm, x, scheme).layers][-1] <= 3  # the result is rounded
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_a_weight_beyond_the_gain_is_refused(kind: type[nn.Module]):
+    norm = kind(8).eval()
+    norm.weight.data[3] = 600.0
+    with pytest.raises(FixedPointRangeError, match=r"weight 'weight': the weights of one output sum to magnitude 600"):
+        secure(norm, Scheme(frac_bits=20, limit_bits=12))(torch.randn(2, 8))
 
 
 @fewer(12)

@@ -26,13 +26,14 @@ from sectorch.mpc.series import draw_error, finish_series, normalise, trigonomet
 from sectorch.mpc.star.bins import BinChoices, BinSums, indicators, mask_bins, multiply_bins
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.dealing_proofs import DealingProofs, prove_pending
+from sectorch.mpc.star.fss import choose_by_keys
 from sectorch.mpc.star.guard import guard, join_flags, remove_pad
 from sectorch.mpc.star.linear import linear, mask_streamed_weight, mask_weight
 from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.select import bit_to_ring, select
+from sectorch.mpc.star.select import bit_to_ring, choose, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least, raise_outside
@@ -128,8 +129,22 @@ def _select(net: Net, x: Shares) -> Shares:
     return select(net, drelu(net, masked), masked)
 
 
-def _normalise(net: Net, x: Shares, fss: bool = False) -> tuple[Shares, Shares]:
-    normal = normalise(net, x, LOW, HIGH, fss)
+def _choose(net: Net, x: Shares, fss: bool = False) -> tuple[Shares, ...]:
+    masked, count = open_masked(net, x), len(THRESHOLDS)
+    if fss:
+        found = choose_by_keys(net, masked, THRESHOLDS)
+    else:
+        found = choose(net, drelu(net, masked, thresholds=THRESHOLDS), masked, count)
+    return tuple(part[i] for part in found for i in range(count))
+
+
+def _chosen(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    bits = [(x >= t).long() for t in THRESHOLDS]
+    return (*bits, *(bit * x for bit in bits))
+
+
+def _normalise(net: Net, x: Shares, fss: bool = False, selected: bool = False) -> tuple[Shares, Shares]:
+    normal = normalise(net, x, LOW, HIGH, fss, selected=selected)
     return normal.mantissa, each(torch.sum, normal.bits[1:-1], 0) + (LOW + 1)
 
 
@@ -365,6 +380,8 @@ OWN = [
     Own("drelu_thresholds", _thresholds, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS)),
     Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
     Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
+    Own("choose", _choose, [HALF_RING], _chosen),
+    Own("choose_by_keys", partial(_choose, fss=True), [HALF_RING], _chosen, deep=True),
     Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),
     Own("relu_20", partial(relu, shift=20), [cut(20)], lambda x: rounded(x, 20).clamp(min=0)),
     Own("relu_high", partial(relu, shift=20, high=41), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
@@ -398,12 +415,17 @@ OWN = [
     Own("max_tree_fss", _largest(fss=True), [HALF_RING] * 3, _maximum, deep=True),
     Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
     Own("normalise_fss", partial(_normalise, fss=True), [Given(low=1, high=(1 << 61) - 1)], _normal, deep=True),
+    Own("normalise_selected", partial(_normalise, selected=True), [Given(low=1, high=(1 << 61) - 1)], _normal),
+    Own("normalise_fss_selected", partial(_normalise, fss=True, selected=True), [Given(low=1, high=(1 << 61) - 1)],
+        _normal, deep=True),
     Own("trigonometric", lambda net, x: trigonometric(net, x, 20, SIGMOID), [Given(low=-(1 << 23), high=1 << 23)],
         _sigmoid, SERIES),
     Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("trigonometric_later", gelu_and_slope, [Given(low=-(5 << 20), high=5 << 20)], gelu_and_slope_of,
         within_series(GELU, GELU_SLOPE)),
+    Own("trigonometric_of_opening", lambda net, x: trigonometric(net, open_masked(net, x << 20), 40, SIGMOID),
+        [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
         [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),

@@ -163,6 +163,11 @@ class Plain(Backend):
     def where_positive(self, x: T, values: Sequence[T]) -> list[T]:
         return [torch.where(x >= 0, value, 0) for value in values]
 
+    def where_between(self, x: T, low: int, high: int | None, value: T, planes: int = 63) -> tuple[T, T | None]:
+        above = None if high is None else x >= high
+        inside = x >= low if above is None else (x >= low) & ~above
+        return torch.where(inside, value, 0), None if above is None else above.to(torch.int64)
+
     def ramps(
         self, x: T, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[T]:
@@ -191,7 +196,7 @@ class Plain(Backend):
     def ramp_of_largest(self, x: T, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None) -> T:
         return self.ramps(self.largest(x), (0,), shift, limit_bits=limit_bits)[0]
 
-    def series(self, x: T, scale_bits: int, which: Series) -> T:
+    def series(self, x: T, scale_bits: int, which: Series, opened: bool = False) -> T:
         return value_at(turns_of(x, which.period_bits + scale_bits), which)
 
     def series_and_later(self, x: T, scale_bits: int, which: Series, later: Series) -> tuple[T, tuple[T, ...]]:

@@ -38,8 +38,11 @@ from ..ring.bitplanes import fast
 from ..ring.fixed_point import weighted_bit_sum
 from . import harmonics
 from .harmonics import DIGIT
-from .star.masking import ComputedCorrection, deal, open_masked
+from .star.compare import drelu
+from .star.fss import choose_by_keys
+from .star.masking import ComputedCorrection, Masked, deal, open_masked
 from .star.multiply import multiply_masked
+from .star.select import choose
 from .star.shares import Shares, each
 from .star.thresholds import at_least
 from .star.truncate import public_quotient, quotient, wrap_term
@@ -97,30 +100,42 @@ def draw_error(series: Series) -> float:
 @protocol("trigonometric", "docs/protocols.md; Fourier extension", [
     Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS"),
 ])  # fmt: skip
-def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series, later: Series | None = None) -> Any:
+def trigonometric(
+    net: Net,
+    x: Shares | Masked,
+    scale_bits: int,
+    series: Series,
+    later: Series | None = None,
+    part: slice | None = None,
+) -> Any:
     """Compute series(x) at `SERIES_BITS` = 52 fraction bits.
 
     Args:
-        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic.
+        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic. Shares, or an
+            opening that other protocols use as well.
         later: another series of the same period. Then the result is (series(x), (first, second)), of which
             `finish_series` makes later(x) without an opening of x.
+        part: of an opening, which is then flattened: the elements that are computed.
 
-    Rounds 2. Per element 8 bytes online, or 16 where x and the period have more than 32 bits, and 16 for the second
-    digit; dealt 32 for each term and 12. Error: series.error, and half of `draw_error(series)`, which depends on D's
-    mask: round the result before it is used. Nobody learns anything.
+    Rounds 2, or 1 from an opening. Per element 8 bytes online, or 16 where x and the period have more than 32 bits, and
+    16 for the second digit; dealt 32 for each term and 12. Error: series.error, and half of `draw_error(series)`, which
+    depends on D's mask: round the result before it is used. Nobody learns anything.
 
     Raises:
         UnsupportedOpError: D has to prove what it deals; there is no proof for the harmonics.
     """
     D, A, S = net.D, net.A, net.S
     width, terms = series.period_bits + scale_bits, max(len(s.cos) for s in (series, later or series))
-    drawn = torch.int32 if width <= 32 else torch.int64
-    r_A, r_S = net.common(D, A, x.shape, "r_A", drawn), net.common(D, S, x.shape, "r_S", drawn)
-
-    basis = deal(net, ComputedCorrection(_less_basis, (2, 2 * terms, *x.shape), (r_A + r_S, terms)))
-    c_A = (turns_of(x.A, width) + r_A).send(A, S, "c_A")
-    c_S = (turns_of(x.S, width) + r_S).send(S, A, "c_S")
-    public = c_A + c_S
+    if isinstance(x, Masked):
+        opened = (v if part is None else compute(torch.flatten, v)[part] for v in (x.c, x.r))
+        public, mask = (compute(turns_of, v, width) for v in opened)
+    else:
+        drawn = torch.int32 if width <= 32 else torch.int64
+        r_A, r_S = net.common(D, A, x.shape, "r_A", drawn), net.common(D, S, x.shape, "r_S", drawn)
+        c_A = (turns_of(x.A, width) + r_A).send(A, S, "c_A")
+        c_S = (turns_of(x.S, width) + r_S).send(S, A, "c_S")
+        public, mask = c_A + c_S, r_A + r_S
+    basis = deal(net, ComputedCorrection(_less_basis, (2, 2 * terms, *mask.shape), (mask, terms)))
 
     found = finish_series(net, *_digits(public, basis, series), series)
     return found if later is None else (found, _digits(public, basis, later))
@@ -160,7 +175,9 @@ def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
 
 
 @protocol("normalise", "docs/protocols.md")
-def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False, step: int = 1) -> Normal:
+def normalise(
+    net: Net, x: Shares, low: int, high: int, fss: bool = False, step: int = 1, selected: bool = False
+) -> Normal:  # fmt: skip
     """Compute the mantissa and the exponent of x, for ring values 2^low <= x < 2^high. Exact.
 
     Below the range the mantissa is 1/2 and the exponent low + step; above it the mantissa is 1 - 2^-high and the
@@ -171,14 +188,23 @@ def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False, step:
         low, high: 0 <= low < high <= 62.
         fss: compare by function keys (`fss.py`): comparison and bits then take no round.
         step: the exponents are those of `low` + step and so on to `high`, and the mantissa is in [2^-step, 1).
+        selected: multiply x by each bit beside its conversion (`choose`): the product takes no round, and 8 dealt bytes
+            for each threshold more (with `fss` 16 for each plane).
 
     Rounds 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element 32 bytes online and 18.5 dealt, and for each of the
     (high - low) / step + 1 thresholds 13.25 online and 14.875 dealt. Nobody learns anything.
     """
-    masked = open_masked(net, x)
-    bits = at_least(net, masked, powers(low, high, step), fss)
-    factor = each(weighted_bit_sum, bits, factor_steps(low, high, step))
-    product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
+    masked, thresholds = open_masked(net, x), powers(low, high, step)
+    if selected:
+        if fss:
+            bits, chosen = choose_by_keys(net, masked, thresholds)
+        else:
+            bits, chosen = choose(net, drelu(net, masked, 63, thresholds), masked, len(thresholds))
+        product = each(weighted_bit_sum, chosen, factor_steps(low, high, step))
+    else:
+        bits = at_least(net, masked, thresholds, fss)
+        factor = each(weighted_bit_sum, bits, factor_steps(low, high, step))
+        product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
     return Normal(mantissa(product, bits, high), bits, low, high, step)
 
 

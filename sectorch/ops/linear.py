@@ -54,7 +54,7 @@ Sums = Callable[[torch.Tensor], torch.Tensor]
 """A function of the magnitudes of a product's operand: what they sum to for each output if the other one is 1."""
 
 
-def _without_preparation(product: Callable, x: torch.Tensor, w: torch.Tensor, _made: None) -> torch.Tensor:
+def without_preparation(product: Callable, x: torch.Tensor, w: torch.Tensor, _made: None) -> torch.Tensor:
     return product(x, w)
 
 
@@ -106,7 +106,7 @@ def bilinear(
         left = check_fits(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
             context.net.rely(check_sums(y, sums[1]))
-        run = product if isinstance(product, PreparedProduct) else partial(_without_preparation, product)
+        run = product if isinstance(product, PreparedProduct) else partial(without_preparation, product)
         bits, below = y.weight_bits, None
         if fine and bits:
             high = torch.round(y * 2.0**bits) * 2.0**-bits

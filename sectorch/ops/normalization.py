@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +13,21 @@ import torch.nn.functional as F
 
 from ..backend import MAX_SHIFT, Value
 from ..ring import HEADROOM_BITS
-from ..tensor import SharedTensor
+from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements
 from . import series as series_of
 from .common import (
+    SLACK_BITS,
+    as_factor,
     check_fits,
     dims_of,
     domain_bits,
     encoded_public,
     end_to_end,
-    excess_bits,
     exponent_map,
+    fit_beside_bounds,
     forbid,
+    planes,
     raise_scale,
     refuse,
     round_scale,
@@ -31,8 +35,9 @@ from .common import (
     unary_map,
     within_domain,
 )
+from .linear import check_sums, without_preparation
 from .series import RSQRT_OF_QUARTER, SQRT
-from .smooth import add_constant, logarithm_bound, multiple_of, positive_reciprocal, quotient, quotient_bits, series
+from .smooth import logarithm_bound, multiple_of, quotient, quotient_bits, reciprocal_of_sum, series
 
 # Sums of squares over the whole domain of the scheme: deviations with an exponent that all entries of a row share.
 #
@@ -238,12 +243,15 @@ def _sum_of_residuals(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tup
 
 
 def standardize(
-    context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False
-) -> SharedTensor:
+    context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False,
+    weight: PrivateTensor | None = None,
+) -> SharedTensor:  # fmt: skip
     """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
 
     Args:
         unit: divide by the root of the sum of squares, not of their mean. Rows of zeros then stay zeros without an eps.
+        weight: multiplies the result (`weighted_bits` says whether it can). The scaled deviations are multiplied by it
+            and rounded while the inverse root is computed, so that no rounding stands between the two factors.
     """
     if eps < 0:
         refuse("a negative eps", "use a positive one")
@@ -269,10 +277,31 @@ def standardize(
     whole = math.floor(half)
     root = series(context, x.like(normal.mantissa, normal.high), multiple_of(RSQRT_OF_QUARTER, gain * 2.0**-whole))
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
+    scaled, most = d.scaled, 1.0 if unit else gain
+    if weight is not None:
+        most *= context.scheme.gain
+        bits = min(bits, weighted_bits(context, n) or 0)
+        if context.scheme.range_check:
+            context.net.rely(check_sums(weight, torch.abs))
+        scaled = backend.linear(partial(without_preparation, torch.mul), scaled, weight.weight())
+        scaled = backend.truncate(scaled, weight.weight_bits)
     power = exponent_map(context, normal, lambda e: 1 << bits + whole - root.scale_bits - e // 2)
     inverse = backend.multiply(torch.mul, root.shares, power)
-    bound = 1.01 * (1.0 if unit else gain) * 2.0**bits if context.scheme.range_check else None
-    return x.like(backend.multiply(torch.mul, d.scaled, inverse), bits, bound)
+    bound = 1.01 * most * 2.0**bits if context.scheme.range_check else None
+    return x.like(backend.multiply(torch.mul, scaled, inverse), bits, bound)
+
+
+def weighted_bits(context: Context, n: int) -> int | None:
+    """The fraction bits of `standardize` with a weight, for rows of n; None if the ring has no room for it.
+
+    |m| < 2^(SQUARES_BITS / 2) times a weight below the scheme's gain has to fit, and so has the result, of up to
+    sqrt(n) times the gain. The inverse root, of f bits beside the power of two, has to be a whole number.
+    """
+    gain, half = math.log2(context.scheme.gain), math.log2(n) / 2
+    bits = math.floor(SQUARES_BITS - 0.02 - half - gain)
+    fits = SQUARES_BITS / 2 + context.frac_bits + gain < SQUARES_BITS
+    whole = bits + math.floor(half) - context.frac_bits >= HEADROOM_BITS // 2
+    return min(bits, context.frac_bits + MAX_SHIFT) if fits and whole else None
 
 
 def mean_of_squares(
@@ -328,7 +357,9 @@ def root_mean_square(
 
 
 def _sum_bits(shape: torch.Size, dim: int) -> int:
-    return math.ceil(math.log2(shape[dim] + 1)) + 1
+    """k: a sum along dim of numbers up to 1 + 2^-19 is below 2^k."""
+    n = shape[dim]
+    return math.ceil(math.log2(n + 1)) + (n >= 1 << 18)
 
 
 def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, SharedTensor]:
@@ -336,14 +367,13 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
 
     The square of a series for half of it: e^(-28) is where it ends, and an error of e^(x/2) is scaled with it.
     """
-    backend = context.backend
-    difference = x - x.amax(dim, keepdim=True)
-    half, floor = difference.like(difference.shares, difference.scale_bits + 1), series_of.EXP.low
-    shift = excess_bits(context, half.scale_bits)
-    threshold = int(encoded_public(context, floor, half.scale_bits - shift))
-    (above,) = backend.ramps(half.shares, (threshold,), shift)
-    root = series(context, add_constant(context, x.like(above, half.scale_bits - shift), floor), series_of.EXP)
-    e = root.like(backend.square(root.shares), 2 * root.scale_bits)
+    backend, which = context.backend, series_of.EXP
+    difference = fit_beside_bounds(context, x - x.amax(dim, keepdim=True), 2 * which.low)
+    half = difference.like(difference.shares, difference.scale_bits + 1)
+    low = int(encoded_public(context, which.low, half.scale_bits))
+    root = series(context, half, which, opened=True)
+    inside, _ = backend.where_between(half.shares, low, None, root.shares, planes(half, more=-low))
+    e = root.like(backend.square(inside), 2 * root.scale_bits)
     spare = HEADROOM_BITS - _sum_bits(x.shares.shape, dim)
     return difference, round_scale(context, e, spare)
 
@@ -354,14 +384,15 @@ def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> SharedTensor:
     e, inverse = softmax_factors(context, x, _default_dim(x, dim))
-    return e * inverse
+    e = round_scale(context, e, min(context.frac_bits + SLACK_BITS, MAX_SHIFT + context.frac_bits - inverse.scale_bits))
+    return e.like(context.backend.multiply(torch.mul, e.shares, inverse.shares), e.scale_bits + inverse.scale_bits)
 
 
 def softmax_factors(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, SharedTensor]:
     """e^(x - max x) along dim, and the inverse of its sum there; dimensions are kept. Their product is the softmax."""
     _, e = _shifted_exp(context, x, dim)
     total = e.like(context.backend.each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
-    return e, positive_reciprocal(context, total, -1, _sum_bits(x.shares.shape, dim))
+    return e, reciprocal_of_sum(context, total, _sum_bits(x.shares.shape, dim))
 
 
 @implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,
@@ -421,22 +452,36 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
     return x if bias is None else x + bias
 
 
+def _standard_affine(
+    context: Context, x: SharedTensor, count: int, eps: float, centred: bool, weight: Any, bias: Any
+) -> SharedTensor:
+    """`standardize` over the last `count` dimensions, times the weight, plus the bias.
+
+    With the model's own weight the result is rounded to f bits once, for all that use it.
+    """
+    dims = tuple(range(-count, 0))
+    n = math.prod(x.shares.shape[d] for d in dims)
+    own = isinstance(weight, PrivateTensor) and weight.weight_bits == context.frac_bits
+    if not own or weighted_bits(context, n) is None:
+        return _affine(standardize(context, x, dims, eps, centred), weight, bias)
+    made = _affine(standardize(context, x, dims, eps, centred, weight=weight), None, bias)
+    return as_factor(context, made, 0)
+
+
 @implements("layer_norm", F.layer_norm, torch.layer_norm,
             note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8",
             exact=False)  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, cudnn_enabled: bool = True) -> SharedTensor:  # fmt: skip
-    dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    return _affine(standardize(context, x, dims, eps, True), weight, bias)
+    return _standard_affine(context, x, len(tuple(normalized_shape)), eps, True, weight, bias)
 
 
 @implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|", exact=False)
 def rms_norm(
     context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> SharedTensor:
-    dims = tuple(range(-len(tuple(normalized_shape)), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _affine(standardize(context, x, dims, eps, False), weight, None)
+    return _standard_affine(context, x, len(tuple(normalized_shape)), eps, False, weight, None)
 
 
 def _per_channel(parameter: Any, dims: int) -> Any:

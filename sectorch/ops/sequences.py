@@ -148,7 +148,8 @@ def _values_before_quotient(
     result's size and not that of the scores.
 
     Room, for a limit of a bits: e is below 1.01 and has w bits, so that the sum of e @ value is below 1.01 keys
-    2^(w+f+a) <= 2^62. The product with the inverse, of f + 6 bits at most, is below `most` 2^(2f+6+a). Error: e is
+    2^(w+f+a) <= 2^62. The product with the inverse, of f + k bits for k = 6 and sums up to 2^k
+    (`reciprocal_of_sum`), is below `most` 2^(2f+k+a). Error: e is
     rounded by 2^-(w+1), which adds n 2^-(w+1) of the largest value where the sum of e is about 1; w is 22 for f = 20,
     a = 12 and 128 keys.
     """
@@ -158,7 +159,7 @@ def _values_before_quotient(
     if keys > MOST_KEYS + 1 or bits < f + 1 or value.bound is None:
         return None
     most = 1.01 + 2.0 ** (4 - f) + keys * 2.0 ** -(bits + 1)  # the largest sum of a row's weights
-    if most * 2.0 ** (2 * f + SLACK_BITS + context.scheme.activation_bits) >= CAPACITY:
+    if most * 2.0 ** (2 * f + max(SLACK_BITS, sums + 1) + context.scheme.activation_bits) >= CAPACITY:
         return None
     if mark is not None:
         empty = mark.low == -math.inf and (mark.at is None or bool(mark.at.all(-1).any()))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..backend import SERIES_BITS, Normal, Series, Value
+from ..backend import MAX_SHIFT, PIECE, SERIES_BITS, Normal, Series, Value
 from ..ring import HEADROOM_BITS
 from ..tensor import SecretTensor, SharedTensor
 from ..tensor.table import Context, implements, stepwise
@@ -33,6 +33,7 @@ from .common import (
     end_to_end,
     excess_bits,
     exponent_map,
+    fit_beside_bounds,
     forbid,
     limit_bits,
     limit_of_difference,
@@ -49,18 +50,20 @@ from .common import (
 from .linear import times_number
 
 T = torch.Tensor
-PIECE = 1 << 14
-"""Elements of a series that are computed together: their terms fit the last-level cache."""
 
 
-def series(context: Context, x: SharedTensor, which: Series) -> SharedTensor:
+def series(context: Context, x: SharedTensor, which: Series, opened: bool = False) -> SharedTensor:
     """A trigonometric series of x, which must lie in the interval of the series, rounded to f fraction bits.
 
     The last bits before the rounding depend on Q's draws. No caller gets them: a comparison would show them, a product
     or a sum enlarge them. Many elements are computed in pieces, since the terms take 64 bytes per element. The pieces
     run in the same rounds.
+
+    Args:
+        opened: whether the caller compares x as well; x may be outside of the interval then, where it is periodic.
     """
-    (shares,) = _in_pieces(context, x.shares, lambda part: (context.backend.series(part, x.scale_bits, which),))
+    one = lambda part: (context.backend.series(part, x.scale_bits, which, opened),)
+    (shares,) = one(x.shares) if opened else _in_pieces(context, x.shares, one)
     return as_factor(context, x.like(shares, SERIES_BITS), 0)
 
 
@@ -122,17 +125,30 @@ def add_constant(context: Context, x: SharedTensor, constant: float) -> SharedTe
 
 
 def saturated_series(context: Context, x: SharedTensor, which: Series, right_slope: float = 0.0) -> SharedTensor:
-    """The series on its interval; constant to the left of it, and with a slope to the right."""
-    inside, beyond = clamp_with_excess(context, x, which.low, which.high, right_slope != 0)
-    return series_with_excess(context, inside, beyond, which, right_slope)
+    """The series on its interval; constant to the left of it, and with a slope to the right.
+
+    The series is periodic. It is computed of every x, and taken where x is in the interval, so that it waits for no
+    comparison.
+    """
+    x, backend = fit_beside_bounds(context, x, which.low, which.high), context.backend
+    low, high = (int(encoded_public(context, bound, x.scale_bits)) for bound in (which.low, which.high))
+    y = series(context, x, which, opened=True)
+    left, right = (round(which(bound) * 2**y.scale_bits) for bound in (which.low, which.high))
+    inside, above = backend.where_between(x.shares, low, high, y.shares - left, planes(x, more=max(-low, high)))
+    y = y.like(inside + above * (right - left) + left, y.scale_bits)
+    if not right_slope:
+        return y
+    beyond = _excess(context, x, which.high)
+    return with_excess(context, y, beyond, right_slope)
 
 
-def series_with_excess(
-    context: Context, inside: SharedTensor, beyond: SharedTensor, which: Series, right_slope: float
-) -> SharedTensor:
-    """The series of what is inside its interval, and a slope times what is beyond (`clamp_with_excess`)."""
-    y = series(context, inside, which)
-    return with_excess(context, y, beyond, right_slope) if right_slope else y
+def _excess(context: Context, x: SharedTensor, high: float) -> SharedTensor:
+    """ReLU(x - high) at f fraction bits; x must be below the activation limit."""
+    shift = excess_bits(context, x.scale_bits)
+    scale = x.scale_bits - shift
+    limit = limit_bits(context, x, scale)
+    (above,) = context.backend.ramps(x.shares, (int(encoded_public(context, high, scale)),), shift, limit_bits=limit)
+    return x.like(above, scale, dropped_bits_bound(context, x, shift) if limit is None else 2.0**limit)
 
 
 def with_excess(context: Context, y: SharedTensor, beyond: SharedTensor, right_slope: float) -> SharedTensor:
@@ -463,6 +479,19 @@ def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int, 
     bits = _factor_bits(context, math.frexp(numerator)[1] - 1 - low)
     y = _times_power(context, normal, series_of.RECIPROCAL, lambda e: numerator * 2.0 ** (s - e), bits)
     return round_scale(context, y, context.frac_bits + SLACK_BITS)
+
+
+def reciprocal_of_sum(context: Context, x: SharedTensor, high: int) -> SharedTensor:
+    """1 / x for 1/2 <= x < 2^high: to f + high fraction bits, or f + 6 where high is large.
+
+    The power of two is a whole number at f + high bits, so that the product with it is not rounded. The result is for
+    a factor below 1.01 of f + 2 bits: their product has no more bits than one truncation to f drops.
+    """
+    if context.frac_bits + high + 2 > MAX_SHIFT:
+        return positive_reciprocal(context, x, -1, high)
+    normal = exponent(context, x, -1, high)
+    forbid_below(context, normal)
+    return _times_power(context, normal, series_of.RECIPROCAL, lambda e: 2.0 ** (x.scale_bits - e), high)
 
 
 def _times_sign(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:

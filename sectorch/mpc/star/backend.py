@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...backend import Backend, Noise, Normal, Series
+from ...backend import PIECE, Backend, Noise, Normal, Series
 from ...choreography import Located, Net, leaf
 from ...choreography.located import compute, run_in
 from ...choreography.roles import STAR
@@ -25,7 +25,7 @@ from ..series import finish_series, normalise, trigonometric
 from .bins import BinMatrix, indicators, mask_bins, multiply_bins
 from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
-from .fss import key_bytes
+from .fss import key_bytes, signs
 from .guard import beside_tag, finish_flags, flags_of_bits, guard, join_flags, raise_flags, remove_pad
 from .linear import MaskedWeight, StreamedWeight, linear, mask_streamed_weight, mask_weight
 from .masking import open_masked
@@ -39,6 +39,7 @@ from .shares import (
     aggregate_noisy,
     at_server,
     collect,
+    concatenate,
     each,
     return_flags,
     reveal,
@@ -256,6 +257,19 @@ class Star(Backend):
         bits = drelu(self.net, open_masked(self.net, x))
         return [select(self.net, bits, open_masked(self.net, value)) for value in values]
 
+    def where_between(
+        self, x: Shares, low: int, high: int | None, value: Shares, planes: int = 63
+    ) -> tuple[Shares, Shares | None]:
+        masked, thresholds = open_masked(self.net, x), (low,) if high is None else (low, high)
+        if self._key_worth(x, planes, 4):
+            bits = signs(self.net, masked, thresholds, planes)
+            inside = bits[0] if high is None else bits[0] - bits[1]
+            return multiply(self.net, torch.mul, inside, value), None if high is None else bits[1]
+        bits = each(torch.Tensor.view, drelu(self.net, masked, planes, thresholds), len(thresholds), -1)
+        inside = bits[0] if high is None else bits[0] ^ bits[1]
+        chosen = select(self.net, inside, open_masked(self.net, value))
+        return chosen, None if high is None else bit_to_ring(self.net, bits[1], x.shape)
+
     def ramps(
         self, x: Shares, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Shares]:
@@ -297,8 +311,12 @@ class Star(Backend):
         levels = levels_worth(self.net, m, count, shift, between, high, limit_bits)
         return ramp_of_largest(self.net, x, shift, between, high, limit_bits, levels)
 
-    def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
-        return trigonometric(self.net, x, scale_bits, which)
+    def series(self, x: Shares, scale_bits: int, which: Series, opened: bool = False) -> Shares:
+        if not opened:
+            return trigonometric(self.net, x, scale_bits, which)
+        masked, starts = open_masked(self.net, x), range(0, max(1, x.shape.numel()), PIECE)
+        found = [trigonometric(self.net, masked, scale_bits, which, part=slice(k, k + PIECE)) for k in starts]
+        return each(torch.reshape, each(concatenate, *found), x.shape)
 
     def series_and_later(self, x: Shares, scale_bits: int, which: Series, later: Series) -> tuple[Shares, tuple]:
         return trigonometric(self.net, x, scale_bits, which, later)
@@ -308,7 +326,9 @@ class Star(Backend):
         return finish_series(self.net, first, second, which)
 
     def normalise(self, x: Shares, low: int, high: int, step: int = 1) -> Normal:
-        return normalise(self.net, x, low, high, self._key_worth(x, 63, 4), step)
+        fss, count = self._key_worth(x, 63, 4), x.shape.numel()
+        more = key_bytes(63, 2) - key_bytes(63) if fss else 8 * ((high - low) // step + 1)
+        return normalise(self.net, x, low, high, fss, step, more * count <= self._round_worth)
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))

@@ -188,6 +188,35 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
     return Shares(_product(*e, x.c, b.A, x.r_A, chosen.A, 1), _product(*e, x.c, b.S, x.r_S, chosen.S, 0))
 
 
+@protocol("choose", "docs/protocols.md")
+def choose(net: Net, s: Shares, x: Masked, copies: int) -> tuple[Shares, Shares]:
+    """Convert several XOR-shared bits of each element to numbers, and multiply x by each of them. Exact.
+
+    Args:
+        s: words [copies * W] for the elements of x.
+
+    Returns:
+        s as 0 and 1, and s * x: [copies, *x.shape] each.
+
+    Rounds 1; per element and copy two bits online and 16 bytes dealt. Nobody learns anything.
+    """
+    mask = random_bits(net, x.shape, copies)
+    b = deal_mask(net, mask)
+    claim = dealing_constraints.choice_constraint(net, mask.halves, DealerShares(x.r_A, x.r_S), copies)
+    chosen = deal(net, choose_by_bits(mask, x.r), claim=claim)
+    e = open_bit(net, s, mask)
+    at_A, at_S = (_choices(*e, x.c, *held) for held in ((b.A, x.r_A, chosen.A, 1), (b.S, x.r_S, chosen.S, 0)))
+    return Shares(at_A[0], at_S[0]), Shares(at_A[1], at_S[1])
+
+
+@leaf(shapes=lambda first, second, c, b, *_: (b, b))
+def _choices(first, second, c, b, r, chosen, one: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One party's halves of s and of s c - s r for every copy; A has `one` = 1 and adds e."""
+    e = per_element(first, second, c.shape, b.shape[0])
+    s = mask_select(e, b, one)
+    return s, (s * c).sub_(mask_select(e, chosen, r))
+
+
 def mask_select(e: torch.Tensor, unset: torch.Tensor, total: torch.Tensor | int) -> torch.Tensor:
     """`unset` where the mask e is zero, and total - unset where it is all ones."""
     return (total - unset).bitwise_xor_(unset).bitwise_and_(e).bitwise_xor_(unset)
