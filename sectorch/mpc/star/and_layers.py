@@ -194,7 +194,7 @@ def and_layers(net: Net, state: Shares, layers: Sequence[AndLayer]) -> Shares:
     alpha_S = net.common(D, S, (opened, width), "alpha_S")
     count = sum(len(layer.products) for layer in layers)
     claim = dealing_constraints.ands(net, DealerShares(alpha_A, alpha_S), _operands(tuple(layers)))
-    products = deal_bits(net, ComputedCorrection(_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim)
+    products = deal_bits(net, ComputedCorrection(mask_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim)
 
     sent = each(_masked, state, Shares(alpha_A, alpha_S), layers[0])
     at, dealt = 0, 0
@@ -202,8 +202,8 @@ def and_layers(net: Net, state: Shares, layers: Sequence[AndLayer]) -> Shares:
         sent_A, sent_S = sent.A.send(A, S, "masked_A"), sent.S.send(S, A, "masked_S")
         public, place = (sent_A, sent_S), (layer, following, at, dealt)
         at, dealt = at + len(layer.opened_rows), dealt + len(layer.products)
-        at_A = _next_state(*public, state.A, alpha_A, products.A, *place, True)
-        at_S = _next_state(*public, state.S, alpha_S, products.S, *place, False)
+        at_A = next_state(*public, state.A, alpha_A, products.A, *place, True)
+        at_S = next_state(*public, state.S, alpha_S, products.S, *place, False)
         state, sent = Shares(at_A[0], at_S[0]), Shares(at_A[1], at_S[1])
     return state
 
@@ -218,13 +218,13 @@ def _masked(state: torch.Tensor, alpha: torch.Tensor, layer: AndLayer) -> torch.
     return out
 
 
-def _next_state_shapes(sent, _0, state, _1, _2, layer: AndLayer, following: AndLayer | None, *_):
+def _state_shapes(sent, _0, state, _1, _2, layer: AndLayer, following: AndLayer | None, *_):
     rows = layer.new_rows + len(layer.old_rows), len(following.opened_rows) if following else 0
     return tuple(state.new_empty(count, state.shape[1]) for count in rows)
 
 
-@leaf(shapes=_next_state_shapes)
-def _next_state(
+@leaf(shapes=_state_shapes)
+def next_state(
     sent_A, sent_S, state, alpha, products, layer: AndLayer, following: AndLayer | None, at: int, dealt: int,
     first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -250,7 +250,7 @@ def _next_state(
 
 
 @leaf(shapes=lambda alpha_A, alpha_S, layers, v_A: torch.empty_like(v_A))
-def _products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, layers: tuple[AndLayer, ...], v_A: torch.Tensor):
+def mask_products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, layers: tuple[AndLayer, ...], v_A: torch.Tensor):
     """At D: the products of masks that all layers need, masked by v_A."""
     sets = _operands(layers)
     if loops := fast(alpha_A, alpha_S, v_A):
