@@ -127,6 +127,12 @@ def test_new_protocol(example):
     assert "refused: " in text and "squared_distances" in text
 
 
+def test_integrity(example):
+    """The result of both layers is compared with the plain one's in it."""
+    figures, text = example("integrity", 6, 4, 1)
+    assert figures["checked online bytes"] < 2 * figures["plain online bytes"] and "with checks" in text
+
+
 def test_shared_image(example, tmp_path):
     _, text = example("shared_image", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 100_000

@@ -194,7 +194,9 @@ def and_layers(net: Net, state: Shares, layers: Sequence[AndLayer]) -> Shares:
     alpha_S = net.common(D, S, (opened, width), "alpha_S")
     count = sum(len(layer.products) for layer in layers)
     claim = dealing_constraints.ands(net, DealerShares(alpha_A, alpha_S), _operands(tuple(layers)))
-    products = deal_bits(net, ComputedCorrection(mask_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim)
+    products = deal_bits(
+        net, ComputedCorrection(mask_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim
+    )
 
     sent = each(_masked, state, Shares(alpha_A, alpha_S), layers[0])
     at, dealt = 0, 0
