@@ -225,7 +225,7 @@ def rewritten(name: str) -> str:
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"docs/{name} needs exactly one '{begin}' and one '{end}'")
         before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n\n{make()}\n\n{end}{after}"
+        text = f"{before}{begin}\n{make()}\n{end}{after}"
     return text
 
 

@@ -14,6 +14,7 @@ from helpers import CASES, SHIPPED, World, case_session, ring_values, run, sessi
 from own import gelu_and_slope
 from rich.console import Console
 
+from sectorch.backend import RaisedFlags
 from sectorch.choreography import Phase, ledger
 from sectorch.choreography.ledger import Cost, Profile, Transcript, sole_observer
 from sectorch.config import Scheme
@@ -32,16 +33,18 @@ from sectorch.mpc.star.compare import (
     is_zero,
 )
 from sectorch.mpc.star.fss import choose_by_keys
+from sectorch.mpc.star.guard import finish_flags
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.masking import deal, deal_bits, open_masked
-from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
+from sectorch.mpc.star.maximum import max_by_fours, max_of_four, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, choose, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
+from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least
 from sectorch.mpc.star.truncate import truncate, wide_excess
-from sectorch.ops.series import GELU_SLOPE, SIGMOID
+from sectorch.ops.series import ERF, GELU_SLOPE, SIGMOID
 from sectorch.ring.products import Linear
 from sectorch.session import Session
 
@@ -427,6 +430,50 @@ def small_program(held: Session, x: torch.Tensor):
         weight = mask_weight(setup, setup.own(net.A, ring_values((3, 4), 20, seed=1), Phase.SETUP))
         y = relu(net, linear(net, setup, Linear(), share(net, net.own(net.Q, x)), weight), 20)
         return net.read(reveal(net, y), net.Q)
+
+
+def dry_cost(program, operands: int = 1, count: int = 6400) -> tuple[int, float, float]:
+    """Online rounds, online bytes and bytes ahead, per element, with nobody present."""
+    values, dry = torch.empty(count, dtype=torch.int64, device="meta"), Session(dry=True)
+    with dry.call(dry.answering[0]) as net:
+        inputs = [Shares(net.own(net.A, values), net.own(net.S, values)) for _ in range(operands)]
+        with Profile() as profile:
+            program(net, *inputs)
+    return profile.rounds, profile.online_bytes / count, profile.offline_bytes / count
+
+
+def test_costs_at_a_glance():
+    """The figures of docs/protocols.md, "Costs at a glance"; of values with a limit with the ANDs of their flags."""
+
+    def flagged(protocol):
+        return lambda net, x: (protocol(net, x, 20, limit_bits=33), finish_flags(net, tuple(net.state(RaisedFlags))))
+
+    assert dry_cost(open_masked) == (1, 16, 0)
+    assert dry_cost(shuffle) == (2, 16, 8)
+    assert dry_cost(lambda net, x, y: multiply(net, torch.mul, x, y), operands=2) == (1, 32, 0)
+    assert dry_cost(lambda net, x, y: multiply(net, torch.mul, x, y).A, operands=2) == (1, 32, 8)
+    assert dry_cost(lambda net, x: truncate(net, x, 20)) == (4, 19.75, 27.875)
+    assert dry_cost(lambda net, x: truncate(net, x, 20, fss=True)) == (1, 16, 2 * (20 * 24 + 8) + 12)
+    assert dry_cost(lambda net, x: truncate(net, x, 20, wide=True)) == (3, 18.25, 34)
+    for levels, found in ((1, (4, 131.25 / 4, 1310.75 / 4)), (3, (6, 207.75 / 4, 433.75 / 4))):
+        four = lambda net, x, n=levels: ramp_of_largest(
+            net, each(torch.Tensor.view, x, 4, -1), 20, limit_bits=32, levels=n
+        )
+        assert dry_cost(four) == found
+    assert dry_cost(lambda net, x: drelu(net, open_masked(net, x))) == (1 + 3, 16 + 13, 25.375)
+    assert dry_cost(relu) == (5, 29.25, 41.375)
+    assert dry_cost(lambda net, x: relu(net, x, shift=20)) == (5, 29.25, 69.875)
+    assert dry_cost(lambda net, x: relu(net, x, shift=20), count=11_200) == (6, 30.75, 62.5)
+    assert dry_cost(lambda net, x: max_of_four(net, each(torch.Tensor.view, x, 4, -1))) == (6, 144.25 / 4, 201.75 / 4)
+    assert dry_cost(flagged(relu)) == (5, 32, 75.25)
+    assert dry_cost(flagged(truncate)) == (5, 32.5, 47.625)
+    assert dry_cost(lambda net, x: relu(net, x, fss=True)) == (1, 16, 2 * (63 * 32 + 16))
+    assert dry_cost(lambda net, x: relu(net, x, shift=20, fss=True)) == (
+        2,
+        32,
+        2 * (20 * 24 + 8) + 12 + 2 * (43 * 32 + 16),
+    )
+    assert dry_cost(lambda net, x: trigonometric(net, x, 20, ERF)) == (2, 24, 32 * len(ERF.cos) + 12)
 
 
 def test_a_profile_of_a_small_program_counted_by_hand():
