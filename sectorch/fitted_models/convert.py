@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ..errors import ArgumentError, UnsupportedOpError
+from ..errors import ArgumentError, PrecisionWarning, UnsupportedOpError
 from .models import (
     Affine,
     Chain,
@@ -117,11 +118,10 @@ class _Converter:
     schema: Schema = field(default_factory=lambda: Schema(1))
 
     def convert(self, model: Any) -> TabularModel:
-        kind, package = type(model).__name__, type(model).__module__.partition(".")[0]
+        kind, package = type(model).__name__, _package(model)
         if package == "xgboost" or package == "lightgbm":
             return self.finish_ensemble(_booster(model))
-        if package != "sklearn" and not hasattr(model, "get_params"):
-            raise UnsupportedOpError(f"sectorch converts models of scikit-learn, xgboost and lightgbm, got a {kind}")
+        _refuse_foreign(model)
         steps = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
         first = next((s for s in (*steps, model) if hasattr(s, "n_features_in_")), None)
         if first is None:
@@ -154,6 +154,11 @@ class _Converter:
 
     def _finish(self, steps: list[nn.Module], scores: _Scores) -> TabularModel:
         count = 0 if scores.classes is None else len(scores.classes)
+        if count == 1:
+            raise UnsupportedOpError(
+                "a classifier that was fitted with one class gives it for every row, which needs no computation: fit "
+                "it with two or more"
+            )
         if self.output == "predict_proba" and (scores.classes is None or scores.link in ("votes", "none")):
             raise ArgumentError("this model has no predict_proba: take output='predict' or 'decision_function'")
         if self.output == "predict":
@@ -173,6 +178,7 @@ class _Converter:
             return [], sources
         if isinstance(step, str):
             raise UnsupportedOpError(f"a step '{step}' in a Pipeline")
+        _refuse_foreign(step)
         if not hasattr(step, "n_features_in_"):
             raise ArgumentError(f"the {kind} is not fitted: call fit first")
         if kind == "FunctionTransformer" and step.func is None:
@@ -272,6 +278,7 @@ class _Converter:
 
     def _predict(self, model: Any, sources: list[_Source]) -> tuple[list[nn.Module], _Scores]:
         kind = type(model).__name__
+        _refuse_foreign(model)
         for known, family in _FAMILIES.items():
             if kind in known:
                 try:
@@ -280,6 +287,8 @@ class _Converter:
                     if hasattr(model, "n_features_in_") and hasattr(model, "__sklearn_tags__"):
                         raise UnsupportedOpError(f"this {kind} lacks {error.name}: is it another version's?") from None
                     raise ArgumentError(f"the {kind} is not fitted: call fit first") from None
+        if kind == "SGDOneClassSVM":
+            raise UnsupportedOpError("SGDOneClassSVM is not supported: take OneClassSVM or an IsolationForest")
         if kind in ("SVC", "NuSVC", "SVR", "NuSVR", "OneClassSVM"):
             return self._kernel(model, sources)
         if _is_linear(model):
@@ -300,6 +309,8 @@ class _Converter:
         self.schema.single = self.schema.single or found.strict
         for tree in found.trees:
             _take_scaling(tree, sources)
+        _warn_of_small_thresholds(found.trees, [s.raw for s in sources], self.schema)
+        _keep_sides_of_zero(found)
         trees = Trees(found.trees, len(sources), found.strict, found.base, found.divisor, sizes)
         return _Scores(TreeScores(trees, raw), found.link, found.classes, found.inclusive)
 
@@ -421,6 +432,16 @@ class _Converter:
         bias = np.asarray(model.intercept_, np.float64).reshape(-1)
         vectors = np.asarray(model.support_vectors_, np.float64)
         link = "identity" if classes is None else "votes"
+        if (
+            classes is not None
+            and len(classes) > 2
+            and self.output == "predict"
+            and getattr(model, "break_ties", False)
+        ):
+            raise UnsupportedOpError(
+                f"{type(model).__name__}(break_ties=True) predicts by other scores than votes: fit it without, or "
+                f"model.set_params(break_ties=False)"
+            )
         if classes is not None and len(classes) > 2 and self.output == "decision_function":
             raise UnsupportedOpError("an SVC of several classes gives its votes alone: take output='predict'")
         steps: list[nn.Module] = []
@@ -447,7 +468,7 @@ _FAMILIES: dict[tuple[str, ...], Callable[[_Converter, Any, list[_Source]], _Sco
 }  # fmt: skip
 
 _SCALERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "StandardScaler": lambda s: _centred(s.mean_, s.scale_),
+    "StandardScaler": lambda s: _centred(s.mean_ if s.with_mean else None, s.scale_),
     "RobustScaler": lambda s: _centred(s.center_, s.scale_),
     "MaxAbsScaler": lambda s: _centred(None, s.scale_),
     "MinMaxScaler": lambda s: _min_max(s),
@@ -464,6 +485,61 @@ def _min_max(scaler: Any) -> tuple[Any, Any]:
     if scaler.clip:
         raise UnsupportedOpError("MinMaxScaler(clip=True): leave clip out")
     return scaler.scale_, scaler.min_
+
+
+def _package(model: Any) -> str:
+    return type(model).__module__.partition(".")[0]
+
+
+def _refuse_foreign(step: Any) -> None:
+    """Raise `UnsupportedOpError` for what is no estimator of scikit-learn itself, whatever its class is called."""
+    kind = type(step).__name__
+    if _package(step) != "sklearn":
+        own = f", got a {kind} of {type(step).__module__}: give the estimator that it is made of"
+        raise UnsupportedOpError(f"sectorch converts models of scikit-learn, xgboost and lightgbm{own}")
+    changed = sorted({"predict", "predict_proba", "decision_function", "transform"} & set(vars(step)))
+    if changed:
+        raise UnsupportedOpError(f"this {kind} has a {changed[0]} of its own, which is not converted: del it first")
+
+
+def _keep_sides_of_zero(found: Ensemble) -> None:
+    """Zeros stay on their side of thresholds that fixed point would round to zero.
+
+    lightgbm writes -1e-35 for "below zero", and x = 0 is not among x <= -1e-35. Such a threshold becomes one unit of
+    the last place of the default scheme, or of the schemes that columns of larger numbers need.
+    """
+    most = max(float(np.abs(tree.threshold[np.asarray(tree.left) >= 0]).max(initial=0.0)) for tree in found.trees)
+    unit = 0.75 * 2.0 ** -(20 if most < 2**12 else 12 if most < 2**20 else 4)
+    side = 1.0 if found.strict else -1.0
+    for tree in found.trees:
+        tiny = (np.asarray(tree.left) >= 0) & (tree.threshold * side > 0) & (np.abs(tree.threshold) < unit)
+        tiny[list(tree.categories)] = False
+        tree.threshold[tiny] = side * unit
+
+
+SMALL = 2.0**-10
+"""Where no threshold of a column reaches this, numbers that are rounded to 2^-20 have few digits left."""
+ZERO = 2.0**-100
+"""What is not larger stands for zero, as lightgbm's 1e-35."""
+
+
+def _warn_of_small_thresholds(trees: list[Tree], raw: list[int | None], schema: Schema) -> None:
+    by_column: dict[int, set[float]] = {}
+    for tree in trees:
+        for node in np.flatnonzero(np.asarray(tree.left) >= 0):
+            column, size = raw[int(tree.feature[node])], abs(float(tree.threshold[node]))
+            if column is not None and int(node) not in tree.categories and size > ZERO:
+                by_column.setdefault(column, set()).add(size)
+    small = [column for column, sizes in sorted(by_column.items()) if len(sizes) > 1 and max(sizes) < SMALL]
+    if small:
+        named = ", ".join(repr(schema.names[c]) if schema.names else str(c) for c in small[:4])
+        warnings.warn(
+            f"all thresholds of column {named}{', ...' if len(small) > 4 else ''} are below {SMALL:.1g}, and numbers "
+            f"are rounded to 2^-20 with the default scheme: multiply the column, in the fit and in the rows, or use "
+            f"more fraction bits (Scheme(frac_bits=...))",
+            PrecisionWarning,
+            stacklevel=2,
+        )
 
 
 def _fresh(count: int) -> list[_Source]:
@@ -553,14 +629,33 @@ def _booster(model: Any) -> Ensemble:
                 raise ArgumentError(f"the {type(wrapped).__name__} is not fitted: call fit first")
             rounds = _best_iteration(wrapped)
             model = wrapped.get_booster()
+            sentinel = getattr(wrapped, "missing", None)
+            if sentinel is not None and not math.isnan(sentinel):
+                raise UnsupportedOpError(
+                    f"this {type(wrapped).__name__} takes {sentinel} for a missing number: give module() its booster, "
+                    f"model.get_booster(), with missing=True, and rows with NaN in place of {sentinel}"
+                )
+            found = read_xgboost(bytes(model.save_raw("json")), rounds)
+            return _of_kind(found, hasattr(wrapped, "predict_proba"), wrapped, "get_booster()")
         return read_xgboost(bytes(model.save_raw("json")), rounds)
     classes = None
     if wrapper:
         if not getattr(model, "fitted_", True) or getattr(model, "_Booster", None) is None:
             raise ArgumentError(f"the {type(model).__name__} is not fitted: call fit first")
-        classes, model = getattr(model, "classes_", None), model.booster_
-    found = read_lightgbm(model.model_to_string())
-    found.classes = found.classes if classes is None else np.asarray(classes)
+        wrapped, classes, model = model, getattr(model, "classes_", None), model.booster_
+        found = read_lightgbm(model.model_to_string())
+        found.classes = found.classes if classes is None else np.asarray(classes)
+        return _of_kind(found, classes is not None, wrapped, "booster_")
+    return read_lightgbm(model.model_to_string())
+
+
+def _of_kind(found: Ensemble, classifies: bool, wrapped: Any, booster: str) -> Ensemble:
+    """What was read of a wrapper, which predicts classes or values whatever its objective is."""
+    if classifies != (found.classes is not None) or (classifies and found.link not in ("sigmoid", "softmax")):
+        raise UnsupportedOpError(
+            f"a {type(wrapped).__name__} with an objective of {'values' if classifies else 'classes'} does not predict "
+            f"what its booster does: module(model.{booster}, 'decision_function') is the booster, for its scores"
+        )
     return found
 
 

@@ -175,7 +175,8 @@ class _Rebinding:
             if isinstance(value, (dict, list)) and name != "_modules":
                 # By dict's and list's own methods: a subclass may have others.
                 kind: Any = dict if isinstance(value, dict) else list
-                for key, one in [*(kind.items(value) if kind is dict else enumerate(kind.__iter__(value)))]:
+                entries: Any = dict.items(value) if isinstance(value, dict) else enumerate(list.__iter__(value))
+                for key, one in [*entries]:
                     if isinstance(one, _FUNCTIONS) and self._found(one):
                         kind.__setitem__(value, key, self._of(one))
             elif isinstance(value, _FUNCTIONS) and self._found(value):

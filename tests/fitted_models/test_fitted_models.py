@@ -25,7 +25,7 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import Lasso, LogisticRegression, Ridge, SGDClassifier
+from sklearn.linear_model import Lasso, LogisticRegression, Ridge, SGDClassifier, SGDOneClassSVM
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -41,6 +41,7 @@ from sectorch.errors import (
     DtypeError,
     FixedPointRangeError,
     NonFiniteError,
+    PrecisionWarning,
     SectorchError,
     ShapeError,
     UnsupportedOpError,
@@ -453,6 +454,47 @@ def test_tables_that_do_not_fit_are_refused():
         sectorch.secure(fitted)(torch.zeros(2, 3))
 
 
+def named(kind: str) -> Any:
+    """An estimator of another package that is called as one of scikit-learn's, and computes something else."""
+    base = {"StandardScaler": StandardScaler, "LogisticRegression": LogisticRegression}[kind]
+    return type(kind, (base,), {"transform": lambda self, x: 2 * x, "predict": lambda self, x: 0 * x[:, 0]})()
+
+
+def changed(model: Any) -> Any:
+    model.predict = lambda x: x
+    return model
+
+
+def test_an_option_that_switches_a_fitted_attribute_off_is_heeded():
+    """`StandardScaler(with_mean=False)` keeps the mean that it does not use."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, size=(80, 3))
+    fitted = make_pipeline(StandardScaler(with_mean=False), LogisticRegression()).fit(x, x[:, 0] > 3)
+    model = module(fitted, "predict_proba")
+    assert np.abs(sectorch.secure(model)(**model.schema.rows(x)).numpy() - fitted.predict_proba(x)).max() < 1e-4
+
+
+def test_zeros_stay_on_their_side_of_lightgbms_thresholds():
+    """lightgbm writes -1e-35 for "below zero", which fixed point rounds to zero."""
+    lightgbm = pytest.importorskip("lightgbm")
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2, 3, (160, 4)).astype(float)
+    for scale, scheme in ((1.0, Scheme()), (10_000.0, Scheme(12, limit_bits=20))):
+        fitted = lightgbm.LGBMClassifier(n_estimators=4, min_child_samples=5, verbose=-1).fit(scale * x, x[:, 0] >= 0)
+        assert "-1.0000000180025095e-35" in fitted.booster_.model_to_string()
+        model = module(fitted, "predict_proba")
+        found = sectorch.secure(model, scheme)(**model.schema.rows(scale * x)).numpy()
+        assert np.abs(found - fitted.predict_proba(scale * x)).max() < 1e-3
+
+
+def test_columns_of_tiny_numbers_are_warned_of():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2)) * [1, 1e-6]
+    fitted = DecisionTreeRegressor(max_depth=3).fit(x, 1e6 * x[:, 1])
+    with pytest.warns(PrecisionWarning, match="column 1 are below"):
+        module(fitted)
+
+
 @pytest.mark.parametrize(
     "make, error, match",
     [
@@ -466,6 +508,12 @@ def test_tables_that_do_not_fit_are_refused():
             lambda x, y: GradientBoostingClassifier(init=LogisticRegression(), n_estimators=2).fit(x, y),
             UnsupportedOpError, "an estimator of your own",
         ),
+        (lambda x, y: DecisionTreeClassifier().fit(x, 0 * y), UnsupportedOpError, "fitted with one class"),
+        (lambda x, y: SVC(break_ties=True).fit(x, y + (x[:, 1] > 1)), UnsupportedOpError, r"set_params\(break_ties="),
+        (lambda x, y: SGDOneClassSVM().fit(x), UnsupportedOpError, "take OneClassSVM"),
+        (lambda x, y: make_pipeline(named("StandardScaler"), SVC()).fit(x, y), UnsupportedOpError, "scikit-learn"),
+        (lambda x, y: named("LogisticRegression").fit(x, y), UnsupportedOpError, "scikit-learn"),
+        (lambda x, y: changed(LogisticRegression().fit(x, y)), UnsupportedOpError, "predict of its own"),
     ],
 )  # fmt: skip
 def test_models_that_are_not_supported_are_refused(make, error, match):
@@ -473,6 +521,31 @@ def test_models_that_are_not_supported_are_refused(make, error, match):
     x = rng.normal(size=(60, 3))
     with pytest.raises(error, match=match):
         sectorch.secure(make(x, (x[:, 0] > 0).astype(int)))
+
+
+@pytest.mark.parametrize(
+    "kind, options, match",
+    [
+        ("xgboost.XGBClassifier", {"missing": -1.0}, r"get_booster\(\)"),
+        ("xgboost.XGBClassifier", {"missing": 0}, "NaN in place of 0"),
+        ("xgboost.XGBClassifier", {"objective": "binary:logitraw"}, "for its scores"),
+        ("xgboost.XGBRegressor", {"objective": "binary:logistic"}, "for its scores"),
+        ("lightgbm.LGBMRegressor", {"objective": "binary", "verbose": -1}, r"model\.booster_"),
+        ("lightgbm.LGBMClassifier", {"objective": "regression", "verbose": -1}, "for its scores"),
+    ],
+)
+def test_wrappers_that_predict_what_their_booster_does_not_are_refused(kind, options, match):
+    package, _, name = kind.partition(".")
+    fitted = getattr(pytest.importorskip(package), name)(n_estimators=2, **options)
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    fitted.fit(x, (x[:, 0] > 0).astype(int))
+    with pytest.raises(UnsupportedOpError, match=match):
+        module(fitted)
+    if "missing" in options:  # the way out
+        model = module(fitted.get_booster(), "predict_proba", missing=True)
+        rows = np.where(x[:8] > 0.5, options["missing"], x[:8])
+        found = sectorch.secure(model)(**model.schema.rows(np.where(x[:8] > 0.5, np.nan, x[:8]))).numpy()
+        assert np.abs(found - fitted.predict_proba(rows)).max() < 1e-4
 
 
 def test_numbers_that_fixed_point_does_not_hold_are_refused_with_a_way_out_that_works():
