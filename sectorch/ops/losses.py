@@ -339,7 +339,7 @@ def cosine_embedding_loss(
     return _reduce(near * (target == 1).to(near.dtype) + far * (target == -1).to(far.dtype), reduction)
 
 
-def _variances(x: Any, target: Any, var: Any, reduction: str = "mean") -> Any:
+def variances(x: Any, target: Any, var: Any, reduction: str = "mean") -> Any:
     """The variances, checked by torch's rule for their shape. A number stands for all."""
     if not isinstance(var, torch.Tensor):
         if var < 0:
@@ -356,7 +356,7 @@ def _gaussian_on_meta(
     input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ):
     """torch itself reads the variances' content."""
-    x, var = input, _variances(input, target, var)
+    x, var = input, variances(input, target, var)
     loss = 0.5 * ((x - target) ** 2 / var + x * 0)
     return loss if reduction == "none" else loss.sum()
 
@@ -371,7 +371,7 @@ def gaussian_nll_loss(
     context: Context, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
     """Nix and Weigend, ICNN 1994: half of log v + (x - y)^2 / v."""
-    var = _variances(x, target, var)
+    var = variances(x, target, var)
     if isinstance(var, SharedTensor):
         require(context, var, low=0.0)
         var = var.clamp_min(max(eps, 2.0**-16))

@@ -7,6 +7,7 @@ formula of other operators that torch knows (`torch._decomp`); these are looked 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
@@ -20,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..ops.losses import variances
 from ..tensor.table import COMPOSED, SHARES, Context, as_sectorch_error, positional, rename_keywords, row_of
 from .autograd_values import Cell
 from .elementwise import content
@@ -116,22 +118,15 @@ NO_GRADIENT = {
     **dict.fromkeys(
         ("chebyshev_polynomial_t", "chebyshev_polynomial_u"), "torch has none either; write P, Q = 2 * x * P - Q, P"
     ),
-    "cholesky": "torch.linalg.inv and torch.linalg.slogdet have one",
-    "embedding_bag": "sum F.embedding over the bag",
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
-    "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
     "i0e": "its derivative is made of torch.special.i1e, which is not supported; keep it out of what is trained",
-    "logdet": "take torch.linalg.slogdet(x).logabsdet",
-    "rrelu": "F.leaky_relu has one",
-    "max_unpool2d": "torch.zeros(n, c, h * w).scatter(2, indices.flatten(2), x.flatten(2)) has one",
     "setitem": "torch.where, torch.cat and torch.index_put write out of place",
-    "sinc": "divide torch.sin by its argument, away from zero",
     **dict.fromkeys(
         ("adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices"), "call it without return_indices"
     ),
     **dict.fromkeys(
-        ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn", "rfft",
-         "rfft2", "rfftn", "stft", "istft", "complex", "view_as_complex", "view_as_real", "imag", "polar"),
+        ("fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "ihfft", "rfft", "rfft2", "rfftn", "stft", "istft",
+         "complex", "view_as_complex", "view_as_real", "imag", "polar"),
         _COMPLEX,
     ),
 }  # fmt: skip
@@ -150,7 +145,6 @@ for _name, _text in NO_GRADIENT.items():
         REFUSED[_key] = _text
 
 REFUSED |= {
-    F.multilabel_margin_loss: "F.multi_margin_loss and F.multilabel_soft_margin_loss have one",
     torch.matrix_exp: 'of parametrizations.orthogonal give orthogonal_map="cayley"',
     torch.linalg.matrix_exp: 'of parametrizations.orthogonal give orthogonal_map="cayley"',
 }
@@ -270,7 +264,7 @@ ROWS = (
     "conv3d", "conv_transpose3d", "max_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     "bilinear", "cdist", "pdist", "multi_margin_loss", "det", "slogdet", "logcumsumexp", "xlog1py",
-    "quantile", "cosine_embedding_loss",
+    "quantile", "cosine_embedding_loss", "embedding_bag",
 )  # fmt: skip
 """Rows of SharedTensors' table whose handlers do not use the context that they are given."""
 
@@ -299,3 +293,272 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
 
 
 FUNCTIONS[torch.linalg.solve] = solve
+
+
+# Functions of which torch has a kernel forward and backward, written as other functions.
+
+
+def _composition(*functions: Any) -> Callable[[Callable], Callable]:
+    """Declares a composition of these functions, which takes their arguments."""
+
+    def register(made: Callable) -> Callable:
+        FUNCTIONS.update(dict.fromkeys(functions, made))
+        return made
+
+    return register
+
+
+def _reduced(loss: Any, reduction: str) -> Any:
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+@_composition(F.gaussian_nll_loss)
+def gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6,
+                      reduction: str = "mean") -> Any:  # fmt: skip
+    """Half of log v + (x - y)^2 / v. As in torch the gradient passes the lower limit of v; of a negative v the
+    logarithm leaves its range."""
+    var = variances(input, target, var)
+    if isinstance(var, DifferentiableTensor):
+        with torch.no_grad():
+            change = var.clamp_min(max(eps, 2.0**-16)) + var.clamp_max(0.0) - var
+        var = var + change
+    else:
+        var = torch.as_tensor(var, dtype=input.dtype)
+        if bool((var < 0).any()):
+            raise ArgumentError("gaussian_nll_loss: a variance is not negative, and one is")
+        var = var.clamp(min=eps)
+    difference = input - target
+    loss = (torch.log(var) + difference * (difference / var)) * 0.5
+    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
+@_composition(F.multilabel_margin_loss)
+def multilabel_margin_loss(input: Any, target: torch.Tensor, size_average: Any = None, reduce: Any = None,
+                           reduction: str = "mean") -> Any:  # fmt: skip
+    """Public targets: of each row the classes before the first -1, each of which shall exceed all others by one."""
+    if isinstance(target, DifferentiableTensor) or size_average is not None or reduce is not None:
+        raise UnsupportedOpError("multilabel_margin_loss takes public targets and reduction=; give these")
+    x, y = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
+    named = (y >= 0).cumprod(-1)
+    times = torch.zeros(x.shape).scatter_add(-1, y.clamp_min(0), named.to(torch.float32))
+    pairs = times.unsqueeze(-1) * (times == 0).unsqueeze(-2)
+    loss = (torch.relu(1 - x.unsqueeze(-1) + x.unsqueeze(-2)) * pairs).sum((-2, -1)) / x.shape[-1]
+    return _reduced(loss if input.dim() == 2 else loss[0], reduction)
+
+
+@_composition(F.rrelu, torch.rrelu)
+def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+    """In evaluation mode, in which the slope is the middle of its range."""
+    if training:
+        raise UnsupportedOpError("rrelu in training mode draws its slopes; call model.eval() first, or F.leaky_relu")
+    return F.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
+@_composition(torch.sinc, torch.Tensor.sinc, torch.special.sinc)
+def sinc(input: Any) -> Any:
+    """A polynomial of pi x up to 1/4, and the quotient beyond."""
+    near = (input.detach().abs() < 0.25).to(input.dtype)
+    x = (input * near) ** 2
+    value = x * 0
+    for k in range(4, 0, -1):
+        value = (value + (-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k + 1)) * x
+    far = input * (1 - near) + near * 0.25
+    return (value + 1) * near + torch.sin(far * math.pi) / (far * math.pi) * (1 - near)
+
+
+def _unpool(dims: int) -> Callable:
+    def run(input: Any, indices: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+            output_size: Any = None) -> Any:  # fmt: skip
+        sizes = lambda v: [v] * dims if isinstance(v, int) else list(v)
+        kernel, padding = sizes(kernel_size), sizes(padding)
+        stride = kernel if stride is None or stride == [] else sizes(stride)
+        shape = F._unpool_output_size(  # pyright: ignore[reportAttributeAccessIssue]
+            torch.empty(input.shape, device="meta"), kernel, stride, padding, output_size
+        )
+        empty = torch.zeros((*input.shape[:-dims], math.prod(shape)), dtype=input.dtype)
+        return torch.scatter(empty, -1, indices.flatten(-dims), input.flatten(-dims)).unflatten(-1, tuple(shape))
+
+    return run
+
+
+for _dims, _unpool_function in enumerate((F.max_unpool1d, F.max_unpool2d, F.max_unpool3d), 1):
+    FUNCTIONS[_unpool_function] = _unpool(_dims)
+
+
+@_composition(torch.segment_reduce)
+def segment_reduce(data: Any, reduce: str, *, lengths: Any = None, indices: Any = None, offsets: Any = None,
+                   axis: int = 0, unsafe: bool = False, initial: float | None = None) -> Any:  # fmt: skip
+    """Public lengths or offsets of segments of rows; `initial` is one more value of each, and that of an empty one."""
+    if lengths is None and offsets is not None:
+        lengths = offsets.diff(dim=-1)
+    empty = {"sum": 0.0, "prod": 1.0}.get(reduce) if initial is None else initial
+    if lengths is None or lengths.dim() != 1 or axis or (empty is None and bool((lengths < 1).any())):
+        raise UnsupportedOpError(
+            "segment_reduce takes lengths or offsets of segments of rows, and an initial value for empty ones; split "
+            "other dimensions by torch.split"
+        )
+
+    def reduced(x: Any) -> Any:
+        if not len(x):
+            return x.sum(0) + empty
+        if reduce in ("sum", "mean"):
+            return (x.sum(0) + (initial or 0.0)) / (len(x) if reduce == "mean" else 1)
+        if reduce == "prod":
+            return x.prod(0) * (1.0 if initial is None else initial)
+        found = x.amax(0) if reduce == "max" else x.amin(0)
+        return found if initial is None else found.clamp(**{"min" if reduce == "max" else "max": initial})
+
+    return torch.stack([reduced(part) for part in torch.split(data, lengths.tolist())])
+
+
+@_composition(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+              torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)  # fmt: skip
+def flash_attention(query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
+                    attn_mask: Any = None, scale: float | None = None) -> tuple[Any, Any]:  # fmt: skip
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    return found, torch.logsumexp(scores.detach(), -1)
+
+
+# Linear algebra.
+
+
+@_composition(torch.logdet, torch.Tensor.logdet)
+def logdet(input: Any) -> Any:
+    """Of a determinant above zero; else the sign's logarithm leaves its range."""
+    sign, size = torch.linalg.slogdet(input)
+    return size + torch.log(sign.detach()) * 0
+
+
+@_composition(torch.linalg.cholesky, torch.cholesky, torch.Tensor.cholesky)
+def cholesky(A: Any, upper: bool = False) -> Any:
+    """Of the symmetric part, so that the gradient is symmetric as torch's; a pivot below zero leaves the range."""
+    if not A.shape[-1]:
+        raise UnsupportedOpError("a factorisation of a matrix without rows is not supported on shares; leave it out")
+    rest, columns = (A + A.mT) / 2, []
+    for k in range(A.shape[-1]):
+        column = rest[..., :, 0] * torch.rsqrt(rest[..., 0, 0]).unsqueeze(-1)
+        columns.append(F.pad(column, (k, 0)))
+        tail = column[..., 1:]
+        rest = rest[..., 1:, 1:] - tail.unsqueeze(-1) * tail.unsqueeze(-2)
+    return torch.stack(columns, -2 if upper else -1)
+
+
+def _none_failed(A: Any) -> torch.Tensor:
+    """What tells of failures, which leave the range here."""
+    return torch.zeros(A.shape[:-2], dtype=torch.int32)
+
+
+@_composition(torch.linalg.cholesky_ex)
+def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    return torch.return_types.linalg_cholesky_ex((cholesky(A, upper), _none_failed(A)))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@_composition(torch.cholesky_inverse, torch.Tensor.cholesky_inverse)
+def cholesky_inverse(L: Any, upper: bool = False) -> Any:
+    """As in torch the other triangle is not read, and has a gradient as if it were."""
+    L = L.mT if upper else L
+    inverse = torch.linalg.inv(L + (L.tril() - L).detach())
+    return inverse.mT @ inverse
+
+
+@_composition(torch.linalg.solve_ex)
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    return torch.return_types.linalg_solve_ex((solve(A, B, left=left), _none_failed(A)))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@_composition(torch.linalg.tensorsolve)
+def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+    A = A if dims is None else A.movedim(tuple(dims), tuple(range(-len(dims), 0)))
+    return solve(A.reshape(B.numel(), -1), B.flatten()).reshape(A.shape[B.dim() :])
+
+
+@_composition(torch.lu_unpack)
+def lu_unpack(LU_data: Any, LU_pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    """Public pivots."""
+    rows, columns = LU_data.shape[-2:]
+    least = min(rows, columns)
+    P = torch.lu_unpack(torch.zeros(LU_data.shape), LU_pivots, False, unpack_pivots)[0]
+    if not unpack_data:
+        return torch.return_types.lu_unpack((P, torch.empty(0), torch.empty(0)))
+    L, U = LU_data[..., :least].tril(-1) + torch.eye(rows, least), LU_data[..., :least, :].triu()
+    return torch.return_types.lu_unpack((P, L, U))
+
+
+@_composition(torch.linalg.lu_solve)
+def lu_solve(LU: Any, pivots: torch.Tensor, B: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """Public pivots: P L U X = B, or its transpose."""
+    if not left:
+        return lu_solve(LU, pivots, B.mT, adjoint=not adjoint).mT
+    P, L, U = lu_unpack(LU, pivots)
+    down, up = torch.linalg.solve_triangular, partial(torch.linalg.solve_triangular, upper=True)
+    if adjoint:
+        return P @ up(L.mT, down(U.mT, B, upper=False), unitriangular=True)
+    return up(U, down(L, P.mT @ B, upper=False, unitriangular=True))
+
+
+@_composition(torch.lu_solve, torch.Tensor.lu_solve)
+def old_lu_solve(b: Any, LU_data: Any, LU_pivots: torch.Tensor) -> Any:
+    return lu_solve(LU_data, LU_pivots, b)
+
+
+def _reflected(A: Any, tau: Any, x: Any, transpose: bool = False) -> Any:
+    """Q x, or Q^T x, for the product Q of the reflections I - tau v v^T, whose v are below the diagonal of A."""
+    count = tau.shape[-1]
+    for k in range(count) if transpose else range(count - 1, -1, -1):
+        v = A[..., :, k : k + 1].tril(-k - 1) + torch.eye(A.shape[-2])[:, k : k + 1]
+        x = x - tau[..., k, None, None] * v @ (v.mT @ x)
+    return x
+
+
+@_composition(torch.linalg.householder_product, torch.orgqr, torch.Tensor.orgqr)
+def householder_product(A: Any, tau: Any) -> Any:
+    return _reflected(A, tau, torch.eye(A.shape[-2], A.shape[-1]) + A * 0)
+
+
+@_composition(torch.ormqr, torch.Tensor.ormqr)
+def ormqr(input: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> Any:
+    if left:
+        return _reflected(input, tau, other, transpose)
+    return _reflected(input, tau, other.mT, not transpose).mT
+
+
+# Transforms of real spectra to real signals are products with public matrices.
+
+
+def _spectrum_function(name: str, dims: int | None) -> Callable:
+    """irfft, irfft2 and irfftn, and hfft and its like, whose angles have the other sign."""
+    sign = 1 if name.startswith("i") else -1
+    default = -1 if dims == 1 else (-2, -1) if dims == 2 else None
+
+    def run(input: Any, s: Any = None, dim: Any = default, norm: str | None = None) -> Any:
+        listed = lambda v: [v] if isinstance(v, int) else list(v)
+        axes = listed(dim) if dim is not None else list(range(-input.dim() if s is None else -len(listed(s)), 0))
+        sizes = [None if n == -1 else n for n in (listed(s) if s is not None else [-1] * len(axes))]
+        whole, real, imaginary = 1, input, None
+        for i, (axis, given) in enumerate(zip(axes, sizes, strict=True)):
+            last = i == len(axes) - 1
+            have = input.shape[axis]
+            n = (2 * (have - 1) if last else have) if given is None else given
+            used, whole = min(have, n // 2 + 1 if last else n), whole * n
+            k, t = torch.arange(used), torch.arange(n)
+            angle = (torch.outer(k, t) % n).double() * (2 * math.pi / n)
+            weight = (2 - ((k == 0) | (2 * k == n)).double()).unsqueeze(-1) if last else 1.0
+            cos, sin = (torch.cos(angle) * weight).float(), (sign * torch.sin(angle) * weight).float()
+            along = lambda x, m, axis=axis, used=used: (x.movedim(axis, -1)[..., :used] @ m).movedim(-1, axis)
+            first = along(real, cos) if imaginary is None else along(real, cos) - along(imaginary, sin)
+            if not last:
+                imaginary = along(real, sin) if imaginary is None else along(real, sin) + along(imaginary, cos)
+            real = first
+        scaled = {"ortho": whole**-0.5, "forward": 1.0 if sign == 1 else 1 / whole}
+        scale = scaled.get(norm or "backward", 1 / whole if sign == 1 else 1.0)
+        return real if scale == 1.0 else real * scale
+
+    def one(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+        return run(input, n, dim, norm)
+
+    return one if dims == 1 else run
+
+
+for _spectrum, _dims_of in (("irfft", 1), ("irfft2", 2), ("irfftn", None), ("hfft", 1), ("hfft2", 2), ("hfftn", None)):
+    FUNCTIONS[getattr(torch.fft, _spectrum)] = _spectrum_function(_spectrum, _dims_of)

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from gradient_stage import outcome, wanting
 from op_rows.base import Data, OpRow
 from op_table import ROWS
 from torch.utils import _pytree as pytree
 from torch_samples import op_db
 
-from sectorch import Scheme, Session
+import sectorch
+from sectorch import DifferentiableTensor, Scheme, Session
+from sectorch.errors import RangeExceededError
 from sectorch.tensor.table import SHARES, spell
 from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, CallOutcome
 from sectorch.training.decompositions import NO_GRADIENT, NOTHING_TO_FOLLOW
@@ -76,7 +79,7 @@ def offences(few: bool, scheme: Scheme | None = None) -> list[str]:
     return found
 
 
-NEVER = ("copy", "detach", "fill", "to")
+NEVER = ("copy", "detach", "fill", "irfftn", "to")
 """Rows whose samples of the op table torch does not follow: tests of steps have them."""
 
 
@@ -127,6 +130,57 @@ def survey(
 def test_no_sample_of_pytorchs_has_a_wrong_gradient():
     wrong = [text for _, texts in survey(torch.float32, 1, op_db[::2]).values() for text in texts]
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong)
+
+
+WRITTEN_OUT = (
+    "_segment_reduce.lengths",
+    "_segment_reduce.offsets",
+    "cholesky_inverse",
+    "fft.hfft",
+    "fft.hfft2",
+    "fft.hfftn",
+    "fft.irfft",
+    "fft.irfft2",
+    "fft.irfftn",
+    "linalg.cholesky",
+    "linalg.cholesky_ex",
+    "linalg.householder_product",
+    "linalg.lu_solve",
+    "linalg.solve_ex",
+    "linalg.tensorsolve",
+    "logdet",
+    "lu_solve",
+    "lu_unpack",
+    "nn.functional.embedding_bag",
+    "nn.functional.gaussian_nll_loss",
+    "nn.functional.max_unpool1d",
+    "nn.functional.max_unpool2d",
+    "nn.functional.max_unpool3d",
+    "nn.functional.multilabel_margin_loss",
+    "ormqr",
+    "sinc",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+)
+"""Operators with a kernel of torch's own, which `training/decompositions.py` writes as other functions."""
+
+
+def test_functions_that_are_written_as_others_have_their_gradients():
+    found = survey(torch.float32, 3, [info for info in op_db if full_name(info) in WRITTEN_OUT])
+    assert set(found) == set(WRITTEN_OUT)
+    for name, (counts, texts) in found.items():
+        assert counts[RIGHT] and not texts, f"{name}: {dict(counts)} {texts}"
+
+
+def test_values_out_of_the_domain_withhold_a_result():
+    """Of a determinant below zero, a matrix that is not positive definite, and a variance below zero."""
+    negative = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    for f, given in (
+        (torch.logdet, negative), (torch.linalg.cholesky, negative),
+        (lambda v: F.gaussian_nll_loss(torch.zeros(2), torch.zeros(2), v), torch.tensor([1.0, -0.5])),
+    ):  # fmt: skip
+        x = DifferentiableTensor(sectorch.share(given, session=Session(reference=True)), requires_grad=True)
+        with pytest.raises(RangeExceededError):
+            f(x).reveal()
 
 
 @pytest.mark.sectorch_long
