@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import resource
 import subprocess
 import tempfile
 import threading
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sectorch.errors import NetworkError
+from sectorch.errors import BusyError, NetworkError
 from sectorch.network import Store, connect
 from sectorch.testing.local_network import PROGRAM, Stage, example
 
@@ -56,15 +55,16 @@ def ask_all(stage: Stage, net: str, model: nn.Module, x: torch.Tensor, clients: 
     end = time.monotonic() + seconds
 
     def ask(i: int) -> None:
-        remote, done = connections[i].model(net), 0
+        remote, done = None, 0
         while done < each and time.monotonic() < end:
             start = time.perf_counter()
             try:
+                remote = remote or connections[i].model(net)
                 with torch.no_grad():
                     right = bool((remote(x) - expected).abs().max() < 1e-2)
                 result = "right" if right else "wrong"
             except NetworkError as error:
-                result = "refused for memory" if "--memory" in str(error) else type(error).__name__
+                result = "refused for memory" if isinstance(error, BusyError) else type(error).__name__
             with lock:
                 counts[result] += 1
                 if result in ("right", "wrong"):
@@ -92,11 +92,10 @@ def memory(options: argparse.Namespace) -> None:
     model, images = example(options.net, max(2, options.rows))
     bounds = {"server": options.server, "model": options.answer}
     given = {name: ("--memory", str(0.9 * limit)) for name, limit in bounds.items()}
-    with Stage({"model": (model, images)}, options=given) as stage:
+    started = {name: ("prlimit", f"--data={int(limit * 1e9)}") for name, limit in bounds.items()}
+    with Stage({"model": (model, images)}, options=given, started=started) as stage:
         pids = {name: stage.processes[name].pid for name in bounds}
         before = {name: status(pid) for name, pid in pids.items()}
-        for name, pid in pids.items():
-            resource.prlimit(pid, resource.RLIMIT_DATA, (int(bounds[name] * 1e9),) * 2)
         counts = ask_all(stage, "model", model, images[: options.rows], options.clients, options.each, options.seconds)
         print(
             f"{options.clients} clients of {options.net}, {options.each} queries of {options.rows} rows each: {counts}"

@@ -57,6 +57,7 @@ class Stage:
         link: what every client's connection to the server is made to be; loopback as it is if None.
         threads: of torch, for each process; with one, and where there are several cores, S has the first to itself.
         options: of the server's command; or, by name, of each process ("server" is the server's).
+        started: by name, the command that a process is started by, as `prlimit --data=N`.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Stage:
         link: Link | None = None,
         threads: int = 1,
         options: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
+        started: Mapping[str, tuple[str, ...]] | None = None,
     ):
         self._cores = sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else []
         self._temporary = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
         self.folder = Path(self._temporary.name)
         self._placed = 0
-        self._link, self._threads = link, threads
+        self._link, self._threads, self._started = link, threads, started or {}
         self._options = options if isinstance(options, Mapping) else {"server": options}
         self.processes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
@@ -151,7 +153,8 @@ class Stage:
             arguments = [*arguments, "--core", str(mine)]
         arguments = [*arguments, *self._options.get(name, ())]
         with (self.folder / f"{name}.log").open("a") as log:
-            self.processes[name] = subprocess.Popen([*PROGRAM, *arguments], env=environment, stdout=log, stderr=log)
+            command = [*self._started.get(name, ()), *PROGRAM, *arguments]
+            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def _port(self) -> int:
         """The port to dial: the server's, or that of a relay of this client's own."""

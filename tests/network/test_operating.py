@@ -29,7 +29,7 @@ from sectorch import __version__, errors, secure
 from sectorch.choreography.program.projection import Setup, part_of
 from sectorch.choreography.run import frames
 from sectorch.cli.main import run
-from sectorch.network import Pins, Server, Store, connect, messages
+from sectorch.network import Pins, Server, Store, connect, memory, messages
 from sectorch.network.commands import serve
 from sectorch.network.commands.array_files import write_arrays
 from sectorch.network.commands.options import check_store_room
@@ -40,10 +40,11 @@ from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import fingerprint_of, new_identity
 from sectorch.network.limits import Charge, Usage, read_limits
 from sectorch.network.log import begin
-from sectorch.network.memory import MemoryBound, group_limit
+from sectorch.network.memory import MemoryBound, control_groups, is_out_of_memory, with_memory
 from sectorch.network.names import worker_of
 from sectorch.network.observe import SPARE, Management, Monitoring, health
 from sectorch.network.parties import client
+from sectorch.network.parties.session import PartySession
 from sectorch.network.wire import endpoints
 from sectorch.network.wire.endpoints import listen_address
 from sectorch.network.wire.tls_stream import Tls, context_of
@@ -491,7 +492,167 @@ def test_work_beyond_the_bound_is_refused_and_what_is_reserved_counts_once(monke
     held -= 100 << 20
     bound.release(60 << 20)
     bound.reserve(120 << 20)
-    assert MemoryBound().limit is None or MemoryBound().limit < group_limit()
+
+
+def limited(option: str, size: int) -> str:
+    """What a process under a limit of the system's, so many bytes above what it holds, says of its bound."""
+    program = f"""
+import resource, threading
+from sectorch.errors import BusyError
+from sectorch.network.memory import MemoryBound, {option} as counted
+import mmap
+untouched = mmap.mmap(-1, 300 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # in no resident memory
+bound = MemoryBound(1 << 40)
+which = {{"data": resource.RLIMIT_DATA, "address_space": resource.RLIMIT_AS}}["{option}"]
+resource.setrlimit(which, (counted() + ({size} << 20),) * 2)
+threading.Thread(target=lambda: None).start()
+for size in (100, 80, 60, 40, 20):
+    try:
+        bound.reserve(size << 20)
+    except BusyError as error:
+        print(error)
+    else:
+        print("reserved", size, len(bytearray(size << 20)) >> 20)
+        break
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert not found.returncode, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize(("option", "says"), [("data", "ulimit -d"), ("address_space", "ulimit -v")])
+def test_the_bound_counts_what_the_system_counts(option, says):
+    """Untouched memory counts under `ulimit`; what is refused is refused before the limit, and what is not fits."""
+    said = limited(option, 110)
+    assert f"({says}, with a reserve)" in said and "reserved" in said.splitlines()[-1], said
+    least = limited(option, 10)
+    assert "reserved" not in least and least.count("ask again later, or with fewer rows") == 5, least
+
+
+def group(folder: Path, version: int, limit: int, usage: int, cached: int, mapped: int) -> None:
+    """The files of a control group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {
+        1: ("limit_in_bytes", "usage_in_bytes", "total_", "total_mapped_file"),
+        2: ("max", "current", "", "file_mapped"),
+    }
+    most, now, prefix, mapping = named[version]
+    (folder / f"memory.{most}").write_text(f"{limit}\n" if limit else {1: "9223372036854771712\n", 2: "max\n"}[version])
+    (folder / f"memory.{now}").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(
+        f"{prefix}active_file {cached - 5}\n{prefix}inactive_file 5\n{mapping} {mapped}\n"
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_counts_all_its_processes_and_no_cache_of_files(version, tmp_path, monkeypatch):
+    """Of a container, whose own group is at the mount; of a service, whose group is below; and one without a limit."""
+    mount = tmp_path / ("sys/fs/cgroup" if version == 2 else "sys/fs/cgroup/memory")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    cgroup = tmp_path / "proc/self/cgroup"
+    line = {1: "3:cpu:/\n4:memory:{}\n0::/\n", 2: "0::{}\n"}[version]
+    cgroup.write_text(line.format("/docker/1234"))  # whose folder is not in the container
+    group(mount, version, 1000, 700, 400, 100)
+    (found,) = control_groups(tmp_path)
+    assert (found.limit(), found.usage()) == (1000, 400)
+    cgroup.write_text(line.format("/system.slice/a.service"))
+    group(mount, version, 0, 9000, 0, 0)
+    group(mount / "system.slice/a.service", version, 2000, 1500, 0, 0)
+    assert [one.limit() for one in control_groups(tmp_path)] == [2000, None]
+    cgroup.write_text(line.format("/../../etc"))
+    assert [one.folder for one in control_groups(tmp_path)] == [mount]
+    cgroup.write_text(line.format("/system.slice/a.service"))
+    monkeypatch.setattr(memory, "control_groups", lambda: control_groups(tmp_path))
+    monkeypatch.setattr(memory, "WAIT", 0.0)
+    bound = MemoryBound()
+    bound.reserve(200)
+    with pytest.raises(errors.BusyError, match=r"\(0.9 of the container's\)"):
+        bound.reserve(200)
+
+
+def test_without_a_memory_limit_nothing_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "control_groups", lambda: control_groups(tmp_path))
+    assert not MemoryBound().bounded
+    MemoryBound().reserve(1 << 60)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["Python", "torch", "thread", "system"],
+)
+@pytest.mark.parametrize("who", ["S", "A"])
+def test_where_the_system_gives_no_memory_the_client_hears_busy_and_asks_again(
+    trio, small_model, who, error, monkeypatch
+):
+    """In a call and at the opening of a session; the next query is right."""
+    assert is_out_of_memory(error) and not is_out_of_memory(RuntimeError("another"))
+    remote = trio.connection.model("hospital-b")
+    places = [(PartySession, "_take_part"), (PartySession, "_take_batched")]
+    opening = (trio.server, "_admit") if who == "S" else (trio.party, "_open_party_session")
+    for patches in (places, [opening]):
+        with monkeypatch.context() as patched:
+            for place, name in patches:
+                work = getattr(place, name)
+
+                def fail(*args, do=work):
+                    if not isinstance(args[0], PartySession) or args[0]._me.role == who:
+                        raise error
+                    return do(*args)
+
+                patched.setattr(place, name, fail)
+            with pytest.raises(errors.BusyError, match="the memory that the system allows is used up; ask again later"):
+                remote(X)
+        assert (remote(X) - small_model(X)).abs().max() < 1e-4
+        remote.close()
+
+
+def test_a_thread_that_cannot_start_ends_neither_the_listener_nor_a_connection(trio, small_model, monkeypatch):
+    """At S for a connection and for a session, at A for a session."""
+    start = threading.Thread.start
+
+    def fails_for(name):
+        def fail(self):
+            if self.name.startswith(name):
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        return fail
+
+    for name in ("session of ", "answering"):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails_for(name))
+            with pytest.raises(errors.BusyError, match="ask again later"):
+                trio.connection.model("hospital-b")(X)
+        assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fails_for("from bob"))
+        with pytest.raises(errors.PeerLostError):
+            connect(trio.address, trio.made["bob"], pins=trio.pins, store=Store()).close()
+    with connect(trio.address, trio.made["bob"], pins=trio.pins, store=Store()) as connection:
+        assert (connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_memory_that_comes_back_is_waited_for(monkeypatch):
+    left = [MemoryError(), RuntimeError("std::bad_alloc")]
+
+    def work():
+        if left:
+            raise left.pop()
+        return 7
+
+    assert with_memory(work) == 7 and not left
+    left += [MemoryError()] * 3
+    monkeypatch.setattr(memory, "WAIT", -1.0)
+    with pytest.raises(errors.BusyError, match="ask again later"):
+        with_memory(work)
+    with pytest.raises(RuntimeError, match="another"):
+        with_memory(lambda: (_ for _ in ()).throw(RuntimeError("another")))
 
 
 def test_a_call_waits_for_the_memory_of_calls_that_run_and_not_for_that_of_sessions(monkeypatch):

@@ -77,7 +77,10 @@ def store_of(options: argparse.Namespace) -> Store:
 
 def add_memory(p: Parser) -> None:
     p.add_argument(
-        "--memory", type=above_zero, metavar="GB", help="refuse what would take more memory; 0.9 of a container's limit"
+        "--memory",
+        type=above_zero,
+        metavar="GB",
+        help="refuse what would take more memory; limits of a container and `ulimit` bound it too",
     )
 
 

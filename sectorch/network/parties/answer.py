@@ -739,7 +739,12 @@ class Answering:
             channel.close()
             return
         thread = threading.Thread(target=self._session, args=(channel, request), daemon=True, name="answering")
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there is no memory for its stack
+            channel.abort(abort_reason(error, f"'{self.connection.name}'"))
+            channel.close()
+            return
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def _session(self, channel: Channel, request: Serve) -> None:

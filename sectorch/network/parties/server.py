@@ -57,7 +57,7 @@ from ..federation.broker import SessionBroker
 from ..identity.identity import Credentials, read_identity
 from ..limits import Quotas, records_unready
 from ..log import write
-from ..memory import MemoryBound
+from ..memory import NO_MEMORY, MemoryBound, is_out_of_memory
 from ..messages import (
     AllStored,
     Close,
@@ -611,6 +611,12 @@ class Server:
             if isinstance(error, VersionError):
                 write(log, "refused", client=link.peer, why=error)
             answer = Failure(error=type(error).__name__, text=str(error))
+        except (MemoryError, RuntimeError, OSError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._memory.note_refusal()
+            write(log, "refused", client=link.peer, why=log_text(error))
+            answer = Failure(error=BusyError.__name__, text=f"at the server, {NO_MEMORY}")
         link.tell({"do": "reply", "number": request.get("number"), **message_form(answer)})
 
     def _answer(self, link: PeerLink, request: ServerRequest) -> ServerReply:
@@ -689,15 +695,15 @@ class Server:
                     edition=model.edition, scheme=request.scheme, lasting=request.lasting, resume=request.resume,
                     calls=request.calls, used=request.used,
                 ))  # fmt: skip
+            subject = SessionSubject(resume or wire, link.peer, link.certificate, names, list(models), scheme, request)
+            run = (subject, channels)
+            thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
+            thread.start()
         except BaseException as error:
             close_channels(channels, abort_reason(error, "the server"))
             with self._lock:
                 self._sessions.pop(wire, None)
             raise
-        subject = SessionSubject(resume or wire, link.peer, link.certificate, names, list(models), scheme, request)
-        run = (subject, channels)
-        thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
-        thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         return SessionParts(parts=[OfferedModel(model.description, model.edition, model.signed) for model in models])
 

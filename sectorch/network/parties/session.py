@@ -65,7 +65,7 @@ from ...session import Members, Q, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned_description, query, step
-from ..memory import MemoryBound
+from ..memory import NO_MEMORY, MemoryBound, busy_without_memory, is_out_of_memory
 from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form
 from ..receipts import Receipts
 from ..store import Shelf, fingerprint
@@ -307,7 +307,7 @@ class PartySession:
 
     def _reserve(self, inputs: Inputs, request: ModelQuery | None) -> None:
         """Reserve memory for a call, and for the setup that it adds to the session. Raises BusyError."""
-        if self._memory is None or self._memory.limit is None:
+        if self._memory is None or not self._memory.bounded:
             return
         call = session = 0
         use, then = (request.use, request.then) if isinstance(request, Predict) else ((), ())
@@ -507,9 +507,10 @@ class PartySession:
         try:
             with self.logged_query(request.do, inputs, request.trace):
                 self.begin_call(inputs, rooms, request)
-                if join is not None:
-                    return self._take_batched(inputs, frozenset(rooms or ()), join)
-                return self._take_part(request, inputs)
+                with busy_without_memory():
+                    if join is not None:
+                        return self._take_batched(inputs, frozenset(rooms or ()), join)
+                    return self._take_part(request, inputs)
         finally:
             self._release()
             for channel in self._channels.values():
@@ -633,6 +634,8 @@ def abort_reason(error: BaseException, who: str) -> str:
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
+    if is_out_of_memory(error):
+        return f"BusyError: at {who}, {NO_MEMORY}"
     # A user's code may define error types and texts of its own, which could hold anything.
     known_type = type(error).__module__.partition(".")[0] in ("sectorch", "builtins")
     public = isinstance(error, _PUBLIC) and known_type and _raised_here(error)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from ...errors import ArgumentError, BusyError, FrameError, IdentityError, NetworkError, PeerLostError, VersionError
 from ..identity.identity import Credentials, certificate_print, peer_name
 from ..log import write
+from ..memory import NO_MEMORY
 from ..names import account_of
 from .channel import PeerLink, closing_frame
 from .tls_stream import LINGER, READ, SMALL, Stream, Tls, context_of, tls_error_text, with_length
@@ -264,7 +265,13 @@ class Listener:
         self._pending.pop(pending, None)
         self._selector.unregister(pending.sock)
         serving = (pending, name, certificate_print(certificate), bytes(first[:count]))
-        threading.Thread(target=self._serve, args=serving, daemon=True, name=f"from {name}").start()
+        try:
+            threading.Thread(target=self._serve, args=serving, daemon=True, name=f"from {name}").start()
+        except RuntimeError:  # there is no memory for its stack
+            with self._lock:
+                self._served[account_of(name)] -= 1
+            pending.sock.close()
+            write(log, "refused", by=pending.by, client=name, why=NO_MEMORY)
 
     def _refuse(
         self, pending: _PendingConnection, error: NetworkError, tell: bool = False, client: str | None = None

@@ -25,6 +25,7 @@ import numpy as np
 
 from ...errors import FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ..identity.identity import Credentials
+from ..memory import with_memory
 from .channel import PeerLink
 
 _LOCK = threading.Lock()
@@ -275,7 +276,7 @@ class Stream:
         else:
             try:
                 self._encrypted = memoryview(self._tls.encrypt(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
-            except OSError:  # the connection is over; the reading thread reports why
+            except (OSError, MemoryError):  # the connection is over; the reading thread reports why
                 self._break()
                 return True
             self._plain = memoryview(data)[SLICE - _HEAD.size :]
@@ -293,7 +294,7 @@ class Stream:
                 self._encrypted = memoryview(self._tls.encrypt(part))
         except BlockingIOError:
             return False
-        except OSError:  # the reading thread reports why
+        except (OSError, MemoryError):  # the reading thread reports why
             self._break()
         return True
 
@@ -359,7 +360,7 @@ class Stream:
                         at = end
                     elif _HEAD.size + size > SMALL:
                         # numpy does not touch the memory: a peer that names a size and sends nothing takes none.
-                        large = np.empty(size, np.uint8).data
+                        large = with_memory(lambda size=size: np.empty(size, np.uint8)).data
                         done = have - at - _HEAD.size
                         large[:done] = plain[at + _HEAD.size : have]
                         at = have
@@ -390,7 +391,8 @@ class Stream:
         since, silent = time.monotonic(), 0
         while True:
             try:
-                self._tls.feed(came[: self._sock.recv_into(came)])
+                count = self._sock.recv_into(came)
+                with_memory(lambda: self._tls.feed(came[:count]))
             except BlockingIOError:
                 silent += 1
             if count := self._tls.read(into):
