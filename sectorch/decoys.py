@@ -13,9 +13,10 @@ a real call, and no key of Q's streams with A: without these, masked weights and
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.constant_time import bytes_eq
+from torch.utils import _pytree as pytree
 
 from .choreography import Party, Phase
 from .choreography.ledger import Observer, sole_observer
@@ -35,12 +37,17 @@ from .choreography.program.trace import Program, Slot
 from .choreography.run.call_replay import EDGES, PHASES, CallDigests, CallReplay, message_digest
 from .choreography.run.dealer_replay import DIGEST_BYTES, check_recomputable
 from .choreography.streams import SECRET_BYTES, KeyStream, PairKey, PairKeys, derive, random_secret
-from .errors import ArgumentError, DecoyError, FalseServerError, SectorchError
+from .errors import ArgumentError, DecoyError, FalseServerError, OtherAnswerError, SectorchError
 from .mpc.star.statement import DIGESTS, Statement, attest
 
 FROM_S = tuple(edge for edge in EDGES if edge[0] == "S")
 
 # Which calls are decoys: a coin of Q's before each call.
+
+
+def flip(rate: float) -> bool:
+    """A coin of this rate."""
+    return int.from_bytes(random_secret()[:7], "big") < rate * 2.0**56
 
 
 class Decoys:
@@ -66,7 +73,7 @@ class Decoys:
 
     def flip(self) -> bool:
         """Whether the next call is a decoy."""
-        return int.from_bytes(random_secret()[:7], "big") < self._rate * 2.0**56
+        return flip(self._rate)
 
     def check(self, accountable: bool) -> None:
         """Raise ArgumentError where nobody could check a decoy."""
@@ -107,6 +114,214 @@ def _made_up(seed: bytes, name: str, shape: torch.Size, dtype: torch.dtype) -> t
     return ((words >> 11).double() * 2.0**-52).to(dtype).view(shape)
 
 
+# Whether A answers with one model: what is asked again, and what Q knows the answer of.
+
+
+REPEATED = 16
+"""Decoys of a program that may be asked again."""
+PROGRAMS = 32
+"""Programs of which decoys are remembered."""
+NEAR = 2.0**-10
+"""How far results may be apart where smooth functions let the drawn masks decide the last bit of some values."""
+
+
+def is_exact(program: Program) -> bool:
+    """Whether its results depend on the operands alone, bit for bit. Series alone are rounded after a mask."""
+    return not any("trigonometric" in getattr(node.step, "path", "").split("/") for node in program.call)
+
+
+class Repeats:
+    """Decoys that Q asks again, at random: the same model gives the same answer, also in another session.
+
+    Half of the decoys repeat an earlier one of their program. A cannot tell before it has answered, as it sees uniform
+    shares. Results are compared bit for bit, or within `NEAR` where the program has smooth functions. A result whose
+    values left their range is compared in that alone.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[bytes, list[tuple[torch.Tensor, bool]]]] = {}
+        self._lock = threading.Lock()
+        self.compared = 0
+        """How many repeated decoys had the answer of the first time."""
+
+    def __repr__(self) -> str:
+        return "Repeats(...)"
+
+    def seed(self, program: Program) -> bytes:
+        """The seed of the next decoy's input: a fresh one, or an earlier one."""
+        fresh = random_secret()
+        with self._lock:
+            before = list(self._asked.get(program.digest, ()))
+        if not before or not flip(0.5):
+            return fresh
+        return before[int.from_bytes(random_secret()[:7], "big") % len(before)]
+
+    def check(self, program: Program, seed: bytes, found: Any) -> None:
+        """Compare a decoy's result with that of the first time, and remember it if this is the first.
+
+        Raises:
+            OtherAnswerError: it is another one.
+        """
+        results = _results(found)
+        with self._lock:
+            of_program = self._asked.pop(program.digest, {})
+            self._asked[program.digest] = of_program  # the latest
+            while len(self._asked) > PROGRAMS:
+                self._asked.pop(next(iter(self._asked)))
+            first = of_program.setdefault(seed, results)
+            while len(of_program) > REPEATED:
+                of_program.pop(next(iter(of_program)))
+            if first is results:
+                return
+        if not _same_results(first, results, is_exact(program)):
+            raise OtherAnswerError(
+                "one question was asked twice and answered with other bits: A has not computed with one model, or S "
+                "wrongly"
+            )
+        self.compared += 1
+
+
+def _results(found: Any) -> list[tuple[torch.Tensor, bool]]:
+    """The tensors of a call's result, each with whether all values that it depends on are in their range."""
+    leaves = []
+    for y in pytree.tree_leaves(found, is_leaf=lambda y: hasattr(y, "plain")):
+        right = getattr(y, "right", None)  # of an opening; see `tensor/shared.py`
+        value = getattr(y, "plain", y)
+        if isinstance(value, torch.Tensor):
+            leaves.append((value.detach().clone(), right is None or bool(right)))
+    return leaves
+
+
+def _same_results(
+    first: Sequence[tuple[torch.Tensor, bool]], second: Sequence[tuple[torch.Tensor, bool]], exact: bool
+) -> bool:
+    if len(first) != len(second):
+        return False
+    for (a, in_range), (b, also) in zip(first, second, strict=True):
+        if in_range != also or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        if in_range and not torch.equal(a, b):
+            if exact:
+                return False
+            if (a.is_floating_point() or a.is_complex()) and float((a - b).abs().max()) > NEAR:
+                return False
+    return True
+
+
+class KnownAnswers:
+    """Rows whose answers Q knows, asked among its own questions as calls that nobody can tell from these.
+
+    With `answers`, each row's answer has to be this one: such answers were asked before, of this version of the model.
+    With `labels`, the largest output has to be the label for a fraction `accuracy` of the rows, as the model was
+    promised to do. An answer of the first kind is an experiment with accuracy 1.
+
+    Args:
+        x: of one tensor, [rows, ...], as the model takes it.
+        answers: [rows, ...], the model's results. labels: int64 [rows].
+        accuracy: of the model that is promised, with labels.
+        rate: the probability that a call is on known rows, at least 0 and below 1.
+        alarm: an upper bound of the probability that a model with that accuracy is ever refused.
+        near: how far an answer may be from the known one; 0 for models without smooth functions.
+
+    Raises:
+        ArgumentError: these are no rows with answers or labels, or a number is out of its range.
+    """
+
+    def __init__(
+        self, x: torch.Tensor, answers: torch.Tensor | None = None, *, labels: torch.Tensor | None = None,
+        accuracy: float = 1.0, rate: float = 0.05, alarm: float = 1e-6, near: float = 0.0,
+    ):  # fmt: skip
+        known = labels if answers is None else answers
+        tensors = isinstance(x, torch.Tensor) and isinstance(known, torch.Tensor)
+        if known is None or not tensors or (answers is not None and labels is not None) or not x.dim() or not len(x):
+            raise ArgumentError("known answers are rows x with answers or labels, one of the two, as tensors")
+        if not known.dim() or len(known) != len(x) or (labels is not None and labels.shape != (len(x),)):
+            raise ArgumentError(f"{len(x)} rows have as many answers, got {list(known.shape)}")
+        numbers = {"accuracy": accuracy, "rate": rate, "alarm": alarm, "near": near}
+        fits = all(type(n) in (int, float) for n in numbers.values())
+        if not fits or not (0 < accuracy <= 1 and 0 <= rate < 1 and 0 < alarm < 1 and 0 <= near < math.inf):
+            raise ArgumentError(f"0 < accuracy <= 1, 0 <= rate < 1, 0 < alarm < 1 and 0 <= near, got {numbers}")
+        if answers is not None and accuracy != 1:
+            raise ArgumentError("answers are equal or not: an accuracy is of labels")
+        self.x, self._known, self._labelled = x, known, labels is not None
+        self._accuracy, self._rate, self._alarm, self._near = float(accuracy), float(rate), float(alarm), float(near)
+        self._pending: torch.Tensor | None = None
+        self.rows = self.right = 0
+        """How many known rows were asked, and how many of them had the known answer."""
+
+    def __repr__(self) -> str:
+        return f"KnownAnswers({len(self.x)} rows)"
+
+    def flip(self) -> bool:
+        """Whether the next call is on known rows."""
+        return flip(self._rate) or self._pending is not None
+
+    def choose(self, rows: int) -> torch.Tensor:
+        """The numbers of the rows of the next such call; those of the last one, if that failed.
+
+        Otherwise S could let calls fail, and falsify those alone that come again.
+        """
+        if self._pending is None or len(self._pending) != rows:
+            drawn = [int.from_bytes(random_secret()[:7], "big") % len(self.x) for _ in range(rows)]
+            self._pending = torch.tensor(drawn, device="cpu")
+        return self._pending
+
+    def check(self, rows: torch.Tensor, found: torch.Tensor | None) -> None:
+        """Compare what was answered for these rows; None where a value left its range.
+
+        Raises:
+            OtherAnswerError: with the promised accuracy so many other answers come with a probability below `alarm`.
+        """
+        known, self._pending = self._known[rows], None
+        if found is None or (found.shape != known.shape and not self._labelled):
+            same = torch.zeros(len(rows), dtype=torch.bool, device="cpu")
+        elif self._labelled:
+            same = found.reshape(len(rows), -1).argmax(1) == known
+        else:
+            same = (found == known) if not self._near else (found - known).abs() <= self._near
+            same = same.reshape(len(rows), -1).all(1)
+        self.rows, self.right = self.rows + len(rows), self.right + int(same.sum())
+        if self.right < least_right(self.rows, self._accuracy, self._alarm):
+            raise OtherAnswerError(
+                f"of {self.rows} rows with known answers {self.rows - self.right} were answered otherwise: A has not "
+                f"computed with the model that is known, or S wrongly"
+            )
+
+
+def least_right(k: int, accuracy: float, alarm: float = 1e-6) -> int:
+    """The least number of right answers of k that is not refused.
+
+    A model of that accuracy has fewer with a probability of at most alarm / (k (k + 1)), so that it is refused after
+    any number of questions with a probability of at most `alarm` in all. The binomial distribution is summed exactly.
+    """
+    if accuracy == 1:
+        return k
+    bound, below, c = alarm / (k * (k + 1)), 0.0, 0
+    while c < k and (below := below + _binomial(k, c, accuracy)) <= bound:
+        c += 1
+    return c
+
+
+def notice_probability(k: int, swapped: float, accuracy: float = 1.0, alarm: float = 1e-6) -> float:
+    """The probability that another model is refused after k known rows, on which it has no right answer on a fraction.
+
+    With accuracy 1 it is 1 - (1 - swapped)^k.
+
+    Args:
+        swapped: the fraction of rows on which the other model's answers are wrong, whatever the right one's are.
+    """
+    least = least_right(k, accuracy, alarm)
+    return sum(_binomial(k, c, accuracy * (1 - swapped)) for c in range(least))
+
+
+def _binomial(k: int, c: int, p: float) -> float:
+    """The probability of c of k."""
+    if p in (0.0, 1.0):
+        return float(c == k * p)
+    log = math.lgamma(k + 1) - math.lgamma(c + 1) - math.lgamma(k - c + 1)
+    return math.exp(log + c * math.log(p) + (k - c) * math.log1p(-p))
+
+
 # The part of each party.
 
 
@@ -130,6 +345,7 @@ class Statements:
         key: at S, its identity key; in one process a fresh one.
         signed: a hash of the statements since `take_signed`, by which receipts of all parties name them.
         trust: at Q and A, is called with S's public key, and raises if it is not S's.
+        repeats: at Q, the decoys that may be asked again.
         check: at A, runs a `DecoyCheck`, or has it run later.
         asked: how many decoys Q has asked, at Q and A. checked: how many of these A has checked.
         found: at A, what it has found of S, with the evidence.
@@ -140,6 +356,7 @@ class Statements:
         self.key: Ed25519PrivateKey | None = None
         self.trust: Callable[[bytes], None] = lambda public: None
         self.check: Callable[[DecoyCheck], None] = DecoyCheck.note
+        self.repeats = Repeats()
         self.asked = self.checked = 0
         self.found: FalseServerError | DecoyError | None = None
         self.signed = b""
@@ -174,8 +391,9 @@ class Statements:
         Raises:
             ArgumentError: S's messages in this program or session cannot be computed again.
             FalseServerError: S has stated something else than it sent, or A has found it out. There is no result.
+            OtherAnswerError: at Q, a decoy that it has asked before was answered otherwise.
         """
-        session, decoy, seed = self._session, _DECOY.get(), random_secret()
+        session, decoy, seed = self._session, _DECOY.get(), self.repeats.seed(program)
         if session.present(session.Q):
             made_up = made_up_inputs(seed, program, session.Q)  # in each call: S could measure how long it takes
             inputs = {**inputs, **{k: x.to(session.device) for k, x in made_up.items()}} if decoy else inputs
@@ -195,6 +413,8 @@ class Statements:
             )  # fmt: skip
         if self.found is not None:
             raise self.found
+        if decoy and session.present(session.Q):
+            self.repeats.check(program, seed, found)
         return found
 
     def _begin(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup:
@@ -461,12 +681,8 @@ class DecoyCheck:
         statement, program = self.statement, self.program
         if not bytes_eq(_named("Q", self.with_Q), statement.with_Q):
             raise DecoyError(f"the key that Q names of call {statement.call} is not that of its streams with S")
-        Q, A, S = (next(party for party in program.parties if party.role == role) for role in "QAS")
-        keys = PairKeys(statement.session)
-        keys.install(_pair(Q, A), self.between)
-        keys.lend(_pair(Q, A), statement.call, self.between.of_call(statement.call))
-        keys.lend(_pair(Q, S), statement.call, self.with_Q)
-        keys.lend(_pair(S, A), statement.call, self.with_A)
+        Q, _, S = self._parties
+        keys = self._keys()
         replay = CallReplay(frozenset((Q, S)), statement.session, keys, self.received, self.sent, self.device)
         part, setups = part_of(program, frozenset((Q, S))), self.statements.replays
         setup = setups.get(program)
@@ -491,6 +707,58 @@ class DecoyCheck:
             evidence.check(program)
             text = f"S has sent other messages in call {statement.call} than the program gives, as it has signed"
             raise FalseServerError(text, evidence)
+
+    def check_model(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Compute all messages of A in this call and in the setup again, from these weights, as an auditor does.
+
+        The auditor has compared the weights with the version in the receipts. It may read what S holds of this session:
+        with the streams of Q and A in this check it can remove the masks of other calls.
+
+        Args:
+            weights: A's inputs of the program, by name.
+
+        Raises:
+            OtherAnswerError: A has sent S other messages, as S has signed.
+            FalseServerError, DecoyError: as from `run`, which comes first.
+        """
+        self.run()
+        statement, program = self.statement, self.program
+        everybody = frozenset(self._parties)
+        replay = CallReplay(everybody, statement.session, self._keys(), (), (), self.device)
+        setup, noted = self.setup.for_replay(), dict[Slot, bytes]()
+        setup.note = lambda slot, header, value: noted.update({slot: message_digest(self.setup_key, header, value)})
+        part = part_of(program, everybody)
+        by = digest_keys({"Q": self.with_Q, "A": self.with_A})
+        replay.observer = digests = CallDigests(statement.session, statement.call, by)
+        with sole_observer(Observer()):
+            settled = setup.values(part, replay, weights)
+            made_up = made_up_inputs(self.seed, program, self._parties[0])
+            part.call(
+                replay, statement.call, settled, {**weights, **{k: x.to(self.device) for k, x in made_up.items()}}
+            )
+        masked = hashlib.sha256(b"".join(noted[slot] for slot, _ in setup_messages(program))).digest()
+        same = bytes_eq(masked, statement.setup) and all(
+            bytes_eq(digests.digest(("A", "S"), phase), statement.digests["A", "S", phase]) for phase in PHASES
+        )
+        if not same:
+            raise OtherAnswerError(
+                f"in call {statement.call} A has sent S other messages than these weights give, as S has signed"
+            )
+
+    @property
+    def _parties(self) -> tuple[Party, Party, Party]:
+        Q, A, S = (next(party for party in self.program.parties if party.role == role) for role in "QAS")
+        return Q, A, S
+
+    def _keys(self) -> PairKeys:
+        """The keys of the call's streams, of which each can be drawn from once."""
+        (Q, A, S), call = self._parties, self.statement.call
+        keys = PairKeys(self.statement.session)
+        keys.install(_pair(Q, A), self.between.replica())
+        keys.lend(_pair(Q, A), call, self.between.of_call(call))
+        keys.lend(_pair(Q, S), call, self.with_Q)
+        keys.lend(_pair(S, A), call, self.with_A)
+        return keys
 
 
 def _same(digests: CallDigests, statement: Statement) -> bool:

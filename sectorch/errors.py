@@ -373,6 +373,21 @@ class FalseServerError(SectorchError, RuntimeError):
         self.evidence = evidence
 
 
+class OtherAnswerError(SectorchError, RuntimeError):
+    """A question whose answer is known was answered otherwise.
+
+    Either the answering party has computed with another model, or the server has computed wrongly. Which of them it
+    was, decoys tell: they find the server (docs/decoys.md).
+
+    Example:
+        one question was asked twice and answered with other bits: A has not computed with one model, or S wrongly
+
+    What to do:
+        Use no result since the last one that was checked. Compare the model's version in the receipts; ask an auditor
+        to whom the answering party opens it.
+    """
+
+
 class DecoyError(SectorchError, RuntimeError):
     """What a client says of a decoy does not fit the call: nothing can be checked, and nobody is accused.
 

@@ -1,4 +1,4 @@
-"""Three parties in threads, of which S falsifies what it sends, and signs for what it has sent."""
+"""Three parties in threads, of which S (or another) falsifies what it sends; S signs for what it has sent."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ def flip(words: dict[int, Sequence[tuple[int, int]]]) -> Falsify:
 
 
 class CheatingRuntime(PartyRuntime):
-    """S's runtime, which sends what `falsify` makes of each message of a call; S's digests are of what it sends."""
+    """A party's runtime, which sends what `falsify` makes of messages of a call; S's digests are of what it sends."""
 
     falsify: Falsify | None = None
+    seen: list[tuple[int, Sent, torch.Tensor]] | None = None
+    """Where it is a list: call, line and content of each message that the party receives in calls."""
     clock: list[tuple[int, int, int, float]] | None = None
     """Where it is a list: call, bytes, direction and time of each of S's messages until its statement."""
     _count: dict[int, int]
@@ -64,6 +66,8 @@ class CheatingRuntime(PartyRuntime):
             if self.falsify is not None:
                 value = self.falsify(number, line, value)
         moved = super().transfer(line, value)
+        if self.seen is not None and line.dst == self.me and line.phase != Phase.SETUP and line.path != "seed":
+            self.seen.append((line.call, line, moved.clone()))
         if self.clock is not None and self.me in (line.src, line.dst) and line.path != "attest":
             self.clock.append((line.call, line.bytes, int(line.src == self.me), time.perf_counter()))
         return moved
@@ -72,7 +76,7 @@ class CheatingRuntime(PartyRuntime):
 def run(
     model: nn.Module, calls: Sequence[tuple[torch.Tensor, bool]], falsify: Falsify | Sequence[Falsify] | None = None,
     scheme: Scheme = ACCOUNTABLE, begin: Callable[[Session], None] = lambda session: None, prepare: bool = False,
-    goes_on: bool = False,
+    goes_on: bool = False, cheater: Any = S, seen: list | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What each party has of these calls (input, whether it is a decoy): results and session, or the error at its end.
 
@@ -81,15 +85,16 @@ def run(
         begin: called with each party's session.
         prepare: whether all calls are prepared first.
         goes_on: whether calls go on after S was found out, whose error is then in the place of a result.
+        cheater: the party that falsifies. seen: takes what it receives.
     """
 
     with torch.device("meta"):
         blank = copy.deepcopy(model).to("meta")
 
     def work(party: Any, ends: Any) -> Any:
-        if party == S:
-            runtime = CheatingRuntime(S, bytes(16), {peer: Pipe(end) for peer, end in ends.items()})
-            runtime.falsify = falsify
+        if party == cheater:
+            runtime = CheatingRuntime(party, bytes(16), {peer: Pipe(end) for peer, end in ends.items()})
+            runtime.falsify, runtime.seen = falsify, seen
         else:
             runtime = runtime_of(party, ends)
         session = Session(runtime=runtime)
@@ -100,7 +105,7 @@ def run(
             for x, _ in calls:
                 secure.preprocess(len(x), tuple(x.shape[1:]))
         for x, decoy in calls:
-            if party == S:
+            if party == cheater:
                 runtime.falsify = falsify if callable(falsify) or falsify is None else falsify[len(found)]
             with decoy_call(decoy and party == Q):
                 try:

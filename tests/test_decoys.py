@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 import torch
-from cases import long
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_cheats import ACCOUNTABLE, EDGES, flip, messages_of_S, run
 from torch import nn
@@ -321,7 +320,7 @@ def test_honest_servers_are_not_accused():
             assert secure.session.statements.checked == 3, name
 
 
-@long
+@pytest.mark.sectorch_long
 def test_an_honest_server_is_not_accused_in_many_calls():
     secure = secured()
     for _ in range(2000):

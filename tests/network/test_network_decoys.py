@@ -17,7 +17,7 @@ import sectorch
 from sectorch import decoys, errors
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
-from sectorch.decoys import Decoys
+from sectorch.decoys import Decoys, KnownAnswers
 from sectorch.network import answer, receipts, server_evidence
 from sectorch.network.audit import audit, compare
 from sectorch.network.commands.ask import query
@@ -245,8 +245,7 @@ def test_q_knows_the_servers_key(checking, monkeypatch):
     trio.party = answer(trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audit_server=True)
     remote = trio.connection.model("hospital-b", ACCOUNTABLE)
     remote(GOOD)
-    for opened in list(remote._sessions.values()):
-        remote._end(opened)
+    end_sessions(remote)
     monkeypatch.setattr(trio.server._serving, "_key", read_identity(new_identity()))
     with pytest.raises(errors.FalseServerError, match=re.escape(f"and {trio.key} is the one that is known")):
         remote(GOOD)  # another session, and another key than the first time
@@ -276,6 +275,55 @@ def test_what_a_keeps_of_decoys_counts_in_its_memory(checking, monkeypatch):
     monkeypatch.setattr("sectorch.network.memory.resident", lambda: memory._alone)
     with pytest.raises(errors.SectorchError, match="takes about"):
         remote(GOOD)
+
+
+# Whether A answers with the model that it has committed to.
+
+
+def swap(trio) -> None:
+    """A goes on under its commitment with another model: what it has registered stays."""
+    offer = trio.party._offers.latest()[0]
+    offer.weights = {name: value.clone() for name, value in offer.weights.items()}
+    next(iter(offer.weights.values())).view(-1)[0] += 0.5
+
+
+def end_sessions(remote) -> None:
+    for opened in list(remote._sessions.values()):
+        remote._end(opened)
+
+
+def test_another_model_under_the_same_commitment_is_noticed_by_repeated_decoys(checking, monkeypatch):
+    trio, _ = checking
+    coins(monkeypatch, *[True] * 6, False, *[True] * 30)
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    version = remote.version
+    remote(GOOD)
+    end_sessions(remote)
+    swap(trio)
+    with pytest.raises(errors.OtherAnswerError, match="answered with other bits"):
+        remote(GOOD)
+    assert remote.version == version
+
+
+def test_known_answers_are_asked_among_questions_and_notice_another_model(checking, monkeypatch):
+    trio, model = checking
+    x = torch.randn(40, 4)
+    answers = sectorch.reference(model)(x)
+    flips = iter([True, False, False, True, False, True])
+    known = KnownAnswers(x, answers, rate=0.5)
+    monkeypatch.setattr(KnownAnswers, "flip", lambda self: next(flips))
+    remote, before = trio.connection.model("hospital-b", known=known), trio.party.answered
+    assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD)) and (known.rows, known.right) == (3, 3)
+    remote(GOOD[:1])
+    assert until(lambda: trio.party.answered == before + 3, 30)
+    remote(GOOD[:2])
+    assert known.right == 5, "as many rows as the question has"
+    end_sessions(remote)
+    swap(trio)
+    with pytest.raises(errors.OtherAnswerError, match="with known answers"):
+        remote(GOOD)
+    with pytest.raises(errors.ArgumentError, match="known is KnownAnswers"):
+        trio.connection.model("hospital-b", known=x)
 
 
 def test_a_client_or_server_that_cannot_is_refused(checking, pki, tmp_path):

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from ... import errors
 from ...config import Scheme, scheme_fields, scheme_of
+from ...decoys import KnownAnswers
 from ...errors import ArgumentError, FrameError, IdentityError, NetworkError, PeerLostError, SectorchError, VersionError
 from ..identity.identity import Credentials, Pins, read_identity
 from ..messages import (
@@ -261,7 +262,7 @@ class Connection:
     @scheme_fields
     def model(
         self, name: str, scheme: Scheme | Literal["lan", "wan"] | None = None, *, version: str | None = None,
-        decoys: float = 0.0, server_key: str = "",
+        decoys: float = 0.0, server_key: str = "", known: KnownAnswers | None = None,
     ) -> RemoteModel:  # fmt: skip
         """A model at an answering party.
 
@@ -274,13 +275,17 @@ class Connection:
                 on an input that is made up, and A checks what S computes in it (docs/decoys.md). Nobody is sent it.
             server_key: the fingerprint of the key with which the server has to sign then. Without it the first key that
                 it shows is the one that it has to show in all sessions of this model.
+            known: rows whose answers this party knows, for a model of one input with rows. They are asked among its
+                questions, in batches of the question's size.
 
         Raises:
             ArgumentError: the name, the number format, the rate of decoys or the server's key is invalid.
             RefusedError: A does not answer without range checks, or has another version.
             UnknownModelError: the model is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _check_exact_relu(scheme_of("model", scheme)), version, decoys, server_key)
+        model = RemoteModel(
+            self, name, _check_exact_relu(scheme_of("model", scheme)), version, decoys, server_key, known
+        )
         self._models.add(model)
         return model
 

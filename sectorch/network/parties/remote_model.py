@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from ...config import check_limit
-from ...decoys import Decoys, decoy_call
+from ...decoys import Decoys, KnownAnswers, Repeats, decoy_call
 from ...errors import (
     ArgumentError,
     FrameError,
@@ -382,11 +382,14 @@ class RemoteModel:
 
     def __init__(
         self, connection: QueryConnection, name: str, scheme: Scheme, only: str | None = None, decoys: float = 0.0,
-        server_key: str = "",
+        server_key: str = "", known: KnownAnswers | None = None,
     ):  # fmt: skip
         self.connection, self.name = connection, name
         self._scheme, self._coin = scheme, Decoys(decoys)
         self._coin.check(scheme.accountable)
+        self._repeats, self._known = Repeats(), known
+        if known is not None and not isinstance(known, KnownAnswers):
+            raise ArgumentError(f"known is KnownAnswers, got a {type(known).__name__}")
         self._server_key = ServerKey(server_key, first_use=True)
         if server_key and not scheme.accountable:
             raise ArgumentError("a server's key is checked where it signs what it sends: add Scheme(accountable=True)")
@@ -427,15 +430,37 @@ class RemoteModel:
     def ask(self, inputs: Inputs) -> Any:
         """The result for inputs that `check` returned. A call whose session has ended is repeated in a new one.
 
-        Decoys come first, as many as the coin says.
+        Known rows and decoys come first, as many as the coins say.
         """
         with self._lock:
-            while True:
-                with self._pending.decoy_or_name(inputs, self._coin) as (decoy, query):
-                    if not decoy:
-                        return self._ask_again(inputs, query)
-                    with decoy_call(), suppress(RangeExceededError):
-                        self._ask_again(inputs, query)
+            while self._known is not None and self._known.flip():
+                self._ask_known(inputs, self._known)
+            return self._ask_after_decoys(inputs)
+
+    def _ask_known(self, inputs: Inputs, known: KnownAnswers) -> None:
+        """Ask known rows, as many as the inputs have."""
+        if not inputs.single or not inputs.rows or inputs.in_shares:
+            raise ArgumentError("known answers are of models of one plain input with rows")
+        rows = known.choose(inputs.rows)
+        asked = inputs.with_tensors([known.x[rows].to(inputs.dtypes[0])])
+        if asked.key != inputs.key:
+            raise ShapeError(f"known rows of {list(known.x.shape[1:])} for inputs of {list(inputs.shapes[0])}")
+        check_values(asked, self.served.scheme(self._scheme))
+        try:
+            found = self._ask_after_decoys(asked)
+        except RangeExceededError:
+            found = None
+        if found is not None and not isinstance(found, torch.Tensor):
+            raise ArgumentError("known answers are of models whose result is one tensor")
+        known.check(rows, found)
+
+    def _ask_after_decoys(self, inputs: Inputs) -> Any:
+        while True:
+            with self._pending.decoy_or_name(inputs, self._coin) as (decoy, query):
+                if not decoy:
+                    return self._ask_again(inputs, query)
+                with decoy_call(), suppress(RangeExceededError):
+                    self._ask_again(inputs, query)
 
     def _ask_again(self, inputs: Inputs, query: str) -> Any:
         for _ in range(RETRIES):
@@ -660,9 +685,10 @@ class RemoteModel:
         if self._version not in ("", opened.version):
             facts = {"model": self.name, "version": opened.version, "before": self._version}
             write(log, "another version answers", logging.WARNING, **facts)
-            self.served = opened.party.served
+            self.served, self._repeats = opened.party.served, Repeats()
         self._version = opened.version
         opened.party.session.statements.trust = self._server_key.trust
+        opened.party.session.statements.repeats = self._repeats
         self._sessions[opened.name] = opened
         return opened
 
