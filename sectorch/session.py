@@ -209,8 +209,6 @@ class Session:
     reference = False
     origins: Origins | None = None
     """Records which inputs the values of its calls were computed from, or None."""
-    governor: Any = None
-    """The policy and the ledger of this process's party, to which its releases are charged (`tables/release.py`)."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 
 from .choreography import Party
-from .errors import DisagreementError
+from .choreography.declaration import in_package
+from .errors import ArgumentError, DisagreementError
 from .mpc.star.broadcast import broadcast, choose_and_broadcast, compare_public_values
 
 
@@ -65,6 +67,7 @@ class Agreement:
 
     def broadcast(self, party: Party, name: str, by: Party, value: torch.Tensor) -> torch.Tensor:
         """The value of `by`, which all parties learn; its shape and type are known to all."""
+        _check_caller(sys._getframe(1))
         with self._session.operation(party) as net:
             return broadcast(net, name, by, value)
 
@@ -72,8 +75,15 @@ class Agreement:
         self, party: Party, name: str, own: torch.Tensor, choose: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         """choose(the values of all parties), which all parties learn."""
+        _check_caller(sys._getframe(1))
         with self._session.operation(party) as net:
             return choose_and_broadcast(net, name, own, choose)
+
+
+def _check_caller(frame: Any) -> None:
+    """A program's values do not leave as public ones of the package's; `sectorch.announced` has a program's."""
+    if not in_package(frame.f_code):
+        raise ArgumentError("only sectorch's own code broadcasts by a session; sectorch.announced announces a shape")
 
 
 def _same(other: str, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:

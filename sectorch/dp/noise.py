@@ -131,7 +131,7 @@ def on_grid(sigma: float, shape: Sequence[int], frac_bits: int) -> torch.Tensor:
         )
     count = math.prod(shape)
     found = _opendp("gaussian", scale)([0] * count) if count else []
-    return torch.tensor(found, dtype=torch.int64).view(*shape)
+    return torch.tensor(found, dtype=torch.int64).view(tuple(shape))
 
 
 @lru_cache(maxsize=64)

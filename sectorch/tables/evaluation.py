@@ -255,6 +255,7 @@ class _Given:
         self.label = label.columns[0] if isinstance(label, Table) else ""
         sizes = [t.public_rows for t in of_tables]
         self.public_rows = None if None in sizes else self.rows
+        self.many = max((t.many for t in of_tables), default=1)
         tables = [t.present for t in (x, groups) if isinstance(t, Table)]
         self.present: SharedTensor | None = None
         for flags in {id(p): p for p in (present, *tables) if p is not None}.values():
@@ -469,7 +470,8 @@ class _Evaluation:
         self.context, self.backend, self.f = context, context.backend, context.frac_bits
         self.output, self.threshold, self.bins = output, threshold, bins
         self.rows, self.classes, self.groups = given.rows, given.classes, given.groups
-        self.public_rows, self.of = given.public_rows, (given.label, output, threshold, bins)
+        self.public_rows, self.many = given.public_rows, given.many
+        self.of = given.label, output, threshold, bins
         self.like = self.scores = self._checked(scores)  # [n] of two classes, or [n, K]
         self.codes = [v.shares for v in given.groups.codes.values()]
         self.present = None if given.present is None else given.present.shares
@@ -479,6 +481,7 @@ class _Evaluation:
         self.cells = self._weighted(self.weights, self._each(torch.unsqueeze, self.y, dim=1))  # [n, G, K]
         self.by_class = self._sum(self.cells, 0)  # [G, K]
         self.totals = self._sum(self.by_class, 1)  # [G]
+        self.rarest = -self.backend.largest(-self._each(torch.t, self.by_class))  # [G], the rows of the rarest class
         self.y_code = given.y.shares
         self.most = 2.0 ** (self.f + context.scheme.activation_bits + 2)
         """A bound of every mean, at f bits."""
@@ -680,7 +683,11 @@ class _Evaluation:
             known = None if defined is None else self._flags(defined[places])
             made = Statistic(value, count, (*dimension, *axes), name, known, 1.0 if whole else None)
             rows = self.public_rows if name in PARTITIONED else None
-            found[name + of] = with_origin(made, (self.of, of, self.classes), rows=rows)
+            # By the metric of a model that gives one score to all, a reader computes how many rows each class has.
+            behind = None
+            if name != "confusion":
+                behind = self._integers(self._each(_spread, self.rarest[places], shape=tuple(value.shape)))
+            found[name + of] = with_origin(made, (self.of, of, self.classes), rows=rows, many=self.many, behind=behind)
         return found
 
     def _areas(self, wanted: Sequence[str], quotients: _Quotients) -> None:
@@ -831,7 +838,9 @@ class _Evaluation:
         axes = (Axis("metric", tuple(labels)), Axis("between", tuple(self.groups.labels)))
         value = self.like.like(gap, self.f, self.most, dtype=torch.float32)
         made = Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
-        return with_origin(made, (self.of, self.classes))
+        least = [-self.backend.largest(-self.rarest[places]) for places in self.groups.places().values()]
+        behind = self._each(torch.Tensor.expand, self._each(_as_row, *least), size=tuple(value.shape))
+        return with_origin(made, (self.of, self.classes), many=self.many, behind=self._integers(behind))
 
     def _flags(self, shares: Any) -> SharedTensor:
         return self.like.like(shares, 0, 1.0, dtype=torch.bool)
@@ -952,6 +961,15 @@ def _stacked(*values: torch.Tensor) -> torch.Tensor:
 
 def _as_columns(*values: torch.Tensor) -> torch.Tensor:
     return torch.stack(values, 1)
+
+
+def _as_row(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values)
+
+
+def _spread(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """x along the first dimension of a shape, or a single number everywhere."""
+    return x.reshape((*x.shape, *(1,) * (len(shape) - x.dim()))).expand(shape)
 
 
 def _flat(*values: torch.Tensor) -> torch.Tensor:

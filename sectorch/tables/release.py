@@ -38,8 +38,9 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -65,7 +66,7 @@ from ..tensor import SharedTensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.shared import round_shares
 from ..tensor.table import Context
-from .statistics import Axis, LabelledResult, Origin, Statistic
+from .statistics import Axis, HypothesisTest, LabelledResult, Origin, Statistic, origin_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -258,25 +259,24 @@ class PolicyLedger:
     def __repr__(self) -> str:
         return f"PolicyLedger({self.folder})"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Wait until no other run charges, and keep others from it in the block."""
-        handle = self._open("lock")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other runs from charging in the block. Raises PolicyError: one has charged for longer than 20 seconds.
 
-    @contextmanager
-    def alone(self, request: Request) -> Iterator[None]:
-        """Keep other runs from this name in the block; the other parties' order of runs may be another, so no wait
-        is without end.
-
-        Raises:
-            PolicyError: another run of the name is under way for longer than 20 seconds.
+        The other parties' order of runs may be another, so no wait is without end.
         """
-        handle = self._open(self._half(request).with_suffix(".lock").name)
+        return self._alone("lock", f"another run charges the ledger {self.folder}, or holds its lock: repeat this one")
+
+    def alone(self, request: Request) -> AbstractContextManager[None]:
+        """Keep other runs from this name in the block. Raises PolicyError: one is under way for over 20 seconds."""
+        return self._alone(
+            self._half(request).with_suffix(".lock").name,
+            f"another run of the release {request.name!r:.60} is under way in {self.folder}: repeat this one when it "
+            f"has ended",
+        )
+
+    @contextmanager
+    def _alone(self, name: str, error: str) -> Iterator[None]:
+        handle = self._open(name)
         try:
             until = time.monotonic() + _WAIT
             while True:
@@ -285,10 +285,7 @@ class PolicyLedger:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        raise PolicyError(
-                            f"another run of the release {request.name!r:.60} is under way in {self.folder}: repeat "
-                            f"this one when it has ended"
-                        ) from None
+                        raise PolicyError(error) from None
                     time.sleep(0.02)
             yield
         finally:
@@ -449,6 +446,11 @@ class Request:
     curve: np.ndarray
 
 
+def _no_record(_: Mapping[str, Any]) -> None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
 class ReleaseGovernor:
     """What a party of a federation makes of the releases in its runs (`network/federation/reveals.py`).
 
@@ -458,8 +460,23 @@ class ReleaseGovernor:
         record: writes a receipt; called once a release is charged, and at the learner again once it has it.
     """
 
-    def __init__(self, policy: Policy, folder: Path, record: Callable[[Mapping[str, Any]], None] = lambda _: None):
-        self.policy, self.folder, self.record = policy, folder, record
+    policy: Policy
+    folder: Path
+    record: Callable[[Mapping[str, Any]], None] = _no_record
+
+
+_governors: weakref.WeakKeyDictionary[Any, ReleaseGovernor] = weakref.WeakKeyDictionary()
+"""By a session's `agreement`, and not at the session, since an attribute of it is the word of the program."""
+
+
+def govern(session: Session, governor: ReleaseGovernor) -> None:
+    """Hold the releases of a session to a party's policy and ledger, as long as the session lives.
+
+    Raises:
+        PolicyError: the session is held to another one.
+    """
+    if _governors.setdefault(session.agreement, governor) is not governor:
+        raise PolicyError("this session is held to a policy already")
 
 
 class GovernedResult(LabelledResult):
@@ -523,7 +540,7 @@ def release(
         DisagreementError: parties have another policy, name or statistic.
         RangeExceededError: a value on which it depends left its range (without noise; with noise there is no check).
     """
-    if not isinstance(policy, Policy):
+    if type(policy) is not Policy:
         raise PolicyError(f"a release is under a Policy, got a {type(policy).__name__}; sectorch.Policy(minimum=10)")
     asked = _Asked.of(statistic, counts, row_bound, cells_per_row, policy)
     if rows is not None and (type(rows) is not int or rows < 1):
@@ -532,12 +549,14 @@ def release(
         raise PolicyError("rows is of cells of one dimension; release a table of several without it")
     session, party = asked.values.session, asked.values.party
     learners = session.parties_named(to, party)
-    governor = session.governor
+    governor = _governors.get(session.agreement)
     if governor is not None and governor.policy.digest != policy.digest:
         raise PolicyError(
             f"this party releases under its own policy {governor.policy.digest[:16]} ({governor.policy.text}), and the "
             f"program's is {policy.digest[:16]} ({policy.text})"
         )
+    if governor is not None:
+        policy = governor.policy
     if governor is not None and not policy.plain:
         _check_made(asked, rows)
     if ledger is not None and (not isinstance(ledger, (str, Path)) or "\0" in str(ledger)):
@@ -551,11 +570,11 @@ def release(
             "release(..., ledger='ledger', name='...'), or set no limit, Policy(releases=0), if each release may be "
             "subtracted from each other one"
         )
-    if ledgered and (not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable()):
+    if ledgered and (type(name) is not str or not 0 < len(name) <= 200 or not name.isprintable()):
         raise PolicyError(
             f"a release has a name, 1 to 200 printable characters, by which it is charged once; got {name!r:.40}"
         )
-    if not ledgered and name is not None and not isinstance(name, str):
+    if not ledgered and name is not None and type(name) is not str:
         raise PolicyError(f"the name of a release is a text, got {name!r:.40}")
     facts = [policy.digest, name, [p.name for p in learners], asked.described(), rows]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -583,10 +602,10 @@ def release(
         opened = _Released(asked, policy, rows)
         tensors = opened.tensors
         if ledgered:
-            with _granted(session, shown, 6):  # what the holders tell each other of their halves
+            with _granted(session, shown, 6, governor):  # what the holders tell each other of their halves
                 tensors = _stored(tensors, session, party, ledgers, request, policy)
-        with _granted(session, shown, sum(x.shape.numel() for x in tensors)):
-            plain = [x.reveal(to) for x in tensors]
+        with _granted(session, shown, sum(x.shape.numel() for x in tensors), governor):
+            plain = [x.reveal(list(learners)) for x in tensors]
     result = opened.result(plain)
     result.policy, result.name, result.epsilon = policy.digest, name or "", policy.epsilon or 0.0
     if governor is not None and result.withheld is not None:
@@ -601,8 +620,8 @@ _WAIT = 20.0
 class _Grant:
     """What one thread may reveal in one release: elements for each way of a message, gone when the release ends."""
 
-    def __init__(self, session: Session, policy: str, elements: int):
-        self.session, self.policy, self._elements = session, policy, elements
+    def __init__(self, session: Session, policy: str, elements: int, governor: ReleaseGovernor | None):
+        self.session, self.policy, self.governor, self._elements = session, policy, governor, elements
         self._spent: dict[Any, int] = {}
 
     def covers(self, way: Any, elements: int) -> bool:
@@ -614,24 +633,30 @@ _grants = threading.local()
 
 
 @contextmanager
-def _granted(session: Session, policy: str, elements: int) -> Iterator[None]:
-    """In the block this thread may reveal as many elements of the session, once, under this policy."""
+def _granted(session: Session, policy: str, elements: int, governor: ReleaseGovernor | None) -> Iterator[None]:
+    """In the block this thread may reveal as many elements of the session, once, under this policy.
+
+    No code of the program runs in the block: what it gave was read before, and is of exact types.
+    """
     before = getattr(_grants, "current", None)
-    _grants.current = _Grant(session, policy, elements)
+    _grants.current = _Grant(session, policy, elements, governor)
     try:
         yield
     finally:
         _grants.current = before
 
 
-def policy_of_message(session: Session, way: Any, elements: int) -> str:
+def policy_of_message(session: Session, way: Any, elements: int, governor: ReleaseGovernor | None) -> str:
     """The policy under which this thread sends a message that shows so many elements; empty if no release covers it.
 
     Args:
         way: its protocol, sender, receiver and learner; each has what the release opens, once.
+        governor: that of the party's run, by whose ledger the release was charged.
     """
     grant = getattr(_grants, "current", None)  # a session may come as a weak proxy
-    if grant is None or grant.session.agreement is not session.agreement or not grant.covers(way, elements):
+    if grant is None or grant.session.agreement is not session.agreement or grant.governor is not governor:
+        return ""
+    if not grant.covers(way, elements):
         return ""
     return grant.policy
 
@@ -691,23 +716,30 @@ class _Asked:
     ) -> _Asked:
         if cells_per_row is not None and (type(cells_per_row) is not int or cells_per_row < 1):
             raise PolicyError(f"cells_per_row is a whole number from 1, got {cells_per_row!r:.40}")
-        origin = statistic.origin if isinstance(statistic, Statistic) else None
+        if isinstance(statistic, Statistic) and type(statistic) not in (Statistic, HypothesisTest):
+            raise PolicyError(f"a release is of a Statistic, got a {type(statistic).__name__}")
+        origin = origin_of(statistic) if isinstance(statistic, Statistic) else None
+        if origin is not None:
+            statistic = origin.statistic
+        many = 1 if origin is None else origin.many
         if isinstance(statistic, Statistic):
             if counts is not None or row_bound is not None:
                 raise PolicyError("counts and row_bound are of a plain tensor; a Statistic has its own")
             values, counts, axes, kind = statistic.values, statistic.counts, statistic.axes, statistic.kind
             defined, moves = statistic.defined, statistic.row_bound
-            _check_cells(statistic, policy, cells_per_row)
+            _check_cells(statistic, origin, policy, cells_per_row)
             # A row that is in one cell of a group has a value in each column.
-            columns = math.prod(len(axis.labels) for axis in axes if axis.name in ("column", "with"))
+            last = axes[len(axes) - (0 if origin is None else origin.columns) :]
+            last = last if origin is not None else [axis for axis in axes if axis.name in ("column", "with")]
+            columns = math.prod(len(axis.labels) for axis in last)
             cells_per_row = None if cells_per_row is None else cells_per_row * columns
             moves = None if moves is None else moves * math.sqrt(min(cells_per_row or values.numel(), values.numel()))
         else:
             values, kind, defined, moves = statistic, "statistic", None, row_bound
-            if not isinstance(values, SharedTensor):
+            if type(values) is not SharedTensor:
                 raise PolicyError(f"a release is of a Statistic or a shared tensor, got a {type(values).__name__}")
             axes = tuple(Axis(f"dimension {i}", tuple(range(n))) for i, n in enumerate(values.shape))
-        if not isinstance(counts, SharedTensor):
+        if type(counts) is not SharedTensor:
             raise PolicyError(
                 f"a release of a {kind} needs the number of rows behind each value, in shares: release(x, policy, "
                 f"counts=...); without them no minimum can be checked"
@@ -745,8 +777,8 @@ class _Asked:
                 unit = scale_for("gaussian", policy.epsilon, policy.delta, parts) / math.sqrt(2)
             except PrivacyError as error:
                 raise PolicyError(f"the policy cannot be evaluated: {error}") from None
-            sigma = unit * math.sqrt(min(2 * cells_per_row, counts.numel()))
-            spread = 0.0 if same else unit * 2 * float(moves or 0.0)
+            sigma = many * unit * math.sqrt(min(2 * cells_per_row, counts.numel()))
+            spread = 0.0 if same else many * unit * 2 * float(moves or 0.0)
             curve = parts * gaussian_curve(unit, 1.0)
         source = statistic.source if isinstance(statistic, Statistic) else ""
         return cls(values, counts, axes, kind, defined, same, sigma, spread, curve, source, origin)
@@ -761,7 +793,7 @@ class _Asked:
         axes = [[axis.name, [str(label) for label in axis.labels]] for axis in self.axes]
         facts = [self.kind, axes, list(self.counts.shape), self.defined is not None, self.sigma, self.spread]
         if self.origin is not None:
-            facts.append(["of", *self.origin.of])
+            facts.append(["of", *self.origin.of, *([f"many {self.origin.many}"] if self.origin.many > 1 else [])])
         return [*facts, self.source] if self.source else facts
 
 
@@ -779,7 +811,7 @@ def _check_made(asked: _Asked, rows: int | None) -> None:
         )
 
 
-def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None) -> None:
+def _check_cells(statistic: Statistic, made: Origin | None, policy: Policy, cells_per_row: int | None) -> None:
     """Refuse without noise what a minimum does not protect: differences of one row, and rows' own values."""
     kind = statistic.kind
     if policy.epsilon is not None:
@@ -803,7 +835,6 @@ def _check_cells(statistic: Statistic, policy: Policy, cells_per_row: int | None
             f"a {kind} is one row's own value, or between two: name a step to which values are rounded, "
             f"Policy(minimum=..., step=1.0)"
         )
-    made = statistic.origin
     if made is not None and made.disguised:
         raise PolicyError(
             f"a {kind} of a flag tells how many rows have it, which no minimum of the rows behind it protects: release "
@@ -820,8 +851,10 @@ class _Released:
 
     def __init__(self, asked: _Asked, policy: Policy, rows: int | None):
         counts, values, noisy = _whole(asked.counts), asked.values, policy.epsilon is not None
-        made, minimum = asked.origin, policy.minimum
-        if made is not None and made.ones is not None:
+        made, many = asked.origin, 1 if asked.origin is None else asked.origin.many
+        minimum = None if policy.minimum is None else policy.minimum * many
+        k = None if policy.k is None else (policy.k - 1) * many + 1
+        if made is not None and any(x is not None for x in (made.ones, made.behind)):
             counts = cast(SharedTensor, counts.expand(values.shape))
         lines = rows is None  # a reader may know the rows of all cells from elsewhere, even if not all rows are in one
         if rows is None and made is not None:
@@ -831,16 +864,23 @@ class _Released:
             values = counts if asked.same else _noisy(values.unchecked(), asked.spread)
         bits: Any = torch.ones_like(counts) if policy.minimum is None else _at_least(counts, _threshold(asked, policy))
         if not noisy and minimum is not None:
+            if made is not None and made.groups is not None:
+                lacking = made.groups - counts  # rows of a group that have no value in a column, beside others that do
+                bits = bits * (1 - _at_least(lacking, 1) * (1 - _at_least(lacking, minimum)))
             if lines and rows is not None:
                 bits = _with_secondary(bits, counts, minimum, None)
-            bits = _with_secondary(bits, counts, minimum, rows, bool(asked.axes) and asked.axes[-1].name == "column")
+            bits = _with_secondary(bits, counts, minimum, rows, made is not None and made.columns == 1)
+            if made is not None and made.behind is not None:
+                # Sums of the numbers behind are below those of their groups together, so the groups that are withheld
+                # have `minimum` together, too.
+                bits = _with_secondary(bits * _at_least(made.behind, minimum), made.behind, minimum, None)
             if made is not None and made.ones is not None:
                 bits = bits * _both_kinds(made.ones, counts, made.flags, minimum)
             if made is not None and made.cells is not None:
                 few = (_at_least(made.cells, 1) - _at_least(made.cells, minimum)).sum()
                 bits = bits * (1 - _at_least(few, 1))
-        if policy.k is not None:
-            small = (_at_least(counts, 1) - _at_least(counts, policy.k)).sum()
+        if k is not None:
+            small = (_at_least(counts, 1) - _at_least(counts, k)).sum()
             bits = bits * (1 - _at_least(small, 1))
         self._asked, self._cells = asked, counts.shape
         self._shows_counts = policy.counts or asked.same
@@ -941,10 +981,11 @@ def _noise_bound(x: SharedTensor, sigma: float) -> int:
 
 def _threshold(asked: _Asked, policy: Policy) -> int:
     """The fewest rows, by noisy counts so many that of all cells none has fewer than the minimum but by delta."""
+    minimum = (policy.minimum or 0) * (1 if asked.origin is None else asked.origin.many)
     if policy.minimum is None or policy.delta is None:
-        return policy.minimum or 0
+        return minimum
     deviation = math.sqrt(2) * asked.sigma  # of both parties' noise
-    return policy.minimum + math.ceil(deviation * math.sqrt(2 * math.log(asked.counts.numel() / policy.delta)))
+    return minimum + math.ceil(deviation * math.sqrt(2 * math.log(asked.counts.numel() / policy.delta)))
 
 
 def _both_kinds(ones: Any, counts: Any, flags: tuple[bool, ...], minimum: int) -> SharedTensor:

@@ -7,12 +7,15 @@ nearest multiple of its last place. Only square roots and what is made of them h
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -22,6 +25,7 @@ from rich.console import RenderableType
 from rich.table import Table as TextTable
 
 from ..backend import Normal, Value
+from ..choreography.declaration import in_package
 from ..display import Display, Plot
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError
 from ..ops.common import check_fits, exponent_map, round_scale
@@ -190,21 +194,28 @@ class Origin(NamedTuple):
     """What sectorch's own functions say of a statistic that they made, for a release. Hand-made ones have none.
 
     Attributes:
-        values, counts: the shares that were made; a statistic with others in their place is not of this origin.
+        statistic: as it was made; one with other shares in their place is not of this origin.
         of: public facts that tell it from others of its kind, such as the names of columns.
         rows: the public number of all rows; None where it is not public, or cells are not of rows.
+        many: how many rows one person may have.
+        columns: how many of the last dimensions are of columns, each with a value of the same rows.
+        groups: where columns have other missing values: the rows of each cell, whether they have a value or not.
         ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
+        behind: for each value a further number of rows that has to reach a policy's minimum.
         cells: further numbers of rows behind all values: each is 0, or reaches a policy's minimum.
         shows_counts: whether the values contain numbers of rows with all their digits.
         disguised: why no minimum protects it: it is made of flags, and tells how many have them.
     """
 
-    values: Value
-    counts: Value
+    statistic: Statistic
     of: tuple[str, ...]
     rows: int | None = None
+    many: int = 1
+    columns: int = 0
+    groups: SharedTensor | None = None
     ones: SharedTensor | None = None
     flags: tuple[bool, ...] = ()
+    behind: SharedTensor | None = None
     cells: SharedTensor | None = None
     shows_counts: bool = False
     disguised: bool = False
@@ -238,7 +249,6 @@ class Statistic:
     row_bound: float | None = None
     source: str = ""
     cells: Literal["partition", "nested", "ranked", "extreme"] = "partition"
-    _origin: Origin | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self):
         if self.cells not in _CELLS:
@@ -252,13 +262,6 @@ class Statistic:
             fits = False
         if not fits:
             raise ArgumentError(f"the counts of a {self.kind} do not broadcast to its values")
-
-    @property
-    def origin(self) -> Origin | None:
-        """What made it, where that is a function of sectorch; None of one that is made by hand or `replace`d."""
-        made = self._origin
-        same = made is not None and made.values is self.values.shares and made.counts is self.counts.shares
-        return made if same else None
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis.name}: {len(axis.labels)}" for axis in self.axes)
@@ -286,17 +289,47 @@ class Statistic:
 _Made = TypeVar("_Made", bound=Statistic)
 
 
+_origins: weakref.WeakKeyDictionary[Statistic, Origin] = weakref.WeakKeyDictionary()
+"""Beside the statistics, since an attribute of an object is the word of whoever has it."""
+
+
+def origin_of(statistic: Statistic) -> Origin | None:
+    """What made it, where that is a function of sectorch; None of one that is made by hand or `replace`d.
+
+    Its `statistic` is what was made, whatever has become of the object's attributes.
+    """
+    made = _origins.get(statistic) if isinstance(statistic, Statistic) else None
+    if made is None:
+        return None
+    own = made.statistic
+    same = statistic.values.shares is own.values.shares and statistic.counts.shares is own.counts.shares
+    return made if same else None
+
+
 def with_origin(statistic: _Made, of: Iterable[Any], **facts: Any) -> _Made:
     """The statistic, with what its maker says of it (`Origin`)."""
-    names = tuple(map(str, of))
-    object.__setattr__(statistic, "_origin", Origin(statistic.values.shares, statistic.counts.shares, names, **facts))
+    if not in_package(sys._getframe(1).f_code):
+        raise ArgumentError("only sectorch's own functions say what a statistic is made of")
+    kept = copy.copy(statistic)
+    for name in ("values", "counts", "defined"):
+        if (x := getattr(kept, name)) is not None:
+            object.__setattr__(kept, name, _another(x))
+    _origins[statistic] = Origin(kept, tuple(map(str, of)), **facts)
     return statistic
+
+
+def _another(x: SharedTensor) -> SharedTensor:
+    """The same shares in another tensor, whose attributes nobody else can set."""
+    found = x.like(x.shares, bound=x.bound)
+    found.whole_bits, found.flags = x.whole_bits, x.flags
+    return found
 
 
 def with_source(statistic: Statistic, source: str) -> Statistic:
     """The statistic with another `source`, of the same origin."""
     found = replace(statistic, source=source)
-    object.__setattr__(found, "_origin", statistic.origin)
+    if (made := _origins.get(statistic)) is not None:
+        _origins[found] = made._replace(statistic=replace(made.statistic, source=source))
     return found
 
 
@@ -669,14 +702,21 @@ def _made(
     results += [values, own, *([flags] if flags is not None else [])]
     binary = () if kind == "count" else flags_of(rows.table, rows.names)
     ones = None if sums is None or not any(binary) else rows.tensor(sums, rows.scale, 2.0**rows.unit_bits * rows.rows)
-    results += [] if ones is None else [ones]
+    groups = None
+    if len(rows.names) > 1 and any(name in rows.table.missing for name in rows.names):
+        every = WeightedRows(rows.context, rows.table, (), rows.by).counts()
+        groups = rows.context.tensor(rows.context.backend.each(
+            partial(_cells, shape=(*rows.shape, 1)), every), 0, float(max(1, rows.rows)))  # fmt: skip
+        groups = groups.like(groups.shares, bound=groups.bound, dtype=torch.int64)
+    results += [x for x in (ones, groups) if x is not None]
     statistic = Statistic(
         values, own, rows.axes(columns), kind, flags, row_bound,
         cells="extreme" if kind in ("minimum", "maximum") else "partition",
     )  # fmt: skip
     return with_origin(
-        statistic, ("columns", *rows.names, "by", *rows.by, *more), rows=rows.table.public_rows, ones=ones,
-        flags=binary, disguised=ones is None and any(binary),
+        statistic, ("columns", *rows.names, "by", *rows.by, *more), rows=rows.table.public_rows, many=rows.table.many,
+        columns=int(columns and len(rows.names) > 1), groups=groups, ones=ones, flags=binary,
+        disguised=ones is None and any(binary),
     )  # fmt: skip
 
 
@@ -1030,7 +1070,7 @@ def _matrix(
     results += [values, own, flags]
     found = Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
     binary = any(flags_of(rows.table, rows.names))
-    return with_origin(found, more, rows=rows.table.public_rows, disguised=binary)
+    return with_origin(found, more, rows=rows.table.public_rows, many=rows.table.many, columns=2, disguised=binary)
 
 
 # Order statistics, distributions and tests.
@@ -1045,7 +1085,7 @@ def median(table: Table, name: str) -> Statistic:
     found = quantile(table, name, (0.5,))
     flags = found.defined
     median = Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0], cells="ranked")
-    return with_origin(median, (name,), rows=table.public_rows, disguised=any(flags_of(table, (name,))))
+    return _of_one_column(median, (name,), table, name)
 
 
 def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
@@ -1097,7 +1137,13 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         made = Statistic(values[0], own, (), "quantile", flags[0], cells="ranked")
     else:
         made = Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags, cells="ranked")
-    return with_origin(made, (name, *parts), rows=table.public_rows, disguised=any(flags_of(table, (name,))))
+    return _of_one_column(made, (name, *parts), table, name)
+
+
+def _of_one_column(made: Statistic, of: Iterable[Any], table: Table, name: str) -> Statistic:
+    return with_origin(
+        made, of, rows=table.public_rows, many=table.many, disguised=any(flags_of(table, (name,)))
+    )  # fmt: skip
 
 
 def _times_public(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -1207,7 +1253,8 @@ def _cell_counts(
     values, counts = (made.like(made.shares, bound=made.bound, dtype=d) for d in (torch.float64, torch.int64))
     results += [values, counts]
     of = ("columns", *rows.names, "by", *rows.by)
-    return with_origin(Statistic(values, counts, axes, kind, None, 1.0), of, rows=rows.table.public_rows)
+    made = Statistic(values, counts, axes, kind, None, 1.0)
+    return with_origin(made, of, rows=rows.table.public_rows, many=rows.table.many)
 
 
 def cross_table(table: Table, row: str, column: str) -> Statistic:
@@ -1324,7 +1371,9 @@ def t_test(table: Table, name: str, *, by: str) -> HypothesisTest:
         axes = (Axis(keys[0], rows.labels[0]), Axis("of the group", ("mean", "variance", "count")))
         found = HypothesisTest(values, own, axes, "Welch's t test", flags, derive=_welch)
         binary = any(flags_of(table, (name,)))
-        return with_origin(found, (name, *keys), rows=table.public_rows, shows_counts=True, disguised=binary)
+        return with_origin(
+            found, (name, *keys), rows=table.public_rows, many=table.many, shows_counts=True, disguised=binary
+        )  # fmt: skip
 
 
 def _welch(values: np.ndarray) -> dict[str, float]:
@@ -1386,7 +1435,7 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         results += [values, own, behind]
         axes = (Axis("of the test", ("statistic", "degrees of freedom")),)
         found = HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
-        return with_origin(found, keys, rows=table.public_rows, cells=behind)
+        return with_origin(found, keys, rows=table.public_rows, many=table.many, cells=behind)
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:

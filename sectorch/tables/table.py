@@ -557,7 +557,7 @@ def _announce(
             raise ArgumentError("the names and categories of the columns take more than 16 MiB; share fewer categories")
         if session.complete:
             return facts
-    size = session.agreement.broadcast(party, "table size", holder, torch.tensor([len(text)]))
+    size = session.agreement.broadcast(party, "table_size", holder, torch.tensor([len(text)]))
     if size.is_meta:
         raise ArgumentError(f"the columns that {holder.name} brings are not known in a rehearsal")
     if not 0 < int(size) <= _ANNOUNCED_BYTES:
@@ -599,6 +599,9 @@ class Table:
         present: 0 or 1 for each row: the rows that count, where rows are padded or filtered in secret. All by default.
         missing: flags (n,) by name, 1 where a column's value is missing. The value there is 0.
 
+    Attributes:
+        many: the most rows of one person; 1 unless the table is of a join with `many`.
+
     Raises:
         ArgumentError: no column, a plain tensor (every party would know it), or facts for no column.
         ShapeError: a tensor that is no column of this length.
@@ -617,6 +620,7 @@ class Table:
         self.missing: dict[str, SharedTensor] = dict(missing or {})
         self.present = present
         self._public_rows: int | None = None
+        self.many = 1
         given = dict(schema or {})
         if not self._columns:
             raise ArgumentError("a table has at least one column")
@@ -659,7 +663,7 @@ class Table:
         return len(self) if self.present is None else self._public_rows
 
     def _with_rows_of(self, before: Table) -> Table:
-        self._public_rows = before.public_rows
+        self._public_rows, self.many = before.public_rows, before.many
         return self
 
     def __len__(self) -> int:
@@ -829,6 +833,7 @@ class Table:
             present = _joined_flags([table.present for table in tables], tables, True)
         made, known = Table(columns, schema, present=present, missing=missing), [table.public_rows for table in tables]
         made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
+        made.many = max(table.many for table in tables)
         return made
 
 

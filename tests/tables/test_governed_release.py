@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, epsilon_of
+from sectorch.errors import ArgumentError
 from sectorch.tables import Axis, PolicyError, Statistic
 from sectorch.tables.release import PolicyLedger, _division, _granted, policy_of_message
 
@@ -117,10 +118,10 @@ EXACTLY = sectorch.Policy(minimum=10, releases=0)
 
 
 def governed(policy, folder):
-    from sectorch.tables.release import ReleaseGovernor
+    from sectorch.tables.release import ReleaseGovernor, govern
 
     session = sectorch.Session(reference=True)
-    session.governor = ReleaseGovernor(policy, folder)
+    govern(session, ReleaseGovernor(policy, folder))
     return session
 
 
@@ -151,8 +152,133 @@ def test_a_governed_party_releases_no_counts_of_the_programs_own(tmp_path, monke
     assert not (tmp_path / "ledger").exists()
     assert not sectorch.release(mean, policy, name="a").withheld.any()
     spoken = sectorch.Policy(minimum=10, releases=0, plain=True)
-    session.governor.policy, session.governor.folder = spoken, tmp_path / "other"
+    session = governed(spoken, tmp_path / "other")
     assert sectorch.release(made(3), spoken, counts=made(1000), name="a").values.tolist() == [3, 3]
+
+
+def test_a_governed_party_believes_no_object_of_the_programs(tmp_path):
+    """Subclasses, lists that compute, attributes of the session: each once let rows of one person out."""
+    policy = sectorch.Policy(minimum=10, releases=0)
+
+    class Loose(sectorch.Policy, frozen=True, kw_only=True):
+        @property
+        def digest(self):
+            return policy.digest
+
+    class Forged(Statistic):
+        pass
+
+    class Texts(str):
+        pass
+
+    class Later(list):
+        """Names whose second reading would be within the release."""
+
+        readings = 0
+
+        def __iter__(self):
+            self.readings += 1
+            assert self.readings == 1, "read in the release"
+            return super().__iter__()
+
+    session = governed(policy, tmp_path / "ledger")
+    table, tables = wards(session), sectorch.tables
+    ages = table["age"]
+    counts = (ages * 0 + 1000).to(torch.int64)
+    for ask in (
+        lambda: sectorch.release(tables.count(table), Loose(minimum=2, releases=0, plain=True), name="a"),
+        lambda: sectorch.release(Forged(ages, counts, (Axis("row", range(100)),)), policy, name="a"),
+        lambda: sectorch.release(tables.count(table), policy, name=Texts("a")),
+    ):
+        with pytest.raises(PolicyError):
+            ask()
+    made = Statistic(ages, counts, (Axis("row", range(100)),))
+    with pytest.raises(ArgumentError, match="only sectorch's own functions"):
+        tables.statistics.with_origin(made, ("age",))
+    mean = tables.mean(table, "age", by="sex")
+    object.__setattr__(mean, "cells", "ranked")
+    mean.values.scale_bits, mean.counts.flags = 0, (ages.shares,)
+    session.governor = None
+    assert not sectorch.release(mean, policy, name="a", to=Later(["Q"])).withheld.any()
+    with pytest.raises(PolicyError, match="under its own policy"):
+        sectorch.release(tables.count(table), sectorch.Policy(minimum=3, releases=0), name="b")
+    from sectorch.tables.release import ReleaseGovernor, govern
+
+    with pytest.raises(PolicyError, match="held to a policy already"):
+        govern(session, ReleaseGovernor(policy, tmp_path / "other"))
+    with pytest.raises(ArgumentError, match="only sectorch's own code broadcasts"):
+        session.agreement.broadcast(table.session.answering_party(), "announce", session.Q, torch.ones(3))
+
+
+def test_a_column_of_any_name_is_a_group():
+    """A label decides nothing: 12, 41, 3 and 30 of 86 people, grouped by a column that has the name "column"."""
+    ward = np.repeat(["a", "b", "c", "d"], [12, 41, 3, 30])
+    for name in ("ward", "column", "with"):
+        frame = {name: ward, "age": np.full(86, 40.0)}
+        columns = {name: ("a", "b", "c", "d"), "age": None}
+        table = sectorch.owned(frame, owner="Q", session=REFERENCE, columns=columns).share()
+        result = sectorch.release(sectorch.tables.mean(table, "age", by=name), EXACTLY)
+        assert result.withheld.tolist() == [True, False, True, False], name
+
+
+def test_columns_that_lack_other_rows_are_not_subtracted():
+    """One m has no income; beside the ages of all m the difference would be this one person."""
+    table = wards()
+    both = sectorch.release(sectorch.tables.count(table, "age", "income", by="sex"), EXACTLY)
+    assert both.withheld.tolist() == [[False, True], [False, False]]
+
+
+def test_a_person_of_many_rows_counts_once():
+    """12 visits of one patient are no 10 patients; 40 visits of at most 20 a patient are at least two."""
+    wards_of = np.repeat(["w1", "w2", "w3"], [12, 30, 30])
+    visits = {"id": np.r_[np.zeros(12), np.arange(1, 61)].astype(int), "ward": wards_of}
+    patients = {"id": np.arange(61), "age": np.full(61, 50.0)}
+    columns = {"ward": ("w1", "w2", "w3")}
+    left = sectorch.owned(visits, owner="Q", session=REFERENCE, columns=columns)
+    right = sectorch.owned(patients, owner="A", session=REFERENCE, columns=["age"])
+    table = sectorch.join(left, right, on="id", many=12)
+    assert table.many == 12 and table.where(table["age"] > 0).many == 12
+    made = sectorch.tables.count(table, by="ward")
+    assert sectorch.release(made, EXACTLY).withheld.all()
+    found = sectorch.release(made, sectorch.Policy(minimum=2, releases=0))  # w1's 12 rows are below 2 x 12
+    assert found.withheld[0] and found.withheld.sum() == 2
+    noisy = sectorch.Policy(epsilon=1.0, delta=1e-5, budget=10.0)
+    once = sectorch.owned(visits, owner="Q", session=REFERENCE, columns=columns).share()
+    own, other = (_sigma(x, noisy) for x in (made, sectorch.tables.count(once, by="ward")))
+    assert own == pytest.approx(12 * other)
+
+
+def _sigma(statistic, policy):
+    return sys.modules["sectorch.tables.release"]._Asked.of(statistic, None, None, None, policy).sigma
+
+
+def test_metrics_of_a_constant_model_do_not_count_rare_labels():
+    """3 of 100 are ill: by the Brier score of one score for all a reader would count them in each group."""
+    table, scores = wards(), shared(REFERENCE, torch.zeros(100), limit=4.0)
+    found = sectorch.evaluate(
+        None, scores, table[["ill"]], ["accuracy", "log_loss", "brier", "ece", "gaps", "auroc", "calibration"],
+        groups=table[["sex"]],
+    )  # fmt: skip
+    for name, made in found.items():
+        assert sectorch.release(made, EXACTLY).withheld.all(), name
+    table = wards(few=60)
+    found = sectorch.evaluate(None, scores, table[["ill"]], ["brier", "gaps"], groups=table[["sex"]])
+    assert not sectorch.release(found["brier"], EXACTLY).withheld.any()
+    assert sectorch.release(found["brier by sex"], EXACTLY).withheld.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("policy", [EXACTLY, sectorch.Policy(minimum=2, epsilon=8.0, delta=1e-3, budget=100.0)])
+def test_a_statistic_without_a_dimension_is_released(policy, tmp_path):
+    found = sectorch.release(sectorch.tables.count(wards()), policy, name="all", ledger=tmp_path)
+    assert found.values.shape == () and abs(float(found.values) - 100) < (1 if policy is EXACTLY else 60)
+
+
+def test_a_ledger_that_another_process_holds_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    release = sys.modules["sectorch.tables.release"]
+    monkeypatch.setattr(release, "_WAIT", 0.05)
+    held = release.PolicyLedger(tmp_path / "Q", "Q")
+    with held.locked(), pytest.raises(PolicyError, match="holds its lock"):
+        sectorch.release(sectorch.tables.count(wards()), sectorch.Policy(minimum=10), name="a", ledger=tmp_path)
 
 
 def test_what_is_plain_is_revealed_under_no_policy_unless_that_says_so(monkeypatch):
@@ -746,13 +872,13 @@ def test_what_a_withheld_group_holds_decides_nothing(kind):
 def test_a_grant_is_of_one_thread_one_session_and_so_many_elements():
     """A program's own reveal, beside a release or after it, is not under the policy."""
     session, other, elsewhere = sectorch.Session(), sectorch.Session(), []
-    assert policy_of_message(session, "way", 1) == ""
-    with _granted(session, "digest", 3):
-        thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1)))
+    assert policy_of_message(session, "way", 1, None) == ""
+    with _granted(session, "digest", 3, None):
+        thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1, None)))
         thread.start(), thread.join()
-        assert elsewhere == [""] and policy_of_message(other, "way", 1) == ""
-        assert policy_of_message(session, "way", 3) == "digest" and policy_of_message(session, "way", 1) == ""
-    assert policy_of_message(session, "another way", 1) == ""
+        assert elsewhere == [""] and policy_of_message(other, "way", 1, None) == ""
+        assert policy_of_message(session, "way", 3, None) == "digest" and policy_of_message(session, "way", 1, None) == ""
+    assert policy_of_message(session, "another way", 1, None) == ""
 
 
 @pytest.mark.parametrize("noise", [{}, NOISY])

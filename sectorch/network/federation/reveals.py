@@ -22,7 +22,7 @@ from ...choreography.net import Header, Origins, Sent
 from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, RefusedError
 from ...session import Session
-from ...tables.release import ReleaseGovernor, policy_of_message
+from ...tables.release import ReleaseGovernor, govern, policy_of_message
 from ..names import readable
 
 _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([0-9]{1,15})")
@@ -68,8 +68,9 @@ class Reveal:
 
     @classmethod
     def of(
-        cls, line: Header, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None
-    ) -> Reveal:
+        cls, line: Header, label: str, cast: Mapping[Party, str], origins: Origins | None, session: Session | None,
+        governor: ReleaseGovernor | None = None,
+    ) -> Reveal:  # fmt: skip
         """The reveal of a message's value."""
         learner = line.dst if line.learner is None else line.learner
         inputs, same, place = (origins and origins.current) or (frozenset(), False, b"")
@@ -77,7 +78,7 @@ class Reveal:
         shows = line.shows or f"hidden by {line.mask or 'nothing'}"
         before = "" if session is None else _computed(session)
         way = line.path, line.label, line.src, line.dst, learner
-        policy = "" if session is None else policy_of_message(session, way, torch.Size(line.shape).numel())
+        policy = "" if session is None else policy_of_message(session, way, torch.Size(line.shape).numel(), governor)
         return cls(
             label, line.path, line.label, cast[line.src], cast[line.dst], cast[learner], tuple(line.shape),
             str(line.dtype).removeprefix("torch."), shows, line.from_package,
@@ -235,8 +236,8 @@ class Ledger:
     def watch(self, runtime: PartyRuntime, label: str, cast: Mapping[Party, str], session: Session | None) -> None:
         """Check every message that this party sends by a runtime from now on."""
         origins = None if session is None else origins_of(session)
-        if session is not None:
-            session.governor = self._governor
+        if session is not None and self._governor is not None:
+            govern(session, self._governor)
 
         def guard(line: Sent, value: torch.Tensor) -> None:
             if self._messages is not None and message_key(line, label, cast) not in self._messages:
@@ -246,7 +247,7 @@ class Ledger:
             if line.learner is None:
                 return
             if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
-                self._take(Reveal.of(line, label, cast, origins, session))
+                self._take(Reveal.of(line, label, cast, origins, session, self._governor))
 
         runtime.guard = guard
 
