@@ -27,6 +27,19 @@ def write(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def create(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file that does not exist yet; of several processes that create it one does. Raises OSError."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(8).hex()}.part")
+    write(partial, data, mode)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return
+    finally:
+        partial.unlink(missing_ok=True)
+        flush_to_disk(path.parent)
+
+
 def move(partial: Path, path: Path) -> None:
     """Move a complete file to `path`, replacing an older one; after the return a power cut does not undo it."""
     flush_to_disk(partial)

@@ -37,7 +37,7 @@ def key_of(path: Path) -> bytes:
         ArgumentError: others can read it, or it holds no key. OSError.
     """
     if not path.exists():
-        files.write(path, os.urandom(32))
+        files.create(path, os.urandom(32))
     if files.others_can_read(path):
         raise ArgumentError(
             f"others can read {path}, the key of what is stored: chmod 600 {path}, and if somebody may have read it, "

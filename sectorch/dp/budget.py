@@ -282,6 +282,18 @@ class BudgetFile:
         self.budget.credit(curve)
         self._write()
 
+    def withdraw(self, curve: np.ndarray, mark: str) -> None:
+        """Take a charge back, of a step that was not taken.
+
+        Raises:
+            PrivacyError: more than was charged.
+            BudgetFileError: as `charge`.
+        """
+        if self.holds(mark):
+            self.budget.credit(curve)
+            del self._charges[mark]
+            self._write()
+
     def _write(self) -> None:
         if self._lock < 0:
             raise BudgetFileError(f"the budget {self.path} was closed; open it again")

@@ -165,9 +165,11 @@ def evaluate(
     scores = _scores(model, given.x, given.rows, batch_size)
     beside = [given.y, *given.groups.codes.values(), *([] if given.present is None else [given.present])]
     with one_call(scores, *beside) as (context, results):
-        found = _Evaluation(context, given, scores, kind, threshold, bins).metrics(names)
+        evaluation = _Evaluation(context, given, scores, kind, threshold, bins)
+        found = evaluation.metrics(names)
         found = {name: with_source(one, version) for name, one in found.items()}
         results += [v for one in found.values() for v in (one.values, one.counts, one.defined) if v is not None]
+        results += evaluation.results
     return found
 
 
@@ -485,6 +487,7 @@ class _Evaluation:
         self.y_code = given.y.shares
         self.most = 2.0 ** (self.f + context.scheme.activation_bits + 2)
         """A bound of every mean, at f bits."""
+        self.results: list[SharedTensor] = []
         self._kept: dict[str, Any] = {}
         self._cells: dict[str, tuple[Any, ...]] = {}
         """By metric of one value a group: values at f bits, counts and flags, [G] or [G, K]."""
@@ -687,7 +690,9 @@ class _Evaluation:
             behind = None
             if name != "confusion":
                 behind = self._integers(self._each(_spread, self.rarest[places], shape=tuple(value.shape)))
-            found[name + of] = with_origin(made, (self.of, of, self.classes), rows=rows, many=self.many, behind=behind)
+            found[name + of] = with_origin(
+                made, (self.of, of, self.classes), self.results, rows=rows, many=self.many, behind=behind
+            )
         return found
 
     def _areas(self, wanted: Sequence[str], quotients: _Quotients) -> None:
@@ -840,7 +845,7 @@ class _Evaluation:
         made = Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
         least = [-self.backend.largest(-self.rarest[places]) for places in self.groups.places().values()]
         behind = self._each(torch.Tensor.expand, self._each(_as_row, *least), size=tuple(value.shape))
-        return with_origin(made, (self.of, self.classes), many=self.many, behind=self._integers(behind))
+        return with_origin(made, (self.of, self.classes), self.results, many=self.many, behind=self._integers(behind))
 
     def _flags(self, shares: Any) -> SharedTensor:
         return self.like.like(shares, 0, 1.0, dtype=torch.bool)

@@ -633,8 +633,9 @@ class _Join:
                     # The flag of a row without a match is 0, so the two never are 1 together.
                     absent = flag.like(-flag.shares + 1 if own is None else own.shares - flag.shares + 1, bound=1.0)
                     missing[names[name]] = absent
-        found = Table(columns, schema, present=made.tensor(flags_at, FLAG) if present else None, missing=missing)
-        found.many = self.many
+        flags = made.tensor(flags_at, FLAG) if present else None
+        found = Table(columns, schema, present=flags, missing=missing, checked=True)
+        found._many = self.many
         return found
 
 

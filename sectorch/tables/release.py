@@ -356,8 +356,18 @@ class PolicyLedger:
         entry = _Entry(request.facts, request.cells, policy.epsilon or 0.0)
         self._write(content, request.name, entry)
 
-    def _write(self, content: _LedgerContent, name: str, entry: _Entry) -> None:
-        content = msgspec.structs.replace(content, releases={**content.releases, name: entry})
+    def withdraw(self, policy: Policy, request: Request) -> None:
+        """Take back a charge of this run, of which nobody has stored a half."""
+        with self.locked():
+            content = self._read(policy)
+            self._write(content, request.name, None)  # first: a charge without an entry is found by its mark
+            if policy.epsilon is not None:
+                with self._budget(policy, content) as budget:
+                    budget.withdraw(request.curve, request.name)
+
+    def _write(self, content: _LedgerContent, name: str, entry: _Entry | None) -> None:
+        others = {n: e for n, e in content.releases.items() if n != name}
+        content = msgspec.structs.replace(content, releases=others if entry is None else {**others, name: entry})
         content = msgspec.structs.replace(content, digest=content.checksum())
         try:
             files.write(self._path, json.dumps(msgspec.to_builtins(content), indent=1).encode(), 0o600)
@@ -592,13 +602,16 @@ def release(
         "cells": request.cells, "epsilon": policy.epsilon or 0.0,
     }  # fmt: skip
     shown = policy.digest if asked.origin is not None or policy.plain else ""
+    session.agreement.note(party, "release", digest)
+    session.agreement.compare(party)  # before anybody is charged for what others do not ask
     with ExitStack() as stack:
         for each in ledgers.values():
             stack.enter_context(each.alone(request))
-        _charge(list(ledgers.values()), policy, request)
+        if ledgered:
+            with _granted(session, shown, 1, governor):
+                _charge_all(list(ledgers.values()), session, party, policy, request)
         if governor is not None:
             governor.record(about)
-        session.agreement.note(party, "release", digest)
         opened = _Released(asked, policy, rows)
         tensors = opened.tensors
         if ledgered:
@@ -680,15 +693,46 @@ def _check_public(asked: _Asked, policy: Policy, rows: int | None) -> None:
             _division((2 * (most + 1 + r) + r).bit_length(), r)
 
 
-def _charge(ledgers: list[PolicyLedger], policy: Policy, request: Request) -> None:
-    """Charge all ledgers of this process, or none."""
+def _charge_all(ledgers: list[PolicyLedger], session: Session, party: Party, policy: Policy, request: Request) -> None:
+    """Charge the ledgers of all parties, or none: where one cannot be charged, the others take their charges back.
+
+    Rounds 2 and 8 bytes for each party but S, between processes.
+
+    Raises:
+        PolicyError, BudgetExhaustedError, BudgetFileError: of a ledger here, or PolicyError for another party's.
+    """
+    error, fresh = None, []
+    try:
+        fresh = _charge(ledgers, policy, request)
+    except SectorchError as own:
+        error = own
+    try:
+        can = torch.tensor([int(error is None)], dtype=torch.int64)
+        all_can = session.agreement.choose_and_broadcast(party, "charged", can, _least)
+        if not all_can.is_meta and not int(all_can):
+            raise error or PolicyError(
+                f"another party's ledger does not allow the release {request.name!r:.60}, and nobody was charged: see "
+                f"that party's own log"
+            )
+    except BaseException:  # also of a lost connection: no half of this run is sent without this party
+        for ledger in fresh:
+            ledger.withdraw(policy, request)
+        raise
+
+
+def _charge(ledgers: list[PolicyLedger], policy: Policy, request: Request) -> list[PolicyLedger]:
+    """Charge all ledgers of this process, or none; those that had no charge of this release are returned."""
     with ExitStack() as stack:
         for ledger in ledgers:
             stack.enter_context(ledger.locked())
-        for ledger in ledgers:
-            ledger.check(policy, request)
+        fresh = [ledger for ledger in ledgers if not ledger.check(policy, request)]
         for ledger in ledgers:
             ledger.charge(policy, request)
+    return fresh
+
+
+def _least(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values).amin(0)
 
 
 # What is asked, and what the policy makes of it.
@@ -771,6 +815,11 @@ class _Asked:
                 raise PolicyError(
                     f"how far one row can move a {kind} is not known, so no noise hides it: release the counts and "
                     f"sums that it is computed from, or name row_bound for a plain tensor"
+                )
+            if origin is not None and (values.flags or counts.flags):
+                raise PolicyError(
+                    f"the {kind} is of columns or filters whose range is checked, and noise for a range that does not "
+                    f"hold hides nothing: have owners bring them, or clamp what is computed (x.clamp(low, high))"
                 )
             parts = 1 if same else 2
             try:
@@ -856,7 +905,8 @@ class _Released:
         k = None if policy.k is None else (policy.k - 1) * many + 1
         if made is not None and any(x is not None for x in (made.ones, made.behind)):
             counts = cast(SharedTensor, counts.expand(values.shape))
-        lines = rows is None  # a reader may know the rows of all cells from elsewhere, even if not all rows are in one
+        # A reader may know the rows of all cells from elsewhere, even if not all rows are in one.
+        lines = rows is None or made is not None
         if rows is None and made is not None:
             rows = made.rows
         if noisy:  # whether a value left its range would be told without noise
@@ -870,6 +920,9 @@ class _Released:
             if lines and rows is not None:
                 bits = _with_secondary(bits, counts, minimum, None)
             bits = _with_secondary(bits, counts, minimum, rows, made is not None and made.columns == 1)
+            if made is not None and made.ranks:
+                bits = bits.expand(values.shape) * _inner(counts, made.ranks, minimum).reshape(values.shape)
+                counts = cast(SharedTensor, counts.expand(values.shape))
             if made is not None and made.behind is not None:
                 # Sums of the numbers behind are below those of their groups together, so the groups that are withheld
                 # have `minimum` together, too.
@@ -986,6 +1039,15 @@ def _threshold(asked: _Asked, policy: Policy) -> int:
         return minimum
     deviation = math.sqrt(2) * asked.sigma  # of both parties' noise
     return minimum + math.ceil(deviation * math.sqrt(2 * math.log(asked.counts.numel() / policy.delta)))
+
+
+def _inner(counts: Any, ranks: tuple[float, ...], minimum: int) -> SharedTensor:
+    """1 where a quantile has at least `minimum` rows on either side, its own among them: it is no extreme."""
+    least = [math.ceil((minimum - 1) / min(q, 1 - q)) + 1 if 0 < q < 1 else 1 << 40 for q in ranks]
+    wide = counts.reshape(1).expand(len(ranks))
+    with counts.session.operation(counts.party):
+        own = wide.like(wide.shares - torch.tensor(least), 0, 2.0**41, dtype=torch.int64)
+    return _at_least(own, 0)
 
 
 def _both_kinds(ones: Any, counts: Any, flags: tuple[bool, ...], minimum: int) -> SharedTensor:

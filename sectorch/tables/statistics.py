@@ -199,6 +199,7 @@ class Origin(NamedTuple):
         rows: the public number of all rows; None where it is not public, or cells are not of rows.
         many: how many rows one person may have.
         columns: how many of the last dimensions are of columns, each with a value of the same rows.
+        ranks: of quantiles: which ones.
         groups: where columns have other missing values: the rows of each cell, whether they have a value or not.
         ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
         behind: for each value a further number of rows that has to reach a policy's minimum.
@@ -212,6 +213,7 @@ class Origin(NamedTuple):
     rows: int | None = None
     many: int = 1
     columns: int = 0
+    ranks: tuple[float, ...] = ()
     groups: SharedTensor | None = None
     ones: SharedTensor | None = None
     flags: tuple[bool, ...] = ()
@@ -299,21 +301,26 @@ def origin_of(statistic: Statistic) -> Origin | None:
     Its `statistic` is what was made, whatever has become of the object's attributes.
     """
     made = _origins.get(statistic) if isinstance(statistic, Statistic) else None
-    if made is None:
+    if made is None or not in_package(sys._getframe(1).f_code):
         return None
     own = made.statistic
     same = statistic.values.shares is own.values.shares and statistic.counts.shares is own.counts.shares
     return made if same else None
 
 
-def with_origin(statistic: _Made, of: Iterable[Any], **facts: Any) -> _Made:
-    """The statistic, with what its maker says of it (`Origin`)."""
+def with_origin(statistic: _Made, of: Iterable[Any], results: list[SharedTensor], **facts: Any) -> _Made:
+    """The statistic, with what its maker says of it (`Origin`).
+
+    Args:
+        results: those of the call that it is computed in (`one_call`), so that its range checks count here as well.
+    """
     if not in_package(sys._getframe(1).f_code):
         raise ArgumentError("only sectorch's own functions say what a statistic is made of")
     kept = copy.copy(statistic)
     for name in ("values", "counts", "defined"):
         if (x := getattr(kept, name)) is not None:
             object.__setattr__(kept, name, _another(x))
+            results.append(getattr(kept, name))
     _origins[statistic] = Origin(kept, tuple(map(str, of)), **facts)
     return statistic
 
@@ -335,8 +342,12 @@ def with_source(statistic: Statistic, source: str) -> Statistic:
 
 def flags_of(table: Table, names: Sequence[str]) -> tuple[bool, ...]:
     """For each column whether it is of 0 and 1, so that its sum is a number of rows."""
-    facts = [table.schema[name] for name in names]
-    return tuple(c.kind == "flag" or (c.kind == "integer" and c.bound is not None and c.bound <= 1) for c in facts)
+    found = []
+    for name in names:
+        column, x = table.schema[name], table[name]
+        bounds = [b for b in (column.bound, x.bound) if b is not None]  # whatever a program calls a column of bits
+        found.append(column.kind == "flag" or (not x.scale_bits and bool(bounds) and min(bounds) <= 1))
+    return tuple(found)
 
 
 # Whole numbers of the ring: exact quotients and roots of a few cells. Every range is known to the caller.
@@ -620,9 +631,10 @@ def _sum_kept(x: torch.Tensor) -> torch.Tensor:
 
 
 def _number(context: Context, x: SharedTensor, column: Column) -> SharedTensor:
-    """A column that can be added up: at f fraction bits at most, and below its limit."""
-    most = 2.0 ** (context.scheme.activation_bits + x.scale_bits)
-    if x.bound is None or (column.bound is None and x.bound > most):
+    """A column that can be added up: at f fraction bits at most, and below its limit, which is checked in secret where
+    a program names it of what it computed."""
+    most = 2.0 ** (_unit_bits(column, x) + x.scale_bits)
+    if x.bound is None or x.bound > most:
         x = check_fits(context, x.bounded(2.0**63), most)
     return round_scale(context, x, context.frac_bits)
 
@@ -714,8 +726,8 @@ def _made(
         cells="extreme" if kind in ("minimum", "maximum") else "partition",
     )  # fmt: skip
     return with_origin(
-        statistic, ("columns", *rows.names, "by", *rows.by, *more), rows=rows.table.public_rows, many=rows.table.many,
-        columns=int(columns and len(rows.names) > 1), groups=groups, ones=ones, flags=binary,
+        statistic, ("columns", *rows.names, "by", *rows.by, *more), results, rows=rows.table.public_rows,
+        many=rows.table.many, columns=int(columns and len(rows.names) > 1), groups=groups, ones=ones, flags=binary,
         disguised=ones is None and any(binary),
     )  # fmt: skip
 
@@ -1070,7 +1082,9 @@ def _matrix(
     results += [values, own, flags]
     found = Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
     binary = any(flags_of(rows.table, rows.names))
-    return with_origin(found, more, rows=rows.table.public_rows, many=rows.table.many, columns=2, disguised=binary)
+    return with_origin(
+        found, more, results, rows=rows.table.public_rows, many=rows.table.many, columns=2, disguised=binary
+    )
 
 
 # Order statistics, distributions and tests.
@@ -1085,7 +1099,7 @@ def median(table: Table, name: str) -> Statistic:
     found = quantile(table, name, (0.5,))
     flags = found.defined
     median = Statistic(found.values[0], found.counts, (), "median", None if flags is None else flags[0], cells="ranked")
-    return _of_one_column(median, (name,), table, name)
+    return _of_one_column(median, (0.5,), table, name)
 
 
 def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
@@ -1137,12 +1151,13 @@ def quantile(table: Table, name: str, q: float | Sequence[float]) -> Statistic:
         made = Statistic(values[0], own, (), "quantile", flags[0], cells="ranked")
     else:
         made = Statistic(values, own, (Axis("q", tuple(map(float, parts))),), "quantile", flags, cells="ranked")
-    return _of_one_column(made, (name, *parts), table, name)
+    return _of_one_column(made, parts, table, name)
 
 
-def _of_one_column(made: Statistic, of: Iterable[Any], table: Table, name: str) -> Statistic:
+def _of_one_column(made: Statistic, ranks: Sequence[float], table: Table, name: str) -> Statistic:
     return with_origin(
-        made, of, rows=table.public_rows, many=table.many, disguised=any(flags_of(table, (name,)))
+        made, (name, *ranks), [], rows=table.public_rows, many=table.many, ranks=tuple(map(float, ranks)),
+        disguised=any(flags_of(table, (name,))),
     )  # fmt: skip
 
 
@@ -1254,7 +1269,7 @@ def _cell_counts(
     results += [values, counts]
     of = ("columns", *rows.names, "by", *rows.by)
     made = Statistic(values, counts, axes, kind, None, 1.0)
-    return with_origin(made, of, rows=rows.table.public_rows, many=rows.table.many)
+    return with_origin(made, of, results, rows=rows.table.public_rows, many=rows.table.many)
 
 
 def cross_table(table: Table, row: str, column: str) -> Statistic:
@@ -1372,7 +1387,7 @@ def t_test(table: Table, name: str, *, by: str) -> HypothesisTest:
         found = HypothesisTest(values, own, axes, "Welch's t test", flags, derive=_welch)
         binary = any(flags_of(table, (name,)))
         return with_origin(
-            found, (name, *keys), rows=table.public_rows, many=table.many, shows_counts=True, disguised=binary
+            found, (name, *keys), results, rows=table.public_rows, many=table.many, shows_counts=True, disguised=binary
         )  # fmt: skip
 
 
@@ -1435,7 +1450,7 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         results += [values, own, behind]
         axes = (Axis("of the test", ("statistic", "degrees of freedom")),)
         found = HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
-        return with_origin(found, keys, rows=table.public_rows, many=table.many, cells=behind)
+        return with_origin(found, keys, results, rows=table.public_rows, many=table.many, cells=behind)
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:

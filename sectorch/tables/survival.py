@@ -152,7 +152,7 @@ def kaplan_meier(table: Table, duration: str, event: str, *, times: Sequence[flo
         flags = risk.tensor(started, 0, 1.0, torch.bool, shape)
         results += [values, counts, flags]
         found = Statistic(values, counts, axes, "Kaplan-Meier estimate", flags, cells="nested")
-        return with_origin(found, (duration, event, *keys), many=table.many)
+        return with_origin(found, (duration, event, *keys), results, many=table.many)
 
 
 def _joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -189,7 +189,7 @@ def life_table(table: Table, duration: str, event: str, *, times: Sequence[float
         values, counts = (risk.tensor(cells, 0, float(len(table)), d, shape) for d in (torch.float64, torch.int64))
         results += [values, counts]
         found = Statistic(values, counts, axes, "life table", None, 1.0, cells="nested")
-        return with_origin(found, (duration, event, *keys), many=table.many)
+        return with_origin(found, (duration, event, *keys), results, many=table.many)
 
 
 def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float], by: str) -> HypothesisTest:
@@ -237,7 +237,7 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         results += [values, counts, flags, cells]
         found = HypothesisTest(values, counts, (), "log-rank test", flags, derive=_of_z)
         names = duration, event, *keys, *grid
-        return with_origin(found, names, rows=table.public_rows, many=table.many, cells=cells)
+        return with_origin(found, names, results, rows=table.public_rows, many=table.many, cells=cells)
 
 
 def _of_z(values: np.ndarray) -> dict[str, float]:

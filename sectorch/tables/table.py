@@ -15,12 +15,13 @@ import torch
 from ..choreography import Party
 from ..config import Scheme, scheme_of
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, NonFiniteError, SessionMismatchError, ShapeError
+from ..ops.common import forbid
 from ..optional_deps import required_imports
 from ..ring import range_limit
 from ..session import Session, default_session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.secret import dtype_of
-from ..tensor.table import LARGEST
+from ..tensor.table import LARGEST, one_call
 
 Kind = Literal["number", "integer", "category", "flag"]
 KINDS = get_args(Kind)
@@ -443,7 +444,7 @@ class OwnedTable:
                     flags = np.zeros(self._rows, bool) if absent is None else absent
                     own = None if values is None else _tensor(flags, torch.bool)
                     missing[name] = self._shared(own, torch.bool, torch.bool, f"{name} is missing", 1.0)
-        return Table(columns, self.schema, missing=missing)
+        return Table(columns, self.schema, missing=missing, checked=True)
 
     def _shared(
         self, own: torch.Tensor | None, dtype: torch.dtype, label: torch.dtype, name: str, bound: float | None
@@ -598,9 +599,8 @@ class Table:
             integers, other numbers numbers.
         present: 0 or 1 for each row: the rows that count, where rows are padded or filtered in secret. All by default.
         missing: flags (n,) by name, 1 where a column's value is missing. The value there is 0.
-
-    Attributes:
-        many: the most rows of one person; 1 unless the table is of a join with `many`.
+        checked: whether whole numbers that the schema calls codes of a category or a flag are known to be some. If not,
+            a comparison checks it in secret, and another code ends in `RangeExceededError`.
 
     Raises:
         ArgumentError: no column, a plain tensor (every party would know it), or facts for no column.
@@ -615,12 +615,13 @@ class Table:
         *,
         present: SharedTensor | None = None,
         missing: Mapping[str, SharedTensor] | None = None,
+        checked: bool = False,
     ):
         self._columns = dict(columns)
         self.missing: dict[str, SharedTensor] = dict(missing or {})
         self.present = present
         self._public_rows: int | None = None
-        self.many = 1
+        self._many = 1
         given = dict(schema or {})
         if not self._columns:
             raise ArgumentError("a table has at least one column")
@@ -646,6 +647,8 @@ class Table:
         for name, x in self._columns.items():
             facts = given.get(name) or _facts_of(x)
             self.schema[name] = replace(facts, missing=name in self.missing)
+            if not checked:
+                self._columns[name] = _as_codes(x, facts)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -662,8 +665,13 @@ class Table:
         """The number of rows before any filter, where it is public: None where rows are padded, as those of a join."""
         return len(self) if self.present is None else self._public_rows
 
+    @property
+    def many(self) -> int:
+        """The most rows of one person: 1 unless the table is of a join with `many`."""
+        return self._many
+
     def _with_rows_of(self, before: Table) -> Table:
-        self._public_rows, self.many = before.public_rows, before.many
+        self._public_rows, self._many = before.public_rows, before.many
         return self
 
     def __len__(self) -> int:
@@ -698,6 +706,7 @@ class Table:
             {n: self.schema[n] for n in name},
             present=self.present,
             missing={n: self.missing[n] for n in name if n in self.missing},
+            checked=True,
         )._with_rows_of(self)
 
     def checked(self, name: str) -> str:
@@ -754,7 +763,9 @@ class Table:
             present = embed_public(self[self.columns[0]], condition)
         if self.present is not None:
             present = self.present & present
-        return Table(self._columns, self.schema, present=present, missing=self.missing)._with_rows_of(self)
+        return Table(self._columns, self.schema, present=present, missing=self.missing, checked=True)._with_rows_of(
+            self
+        )
 
     def with_columns(self, **columns: Any) -> Table:
         """The table with more columns, or others in place of those of the same name.
@@ -770,8 +781,8 @@ class Table:
             missing.pop(name, None)
             schema.pop(name, None)
             if facts is not None:
-                schema[name] = facts
-        return Table(made, schema, present=self.present, missing=missing)._with_rows_of(self)
+                schema[name], made[name] = facts, _as_codes(x, facts)
+        return Table(made, schema, present=self.present, missing=missing, checked=True)._with_rows_of(self)
 
     def with_absent_row(self) -> Table:
         """The table with one row more, which does not count. Local."""
@@ -795,6 +806,7 @@ class Table:
             self.schema,
             present=longer(present),
             missing={name: longer(x) for name, x in self.missing.items()},
+            checked=True,
         )._with_rows_of(self)
 
     @staticmethod
@@ -831,9 +843,10 @@ class Table:
         present = None
         if any(table.present is not None for table in tables):
             present = _joined_flags([table.present for table in tables], tables, True)
-        made, known = Table(columns, schema, present=present, missing=missing), [table.public_rows for table in tables]
+        made = Table(columns, schema, present=present, missing=missing, checked=True)
+        known = [table.public_rows for table in tables]
         made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
-        made.many = max(table.many for table in tables)
+        made._many = max(table.many for table in tables)
         return made
 
 
@@ -855,6 +868,19 @@ def embed_public(like: SharedTensor, x: torch.Tensor) -> SharedTensor:
         made = like.like(like.backend.embedded(elements), 0, max(1.0, largest), dtype=x.dtype)
     made.flags = ()
     return made
+
+
+def _as_codes(x: SharedTensor, facts: Column) -> SharedTensor:
+    """Whole numbers that are to be codes of a category or a flag, checked in secret. Rounds 6."""
+    if facts.kind not in ("category", "flag") or not isinstance(x, SharedTensor) or dtype_of(x) == torch.bool:
+        return x
+    count = 2 if facts.categories is None else len(facts.categories)
+    with one_call(x) as (context, results):
+        reached = context.backend.at_least(x.shares, (0, count << x.scale_bits))
+        forbid(context, reached[1] - reached[0] + 1)
+        found = x.like(x.shares, bound=float(count - 1 << x.scale_bits))
+        results.append(found)
+    return found
 
 
 def _facts_of(x: SharedTensor) -> Column:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import sectorch
 from sectorch.choreography.ledger import Transcript
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, epsilon_of
-from sectorch.errors import ArgumentError
+from sectorch.errors import ArgumentError, RangeExceededError
 from sectorch.tables import Axis, PolicyError, Statistic
 from sectorch.tables.release import PolicyLedger, _division, _granted, policy_of_message
 
@@ -194,7 +194,7 @@ def test_a_governed_party_believes_no_object_of_the_programs(tmp_path):
             ask()
     made = Statistic(ages, counts, (Axis("row", range(100)),))
     with pytest.raises(ArgumentError, match="only sectorch's own functions"):
-        tables.statistics.with_origin(made, ("age",))
+        tables.statistics.with_origin(made, ("age",), [])
     mean = tables.mean(table, "age", by="sex")
     object.__setattr__(mean, "cells", "ranked")
     mean.values.scale_bits, mean.counts.flags = 0, (ages.shares,)
@@ -271,6 +271,66 @@ def test_metrics_of_a_constant_model_do_not_count_rare_labels():
 def test_a_statistic_without_a_dimension_is_released(policy, tmp_path):
     found = sectorch.release(sectorch.tables.count(wards()), policy, name="all", ledger=tmp_path)
     assert found.values.shape == () and abs(float(found.values) - 100) < (1 if policy is EXACTLY else 60)
+
+
+def test_a_quantile_near_an_end_is_some_rows_own():
+    table = wards()
+    policy = sectorch.Policy(minimum=10, releases=0, step=1.0)
+    result = sectorch.release(sectorch.tables.quantile(table, "age", [0.0, 0.05, 0.1, 0.5, 0.9, 1.0]), policy)
+    assert result.withheld.tolist() == [True, True, False, False, False, True]
+    few = table.where(table["sex"] < 1)
+    assert not sectorch.release(sectorch.tables.median(few, "age"), policy).withheld
+    assert sectorch.release(sectorch.tables.quantile(few, "age", 0.1), policy).withheld
+
+
+def test_what_a_program_says_of_a_column_is_checked(tmp_path):
+    """A limit that does not hold would hide too little; codes of 12 would count one row as twelve."""
+    table, tables = wards(), sectorch.tables
+    false = table.with_columns(age=(table["age"], tables.Column("number", limit=2.0**-10)))
+    noisy = sectorch.Policy(epsilon=1.0, delta=1e-5, budget=10.0)
+    with pytest.raises(PolicyError, match="whose range is checked"):
+        sectorch.release(tables.sum(false, "age"), noisy, name="a", ledger=tmp_path)
+    with pytest.raises(RangeExceededError):
+        tables.sum(false, "age").reveal()
+    true = table.with_columns(age=table["age"].clamp(0.0, 64.0))
+    assert math.isfinite(sectorch.release(tables.sum(true, "age"), noisy, name="b", ledger=tmp_path).values)
+    codes = (table["age"] * 0 + 12).to(torch.int64)
+    for facts in (tables.Column("category", categories=("a", "b")), tables.Column("flag")):
+        for made in (table.with_columns(g=(codes, facts)), sectorch.Table({"g": codes}, {"g": facts})):
+            with pytest.raises(RangeExceededError):
+                tables.count(made, by="g").reveal()
+    bits = table.with_columns(x=(table["ill"].to(torch.int64), tables.Column("integer", limit=3.0)))
+    assert sectorch.release(tables.sum(bits, "x"), EXACTLY).withheld  # three are ill, whatever the column is called
+
+
+def test_a_charge_that_another_party_cannot_make_is_taken_back(tmp_path, monkeypatch):
+    release = sys.modules["sectorch.tables.release"]
+    noisy = sectorch.Policy(minimum=2, epsilon=1.0, delta=1e-5, budget=1.2)
+    table = wards()
+    monkeypatch.setattr(release, "_least", lambda *_: torch.tensor([0]))
+    with pytest.raises(PolicyError, match="another party's ledger"):
+        sectorch.release(sectorch.tables.count(table), noisy, name="a", ledger=tmp_path)
+    monkeypatch.undo()
+    for party in ("Q", "A", "S"):
+        assert json.loads((tmp_path / party / "releases.json").read_text())["releases"] == {}
+        assert json.loads((tmp_path / party / "budget.json").read_text())["charges"] == {}
+    sectorch.release(sectorch.tables.count(table), noisy, name="b", ledger=tmp_path)
+    with pytest.raises(BudgetExhaustedError):
+        sectorch.release(sectorch.tables.count(table), noisy, name="a", ledger=tmp_path)
+    sectorch.release(sectorch.tables.count(table), noisy, name="b", ledger=tmp_path)
+
+
+def test_a_key_that_several_create_is_one(tmp_path):
+    from sectorch.sealed import key_of
+
+    found: list[bytes] = []
+    for turn in range(5):
+        start = threading.Barrier(4)
+        run = lambda path=tmp_path / f"key{turn}", start=start: (start.wait(), found.append(key_of(path)))
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        assert len(found) == 4 * (turn + 1) and len(set(found[4 * turn :])) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"key{turn}" for turn in range(5)]
 
 
 def test_a_ledger_that_another_process_holds_is_not_waited_for_without_end(tmp_path, monkeypatch):
@@ -877,7 +937,9 @@ def test_a_grant_is_of_one_thread_one_session_and_so_many_elements():
         thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1, None)))
         thread.start(), thread.join()
         assert elsewhere == [""] and policy_of_message(other, "way", 1, None) == ""
-        assert policy_of_message(session, "way", 3, None) == "digest" and policy_of_message(session, "way", 1, None) == ""
+        assert (
+            policy_of_message(session, "way", 3, None) == "digest" and policy_of_message(session, "way", 1, None) == ""
+        )
     assert policy_of_message(session, "another way", 1, None) == ""
 
 
