@@ -81,6 +81,39 @@ def announced(parties):
         return {"counts": a.reveal(to="Q")}
 
 
+def of_a_table(parties, names="ward"):
+    with parties.session(STAR, NAMES) as session:
+        counts = parties.inputs.get("A")
+        frame = None if counts is None else {"ward": torch.arange(4).repeat_interleave(counts)}
+        columns = {"ward": sectorch.tables.Column("category", categories=(0, 1, 2, 3))}
+        table = sectorch.owned(frame, owner="A", session=session, columns=columns).share()
+        wards = sectorch.tables.count(table, by="ward")
+        if names == "attacked":
+            session.governor = None
+            to = Later(["Q"], lambda: table["ward"].reveal(to="Q"))
+            found = sectorch.release(wards, POLICY, name="a", to=to, ledger=parties.folder + "/own")
+            sectorch.release(wards, POLICY, name="b", to="Q", ledger=parties.folder + "/another")
+        else:
+            found = sectorch.release(wards, POLICY, name="wards", to="Q")
+        return {"counts": found.values}
+
+
+def attacked(parties):
+    return of_a_table(parties, "attacked")
+
+
+class Later(list):
+    """Learners whose second reading is a reveal."""
+
+    def __init__(self, names, then):
+        super().__init__(names)
+        self.then, self.read = then, 0
+
+    def __iter__(self):
+        self.read += 1
+        return super().__iter__() if self.read == 1 else iter([self.then()])
+
+
 def dies(parties):
     """As `governed`; the party whose folder has the file `die` kills itself once it is charged."""
     if parties.present("S") and os.path.exists("die"):
@@ -198,6 +231,30 @@ def test_counts_of_the_programs_own_are_refused_or_said(world, capsys, plain):
     assert accept(world.folder, world.path, "governed", "beta") == int(not plain)
     said = capsys.readouterr()
     assert "the program's word" in said.out if plain else "plain = true" in said.err
+
+
+def test_a_table_is_released_under_the_partys_own_policy_and_ledger(world):
+    """The default policy, which believes no counts of the program's: a table's, within bounds for what it announces.
+
+    A program that takes the session's policy away, reveals rows within a release and names ledgers of its own is not
+    run to its end.
+    """
+    written(world.folder, "minimum=10")
+    bounds = [f"{protocol}:{name}={n}" for protocol, n in (("table_size", 1), ("table", 200)) for name in PARTIES]
+    bounds += [f"{name}=40" for name in PARTIES]
+    for function in ("of_a_table", "attacked"):
+        for name in PARTIES:
+            own_file(world.folder, name, f"{function}-{name}")
+            assert accept(world.folder, world.path, function, name, "--reveals", *bounds) == 0
+        with Up(world) as up:
+            ended = {said["outcome"] for said in up.run(function).values()}
+        assert (ended == {"done"}) == (function == "of_a_table"), ended
+    for name in PARTIES:
+        ledger = json.loads((world.folder / f"of_a_table-{name}-ledger" / "releases.json").read_text())
+        assert list(ledger["releases"]) == ["wards"]
+    assert not list(world.folder.rglob("another")) and not list(world.folder.rglob("own"))
+    (found,) = results(world)  # 5, 30, 1 and 12
+    assert np.array_equal(found, [np.nan, 30, np.nan, np.nan], equal_nan=True)
 
 
 def test_a_paper_and_a_run_without_consent_are_refused_where_a_policy_is(world, capsys):
