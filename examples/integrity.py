@@ -17,16 +17,22 @@ A sends its half of the result after the check. It is a prototype of one layer, 
 
 import hashlib
 import hmac
+import sys
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import sectorch
 from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
+from sectorch.choreography.ledger import Observer, Profile
 from sectorch.choreography.located import compute, with_shapes
+from sectorch.choreography.net import Draw, Move
 from sectorch.errors import FalseServerError
 from sectorch.mpc.star.and_layers import mask_products, next_state, pick
 from sectorch.mpc.star.compare import deal_codes, forest_worth, leaves
@@ -35,6 +41,7 @@ from sectorch.mpc.star.masking import ComputedCorrection, Masked, deal_bits, pla
 from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.select import bits_less, choose_by_bits, per_element, random_bits
 from sectorch.mpc.star.shares import reveal, share
+from sectorch.nn.models import ZOO
 from sectorch.ring import logical_shift, products
 from sectorch.ring.bitplanes import words_for
 
@@ -387,7 +394,7 @@ def _hash(values: list[torch.Tensor]) -> torch.Tensor:
     """SHA-256 of tags."""
     state = hashlib.sha256()
     for v in values:
-        state.update(v.contiguous().numpy().tobytes())
+        state.update(v.contiguous().numpy().data)
     return torch.frombuffer(bytearray(state.digest()), dtype=torch.uint8)
 
 
@@ -426,43 +433,140 @@ def plain_layer(net: Net, setup: Net, product: Callable, x: Located, weight: Mas
     return reveal(net, relu(net, linear(net, setup, product, share(net, x), weight)))
 
 
-def run(layer: Callable, product: Callable, x: torch.Tensor, omega: torch.Tensor, session: Any = None, *more: Any):
+def run(layer: Callable, product: Callable, x: torch.Tensor, omega: torch.Tensor, session: Any = None, *more: Any,
+    observer: Any = None,
+):  # fmt: skip
     """The layer's result at Q, and its profile without what is done once a session."""
     session = session or sectorch.Session()
     A = session.answering[0]
     setup = session.setup(A)
     weight = mask_weight(setup, setup.own(A, omega, Phase.SETUP))
     with session.call(A) as net:
-        with sectorch.profile() as profile:
+        with sectorch.profile() as profile, observer or nullcontext():
             found = net.read(layer(net, setup, product, net.own(net.Q, x), weight, *more), net.Q)
     return found, profile
 
 
-def main(side: int = 16, channels: int = 32, repeats: int = 5) -> dict[str, float]:
+# What a whole call would take
+
+BITS = ("deal_bits/v_S", "alpha_S", "b_S")
+"""Messages and draws that give S packed bits; the others give it numbers, of 8 bytes or of 4."""
+
+
+def counts_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
+    """What would have tags in a call of the default protocols, and what S would send in more bytes.
+
+    Keys of function secret sharing, which few elements take, are left out.
+    """
+    program = sectorch.secure(model.eval(), session=sectorch.Session()).choreography(torch.zeros(1, *shape))
+    steps, found = [node.step for node in program.call], Counter[str]()
+    headers = [step.header for step in steps if isinstance(step, Move)]
+    given = [(f"{h.protocol}/{h.label}", h.shape, h.dtype) for h in headers if (h.src.role, h.dst.role) == ("Q", "S")]
+    given += [(step.name, step.size, step.dtype) for step in steps
+              if isinstance(step, Draw) and {p.role for p in step.owners} == {"Q", "S"}]  # fmt: skip
+    for name, size, dtype in given:
+        if "deal_key" not in name:
+            kind = "bits" if name.endswith(BITS) else "numbers" if dtype == torch.int64 else "half numbers"
+            found[f"tagged {kind}"] += size.numel() * (64 if kind == "bits" else 1)
+    for header in headers:
+        if header.src.role == "S" and header.label in ("m", "c_S", "result"):
+            # What is sent ahead is the opening of a product. Sums over places check it, and its mask has no tags.
+            kind = "longer numbers" if header.phase == Phase.ONLINE else "tagged numbers"
+            found[kind] += header.shape.numel() * (1 if header.phase == Phase.ONLINE else -1)
+            found["results"] += header.shape.numel() * (header.label == "result")
+    for m in model.modules():
+        if isinstance(m, nn.Conv2d):
+            found["sums"] += SIGMA * (m.weight[0].numel() + len(m.weight))
+    return dict(found)
+
+
+def bytes_of(counts: dict[str, int]) -> tuple[int, int]:
+    """Bytes online and ahead that checks add to a call of these counts."""
+    high = SIGMA // 8
+    online = high * counts["longer numbers"] + 16 * counts["results"] + 96
+    numbers = (8 + high) * counts["tagged numbers"] + (4 + high) * counts["tagged half numbers"]
+    return online, numbers + SIGMA * counts["tagged bits"] // 8 + 8 * counts["sums"]
+
+
+class StepSeconds(Observer):
+    """The seconds of each step, the least of all runs, so that other load of the machine counts little."""
+
+    def __init__(self):
+        self._least: list[tuple[str, Phase, float]] = []
+
+    def __enter__(self):
+        self._run: list[tuple[str, Phase, float]] = []
+        return super().__enter__()
+
+    def computed(self, path, owners, phase, seconds) -> None:
+        self._run.append((path, phase, seconds))
+
+    def __exit__(self, *exc) -> None:
+        super().__exit__(*exc)
+        before = self._least or self._run
+        self._least = [min(steps, key=lambda step: step[2]) for steps in zip(before, self._run, strict=True)]
+
+    def total(self, phase: Phase, path: str = "") -> float:
+        """Seconds of a phase, all parties together, in protocols of this path."""
+        return sum(seconds for where, when, seconds in self._least if when == phase and where.startswith(path))
+
+
+def main(side: int = 16, channels: int = 32, repeats: int = 20) -> dict[str, float]:
     """Run both layers on random numbers, and print what they take."""
     product, generator = products.Conv2d(padding=(1, 1)), torch.Generator().manual_seed(0)
     x = torch.randint(-(1 << 20), 1 << 20, (1, channels, side, side), generator=generator)
     omega = torch.randint(-(1 << 18), 1 << 18, (channels, channels, 3, 3), generator=generator)
     expected = product(x, omega, None).clamp(min=0)
     figures: dict[str, float] = {}
+    steps, profile = StepSeconds(), Profile()
     for name, layer, more in (("plain", plain_layer, ()), ("checked", checked_layer, (SIGMA,))):
-        profiles = []
+        steps = StepSeconds()
         for _ in range(repeats):
-            found, profile = run(layer, product, x, omega, None, *more)
+            found, profile = run(layer, product, x, omega, None, *more, observer=steps)
             assert torch.equal(found, expected), "the layer is exact"
-            profiles.append(profile)
-        first = profiles[0]
         figures |= {
-            f"{name} online bytes": first.online_bytes, f"{name} bytes ahead": first.offline_bytes,
-            f"{name} rounds": first.rounds,
-            f"{name} online seconds": min(p.online_seconds for p in profiles),
-            f"{name} seconds ahead": min(p.offline_seconds for p in profiles),
+            f"{name} online bytes": profile.online_bytes, f"{name} bytes ahead": profile.offline_bytes,
+            f"{name} rounds": profile.rounds,
+            f"{name} online seconds": steps.total(Phase.ONLINE), f"{name} seconds ahead": steps.total(Phase.OFFLINE),
         }  # fmt: skip
+    tags: Counter[str] = Counter()
+    for line in profile.ledger:
+        tags[line.protocol] += line.bytes
+    bits, numbers = 8 * tags["authenticate_bits"] // SIGMA, tags["authenticate"] // (8 + SIGMA // 8)
+    of_bits = steps.total(Phase.ONLINE, "checked_sign") + steps.total(Phase.ONLINE, "checked_reveal")
+    of_numbers = figures["checked online seconds"] - figures["plain online seconds"] - of_bits
+    figures |= {"seconds for tagged bits": of_bits / bits, "seconds for tagged numbers": of_numbers / numbers}
+    print(f"{bits} tagged bits and {numbers} tagged numbers: online {of_bits:.2e} s and {of_numbers:.2e} s")
     for what in ("online bytes", "bytes ahead", "online seconds", "seconds ahead", "rounds"):
         before, after = (figures[f"{name} {what}"] for name in ("plain", "checked"))
         print(f"{what}: {before:.6g}, with checks {after:.6g}, times {after / before:.2f}")
     return figures
 
 
+def print_call(name: str, figures: dict[str, float]) -> None:
+    """Print what a call of a network would take, by the seconds that the layer of `main` takes for a tag."""
+    make, shape = ZOO[name]
+    model = make().eval()
+    secure, x = sectorch.secure(model, session=sectorch.Session()), torch.rand(1, *shape)
+    secure(x)  # masks the weights
+    steps = StepSeconds()
+    for _ in range(10):
+        with steps:
+            secure(x)
+    with sectorch.profile() as profile:
+        secure(x)
+    today = steps.total(Phase.ONLINE)
+    counts = counts_of(model, shape)
+    online, ahead = bytes_of(counts)
+    before, dealt = profile.online_bytes, profile.offline_bytes
+    added = sum(figures[f"seconds for {what}"] * counts[what] for what in ("tagged bits", "tagged numbers"))
+    print(f"{name}: {counts}")
+    print(f"online bytes {before}, with checks {before + online}, times {1 + online / before:.2f}")
+    print(f"bytes ahead {dealt}, with checks {dealt + ahead}, times {1 + ahead / dealt:.2f}")
+    print(f"online seconds {today:.4f}, with checks {today + added:.4f}, times {1 + added / today:.2f}")
+
+
 if __name__ == "__main__":
-    main()
+    found = main()
+    for name in sys.argv[1:]:
+        print_call(name, found)
