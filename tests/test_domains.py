@@ -80,6 +80,7 @@ DOMAINS = {
     "sin": Domain(torch.sin, flat(4e-6)),
     "tan": Domain(torch.tan, lambda x, y: 1e-5 * (1 + y * y), lambda x: torch.cos(x).abs() > 1e-3),
     "sinc": Domain(torch.sinc, flat(1e-5)),
+    "log_ndtr": Domain(torch.special.log_ndtr, flat(1e-5)),
     "i0e": Domain(torch.special.i0e, flat(8e-6)),
     "atan": Domain(torch.atan, flat(8e-6)),
     "asin": Domain(torch.asin, flat(2e-5), lambda x: x.abs() <= 1),

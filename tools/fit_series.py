@@ -43,6 +43,16 @@ def i0e_of_root(u):
     return torch.special.i0e(torch.from_numpy(np.maximum(u, 1e-9) ** -2 - 1)).numpy()
 
 
+def log_ndtr_above(x):
+    return np.log1p(-0.5 * np.vectorize(math.erfc)(x / math.sqrt(2)))
+
+
+def log_ndtr_below(v):
+    """log_ndtr(-s) + s^2 / 2 + log(1 + s) where v = 1 / (1 + s): smooth down to v = 0, where it is -log(2 pi) / 2."""
+    s = 1 / np.maximum(v, 1e-9) - 1
+    return torch.special.erfcx(torch.from_numpy(s / math.sqrt(2))).div(2).log().numpy() + np.log1p(s)
+
+
 # name: function, low, high, log2 of the period, terms, penalty
 FUNCTIONS = {
     "exp": (np.exp, -14, 0, 5, 12, 1e-6),
@@ -63,6 +73,8 @@ FUNCTIONS = {
     "log": (np.log, 0.5, 1, 0, 9, 1e-6),
     "atan": (np.arctan, -1, 1, 2, 11, 1e-6),
     "i0e_of_root": (i0e_of_root, 0, 1, 1, 10, 1e-6),
+    "log_ndtr_above": (log_ndtr_above, 0, 5.25, 4, 8, 1e-6),
+    "log_ndtr_below": (log_ndtr_below, 0, 1, 1, 8, 1e-6),
 }  # fmt: skip
 
 

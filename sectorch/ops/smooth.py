@@ -662,6 +662,21 @@ def ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
     return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5
 
 
+@implements("log_ndtr", torch.special.log_ndtr, note="error 1e-5; y > -2^12, else a range error", exact=False)
+@stepwise
+def log_ndtr(context: Context, x: SharedTensor) -> torch.Tensor:
+    """Two parts, each constant on the other's side of zero, where log_ndtr is -log 2.
+
+    Above zero a series. Below, with s = ReLU(-x), it is -s^2 / 2 - log(1 + s) and a series of 1 / (1 + s), which is
+    smooth from s = 0 to infinity.
+    """
+    s: Any = torch.relu(-x)
+    inverse: Any = torch.reciprocal(1 + s)
+    above: Any = saturated_series(context, summand(context, x), series_of.LOG_NDTR_ABOVE)
+    rest = series(context, inverse, series_of.LOG_NDTR_BELOW)
+    return above + rest - torch.log(1 + s) - s.square() * 0.5 + math.log(2)
+
+
 @implements("i0e", torch.special.i0e, note="everywhere; error 8e-6", exact=False, at_most=2.0)
 def i0e(context: Context, x: SharedTensor) -> SharedTensor:
     """A series of 1 / sqrt(1 + |x|), of which i0e is smooth from x = 0, where it has slope 2, to infinity."""

@@ -120,6 +120,8 @@ NO_GRADIENT = {
     ),
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
     "i0e": "its derivative is made of torch.special.i1e, which is not supported; keep it out of what is trained",
+    "log_ndtr": "its derivative is made of torch.special.erfcx, which is not supported; for x > -2 "
+    "torch.log(torch.special.ndtr(x)) has one",
     "setitem": "torch.where, torch.cat and torch.index_put write out of place",
     **dict.fromkeys(
         ("adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices"), "call it without return_indices"

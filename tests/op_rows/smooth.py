@@ -24,6 +24,7 @@ POSITIVE = number(2, 3, low=0.5, high=4)
 EXP, SIGMOID, ERF, GELU = (series(s) for s in (fitted.EXP, fitted.SIGMOID, fitted.ERF, fitted.GELU))
 SOFTPLUS, GATE, LOG = (series(s) for s in (fitted.SOFTPLUS, fitted.TANH_SOFTPLUS, fitted.LOG))
 ATAN, I0E = series(fitted.ATAN), series(fitted.I0E_OF_ROOT)
+LOG_NDTR = series(fitted.LOG_NDTR_ABOVE) + series(fitted.LOG_NDTR_BELOW)
 RECIPROCAL, SQRT, RSQRT = (series(s) for s in (fitted.RECIPROCAL, fitted.SQRT, fitted.RSQRT))
 E_X = 2.72 * (EXP + 1) + 0.5
 """Per unit of e^x: the series is on [-1, 0) and is multiplied by e^(n+1) <= e e^x; 1/2 for the input."""
@@ -176,6 +177,14 @@ ROWS = (
         call(WIDE),
         ulps=I0E + 2 * (0.71 * (RSQRT + 1) + 0.1) + 0.5,
         why="slope 2 at u = 1 / sqrt(1 + |x|), whose series truncated counts 2^(-1/2) times; slope 1 in x / 2",
+        operands=1,
+    ),
+    op(
+        "log_ndtr",
+        call(X),
+        call(number(8, low=-20, high=20)),
+        ulps=LOG_NDTR + 0.4 + (RECIP + 1) + (LOG + 1.1) + 10 + 2,
+        why="two series, slopes 0.8 / 2 and 1 at 1 / (1 + s); the log; s^2 / 2: s / 2, two truncations; log 2, 1/2",
         operands=1,
     ),
     op("reciprocal", call(POSITIVE), call(number(2, 3, low=-4, high=-0.5)), ulps=RECIP, why="RECIP"),
