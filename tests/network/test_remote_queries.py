@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from network_world import until
@@ -15,9 +16,13 @@ from torch import nn
 import sectorch
 from sectorch import Scheme, errors
 from sectorch.choreography.ledger import Transcript
-from sectorch.network import Server, answer, connect
+from sectorch.cli.main import run
+from sectorch.network import Pins, Server, Store, answer, connect
+from sectorch.network.commands.array_files import write_arrays
+from sectorch.network.commands.ask import Question, ResultFiles, digest
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.identity import Credentials
+from sectorch.network.parties.remote_model import RemoteModel
 from sectorch.network.wire.tls_stream import Stream
 from sectorch.testing.local_network import enrol
 
@@ -277,3 +282,44 @@ def test_the_protocols_of_few_rounds_over_the_wire(star):
             connection.model("bob")(x)
     party.close()
     assert few.rounds < many.rounds
+
+
+def test_a_file_of_many_rows_takes_few_queries(star, pki, monkeypatch, tmp_path):
+    """`sectorch query` asks as many rows at once as take little memory, and those that were named, prepared or begun.
+
+    Where the model's owner looks into calls, 32: what that shows depends on their rows.
+    """
+    address, made, model = star
+    folder, x = pki[0], torch.rand(200, 1, 8, 8)
+    write_arrays(x, tmp_path / "x.npy")
+    own = [f"--{n}={folder / f}" for n, f in (("cert", "alice.pem"), ("key", "alice-key.pem"), ("ca", "ca.pem"))]
+    own += [f"--server={address}", f"--store={tmp_path / 'store'}", f"--pins={Pins().path}"]
+    asked, ask = [], RemoteModel.ask
+    monkeypatch.setattr(RemoteModel, "ask", lambda self, inputs: (asked.append(inputs.rows), ask(self, inputs))[1])
+
+    def rows(*options: str) -> list[int]:
+        asked.clear()
+        out = tmp_path / "y.npy"
+        assert run(["query", "hospital-b", str(tmp_path / "x.npy"), f"--out={out}", *own, *options]) == 0
+        assert (torch.from_numpy(np.load(out)) - model(x)).abs().max() < 1e-4
+        return list(asked)
+
+    assert rows() == [200]
+    assert rows("--batch=150") == [150, 50]
+    monkeypatch.setattr("sectorch.network.commands.ask.BATCH_MEMORY", 1)
+    assert rows() == [32] * 6 + [8]
+    monkeypatch.undo()
+    monkeypatch.setattr(RemoteModel, "ask", lambda self, inputs: (asked.append(inputs.rows), ask(self, inputs))[1])
+    assert rows("--audited=2")[:-1] == [32] * 6
+    about = Question(inputs=digest(tmp_path / "x.npy"), model="hospital-b", version=version_of(address, made), batch=90,
+                     network=str(Scheme().network), limit=None, checked=True)  # fmt: skip
+    ResultFiles(tmp_path / "y.npy", about)  # of a job that was killed
+    assert rows() == [90, 90, 20]
+    with connect(address, made["alice"], store=Store(tmp_path / "store")) as connection:
+        connection.model("hospital-b").prepare(32)
+    assert rows()[0] == 32
+
+
+def version_of(address: str, made: dict) -> str:
+    with connect(address, made["alice"]) as connection:
+        return connection.model("hospital-b").version

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def asking_party(options: argparse.Namespace, model: str = "") -> tuple[str, Cre
 
 
 Result = dict[str, torch.Tensor] | None
+BATCH = 32
+"""Rows of a query, at least, where none are named: a query costs each party some 0.1 s, however few its rows are."""
+BATCH_MEMORY = 32 << 20
+"""Bytes that a larger query takes at a party, about."""
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,6 +138,13 @@ class ResultFiles:
         except (OSError, msgspec.MsgspecError, UnicodeError) as error:
             raise ArgumentError(f"cannot use {self.folder}: {error}") from None
 
+    @classmethod
+    def begun(cls, out: Path) -> Question | None:
+        """The question of a job that was begun and has no complete result; None without one."""
+        with suppress(OSError, msgspec.MsgspecError, UnicodeError):
+            return msgspec.json.decode((out.with_name(f"{out.name}.parts") / "about.json").read_bytes(), type=Question)
+        return None
+
     def result(self, number: int, ask: Callable[[], Any]) -> Result:
         """The result of a batch, by name: the one on disk, or what `ask` gives, which is written first."""
         path, withheld = self.folder / f"{number:06d}.safetensors", self.folder / f"{number:06d}.withheld"
@@ -176,7 +188,9 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, or arrays by name (.npz, .safetensors)")
     add_asker(p)
     p.add_argument("--out", type=Path, help="where to write the predictions (.npy, .npz, .safetensors)")
-    p.add_argument("--batch", type=at_least(1), default=32, help="rows per query")
+    p.add_argument(
+        "--batch", type=at_least(1), help=f"rows per query; {BATCH}, or more where a row takes little memory"
+    )
     p.add_argument(
         "--prepare", type=at_least(0), default=0, help="have so many rows prepared ahead; what is at hand counts"
     )
@@ -259,7 +273,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
         if options.prepare:
-            _prepare(model, options.prepare, options.batch)
+            _prepare(model, options.prepare, options.batch or BATCH)
             figures["prepared_rows"] = options.prepare
         if given is not None:
             figures |= _ask(model, given, options)
@@ -302,17 +316,32 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
     console.print(f"{rows} rows are prepared, in calls of {' and '.join(map(str, sizes))}")
 
 
+def _batch(model: RemoteModel, given: Given, options: argparse.Namespace) -> int:
+    """The rows of a query where none are named: those of a job that goes on, of prepared calls, or `BATCH` and more.
+
+    Where the server or the model's owner looks into some of the calls, it depends on their rows what that shows.
+    """
+    begun = None if options.out is None else ResultFiles.begun(options.out)
+    if begun is not None:
+        return begun.batch
+    first, *others = batches(model.served, given, BATCH)
+    if not others or model.prepared() or options.audited > 1 or options.verified or options.decoys is not None:
+        return BATCH
+    return model.rows_within(first, BATCH_MEMORY)
+
+
 def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     """Ask about all rows, and print the predictions or write them; returns figures.
 
     All batches are asked, also after one without a result, of which the other parties learn nothing.
     """
-    pieces = [model.check(piece) for piece in batches(model.served, given, options.batch, tell)]
+    batch = options.batch or _batch(model, given, options)
+    pieces = [model.check(piece) for piece in batches(model.served, given, batch, tell)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
     kept = None
     if options.out is not None:
         kept = ResultFiles(options.out, Question(
-            inputs=digest(options.inputs), model=options.name, version=model.version, batch=options.batch,
+            inputs=digest(options.inputs), model=options.name, version=model.version, batch=batch,
             network=str(chosen_network(options)), limit=options.activation_limit,
             checked=not options.no_range_check,
         ))  # fmt: skip

@@ -423,6 +423,15 @@ class RemoteModel:
         check_values(inputs, self.served.scheme(self._scheme))
         return inputs
 
+    def rows_within(self, inputs: Inputs, size: int) -> int:
+        """Rows for whose call a party takes `size` bytes at most, by an estimate: a multiple of those of `inputs`.
+
+        Raises:
+            NetworkError: no session could be opened.
+        """
+        with self._lock:
+            return self._current_session().party.rows_within(inputs, size)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of a call. Where material is prepared for such inputs, only the online phase runs."""
         return self.ask(self.check(*args, **kwargs))

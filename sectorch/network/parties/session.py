@@ -61,7 +61,7 @@ from ...nn.inputs import Inputs
 from ...nn.module import SecureModule
 from ...nn.remote_program import Kind, RemoteProgram
 from ...serving.description import load_program
-from ...session import Members, Q, Session, answering_parties
+from ...session import Members, Q, S, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned_description, query, step
@@ -255,6 +255,16 @@ class PartySession:
     def pieces(self, inputs: Inputs) -> list[Kind]:
         """The kinds of the pieces in which a batch is run."""
         return [self.served.find(piece) for piece in self._modules[0].pieces(inputs.meta())]
+
+    def rows_within(self, inputs: Inputs, size: int) -> int:
+        """Rows for whose call a party takes `size` bytes at most, by an estimate: a multiple of those of `inputs`."""
+        (module,) = self._modules
+        meta = inputs.meta()
+        if inputs.rows is None or len(module.pieces(meta)) > 1:
+            return inputs.rows or 0
+        program = module.choreography(meta)
+        memory = max(part_of(program, frozenset({party})).memory["call"] for party in (Q, S, module.party))
+        return inputs.rows * max(1, size // memory)
 
     def rows_at_once(self, inputs: Inputs) -> int:
         """Rows of a batch that all models take in one piece; 0 where the inputs have no rows."""
