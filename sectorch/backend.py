@@ -230,6 +230,9 @@ class Backend(Protocol):
     def truncate(self, x: Any, shift: int, limit_bits: int | None = None) -> Any:
         """Compute floor(x / 2^shift + 1/2), for 1 <= shift <= 32."""
 
+    def truncate_and_multiply(self, x: Any, shift: int, y: Any) -> Any:
+        """Compute `truncate` of x times y, element by element, mod 2^64, for y of the shape of x."""
+
     def at_least(self, x: Any, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Any:
         """Compute [x - t >= 0] for each public threshold t, as 0 or 1: [T, *shape]. x - t is in [-2^high, 2^high)."""
 

@@ -193,6 +193,7 @@ CASES = [
     Case("square", lambda b, x: b.square(x), (63,)),
     *(Case("truncate", lambda b, x, s=s: b.truncate(x, s)) for s in (1, 20, 32)),
     Case("truncate", lambda b, x: b.truncate(x, 20, 39)),
+    Case("truncate_and_multiply", lambda b, x, y: b.truncate_and_multiply(x, 32, y), (61, 63)),
     Case("at_least", lambda b, x: b.at_least(x), (63,)),
     Case("at_least", lambda b, x: b.at_least(x, (-5, 0, 1 << 40))),
     Case("is_zero", lambda b, x: b.is_zero(x), (63,)),
@@ -232,6 +233,7 @@ own below."""
 
 COMPARED = {
     "truncate",
+    "truncate_and_multiply",
     "at_least",
     "where_between",
     "ramps",

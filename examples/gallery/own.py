@@ -37,7 +37,7 @@ from sectorch.mpc.star.select import bit_to_ring, choose, select
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least, raise_outside
-from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.truncate import truncate, truncate_and_multiply
 from sectorch.ops.series import GELU, GELU_SLOPE, SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.testing import Given
@@ -127,6 +127,10 @@ def _signs(net: Net, x: Shares) -> tuple[Shares, ...]:
 def _select(net: Net, x: Shares) -> Shares:
     masked = open_masked(net, x)
     return select(net, drelu(net, masked), masked)
+
+
+def _truncate_and_multiply(net: Net, x: Shares, y: Shares, shift: int) -> Shares:
+    return truncate_and_multiply(net, x, shift, y)
 
 
 def _choose(net: Net, x: Shares, fss: bool = False) -> tuple[Shares, ...]:
@@ -373,6 +377,8 @@ OWN = [
     Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
     Own("truncate_1", partial(truncate, shift=1), [cut(1)], partial(rounded, shift=1)),
     Own("truncate_fss", partial(truncate, shift=20, fss=True), [cut(20)], partial(rounded, shift=20)),
+    Own("truncate_and_multiply", partial(_truncate_and_multiply, shift=20), [cut(20), ANY],
+        lambda x, y: rounded(x, 20) * y),
     Own("truncate_wide", partial(truncate, shift=20, wide=True), [cut(20)], partial(rounded, shift=20)),
     Own("drelu", _bits(drelu), [ANY], lambda x: (x >= 0).long()),
     Own("drelu_high", _bits(partial(drelu, high=40)), [Given(low=-(1 << 40), high=(1 << 40) - 1)],

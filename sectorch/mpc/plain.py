@@ -154,6 +154,9 @@ class Plain(Backend):
             self.flag_outside(y, limit_bits)
         return y
 
+    def truncate_and_multiply(self, x: T, shift: int, y: T) -> T:
+        return self.truncate(x, shift) * y
+
     def at_least(self, x: T, thresholds: tuple[int, ...] = (0,), high: int = 63) -> T:
         return torch.stack([x - t >= 0 for t in thresholds]).to(torch.int64)
 

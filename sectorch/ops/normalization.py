@@ -37,7 +37,7 @@ from .common import (
 )
 from .linear import check_sums, without_preparation
 from .series import RSQRT_OF_QUARTER, SQRT
-from .smooth import logarithm_bound, multiple_of, quotient, quotient_bits, reciprocal_of_sum, series
+from .smooth import logarithm_bound, multiple_of, quotient, quotient_bits, reciprocal_of_sum, series, series_times
 
 # Sums of squares over the whole domain of the scheme: deviations with an exponent that all entries of a row share.
 #
@@ -275,7 +275,7 @@ def standardize(
     if not eps and not unit:
         forbid(context, -normal.bits[0] + 1)
     whole = math.floor(half)
-    root = series(context, x.like(normal.mantissa, normal.high), multiple_of(RSQRT_OF_QUARTER, gain * 2.0**-whole))
+    mantissa, root = x.like(normal.mantissa, normal.high), multiple_of(RSQRT_OF_QUARTER, gain * 2.0**-whole)
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
     scaled, most = d.scaled, 1.0 if unit else gain
     if weight is not None:
@@ -285,8 +285,8 @@ def standardize(
             context.net.rely(check_sums(weight, torch.abs))
         scaled = backend.linear(partial(without_preparation, torch.mul), scaled, weight.weight())
         scaled = backend.truncate(scaled, weight.weight_bits)
-    power = exponent_map(context, normal, lambda e: 1 << bits + whole - root.scale_bits - e // 2)
-    inverse = backend.multiply(torch.mul, root.shares, power)
+    power = exponent_map(context, normal, lambda e: 1 << bits + whole - f - e // 2)
+    inverse = series_times(context, mantissa, root, power)
     bound = 1.01 * most * 2.0**bits if context.scheme.range_check else None
     return x.like(backend.multiply(torch.mul, scaled, inverse), bits, bound)
 

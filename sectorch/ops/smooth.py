@@ -67,6 +67,16 @@ def series(context: Context, x: SharedTensor, which: Series, opened: bool = Fals
     return as_factor(context, x.like(shares, SERIES_BITS), 0)
 
 
+def series_times(context: Context, x: SharedTensor, which: Series, factor: Value) -> Value:
+    """`series` times a factor, mod 2^64: few elements are rounded and multiplied in one round."""
+    backend, shift = context.backend, SERIES_BITS - context.frac_bits
+    shares = backend.series(x.shares, x.scale_bits, which)
+    if shift > MAX_SHIFT:
+        shares = backend.truncate(shares, MAX_SHIFT)
+        shift -= MAX_SHIFT
+    return backend.truncate_and_multiply(shares, shift, factor)
+
+
 def series_and_later(
     context: Context, x: SharedTensor, which: Series, later: Series
 ) -> tuple[SharedTensor, Callable[[Context], SharedTensor]]:
@@ -384,9 +394,9 @@ def forbid_below(context: Context, normal: Normal) -> None:
 
 def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> SharedTensor:
     """mantissa(m) power(e), with so many fraction bits of power(e); 0 below the range."""
-    m = series(context, context.tensor(normal.mantissa, normal.high), mantissa)
+    m = context.tensor(normal.mantissa, normal.high)
     g = exponent_map(context, normal, lambda e: round(power(e) * 2**bits), 0)
-    return m.like(context.backend.multiply(torch.mul, m.shares, g), m.scale_bits + bits)
+    return m.like(series_times(context, m, mantissa, g), context.frac_bits + bits)
 
 
 def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> SharedTensor:

@@ -49,15 +49,12 @@ from .shares import (
 )
 from .shuffle import shuffle
 from .thresholds import at_least, raise_outside
-from .truncate import truncate, wide_excess
+from .truncate import truncate, truncate_and_multiply, wide_excess
 
 WAN_ROUND = LINKS["wan"].round_bytes
 """Bytes that a round is worth on the link "wan"; the constants below are for it, and `RoundBudget.scale` for others."""
 KEYED = 1 << 10
 """Most elements of which everything is compared by function keys, on any link: some 4 kB each are sent ahead."""
-WAIT = 4
-"""How many times the link's bytes a round is worth on a fast network where rows are few. For "lan" this makes 2 ms: a
-step of GPT-2 takes 1.7 ms a round more among three processes than in one."""
 
 
 class Star(Backend):
@@ -68,7 +65,8 @@ class Star(Backend):
         net.state(DealingProofs).required |= scheme.verified
         self._budget = net.state(RoundBudget)
         if scheme.network != "lan":
-            self._budget.round_bytes = scheme.link.round_bytes
+            fast = LAN_ROUND / LINKS["lan"].round_bytes  # a round's work at the parties counts as on "lan"
+            self._budget.round_bytes = round(scheme.link.round_bytes * (1 if scheme.few_rounds else fast))
         if scheme.few_rounds:
             self._budget.scale = scheme.link.round_bytes / WAN_ROUND
 
@@ -96,14 +94,9 @@ class Star(Backend):
         return not proves and key_bytes(planes) * x.shape.numel() <= rounds * self._round_worth
 
     @property
-    def _level_worth(self) -> int:
-        """The bytes that a round of the call's link is worth."""
-        return LAN_ROUND if self._budget.round_bytes is None else self._budget.round_bytes
-
-    @property
     def _round_worth(self) -> int:
-        """The bytes that a round is worth where few elements take many rounds."""
-        return self._level_worth if self._few_rounds else WAIT * self._level_worth
+        """The bytes that a round is worth."""
+        return LAN_ROUND if self._budget.round_bytes is None else self._budget.round_bytes
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -241,11 +234,17 @@ class Star(Backend):
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
         levels, (excess, saved) = levels_of(block_count(0, shift)), wide_excess(shift)
         proves = self.net.state(DealingProofs).required  # there is no proof for wide blocks
-        worthy = self._few(x) or (not proves and excess * x.shape.numel() <= saved * self._level_worth)
+        worthy = self._few(x) or (not proves and excess * x.shape.numel() <= saved * self._round_worth)
         wide = saved > 0 and worthy
         rounds = levels + 1 - (saved if wide else 0)
         keyed = self._key_worth(x, shift + (0 if limit_bits is None else 63), rounds)
         return truncate(self.net, x, shift, keyed, limit_bits, wide)
+
+    def truncate_and_multiply(self, x: Shares, shift: int, y: Shares) -> Shares:
+        proves = self.net.state(DealingProofs).required
+        if proves or key_bytes(shift, 2) * x.shape.numel() > 3 * self._round_worth:
+            return self.multiply(torch.mul, self.truncate(x, shift), y)
+        return truncate_and_multiply(self.net, x, shift, y)
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
         return at_least(self.net, open_masked(self.net, x), thresholds, self._key_worth(x, high, 4), high)

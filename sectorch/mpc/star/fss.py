@@ -292,19 +292,20 @@ def key_bytes(planes: int, payloads: int = 1) -> int:
     return 2 * (16 * planes + 8 * payloads * (planes + 1))
 
 
-def _words_shapes(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _words_shapes(seed_A, seed_S, r, high: int, signed: bool, factor=None) -> tuple[torch.Tensor, torch.Tensor]:
     n = r.numel()
-    return r.new_empty(high, n, 2), r.new_empty(high + 1, n, 2) if product else r.new_empty(high + 1, n)
+    return r.new_empty(high, n, 2), r.new_empty(high + 1, n) if factor is None else r.new_empty(high + 1, n, 2)
 
 
 @leaf(shapes=_words_shapes)
-def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """At D: the correction words as they are sent; of the payload one word, or two with a product."""
+def _correction_words(seed_A, seed_S, r, high: int, signed: bool, factor=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """At D: the correction words as they are sent; of the payload one word, or two with a factor."""
     r = r.reshape(-1)
     flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
-    payload = torch.stack((torch.ones_like(r), r), -1) if product else torch.ones_like(r).unsqueeze(-1)
+    ones = torch.ones_like(r)
+    payload = ones.unsqueeze(-1) if factor is None else torch.stack((ones, factor.reshape(-1)), -1)
     seeds, values = generate((seed_A, seed_S), r, flip, payload, 0, high)
-    return seeds, values if product else values[..., 0]
+    return seeds, values[..., 0] if factor is None else values
 
 
 @protocol("deal_key", "Boyle et al., EUROCRYPT 2021, Figure 1", [
@@ -313,14 +314,14 @@ def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool)
     Message("seeds_on", "S", "A", "the generator at S's seed of k_DS"),
     Message("values_on", "S", "A", "the generator at S's seed of k_DS"),
 ])  # fmt: skip
-def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool = False) -> Key:
+def deal_key(net: Net, x: Masked, high: int, signed: bool = True, factor: Located | None = None) -> Key:
     """Deal keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
 
     Args:
         signed: the payload is u as above, with the sign of r, and not [c < r] alone.
-        product: the second payload is r times the first one.
+        factor: at D; the second payload is this number times the first one.
 
-    Ahead of the query. D sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
+    Ahead of the query. D sends 24 high + 8 bytes per element to S, with a factor 32 high + 16, and S sends the same on
     to A. Each sees uniform bits (computationally: AES).
 
     Raises:
@@ -330,7 +331,8 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
     D, A, S = net.D, net.A, net.S
     count = x.shape.numel()
     seed_A, seed_S = net.common(D, A, (count, 2), "seed_A"), net.common(D, S, (count, 2), "seed_S")
-    seeds, values = _correction_words(seed_A, seed_S, x.r, high, signed, product)
+    factors = () if factor is None else (factor,)
+    seeds, values = _correction_words(seed_A, seed_S, x.r, high, signed, *factors)
     seeds, values = seeds.send(D, S, "seeds"), values.send(D, S, "values")
     seeds, values = seeds.send(S, A, "seeds_on"), values.send(S, A, "values_on")
     return Key(Shares(seed_A, seed_S), (seeds, values), high)
@@ -359,8 +361,18 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
 
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
-    u = _at(deal_key(net, x, shift, signed=False), c)[:, 0]
-    return each(torch.Tensor.view, u, x.shape)
+    return each(torch.Tensor.view, _at(deal_key(net, x, shift, signed=False), c)[:, 0], x.shape)
+
+
+@protocol("borrow_and_product", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
+def borrow_and_product(net: Net, x: Masked, c: Located, shift: int, factor: Located) -> tuple[Shares, Shares]:
+    """Compute `borrow`, and its product with a number of D's. Dealt as in `deal_key` with a factor.
+
+    No message online. Nobody learns anything.
+    """
+    found = _at(deal_key(net, x, shift, signed=False, factor=factor), c)
+    first, second = (each(torch.Tensor.view, found[:, i], x.shape) for i in range(2))
+    return first, second
 
 
 @protocol("gate", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
@@ -381,7 +393,7 @@ def gate(
     product), which serves all thresholds. Nobody learns anything.
     """
     check_planes(high)
-    key = deal_key(net, x, high, product=True)
+    key = deal_key(net, x, high, factor=x.r)
     if limit_bits is not None and limit_bits < high:
         raise_flags(net, flags_of_bits(net, _signs(key, x, (thresholds[0] + (1 << limit_bits),))[0]))
     results = []
@@ -428,7 +440,7 @@ def choose_by_keys(net: Net, x: Masked, thresholds: tuple[int, ...]) -> tuple[Sh
 
     No message online. One key per element is dealt (`deal_key` with a product). Nobody learns anything.
     """
-    key = deal_key(net, x, 63, product=True)
+    key = deal_key(net, x, 63, factor=x.r)
     place = x.c, *key.words, tuple(map(as_signed, thresholds))
     at_A, at_S = _choices(key.seeds.A, x.r_A, *place, True), _choices(key.seeds.S, x.r_S, *place, False)
     return Shares(at_A[0], at_S[0]), Shares(at_A[1], at_S[1])
