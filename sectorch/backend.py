@@ -243,13 +243,16 @@ class Backend(Protocol):
         """Return each of the values where x >= 0, and 0 elsewhere; all have one shape."""
         ...
 
-    def where_between(self, x: Any, low: int, high: int | None, value: Any, planes: int = 63) -> tuple[Any, Any | None]:
+    def where_between(
+        self, x: Any, low: int, high: int | None, value: Any, planes: int = 63, squared: bool = False
+    ) -> tuple[Any, Any | None]:
         """Return the value where low <= x < high and 0 elsewhere, and [x >= high] as 0 or 1.
 
         Args:
             high: None for no bound, and no second result.
             value: of x's shape. The comparison does not wait for it.
             planes: x - low and x - high are known to lie in [-2^planes, 2^planes).
+            squared: return the square of the value in its place.
         """
         ...
 

@@ -200,6 +200,7 @@ CASES = [
     Case("where_positive", lambda b, x, y: b.where_positive(x, (x, y)), (63, 63)),
     Case("where_between", lambda b, x, y: b.where_between(x, -5, 1 << 40, y), (61, 63)),
     Case("where_between", lambda b, x, y: b.where_between(x, -(1 << 40), None, y, 50)[0], (48, 63)),
+    Case("where_between", lambda b, x, y: b.where_between(x, 7, None, y, squared=True)[0], (61, 63)),
     *(Case("ramps", lambda b, x, s=s: b.ramps(x, (0, -7, 1 << 20), s)) for s in (0, 20)),
     *(Case("ramps", lambda b, x, s=s: b.ramps(x, (3,), s, limit_bits=30)) for s in (0, 20)),
     Case("ramps", lambda b, x: b.ramps(x, (0,), 20, 45), (44,)),

@@ -39,7 +39,7 @@ from sectorch.mpc.star.masking import deal, deal_bits, open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_of_four, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.select import bit_to_ring, choose, select
+from sectorch.mpc.star.select import bit_to_ring, choose, select, select_square
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least
@@ -240,6 +240,7 @@ COSTS = {
     "tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (False,))[0]), tree(20, 63)),
     "whole_tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (True,))[0]), tree(20, 63, True)),
     "bit_to_ring": (lambda w, x: bit_to_ring(w.net, words(w), x.shape), (1, 0.25, 8)),
+    "select_square": (lambda w, x: select_square(w.net, words(w), open_masked(w.net, x)), (1, 16.25, 32)),
     "select": (lambda w, x: select(w.net, words(w), open_masked(w.net, x)), (1, 16.25, 16)),
     "relu": (lambda w, x: relu(w.net, x), relu_cost(0)),
     "relu_20": (lambda w, x: relu(w.net, x, 20), (5, 29.25, 69.875)),

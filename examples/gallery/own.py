@@ -33,7 +33,7 @@ from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.select import bit_to_ring, choose, select
+from sectorch.mpc.star.select import bit_to_ring, choose, select, select_square
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least, raise_outside
@@ -124,9 +124,9 @@ def _signs(net: Net, x: Shares) -> tuple[Shares, ...]:
     return tuple(bits[i] for i in range(len(THRESHOLDS)))
 
 
-def _select(net: Net, x: Shares) -> Shares:
+def _select(net: Net, x: Shares, product: Callable = select) -> Shares:
     masked = open_masked(net, x)
-    return select(net, drelu(net, masked), masked)
+    return product(net, drelu(net, masked), masked)
 
 
 def _truncate_and_multiply(net: Net, x: Shares, y: Shares, shift: int) -> Shares:
@@ -386,6 +386,7 @@ OWN = [
     Own("drelu_thresholds", _thresholds, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS)),
     Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
     Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
+    Own("select_square", partial(_select, product=select_square), [ANY], lambda x: x.clamp(min=0).square()),
     Own("choose", _choose, [HALF_RING], _chosen),
     Own("choose_by_keys", partial(_choose, fss=True), [HALF_RING], _chosen, deep=True),
     Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),

@@ -166,7 +166,10 @@ class Plain(Backend):
     def where_positive(self, x: T, values: Sequence[T]) -> list[T]:
         return [torch.where(x >= 0, value, 0) for value in values]
 
-    def where_between(self, x: T, low: int, high: int | None, value: T, planes: int = 63) -> tuple[T, T | None]:
+    def where_between(
+        self, x: T, low: int, high: int | None, value: T, planes: int = 63, squared: bool = False
+    ) -> tuple[T, T | None]:
+        value = value * value if squared else value
         above = None if high is None else x >= high
         inside = x >= low if above is None else (x >= low) & ~above
         return torch.where(inside, value, 0), None if above is None else above.to(torch.int64)

@@ -372,8 +372,8 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
     half = difference.like(difference.shares, difference.scale_bits + 1)
     low = int(encoded_public(context, which.low, half.scale_bits))
     root = series(context, half, which, opened=True)
-    inside, _ = backend.where_between(half.shares, low, None, root.shares, planes(half, more=-low))
-    e = root.like(backend.square(inside), 2 * root.scale_bits)
+    squares, _ = backend.where_between(half.shares, low, None, root.shares, planes(half, more=-low), squared=True)
+    e = root.like(squares, 2 * root.scale_bits)
     spare = HEADROOM_BITS - _sum_bits(x.shares.shape, dim)
     return difference, round_scale(context, e, spare)
 

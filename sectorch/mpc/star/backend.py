@@ -32,7 +32,7 @@ from .masking import open_masked
 from .maximum import FOUR, LONG, MOST, group_sizes, levels_worth, max_by_fours, max_tree, ramp_of_largest
 from .multiply import multiply, square
 from .relu import maximum, ramps, relu
-from .select import bit_to_ring, select
+from .select import bit_to_ring, select, select_square
 from .shares import (
     Shares,
     aggregate,
@@ -257,16 +257,17 @@ class Star(Backend):
         return [select(self.net, bits, open_masked(self.net, value)) for value in values]
 
     def where_between(
-        self, x: Shares, low: int, high: int | None, value: Shares, planes: int = 63
+        self, x: Shares, low: int, high: int | None, value: Shares, planes: int = 63, squared: bool = False
     ) -> tuple[Shares, Shares | None]:
         masked, thresholds = open_masked(self.net, x), (low,) if high is None else (low, high)
         if self._key_worth(x, planes, 4):
             bits = signs(self.net, masked, thresholds, planes)
             inside = bits[0] if high is None else bits[0] - bits[1]
-            return multiply(self.net, torch.mul, inside, value), None if high is None else bits[1]
+            chosen = multiply(self.net, torch.mul, inside, value)
+            return square(self.net, chosen) if squared else chosen, None if high is None else bits[1]
         bits = each(torch.Tensor.view, drelu(self.net, masked, planes, thresholds), len(thresholds), -1)
         inside = bits[0] if high is None else bits[0] ^ bits[1]
-        chosen = select(self.net, inside, open_masked(self.net, value))
+        chosen = (select_square if squared else select)(self.net, inside, open_masked(self.net, value))
         return chosen, None if high is None else bit_to_ring(self.net, bits[1], x.shape)
 
     def ramps(
