@@ -43,13 +43,8 @@ from sectorch.mpc.star.select import bit_to_ring, choose, select, select_square
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least
-<<<<<<< HEAD
-from sectorch.mpc.star.truncate import truncate, wide_excess
-from sectorch.ops.series import ERF, GELU_SLOPE, SIGMOID
-=======
 from sectorch.mpc.star.truncate import truncate, truncate_and_multiply, wide_excess
-from sectorch.ops.series import GELU_SLOPE, SIGMOID
->>>>>>> aebb3f77 (A round counts 2 ms on fast links in every choice of a tree; few elements are truncated and multiplied in one round)
+from sectorch.ops.series import ERF, GELU_SLOPE, SIGMOID
 from sectorch.ring.products import Linear
 from sectorch.session import Session
 
