@@ -205,10 +205,11 @@ class ProgramRun:
         program = source.load() if source is not None else None
         self._parties.inputs = self.agreed.inputs()
         learned = tensors(program(RunParties(self._parties))) if program is not None else {}
-        for number, (name, value) in enumerate(learned.items()):
+        arrays = {name: value.detach().cpu().numpy() for name, value in learned.items()}  # a secret one is refused here
+        for number, (name, array) in enumerate(arrays.items()):
             path = self.folder / f"{name if _FILE.fullmatch(name) else number}.npy"
             with open(path, "wb", opener=files.private) as file:
-                np.save(file, value.detach().cpu().numpy())
+                np.save(file, array)
         # The starter gets the names and shapes that the dry run found: others could depend on secrets.
         shapes = {name: tuple(value.shape) for name, value in learned.items()}
         return {name[:100]: list(shape) for name, shape in shapes.items() if self._results.get(name) == shape}
