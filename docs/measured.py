@@ -189,24 +189,9 @@ def generation() -> str:
 
 
 def real_size() -> str:
-    """A row for each model of real size, and what GPT-2 generates."""
+    """The memory of models of real size, and what GPT-2 generates."""
     rows = json.loads((RESULTS / "real_size.json").read_text(encoding="utf-8"))
-    head = (
-        "model",
-        "parameters, M",
-        "error",
-        "first call, s",
-        "second call, s",
-        "GB",
-        "of them online",
-        "rounds",
-        "memory",
-    )
-    body = []
-    for name, row in rows.items():
-        took = [f"{row['parameters_m']:.0f}", f"{row['error']:.0e}", f"{row['first_s']:.0f}", f"{row['second_s']:.0f}"]
-        sent = [f"{row['mb'] / 1e3:.1f}", f"{row['online_mb'] / 1e3:.1f}", str(row["rounds"])]
-        body.append([name, *took, *sent, f"{row['peak_gb']:.1f} GB"])
+    memory = ", ".join(f"{name} {row['peak_gb']:.1f} GB" for name, row in rows.items())
     texts = json.loads((RESULTS / "generation.json").read_text(encoding="utf-8"))
     one, apart = texts["gpt2"], texts["processes"]
     ahead, online = (one["step_cost"][phase]["bytes"] / 1e6 for phase in ("offline", "online"))
@@ -220,7 +205,7 @@ def real_size() -> str:
         f"{apart['Q_peak_gb']:.1f} GB, of the answering party {apart['chat_peak_gb']:.1f} GB, of the server",
         f"{apart['server_peak_gb']:.1f} GB.",
     )
-    return "\n\n".join((table(head, body), " ".join(said)))
+    return f"Largest memory of the process: {memory}.\n\n" + " ".join(said)
 
 
 def headline() -> str:
