@@ -3,12 +3,14 @@
 python benchmarks/decoys.py --falsified 1000      words of messages, in parties apart; three of ten calls are decoys
 python benchmarks/decoys.py --honest 10000        decoys, of which none may accuse S
 python benchmarks/decoys.py --cost lenet vgg7     seconds of a call, of a signed call, and of A's check of a decoy
-python benchmarks/decoys.py --told 10000          a classifier over sizes, bytes and times of calls and decoys
+python benchmarks/decoys.py --looks 5000          a classifier over sizes, bytes and times of calls and decoys
+python benchmarks/decoys.py --served 10000        the same over TLS: several clients, sessions that end, prepared calls
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import sys
@@ -131,14 +133,7 @@ def cost(names: list[str], repeats: int) -> None:
 
 def looks(count: int) -> None:
     """A classifier over what S has seen of each call until its statement: bytes and times of all of its messages."""
-    import numpy as np
     from server_cheats import run
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     model, x = NETS["linear"]
     coin = Decoys(0.5)
@@ -154,27 +149,140 @@ def looks(count: int) -> None:
     for call, size, sent, at in clock:
         seen.setdefault(call, []).append((size, sent, at))
     of_calls = [lines for call, lines in sorted(seen.items()) if len(lines) > 20][-count:]
-    labels = np.array([decoy for _, decoy in calls[-count:]])
+    labels = [decoy for _, decoy in calls[-count:]]
     shapes = {tuple((size, sent) for size, sent, _ in lines if not sent) for lines in of_calls}
     ends = [lines[-1][2] for lines in of_calls]
     rows = []
     for number, lines in enumerate(of_calls):
         times = [at for *_, at in lines]
         before = times[0] - ends[number - 1] if number else 0.0
-        rows.append([before, times[-1] - times[0], *np.diff(times), sum(size for size, *_ in lines)])
-    features = np.array(rows)
+        rows.append(
+            [
+                before,
+                times[-1] - times[0],
+                *(b - a for a, b in itertools.pairwise(times)),
+                sum(size for size, *_ in lines),
+            ]
+        )
+    judge(rows, labels, f"{len(shapes)} sequence of received bytes")
+
+
+def judge(rows: list[list[float]], labels: list[bool], more: str) -> None:
+    """How well two kinds of classifiers tell decoys, cross-validated. The first feature is the pause before a call."""
+    import numpy as np
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    features, decoys = np.array(rows), np.array(labels)
+    count = len(decoys)
     kinds = (make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)), HistGradientBoostingClassifier())
     for kind, first in ((kind, first) for kind in kinds for first in (0, 1)):
-        guesses = cross_val_predict(kind, features[:, first:], labels, cv=5, method="predict_proba")[:, 1]
-        right = int(((guesses > 0.5) == labels).sum())
+        guesses = cross_val_predict(kind, features[:, first:], decoys, cv=5, method="predict_proba")[:, 1]
+        right = int(((guesses > 0.5) == decoys).sum())
         low, high = interval(right, count)
         print(
             f"{type(kind).__name__}, {'with' if first == 0 else 'without'} the pause before the call: {count} calls, "
-            f"{labels.sum()} decoys, {len(shapes)} sequence of received bytes; right {right / count:.3f} (95 % "
-            f"{low:.3f} to {high:.3f}; always the larger class {max(labels.mean(), 1 - labels.mean()):.3f}), AUC "
-            f"{roc_auc_score(labels, guesses):.3f}",
+            f"{decoys.sum()} decoys, {more}; right {right / count:.3f} (95 % {low:.3f} to {high:.3f}; always the "
+            f"larger class {max(decoys.mean(), 1 - decoys.mean()):.3f}), AUC {roc_auc_score(decoys, guesses):.3f}",
             flush=True,
         )
+
+
+def served(count: int) -> None:
+    """The same over TLS: two clients ask at once, sessions end and others are opened, and some calls are prepared.
+
+    Two more clients ask without signatures meanwhile, in calls that S may batch; these calls are not judged.
+    """
+    import tempfile
+    import threading
+
+    from sectorch.choreography.run.party import PartyRuntime
+    from sectorch.decoys import _Call
+    from sectorch.network import Pins, Server, answer, connect
+    from sectorch.network.identity.authority import make_authority
+    from sectorch.network.identity.identity import Credentials, fingerprint_of, new_identity
+    from sectorch.testing.local_network import enrol
+
+    model, x = NETS["linear"]
+    clock: dict[tuple[bytes, int], list[tuple[int, int, float]]] = {}
+    coins: dict[tuple[bytes, int], bool] = {}
+    transfer, note = PartyRuntime.transfer, _Call.note
+
+    def timed(self, line, value):
+        moved = transfer(self, line, value)
+        if self.me.role == "S" and line.path not in ("seed", "attest"):
+            seen = clock.setdefault((self.session, line.call), [])
+            seen.append((line.bytes, int(line.src == self.me), time.perf_counter()))
+        return moved
+
+    def noting(self, message, digests, decoy, seed):
+        coins[self._session.runtime.session, self._call] = decoy
+        return note(self, message, digests, decoy, seed)
+
+    PartyRuntime.transfer, _Call.note = timed, noting
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_authority(folder)
+        clients = ["alice", "bob", "carol", "dave"]
+        made = {"server": enrol(folder, "server", hosts=("localhost",))}
+        made |= {name: enrol(folder, name) for name in ["hospital-b", *clients]}
+        own = made["server"]
+        made["server"] = Credentials(own.certificate, own.key, own.authority, new_identity())
+        pins = Pins(folder / "pins")
+        for who, credentials in made.items():
+            pins.pin(who, fingerprint_of(credentials.identity))
+        server = Server("localhost:0", made["server"])
+        party = answer(f"localhost:{server.port}", made["hospital-b"], model, x, pins=pins, audit_server=True)
+        ended, failed = threading.Event(), []
+
+        def ask(who: str, calls: int) -> None:
+            try:
+                with connect(f"localhost:{server.port}", made[who], pins=pins) as connection:
+                    signed = calls > 0
+                    scheme = Scheme(accountable=True) if signed else Scheme()
+                    done = 0
+                    while done < calls or (not signed and not ended.is_set()):
+                        remote = connection.model("hospital-b", scheme, decoys=0.5 if signed else 0.0)
+                        for number in range(50):
+                            if number % 25 == 24 and signed:
+                                remote.prepare(x, 2)
+                            remote(x)
+                            time.sleep(0.0 if signed else 0.2)
+                        done += 50 + remote.decoys_asked
+                        remote.close()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=ask, args=(who, count // 2 if who in clients[:2] else 0)) for who in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads[:2]:
+            thread.join()
+        ended.set()
+        for thread in threads[2:]:
+            thread.join()
+        party.close()
+        server.stop()
+    if failed:
+        raise failed[0]
+    rows, labels, shapes, ends = [], [], set(), {}
+    usual = sorted(len(clock[key]) for key in coins)[len(coins) // 2]
+    for key in sorted(coins, key=lambda key: clock[key][-1][2]):
+        lines = clock[key]
+        times = [at for *_, at in lines]
+        before = times[0] - ends.get(key[0], times[0])
+        ends[key[0]] = times[-1]
+        shapes.add(tuple((size, sent) for size, sent, _ in lines))
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        if len(lines) != usual:
+            continue
+        rows.append([before, times[-1] - times[0], *gaps, sum(size for size, *_ in lines)])
+        labels.append(coins[key])
+    judge(rows, labels, f"{len({session for session, _ in coins})} sessions, {len(shapes)} sequences of messages")
 
 
 def main() -> None:
@@ -183,6 +291,7 @@ def main() -> None:
     p.add_argument("--rate", type=float, default=0.3)
     p.add_argument("--honest", type=int, default=0)
     p.add_argument("--looks", type=int, default=0)
+    p.add_argument("--served", type=int, default=0)
     p.add_argument("--cost", nargs="*", default=[])
     p.add_argument("--repeats", type=int, default=7)
     options = p.parse_args()
@@ -193,6 +302,8 @@ def main() -> None:
         honest(options.honest)
     if options.looks:
         looks(options.looks)
+    if options.served:
+        served(options.served)
     if options.cost:
         cost(options.cost, options.repeats)
 

@@ -15,7 +15,10 @@ from torch import nn
 
 import sectorch
 from sectorch import decoys
+from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.net import Sent
+from sectorch.choreography.run import call_replay
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.decoys import DecoyCheck, Decoys, ServerEvidence, decoy_call, made_up_inputs
@@ -91,6 +94,29 @@ def test_every_falsified_message_of_a_decoy_is_found_with_evidence():
     assert not missed and all(isinstance(error, FalseServerError) for error in found["Q"][0])
     for error in found["A"][0][:: len(headers) // 2]:
         error.evidence.check(program)
+
+
+def test_large_messages_are_hashed_beside_the_call(monkeypatch):
+    """As they were when they crossed, whatever becomes of their memory, and in their order."""
+    monkeypatch.setattr(call_replay, "LARGE", 0)
+    for name, (model, x) in ZOO.items():
+        secure = secured(model)
+        assert torch.equal(secure(x), sectorch.reference(model)(x)), name
+        with decoy_call():
+            for _ in range(5):
+                secure(x)
+        assert secure.session.statements.checked == 5
+    assert evidence_of(run(SMALL, [(X, True)], flip({6: [(0, 63)]})))
+    line = Sent("p", "l", A, S, Phase.ONLINE, 0, torch.Size([3]), torch.int64, "", "", None, True, 0)
+    found = []
+    for limit in (0, 1 << 60):
+        monkeypatch.setattr(call_replay, "LARGE", limit)
+        digests = call_replay.CallDigests(b"", 0, {"A": bytes(32)})
+        for value in (torch.arange(3), torch.zeros(3, dtype=torch.int64)):
+            digests.message(line, value)
+            value.fill_(9)
+        found.append(digests.digest(("A", "S"), Phase.ONLINE))
+    assert found[0] == found[1] != digests.digest(("A", "S"), Phase.OFFLINE)
 
 
 def test_nothing_is_found_in_a_call_that_is_no_decoy():

@@ -7,9 +7,12 @@ that checks what S has computed (`sectorch/decoys.py`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -33,14 +36,32 @@ def message_digest(key: bytes, line: Any, value: torch.Tensor) -> bytes:
 
 
 def _update(found: hmac.HMAC, line: Any, value: torch.Tensor) -> None:
-    found.update(message_identity(line.path, line.label, line.dst.name, line.shape, line.dtype))
+    found.update(_identity(line.path, line.label, line.dst.name, line.shape, line.dtype))
     found.update(value.cpu().contiguous().numpy().data)
 
 
-class CallDigests(Observer):
-    """Digests (HMAC-SHA-256) of the messages between S and the others in one call, by edge and phase.
+_identity = functools.lru_cache(maxsize=8192)(message_identity)
+"""Of the headers of a process's programs, which come again in every call."""
+LARGE = 1 << 18
+"""Bytes from which a message is hashed in another thread, while the call goes on."""
 
-    A message is hashed when it crosses, since a later step may overwrite its memory.
+
+@functools.cache
+def _hashing(pid: int) -> ThreadPoolExecutor:
+    """The threads that hash large messages: a hash of many bytes leaves the interpreter to others. `pid`: since a fork
+    has no threads."""
+    return ThreadPoolExecutor(2, "hashing messages")
+
+
+def _content_digest(value: torch.Tensor) -> bytes:
+    return hashlib.sha256(value.numpy().data).digest()
+
+
+class CallDigests(Observer):
+    """Digests of the messages between S and the others in one call, by edge and phase.
+
+    A digest is the HMAC-SHA-256 of each message's place and SHA-256, in their order. A message is hashed when it
+    crosses, or copied and hashed by another thread, since a later step may overwrite its memory.
 
     Args:
         keys: of the digests, by the role of S's peer; edges whose key is missing are left out.
@@ -51,12 +72,9 @@ class CallDigests(Observer):
         self, session: bytes, call: int, keys: Mapping[str, bytes], copied: Sequence[tuple[str, str]] = ()
     ):  # fmt: skip
         self._session, self._call = session, call
-        self._sums = {
-            (*edge, phase): hmac.new(keys[peer], digestmod=hashlib.sha256)
-            for edge in EDGES
-            for phase in PHASES
-            for peer in edge
-            if peer in keys
+        self._keys = {edge: keys[peer] for edge in EDGES for peer in edge if peer in keys}
+        self._messages: dict[tuple[str, str, Phase], list[tuple[bytes, bytes | Future[bytes]]]] = {
+            (*edge, phase): [] for edge in self._keys for phase in PHASES
         }
         self.copies: dict[tuple[str, str], list[torch.Tensor]] = {edge: [] for edge in copied}
 
@@ -64,16 +82,28 @@ class CallDigests(Observer):
         if line.call != self._call or line.session != self._session or value.is_meta:
             return
         edge = (line.src.role, line.dst.role)
-        found = self._sums.get((*edge, line.phase))
-        if found is not None:
-            _update(found, line, value)
+        found, copy = self._messages.get((*edge, line.phase)), None
         if edge in self.copies:
-            self.copies[edge].append(value.clone())
+            copy = value.clone()
+            self.copies[edge].append(copy)
+        if found is not None:
+            content = (value if copy is None else copy).cpu().contiguous()
+            if content.nbytes < LARGE:
+                digest = _content_digest(content)
+            else:
+                content = content.clone() if content is value else content
+                digest = _hashing(os.getpid()).submit(_content_digest, content)
+            found.append((_identity(line.path, line.label, line.dst.name, line.shape, line.dtype), digest))
 
     def digest(self, edge: tuple[str, str], phase: Phase) -> bytes:
         """The digest of an edge's messages in a phase; zeros for an edge without a key."""
-        found = self._sums.get((*edge, phase))
-        return bytes(DIGEST_BYTES) if found is None else found.digest()
+        found = self._messages.get((*edge, phase))
+        if found is None:
+            return bytes(DIGEST_BYTES)
+        digest = hmac.new(self._keys[edge], digestmod=hashlib.sha256)
+        for identity, content in found:
+            digest.update(identity + (content if isinstance(content, bytes) else content.result()))
+        return digest.digest()
 
 
 class CallReplay:
