@@ -270,9 +270,9 @@ def test_what_a_keeps_of_decoys_counts_in_its_memory(checking, monkeypatch):
     assert of_question[1] == 0 < plain[1] < of_decoy[1], "the copy of the masked weights, and the setup of Q and S"
     assert check.bytes > sum(value.nbytes for value in check.sent) > 0
     assert until(lambda: memory._calls == 0, 30), "what was checked is given back"
-    memory.limit = memory._alone + memory._sessions + of_question[0] - 1
+    memory.limit = (1 << 34) + of_question[0] - 1
     monkeypatch.setattr("sectorch.network.memory.WAIT", 0.0)
-    monkeypatch.setattr("sectorch.network.memory.resident", lambda: memory._alone)
+    monkeypatch.setattr("sectorch.network.memory.resident", lambda: 1 << 34)
     with pytest.raises(errors.SectorchError, match="takes about"):
         remote(GOOD)
 
