@@ -65,6 +65,18 @@ def trio(pki, small_model, tmp_path):
 # Addresses.
 
 
+def test_a_link_local_address_is_bound_on_its_interface(monkeypatch):
+    at = ("fe80::1", 7100, 0, 3)
+    asked, made = [], socket.socket()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", at)])
+    monkeypatch.setattr(socket, "create_server", lambda address, **_: (asked.append(address), made)[1])
+    with made:
+        endpoints._bound_once("fe80::1%eth0", 7100, False)
+    assert asked == [at]
+    with pytest.raises(errors.ArgumentError, match="host:port"):
+        endpoints.host_port("[fe80::1%eth0\n]:7100")
+
+
 @pytest.mark.parametrize(
     ("server", "listen"),
     [

@@ -39,7 +39,14 @@ def host_port(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not (port.isascii() and port.isdigit()) or int(port) > 65535 or "/" in bare:
+    if (
+        not colon
+        or not bare
+        or not (port.isascii() and port.isdigit())
+        or int(port) > 65535
+        or "/" in bare
+        or not bare.isprintable()
+    ):
         raise ArgumentError(f"a server's address is host:port, as cloud.example:7100; got {address!r}")
     return bare, int(port)
 
@@ -332,9 +339,10 @@ def _bound_once(host: str, port: int, shared: bool) -> list[socket.socket]:
     lacking = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, to in dict.fromkeys((family, str(to[0])) for family, _, _, _, to in found):
+        for family, (name, _, *scope) in dict.fromkeys((family, to) for family, _, _, _, to in found):
+            at = (str(name), port, *scope)  # a link-local address of IPv6 is one of an interface
             try:
-                listening.append(socket.create_server((to, port), family=family, backlog=BACKLOG, reuse_port=shared))
+                listening.append(socket.create_server(at, family=family, backlog=BACKLOG, reuse_port=shared))  # type: ignore[arg-type]
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
