@@ -688,6 +688,38 @@ def test_what_cannot_be_copied_is_named():
         sectorch.secure(model)
 
 
+class WritesInput(nn.Module):
+    def forward(self, a, b):
+        a[0] = 5.0
+        return a + b
+
+
+def test_inputs_that_share_memory_are_refused_where_the_forward_writes_into_one():
+    x = torch.randn(6, 3)
+    module = sectorch.secure(WritesInput().eval())
+    for given in ((x[:4], x[2:]), (x[:4], x[:4]), (x[:4].t().t(), x[:4].view(4, 3))):
+        with pytest.raises(errors.ArgumentError, match=r"x\.clone\(\)"):
+            module(*given)
+    for given in ((x[:3], x[3:]), (x[:4], x[2:].clone())):
+        assert (module(*given) - WritesInput()(*(v.clone() for v in given))).abs().max() < 1e-5
+    reads = sectorch.secure(nn.Bilinear(3, 3, 1).eval())
+    assert reads(x[:3], x[1:4]).shape == (3, 1)  # teacher forcing shifts one tensor
+
+
+class Signs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
+
+    def forward(self, x):
+        return x * (self.weight > 0)
+
+
+def test_a_comparison_of_weights_is_a_factor():
+    x = torch.randn(2, 3)
+    assert (sectorch.secure(Signs().eval())(x) - x * torch.tensor([1, 0, 1])).abs().max() < 1e-5
+
+
 CALLS, SEEN, TOTALS = 0, [], {}
 
 

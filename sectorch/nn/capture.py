@@ -602,11 +602,14 @@ class GraphRecorder(TorchFunctionMode):
         self._kept: list[Any] = []  # objects kept alive, so that their ids stay theirs while the recording lasts
         self.stand_ins: list[ref] = []
         self.writes = InplaceWrites(self._strided, weights.values())
+        self._input_memory: set[int] = set()
+        self.writes_inputs = False
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
         with torch._C.DisableTorchFunction():
             twins = [torch.empty_like(x, device="meta") for x in given.tensors]
+            self._input_memory = {twin.untyped_storage()._cdata for twin in twins}
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -699,6 +702,7 @@ class GraphRecorder(TorchFunctionMode):
         storage = lambda s: s.twin.untyped_storage()._cdata
         if id(target) not in changed or any(storage(s) != storage(target) for s in changed.values()):
             raise CaptureFailure(f"{spell(func)} changes a tensor that is not its first argument")
+        self.writes_inputs = self.writes_inputs or storage(target) in self._input_memory
         others = dispatch.overlapping(func, target)
         dtypes = {a.dtype for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
         plain = functional_form(func) if len(dtypes) == 1 else None
@@ -842,7 +846,7 @@ def capture(
             recorder.graph.erase_node(node)
     with torch._C.DisableTorchFunctionSubclass():
         dtypes = {name: weight.dtype for name, weight in weights.items()}
-    return Trace(recorder.graph, kept, spec, inputs.rows, dtypes), changed
+    return Trace(recorder.graph, kept, spec, inputs.rows, dtypes, recorder.writes_inputs), changed
 
 
 # A module that runs operation by operation, by its own forward.

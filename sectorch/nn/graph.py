@@ -255,6 +255,7 @@ class Trace:
         spec: how the result's leaves make the result; None where the output is the result itself.
         rows: the first dimension of the inputs; None where they share none, or where the program holds for any.
         dtypes: by name, the dtype that a weight has for the model.
+        writes_inputs: whether the forward writes into memory of its inputs.
 
     A node's meta["value"] names the node of the recording whose value it computes, or is None after a pass that
     changes it; meta["where"] is its `SourceLocation`.
@@ -265,6 +266,7 @@ class Trace:
     spec: pytree.TreeSpec | None = None
     rows: int | None = None
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    writes_inputs: bool = False
 
     def copy(self) -> Trace:
         """A copy, which a pass may change."""
@@ -273,7 +275,7 @@ class Trace:
         graph.output(out)
         for old, new in copies.items():
             new.name, new.meta = old.name, dict(old.meta)
-        return Trace(graph, dict(self.values), self.spec, self.rows, dict(self.dtypes))
+        return Trace(graph, dict(self.values), self.spec, self.rows, dict(self.dtypes), self.writes_inputs)
 
     @property
     def secrets(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import threading
 import warnings
@@ -70,6 +71,17 @@ if TYPE_CHECKING:
 def describe_inputs(inputs: Inputs) -> tuple:
     """The shape of a single tensor, and else name and shape of each, for people."""
     return inputs.shapes[0] if inputs.single else tuple(zip(inputs.names, inputs.shapes, strict=True))
+
+
+def shares_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two plain tensors lie in overlapping memory, as far as their first and last entries tell."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for x in tensors:
+        if type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided and x.numel() and not x.is_meta:
+            last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
+            start = x.storage_offset() * x.itemsize
+            spans.setdefault(x.untyped_storage().data_ptr(), []).append((start, start + last * x.itemsize))
+    return any(a[0] < b[1] and b[0] < a[1] for span in spans.values() for a, b in itertools.combinations(span, 2))
 
 
 class MaterialCache:
@@ -557,7 +569,14 @@ class SecureModule(InferenceModule):
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}
         if elsewhere:
             raise ArgumentError(f"a public argument is on {elsewhere.pop()}, the secure module on {here}")
+        shared = shares_memory(inputs.tensors)
         inputs = self._in_first_form(inputs.with_tensors(checked))
+        program = self.program(inputs.meta()) if shared else None
+        if program is not None and program.writes_inputs:
+            raise ArgumentError(
+                "two inputs share memory, and the forward writes into one of them, which would change the other in "
+                "plain: give x.clone() for one"
+            )
         self._check_once(inputs)
         return inputs
 

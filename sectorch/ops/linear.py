@@ -201,7 +201,7 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))
 def _check_sums_at_owner(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
-    largest = float(sums(value.abs().to(torch.float64)).max()) if value.numel() else 0.0
+    largest = float(sums(value.to(torch.float64).abs()).max()) if value.numel() else 0.0
     need, noted = WeightNeed(label, total=largest), NEEDS.get()
     if noted is not None:
         noted.append(need)
