@@ -697,11 +697,11 @@ class WritesInput(nn.Module):
 def test_inputs_that_share_memory_are_refused_where_the_forward_writes_into_one():
     x = torch.randn(6, 3)
     module = sectorch.secure(WritesInput().eval())
-    for given in ((x[:4], x[2:]), (x[:4], x[:4]), (x[:4].t().t(), x[:4].view(4, 3))):
+    for a, b in ((x[:4], x[2:]), (x[:4], x[:4]), (x[:4].t().t(), x[:4].view(4, 3))):
         with pytest.raises(errors.ArgumentError, match=r"x\.clone\(\)"):
-            module(*given)
-    for given in ((x[:3], x[3:]), (x[:4], x[2:].clone())):
-        assert (module(*given) - WritesInput()(*(v.clone() for v in given))).abs().max() < 1e-5
+            module(a, b)
+    for a, b in ((x[:3], x[3:]), (x[:4], x[2:].clone())):
+        assert (module(a, b) - WritesInput()(a.clone(), b.clone())).abs().max() < 1e-5
     reads = sectorch.secure(nn.Bilinear(3, 3, 1).eval())
     assert reads(x[:3], x[1:4]).shape == (3, 1)  # teacher forcing shifts one tensor
 
@@ -712,12 +712,13 @@ class Signs(nn.Module):
         self.weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
 
     def forward(self, x):
-        return x * (self.weight > 0)
+        return x * (self.weight > 0) + (self.weight < 0)
 
 
-def test_a_comparison_of_weights_is_a_factor():
+def test_a_comparison_of_weights_is_a_factor_and_a_summand():
     x = torch.randn(2, 3)
-    assert (sectorch.secure(Signs().eval())(x) - x * torch.tensor([1, 0, 1])).abs().max() < 1e-5
+    expected = x * torch.tensor([1, 0, 1]) + torch.tensor([0, 1, 0])
+    assert (sectorch.secure(Signs().eval())(x) - expected).abs().max() < 1e-5
 
 
 CALLS, SEEN, TOTALS = 0, [], {}

@@ -252,7 +252,7 @@ def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float 
         needs.append(_need(value, label, limit is not None))
         return torch.zeros_like(value, dtype=torch.int64)
     check_encodable(value, frac_bits, label)
-    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+    if limit is not None and value.numel() and float(value.to(torch.float64).abs().max()) >= limit:
         need = _need(value, label, True)
         way = Scheme(frac_bits, limit_bits=math.frexp(limit)[1] - 1).way_out([need])
         error = FixedPointRangeError(
@@ -265,7 +265,7 @@ def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float 
 
 
 def _need(value: torch.Tensor, label: str, added: bool) -> WeightNeed:
-    largest = float(value.abs().max()) if value.numel() else 0.0
+    largest = float(value.to(torch.float64).abs().max()) if value.numel() else 0.0
     return WeightNeed(label, summand=largest) if added else WeightNeed(label, total=largest)
 
 
