@@ -557,7 +557,6 @@ _register_move("transpose", torch.transpose, _T.transpose, torch.swapaxes, _T.sw
 _register_move("movedim", torch.movedim, _T.movedim)
 _register_move("unsqueeze", torch.unsqueeze, _T.unsqueeze)
 _register_move("flip", torch.flip, _T.flip)
-_register_move("roll", torch.roll, _T.roll)
 _register_move("narrow", torch.narrow, _T.narrow)
 _register_move("select", torch.select, _T.select)
 _register_move("index_select", torch.index_select, _T.index_select)
@@ -569,6 +568,15 @@ _register_move("unfold", _T.unfold)
 _register_move("getitem", _T.__getitem__)
 _register_move("pixel_shuffle", torch.pixel_shuffle)
 _register_move("channel_shuffle", torch.channel_shuffle)
+
+
+@implements("roll", torch.roll, _T.roll)
+def roll(x: CKKSTensor, shifts: Any, dims: Any = None) -> CKKSTensor:
+    """Local. On the batch of two that `_move` tries, a shift of the batch by an even number would not show."""
+    named = [dims] if isinstance(dims, int) else list(dims or ())
+    if not named or any(d % len(x.full_shape) == 0 for d in named):
+        raise _error_of_moved_samples(torch.roll)
+    return _move(torch.roll, x, shifts, dims)
 
 
 def _register_reshape(name: str, *functions: Any) -> None:
