@@ -79,7 +79,7 @@ def shares_memory(tensors: Sequence[torch.Tensor]) -> bool:
     for x in tensors:
         if type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided and x.numel() and not x.is_meta:
             last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
-            start = x.storage_offset() * x.itemsize
+            start = int(x.storage_offset()) * x.itemsize
             spans.setdefault(x.untyped_storage().data_ptr(), []).append((start, start + last * x.itemsize))
     return any(a[0] < b[1] and b[0] < a[1] for span in spans.values() for a, b in itertools.combinations(span, 2))
 
