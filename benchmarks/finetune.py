@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=2 python benchmarks/finetune.py --model gpt2 --layers 2 --check
     python benchmarks/finetune.py --model bert --dry               # bytes and rounds, on shapes
     python benchmarks/finetune.py --accuracy 5                     # right answers, in plain and on shares, five seeds
+    python benchmarks/finetune.py --attack 16                      # who was among the data of a revealed adapter?
 
 The base is a model of transformers with random weights, of the size of BERT-base or GPT-2 small; A has it. Queries and
 values get adapters of rank 8, by peft with `--peft` (if it is installed) and else by the module below. Q has the token
@@ -14,6 +15,13 @@ shown apart. `--check` takes the same steps in the reference and compares losses
 words. Then it is A's, and adapters learn on shares which package a sentence is from: NumPy, torch, or Python's own
 library. The same initial adapters and batches learn in plain float32, and once more with initial adapters moved by
 2^-20, which says how far two plain runs are apart. On shares the arithmetic is that of the reference.
+
+`--attack` asks what an adapter that is revealed tells of the sentences that it learned. So many adapters learn each
+from a random half of the sentences, with and without differential privacy; of each sentence the attacker says whether
+it was in that half. It has the model and the sentences with their packages. In a second attack, of the kind of LiRA
+(Carlini et al., S&P 2022), it also has all the other adapters with their halves, and compares their confidence in a
+sentence. All is in plain; on shares adapters differ in their last digits. The noise is that of
+`sectorch.dp.PrivateGradients`: that of two parties, while epsilon counts one party's.
 """
 
 from __future__ import annotations
@@ -23,11 +31,13 @@ import ast
 import asyncio
 import contextlib
 import copy
+import math
 import re
 import resource
 import statistics
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +45,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import sectorch
 from sectorch import Session
 from sectorch.choreography.ledger import Cost
+from sectorch.dp.noise import epsilon_of, sampled_curve
 
 ADAPTED = {"bert": ("query", "value"), "gpt2": ("c_attn",)}
 """The layers that get adapters; GPT-2's computes queries, keys and values."""
@@ -262,6 +274,105 @@ def accuracy(seeds: int) -> None:
     print(f"mean difference {statistics.mean(differences):+.2f} points, at most {max(map(abs, differences)):.2f}")
 
 
+# An attack on what is revealed: membership.
+
+
+@dataclass(frozen=True)
+class Training:
+    """How an adapter learns from so many sentences; noise is each party's deviation, as a multiple of the norm."""
+
+    sentences: int
+    steps: int
+    batch: int
+    rate: float
+    clip: float = 0.0
+    noise: float = 0.0
+
+
+TRAININGS = (
+    Training(150, 150, 30, 0.005), Training(150, 100, 50, 0.005, 1.0, 4.0),
+    Training(1500, 100, 32, 0.005), Training(1500, 60, 300, 0.01, 0.5, 4.0),
+)  # fmt: skip
+
+
+def attacked_adapter(how: Training, weights: dict, ids: torch.Tensor, labels: torch.Tensor, seed: int) -> nn.Module:
+    """A plain model that learned from these sentences, in batches without repetition."""
+    model, draws = with_adapters(weights, seed), torch.Generator().manual_seed(seed)
+    model.config._attn_implementation = "eager"
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
+    optimiser = torch.optim.AdamW(trained.values(), how.rate)
+
+    def loss(given: dict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(model, given | fixed, (x,)).logits, y)
+
+    by_row = vmap(grad(lambda given, x, y: loss(given, x[None], y[None])), (None, 0, 0))
+    for _ in range(how.steps):
+        rows = torch.randperm(len(ids), generator=draws)[: how.batch]
+        optimiser.zero_grad()
+        if not how.noise:
+            loss(trained, ids[rows], labels[rows]).backward()
+        else:
+            found = by_row({name: p.detach() for name, p in trained.items()}, ids[rows], labels[rows])
+            norms = torch.sqrt(sum((g.flatten(1) ** 2).sum(1) for g in found.values()))
+            for name, p in trained.items():
+                total = torch.einsum("b,b...->...", (how.clip / norms).clamp(max=1), found[name])
+                noise = math.sqrt(2) * how.noise * how.clip * torch.randn(p.shape, generator=draws)
+                p.grad = (total + noise) / how.batch
+        optimiser.step()
+    return model
+
+
+def confidence(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """log p / (1 - p) of the right package of each sentence, and the percentage of right answers."""
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits.double()
+    own = scores.log_softmax(1).gather(1, labels[:, None])[:, 0]
+    right = 100 * float((scores.argmax(1) == labels).double().mean())
+    return own - torch.log(-torch.expm1(own.clamp(max=-1e-9))), right
+
+
+def told_apart(scores: torch.Tensor, member: torch.Tensor) -> tuple[float, float]:
+    """The area under the curve, and the part of the members found at 5 % of false alarms, in percent."""
+    inside, outside = scores[member], scores[~member]
+    above = (inside[:, None] > outside).double() + (inside[:, None] == outside).double() / 2
+    return float(above.mean()), 100 * float((inside > torch.quantile(outside, 0.95)).double().mean())
+
+
+def attack(count: int) -> None:
+    ids, labels = corpus()
+    weights = vendor(ids)
+    for how in TRAININGS:
+        chosen = balanced(labels, 1400, 99)
+        both, others = chosen[: 2 * how.sentences], chosen[-1000:]
+        scores, members, rights = [], [], []
+        for i in range(count):
+            member = torch.zeros(len(both), dtype=torch.bool)
+            member[torch.randperm(len(both), generator=torch.Generator().manual_seed(1000 + i))[: how.sentences]] = True
+            model = attacked_adapter(how, weights, ids[both[member]], labels[both[member]], i)
+            scores.append(confidence(model, ids[both], labels[both])[0])
+            members.append(member)
+            rights.append(confidence(model, ids[others], labels[others])[1])
+        outcomes = []
+        for i in range(count):
+            rest = [j for j in range(count) if j != i]
+            seen, inside = torch.stack([scores[j] for j in rest]), torch.stack([members[j] for j in rest]).double()
+            mean = lambda part, seen=seen: (seen * part).sum(0) / part.sum(0).clamp(min=1)
+            with_it, without = mean(inside), mean(1 - inside)
+            ratio = (scores[i] - (with_it + without) / 2) * (with_it - without)
+            outcomes.append(told_apart(scores[i], members[i]) + told_apart(ratio, members[i]))
+        loss_area, loss_found, area, found = (statistics.mean(column) for column in zip(*outcomes, strict=True))
+        bound = "no noise"
+        if how.noise:
+            curve = sampled_curve(lambda order, how=how: 2 * order / how.noise**2, how.batch, how.sentences)
+            bound = f"epsilon {epsilon_of(how.steps * curve, 1e-4):.1f} at delta 1e-4"
+        print(
+            f"{how.sentences} sentences, {bound}: {statistics.mean(rights):.1f} % right; by the loss {loss_area:.3f} "
+            f"({loss_found:.1f} %), by {count - 1} other adapters {area:.3f} ({found:.1f} %)",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(ADAPTED), default="bert")
@@ -271,7 +382,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare with the reference")
     parser.add_argument("--dry", action="store_true", help="bytes and rounds of two steps, on shapes")
     parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="right answers in plain and on shares")
+    parser.add_argument("--attack", type=int, metavar="ADAPTERS", help="membership of sentences in what was learned")
     chosen = parser.parse_args()
+    if chosen.attack:
+        return attack(chosen.attack)
     if chosen.accuracy:
         return accuracy(chosen.accuracy)
     if chosen.dry:

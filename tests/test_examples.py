@@ -106,6 +106,13 @@ def test_five_hospitals_train_on_shares(example):
     assert "whether a value left its range (guard)" in text and "protects nothing" in text
 
 
+@pytest.mark.sectorch_long
+def test_a_hospital_fine_tunes_a_vendors_model(example):
+    found, text = example("finetuning")
+    assert found["adapted"] > found["before"] + 0.2 and found["adapted with noise"] > found["before"] + 0.2
+    assert "protects nothing" in text
+
+
 def test_two_hospitals_and_a_registry(example):
     found, text = example("registry")
     assert "young and worse: withheld withheld" in text and "protects nothing" in text
