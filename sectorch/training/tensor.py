@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..choreography import Party
 from ..config import scheme_of
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
+from ..nn.capture import take_torchs_gelu
 from ..nn.weights import device_of, is_large, is_normalising, private_weight, refuse_scattered
 from ..session import Session, default_session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, share_tensor
@@ -458,6 +459,7 @@ def shared(
                 tensor.detach(), owner=owner, session=session, party=party, scheme=scheme, name=name, limit=limit
             )
             made[id(tensor)] = DifferentiableTensor(content, tensor.requires_grad and id(tensor) not in named)
+    take_torchs_gelu(module)
     for child in module.modules():
         for name, tensor in list(child._parameters.items()):
             if tensor is not None and id(tensor) in made:
