@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import sectorch
 from sectorch.choreography import PROTOCOLS
+from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.net import Header, Move, Sent
 from sectorch.errors import FalseServerError
 from sectorch.ring import products
@@ -105,6 +106,21 @@ def test_the_checked_layer_is_exact_and_accuses_no_honest_server(example, name, 
     for seed in range(3):
         assert torch.equal(accepted(example, name, sigma, honest, seed), plain(name, seed))
         assert torch.equal(example.run(example.plain_layer, *layer_of(name, seed))[0], plain(name, seed))
+
+
+@pytest.mark.parametrize("size", [0, (1 << 20) - 1])
+def test_what_s_and_a_receive_is_uniform(example, size):
+    """Each bit of each message is one half the time, for inputs and weights of zeros and for the largest."""
+    x, omega = torch.full((1, 4, 8, 8), -size), torch.full((4, 4, 3, 3), size)
+    with Transcript() as seen:
+        example.run(example.checked_layer, products.Conv2d(padding=(1, 1)), x, omega, None, 40)
+    received = [(line, v) for line, v in seen.lines if line.dst.role in "SA" and line.protocol != "seed"]
+    assert {line.label for line, _ in received} > {"tag", "sums", "more", "m", "masked_S", "tags", "c", "seal"}
+    for line, value in received:
+        data = value.contiguous().view(torch.uint8).view(-1, 8) if value.dtype == torch.int64 else value.view(-1, 1)
+        bits = data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+        share, count = bits.double().mean(0), len(data)
+        assert ((share - 0.5).abs() <= 3 / math.sqrt(count)).all(), line.label  # six standard deviations
 
 
 # What S can send.
