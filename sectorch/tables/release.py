@@ -1,11 +1,11 @@
-"""Governed release: what leaves the shares is decided by a policy, in shares, and charged before the first message.
+"""Governed release: what leaves the shares is decided by a policy, in shares, and charged before it is sent.
 
     policy = sectorch.Policy(minimum=10, rounding=5, releases=3)
     result = sectorch.release(statistic, policy, to="Q", name="age by sex", ledger="ledger")
 
 A cell with fewer rows than `minimum` is withheld. Its value and its count are multiplied by the secret bit
 [count >= minimum] before they are opened, so that what is opened of it is 0 and the bit. Whoever knows the rule
-and the number of all rows may still compute how large withheld cells can be, at times exactly (docs/tables.md).
+and the number of all rows may still compute how large withheld cells can be, at times exactly (docs/governance.md).
 
 **Differencing within a release.** The number of all rows is public, so the withheld cells of a line (the cells along
 one dimension) together are a group whose size a reader may compute. Where that group has fewer rows than `minimum`, the
