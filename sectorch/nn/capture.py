@@ -321,7 +321,7 @@ class OutsideState:
             if held and type(value) in (list, dict, set):
                 self._undo.append((value, None, type(value)(value)))
             kind: Any = next(kind for kind in (dict, list, set, tuple) if isinstance(value, kind))
-            of = dict.values if kind is dict else kind.__iter__  # a class of a package's may have others
+            of: Any = dict.values if kind is dict else kind.__iter__  # a class of a package's may have others
             for one in [*of(value)]:
                 self._follow(one, held)
         elif not isinstance(value, (nn.Module, ModuleType)) and _is_own(type(value)) and self._new(value):
