@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 PUBLIC = 0o644
@@ -30,14 +31,15 @@ def write(path: Path, data: bytes, mode: int = 0o600) -> None:
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file that does not exist yet; of several processes that create it one does. Raises OSError."""
     partial = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(8).hex()}.part")
-    write(partial, data, mode)
     try:
-        os.link(partial, path)
-    except FileExistsError:
-        return
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+            file.write(data)
+        flush_to_disk(partial)
+        with suppress(FileExistsError):
+            os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-        flush_to_disk(path.parent)
+    flush_to_disk(path.parent)
 
 
 def move(partial: Path, path: Path) -> None:

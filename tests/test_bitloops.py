@@ -131,12 +131,12 @@ def test_layers_of_any_number_of_words(width: int, seed: int, threads: int):
     state, alpha, other, dealt = words(seed, 6 + 2 * opened + made, width).split((6, opened, opened, made))
 
     def run() -> list[torch.Tensor]:
-        found = [and_layers._products(alpha, other, LAYERS, dealt), and_layers._masked(state, alpha, LAYERS[0])]
+        found = [and_layers.mask_products(alpha, other, LAYERS, dealt), and_layers._masked(state, alpha, LAYERS[0])]
         for first in (True, False):
             place = *LAYERS, 0, 0, first
-            found += and_layers._next_state(other[:6], alpha[:6], state, alpha, dealt, *place)
+            found += and_layers.next_state(other[:6], alpha[:6], state, alpha, dealt, *place)
         last = LAYERS[1], None, 6, len(LAYERS[0].products), True
-        return [*found, and_layers._next_state(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
+        return [*found, and_layers.next_state(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
 
     both_ways(threads, run)
 

@@ -22,7 +22,7 @@ PRINT = fingerprint(bytes(32))
 def disk(monkeypatch):
     """What is done to the disk from here on: ("fsync", path), ("replace", from, to), ("unlink", path)."""
     done = []
-    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+    fsync, replace, unlink, link = os.fsync, os.replace, os.unlink, os.link
 
     def synchronised(handle):
         done.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
@@ -32,6 +32,10 @@ def disk(monkeypatch):
         done.append(("replace", str(source), str(target)))
         replace(source, target)
 
+    def linked(source, target):
+        done.append(("replace", str(source), str(target)))
+        link(source, target)
+
     def unlinked(path, **options):
         done.append(("unlink", str(path)))
         unlink(path, **options)
@@ -39,6 +43,7 @@ def disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", synchronised)
     monkeypatch.setattr(os, "replace", replaced)
     monkeypatch.setattr(os, "rename", replaced)
+    monkeypatch.setattr(os, "link", linked)
     monkeypatch.setattr(os, "unlink", unlinked)
     yield done
 

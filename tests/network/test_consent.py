@@ -216,11 +216,15 @@ SHOWN = {
     "aggregate": (by_aggregate, r"gamma learns \[3\] int64 .* of beta"),
     "trace": (by_trace, "alpha is sent .* code of the program"),
     "trace of ours": (by_trace_of_ours, r"alpha (learns|is sent) \[3\] int64"),
-    "telling": (by_telling, r"alpha learns \[3\] int64 .* 'settings' of beta"),
     "encryption": (by_encryption, "beta is sent .* code of the program"),
     "step of ours": (by_a_step_of_ours, "beta is sent .*'omega_masked' of .* code of the program"),
     "relay": (by_a_garbled_relay, r"gamma learns \[3\] int64 \('to_Q' of 'garbled_relay'"),
 }
+
+
+def test_a_program_broadcasts_nothing_in_the_packages_name(world):
+    found = dry_run_source(attack(by_telling), read_federation(world.path))
+    assert not found.complete and "only sectorch's own code broadcasts" in found.stopped
 
 
 @pytest.mark.parametrize("name", SHOWN)

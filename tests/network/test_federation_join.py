@@ -100,7 +100,7 @@ def test_a_refused_table_ends_the_run_at_all_parties_before_anything_is_shared(w
     assert isinstance(found["west"], ArgumentError) and "keys repeat in the table of H2" in str(found["west"])
     assert all(isinstance(found[name], AbortedError) for name in ("north", "east", "south", "mid"))
     sent = {line.protocol for t in seen.values() for line, _ in t.lines}
-    assert sent <= {"seed", "table", "table size", "join_keys", "agree"}, sent
+    assert sent <= {"seed", "table", "table_size", "join_keys", "agree"}, sent
 
     def typed(name: str, parties: Parties) -> Any:
         with parties.session(STAR, join_program.NAMES, label="typed") as session:
@@ -117,7 +117,7 @@ def test_a_refused_table_ends_the_run_at_all_parties_before_anything_is_shared(w
     found = apart(world, typed, False)
     # A party may learn by a lost connection, or by a frame of another step, that the others have ended.
     assert all(isinstance(error, (ArgumentError, NetworkError)) for error in found.values()), found
-    assert "whole numbers at H1, text at H2" in str(found["south"])
+    assert any("whole numbers at H1, text at H2" in str(error) for error in found.values()), found
 
 
 def test_parties_that_name_other_arguments_are_found_out(world):
