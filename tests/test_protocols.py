@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.choreography import Phase
-from sectorch.errors import ArgumentError
+from sectorch.errors import ArgumentError, MisplacedValueError
 from sectorch.mpc.star import compare
 from sectorch.mpc.star.and_layers import WIDEST, AndCircuit, and_layers
 from sectorch.mpc.star.compare import (
@@ -104,6 +104,15 @@ def test_every_shape(case, shape):
     outputs = outputs if isinstance(outputs, list) else [outputs]
     case.check(inputs, outputs)
     assert all(o.shape == torch.Size(shape) for o in outputs)
+
+
+def test_share_refuses_a_value_that_Q_lacks_and_its_way_out_works():
+    with session().call(session().answering[0]) as net:
+        x, a = ring_values((7,)), ring_values((7,), seed=1)
+        at_Q, at_A = net.own(net.Q, x), net.own(net.A, a)
+        with pytest.raises(MisplacedValueError, match=r"Q lacks this one; .* share\(x\) \+ a"):
+            share(net, at_A)
+        assert torch.equal(net.read(reveal(net, share(net, at_Q) + at_A), net.Q), x + a)
 
 
 def test_shares_are_halves_of_the_value():

@@ -422,7 +422,7 @@ def _groups(found: Audit) -> list[dict[str, Any]]:
     ]
 
 
-# `sectorch audit`: whether a file of receipts is whole, and who learned what by it, and when.
+# `sectorch audit`: whether a file of receipts is intact, and who learned what by it, and when.
 
 
 CELL = 100
@@ -523,11 +523,11 @@ def _show(console: Console, found: Audit, known: bool) -> None:
     console.print(totals)
     firsts: dict[str, int] = {}
     for entry in found.queries:
-        by = entry.key or (f"certificate {entry.certificate}" if entry.certificate else "")
+        by = f"key {entry.key}" if entry.key else f"certificate {entry.certificate}" if entry.certificate else ""
         by_key = f", signed by {entry.signed_by}" if entry.signed_by else ""
         models = [f"'{model}' answered with version {version}{by_key}" for model, version in entry.models.items()]
         models += [f"the server signed with {entry.server}"] if entry.server else []
-        for words in ([f"'{entry.client}' was known by {by}"] if by else []) + models:
+        for words in ([f"'{entry.client}' showed {by}"] if by else []) + models:
             firsts.setdefault(words, entry.line)
     for words, line in firsts.items():
         say(f"{words}, first in line {line + 1}")
@@ -544,7 +544,7 @@ def _show(console: Console, found: Audit, known: bool) -> None:
     if found.cut:
         at = ", ".join(str(number + 1) for number in found.cut)
         say(f"a half-written line was cut off before line {at}: a process had been ended in the middle")
-    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}', {ROLES.get(found.role, found.role)}")
+    say(f"{found.path}: {len(found.heads)} lines are intact, of '{found.party}', {ROLES.get(found.role, found.role)}")
     say(
         f"signed by {found.key}"
         + ("" if known else ", which is for you to compare with what its owner told you (--key)")
@@ -571,7 +571,8 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 
 def _table(title: str, entries: Sequence[Entry]) -> Table:
-    table = Table("line", "time (UTC)", "client", "asked", "rows", "model", "learned", "outcome", box=None)
+    names = "line", "time (UTC)", "client", "asked", "rows", "model", "learned", "outcome"
+    table = Table(*names, box=None, pad_edge=False, collapse_padding=True)  # 80 columns without a broken name
     table.columns[1].no_wrap = True
     table.title = Text(readable(title)) if title else None
     for e in entries:

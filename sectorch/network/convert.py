@@ -59,13 +59,17 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
         description, weights = _read(Path(options.source), target, options.trust)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_model(description, weights, target)
+    written = ""
     if options.inputs is not None:
         array_files.write_arrays(_tensors(example), options.inputs)
+        written = f", and the inputs in {options.inputs}"
     made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
     if options.json:
         print_json(made)
     else:
-        console.print(f"{target}: {len(weights)} weights, {made['bytes']} bytes", highlight=False, soft_wrap=True)
+        console.print(
+            f"{target}: {len(weights)} weights, {made['bytes']} bytes{written}", highlight=False, soft_wrap=True
+        )
 
 
 def _tensors(example: Any) -> Any:

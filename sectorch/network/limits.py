@@ -613,7 +613,8 @@ def _limits(options: argparse.Namespace, console: Console) -> None:
         account = "all clients" if row.account == EVERYBODY else row.account
         cells = (account, row.model, row.what, over, _amount(row.what, row.used))
         table.add_row(*(Text(readable(cell)) for cell in (*cells, "" if most is None else _amount(row.what, most))))
-    console.print(table)
+    if lines:
+        console.print(table)
     console.print(f"{found.usage}: {'nothing is used yet' if not rows else f'{len(rows)} counts'}", highlight=False)
 
 

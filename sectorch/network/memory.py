@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import BusyError
+from ..errors import ArgumentError, BusyError
 
 T = TypeVar("T")
 SHARE = 0.9
@@ -194,9 +194,17 @@ class MemoryBound:
 
     Args:
         limit: bytes of resident memory; None for no such bound.
+
+    Raises:
+        ArgumentError: the process holds as much already, so that every call would be refused.
     """
 
     def __init__(self, limit: int | None = None):
+        if limit is not None and (held := resident()) >= limit:
+            raise ArgumentError(
+                f"--memory {limit / 1e9:g} is too little: this process holds {held / 1e9:.2f} GB before any call: "
+                f"name {held / 1e9 + 1:.1f} or more"
+            )
         self.limit = limit
         self._groups = control_groups()
         self._released = threading.Condition()

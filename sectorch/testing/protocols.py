@@ -292,7 +292,7 @@ class ProtocolReport(Display):
 
     def sections(self) -> Iterator[RenderableType]:
         """A table with a row for each check, and the power of the tests."""
-        table = Table(title="What a protocol was held to")
+        table = Table(title="What the check did")
         for column in ("check", "what was done", "found"):
             table.add_column(column)
         for check, said in self.looked.items():
@@ -450,7 +450,7 @@ def _costs(traced: Protocol, cost: Mapping[str, float]) -> list[str]:
     if strange:
         raise ArgumentError(f"a cost has {', '.join(measured)}, and no '{strange[0]}'")
     return [
-        f"{name} are stated as {stated:g}, and are {measured[name]:g}"
+        f"{name}{' bytes an element' * (name != 'rounds')} are stated as {stated:g}, and are {measured[name]:g}"
         for name, stated in cost.items()
         if abs(measured[name] - stated) > 0.01 * max(1.0, stated)
     ]

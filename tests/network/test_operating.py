@@ -506,6 +506,11 @@ def test_work_beyond_the_bound_is_refused_and_what_is_reserved_counts_once(monke
     bound.reserve(120 << 20)
 
 
+def test_a_bound_below_what_the_process_holds_is_refused_at_the_start():
+    with pytest.raises(errors.ArgumentError, match=r"--memory 0.01 is too little: .* name \d+\.\d or more"):
+        MemoryBound(10**7)
+
+
 def limited(option: str, size: int) -> str:
     """What a process under a limit of the system's, so many bytes above what it holds, says of its bound."""
     program = f"""

@@ -92,7 +92,7 @@ def test_costs_are_measured():
     at_Q, same = [Given("Q")], lambda x: x
     measured = check_protocol(share, at_Q, same, cost={"rounds": 1, "online": 8}, **options)
     assert "rounds 1" in measured.looked["cost"]
-    with pytest.raises(ProtocolFault, match="cost: online are stated as 7, and are 8"):
+    with pytest.raises(ProtocolFault, match="cost: online bytes an element are stated as 7, and are 8"):
         check_protocol(share, at_Q, same, cost={"online": 7}, **options)
     with pytest.raises(ArgumentError, match="no 'bytes'"):
         check_protocol(share, at_Q, same, cost={"bytes": 7}, **options)

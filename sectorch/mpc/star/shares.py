@@ -25,7 +25,7 @@ from ...backend import Noise
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.declaration import PAYLOADS
 from ...choreography.located import compute, with_shapes
-from ...errors import ArgumentError, DtypeError
+from ...errors import ArgumentError, DtypeError, MisplacedValueError
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def concatenate(*parts: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 def _of_ring_elements(f: Callable) -> Callable:
-    """Decorate `share` so that it refuses fractions and booleans before anything is drawn."""
+    """Decorate `share` so that it refuses fractions, booleans and others' values before anything is drawn."""
 
     @functools.wraps(f)
     def run(net: Net, x: Located) -> Shares:
@@ -182,6 +182,10 @@ def _of_ring_elements(f: Callable) -> Callable:
             raise DtypeError(
                 f"share takes ring elements (int64), got {x.dtype}: sectorch.ring.encode(x, bits) makes them of "
                 f"fractions, x.long() of booleans"
+            )
+        if net.Q not in x.owners:
+            raise MisplacedValueError(
+                "share takes a value that Q holds, and Q lacks this one; a value of A's is added to shares: share(x) + a"
             )
         return f(net, x)
 
@@ -203,6 +207,7 @@ def share(net: Net, x: Located) -> Shares:
 
     Raises:
         DtypeError: x consists of fractions or booleans, which are no ring elements.
+        MisplacedValueError: Q does not hold x.
     """
     Q, A, S = net.Q, net.A, net.S
     x_A = net.common(Q, A, x.shape, "x_A")

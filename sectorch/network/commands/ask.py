@@ -313,7 +313,8 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
             model.prepare(inputs)
             progress.advance(task, count)
     sizes = [batch] * (missing > 0) + [rows % batch] * bool(call.least and rows % batch)
-    console.print(f"{rows} rows are prepared, in calls of {' and '.join(map(str, sizes))}")
+    of = " and ".join(map(str, sizes))
+    console.print(f"{rows} rows are prepared, in calls of {of}, for queries of as many rows (--batch)")
 
 
 def _batch(model: RemoteModel, given: Given, options: argparse.Namespace) -> int:
