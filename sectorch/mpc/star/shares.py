@@ -185,7 +185,7 @@ def _of_ring_elements(f: Callable) -> Callable:
             )
         if net.Q not in x.owners:
             raise MisplacedValueError(
-                "share takes a value that Q holds, and Q lacks this one; a value of A's is added to shares: share(x) + a"
+                "share takes a value that Q holds, and Q lacks this one; add a value of A's to shares: share(x) + a"
             )
         return f(net, x)
 
