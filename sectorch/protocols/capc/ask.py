@@ -359,8 +359,12 @@ class Sitting:
             ballot_votes=how.ballot_votes, frac_bits=how.frac_bits, sample=sample, batch=how.chunk, session=session,
         )  # fmt: skip
 
-    def cost(self, images: torch.Tensor, names: Sequence[str], models: Sequence[Any], rows: int = 4) -> Estimate:
-        """What a question takes, measured with one model of each architecture on black images."""
+    def cost(self, images: torch.Tensor, names: Sequence[str], models: Sequence[Any]) -> Estimate:
+        """What a question takes, measured with one model of each architecture on black images.
+
+        A part of a question's time does not grow with its images, so as many are measured, but of ciphertexts four.
+        """
+        rows = min(4, len(images)) if self.how.inference == "ckks" else len(images)
         total, black = Estimate(0.0), torch.zeros((rows, *images.shape[1:]), dtype=images.dtype)
         for name, model in zip(names, models, strict=True):
             if self.how.inference == "simulated" or not isinstance(model, nn.Module):
