@@ -684,14 +684,28 @@ class _Evaluation:
             value = values.like(values.shares[places], bound=values.bound)
             count = value if whole else self._integers(counts[places])
             known = None if defined is None else self._flags(defined[places])
-            made = Statistic(value, count, (*dimension, *axes), name, known, 1.0 if whole else None)
-            rows = self.public_rows if name in PARTITIONED else None
+            # Each row is in one bin of every class, and in one cell of all others.
+            bins_of_classes = name == "calibration" and not self._two
+            made = Statistic(
+                value, count, (*dimension, *axes), name, known, 1.0 if whole else None,
+                cells="nested" if bins_of_classes else "partition",
+            )  # fmt: skip
+            rows = self.public_rows if name in PARTITIONED and not bins_of_classes else None
+            rest = None if rows is not None else self._filtered()
+            columns = int(name == "calibration" or (name == "ece" and not self._two))
             # By the metric of a model that gives one score to all, a reader computes how many rows each class has.
             behind = None
             if name != "confusion":
                 behind = self._integers(self._each(_spread, self.rarest[places], shape=tuple(value.shape)))
             found[name + of] = with_origin(
-                made, (self.of, of, self.classes), self.results, rows=rows, many=self.many, behind=behind
+                made,
+                (self.of, of, self.classes),
+                self.results,
+                rows=rows,
+                many=self.many,
+                columns=columns,
+                behind=behind,
+                cells=rest,
             )
         return found
 
@@ -845,14 +859,27 @@ class _Evaluation:
         made = Statistic(value, self._integers(count), axes, "gaps", self._flags(every))
         least = [-self.backend.largest(-self.rarest[places]) for places in self.groups.places().values()]
         behind = self._each(torch.Tensor.expand, self._each(_as_row, *least), size=tuple(value.shape))
-        return with_origin(made, (self.of, self.classes), self.results, many=self.many, behind=self._integers(behind))
+        return with_origin(
+            made,
+            (self.of, self.classes),
+            self.results,
+            many=self.many,
+            behind=self._integers(behind),
+            cells=self._filtered(),
+        )
+
+    def _filtered(self) -> SharedTensor | None:
+        """The rows of a public number that do not count, which the digits of an area show; None if all do."""
+        if self.public_rows is None or self.present is None:
+            return None
+        return self._integers(-self.totals[:1] + self.public_rows)
 
     def _flags(self, shares: Any) -> SharedTensor:
         return self.like.like(shares, 0, 1.0, dtype=torch.bool)
 
 
-PARTITIONED = ("accuracy", "log_loss", "brier", "confusion")
-"""Metrics whose counts are of the rows of each group, each row once."""
+PARTITIONED = ("accuracy", "log_loss", "brier", "ece", "calibration", "confusion")
+"""Metrics whose counts are of the rows of each group, each row once (in each of several columns)."""
 
 TABLES = ("calibration", "confusion")
 """Metrics of more than one value a group, which have no gaps."""

@@ -98,7 +98,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         k: of a table of groups: where any group has 1 to k - 1 rows, no cell of the table is released.
         rounding: counts and whole-number values are released as multiples of it, the nearest, half up; at most
             `minimum`.
-        step: as `rounding`, of values with fractions: the nearest multiple, within 1/8 of a step.
+        step: as `rounding`, of values with fractions: the nearest multiple, within 1/8 of a step; the one beside it at
+            times, where the step is no multiple of the last place (2^-20).
         epsilon, delta: differential privacy of each release, where the content of one row is replaced. Discrete
             Gaussian noise is added in shares. A cell below the minimum is then released with a probability of at most
             delta, for the counts are noisy.
@@ -890,6 +891,16 @@ def _check_cells(statistic: Statistic, made: Origin | None, policy: Policy, cell
             f"a {kind} of a flag tells how many rows have it, which no minimum of the rows behind it protects: release "
             f"count(by=[...]) with the flag among its groups, or sum or mean"
         )
+    if made is not None and sum(made.flags) > 1:
+        raise PolicyError(
+            f"a {kind} of several flags tells how many rows have one and not another, which no minimum looks at: "
+            f"release count(by=[...]) with the flags among its groups, or one flag"
+        )
+    if made is not None and made.uneven:
+        raise PolicyError(
+            f"the columns of this {kind} may have values of other rows, so that their difference is of a few: release "
+            f"one column at a time, each as a release of its own"
+        )
     if made is not None and made.shows_counts and (policy.rounding is not None or not policy.counts):
         raise PolicyError(
             f"a {kind} contains exact numbers of rows, which this policy rounds or keeps: release mean and variance"
@@ -904,6 +915,7 @@ class _Released:
         made, many = asked.origin, 1 if asked.origin is None else asked.origin.many
         minimum = None if policy.minimum is None else policy.minimum * many
         k = None if policy.k is None else (policy.k - 1) * many + 1
+        few = max(minimum or 0, k or 0)  # of numbers of rows that are not those of cells
         if made is not None and any(x is not None for x in (made.ones, made.behind)):
             counts = cast(SharedTensor, counts.expand(values.shape))
         # A reader may know the rows of all cells from elsewhere, even if not all rows are in one.
@@ -915,26 +927,26 @@ class _Released:
             values = counts if asked.same else _noisy(values.unchecked(), asked.spread)
         bits: Any = torch.ones_like(counts) if policy.minimum is None else _at_least(counts, _threshold(asked, policy))
         if not noisy and minimum is not None:
-            if made is not None and made.groups is not None:
-                lacking = made.groups - counts  # rows of a group that have no value in a column, beside others that do
-                bits = bits * (1 - _at_least(lacking, 1) * (1 - _at_least(lacking, minimum)))
             if lines and rows is not None:
                 bits = _with_secondary(bits, counts, minimum, None)
             bits = _with_secondary(bits, counts, minimum, rows, made is not None and made.columns == 1)
             if made is not None and made.ranks:
-                bits = bits.expand(values.shape) * _inner(counts, made.ranks, minimum).reshape(values.shape)
+                bits = bits.expand(values.shape) * _inner(counts, made.ranks, few).reshape(values.shape)
                 counts = cast(SharedTensor, counts.expand(values.shape))
             if made is not None and made.behind is not None:
                 # Sums of the numbers behind are below those of their groups together, so the groups that are withheld
                 # have `minimum` together, too.
-                bits = _with_secondary(bits * _at_least(made.behind, minimum), made.behind, minimum, None)
+                bits = _with_secondary(bits * _at_least(made.behind, few), made.behind, few, None)
             if made is not None and made.ones is not None:
-                bits = bits * _both_kinds(made.ones, counts, made.flags, minimum)
+                bits = bits * _both_kinds(made.ones, counts, made.flags, few)
             if made is not None and made.cells is not None:
-                few = (_at_least(made.cells, 1) - _at_least(made.cells, minimum)).sum()
-                bits = bits * (1 - _at_least(few, 1))
+                small = (_at_least(made.cells, 1) - _at_least(made.cells, few)).sum()
+                bits = bits * (1 - _at_least(small, 1))
         if k is not None:
             small = (_at_least(counts, 1) - _at_least(counts, k)).sum()
+            if rows is not None and not (made is not None and made.columns):
+                rest = rows - counts.sum()
+                small = small + _at_least(rest, 1) - _at_least(rest, k)
             bits = bits * (1 - _at_least(small, 1))
         self._asked, self._cells = asked, counts.shape
         self._shows_counts = policy.counts or asked.same
@@ -968,13 +980,21 @@ class _Released:
         if asked.same:
             values = counts if counts is not None else torch.empty(0)
         else:
-            values = torch.where(withheld, math.nan, plain[1].double() * (self._value_step or 1))
+            values = torch.where(withheld, math.nan, self._in_steps(plain[1].double()))
             if asked.defined is not None:
                 there = flat[-values.numel() :].view(shape).bool()
                 values = torch.where(there, values, math.nan)
         found = GovernedResult(values, asked.axes, asked.kind, withheld)
         found.counts = counts if counts is None else counts.expand(shape)
         return found
+
+    def _in_steps(self, k: torch.Tensor) -> torch.Tensor:
+        """The multiples of the policy's step next to k steps of the ring, of which a step may be no multiple."""
+        if self._value_step is None:
+            return k
+        scale_bits = 0 if _is_whole(self._asked.values) else self._asked.values.scale_bits
+        unit = _step(self._value_step, scale_bits) * 2.0**-scale_bits
+        return torch.round(k * unit / self._value_step) * self._value_step
 
 
 def _where(bits: Any, x: Any) -> SharedTensor:

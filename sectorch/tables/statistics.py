@@ -200,7 +200,7 @@ class Origin(NamedTuple):
         many: how many rows one person may have.
         columns: how many of the last dimensions are of columns, each with a value of the same rows.
         ranks: of quantiles: which ones.
-        groups: where columns have other missing values: the rows of each cell, whether they have a value or not.
+        uneven: whether columns side by side may have values of other rows.
         ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
         behind: for each value a further number of rows that has to reach a policy's minimum.
         cells: further numbers of rows behind all values: each is 0, or reaches a policy's minimum.
@@ -214,7 +214,7 @@ class Origin(NamedTuple):
     many: int = 1
     columns: int = 0
     ranks: tuple[float, ...] = ()
-    groups: SharedTensor | None = None
+    uneven: bool = False
     ones: SharedTensor | None = None
     flags: tuple[bool, ...] = ()
     behind: SharedTensor | None = None
@@ -345,8 +345,10 @@ def flags_of(table: Table, names: Sequence[str]) -> tuple[bool, ...]:
     found = []
     for name in names:
         column, x = table.schema[name], table[name]
-        bounds = [b for b in (column.bound, x.bound) if b is not None]  # whatever a program calls a column of bits
-        found.append(column.kind == "flag" or (not x.scale_bits and bool(bounds) and min(bounds) <= 1))
+        # Whatever a program calls a column of bits.
+        bounds = [b for b in (column.bound, None if x.bound is None else x.bound * 2.0**-x.scale_bits) if b is not None]
+        whole = not x.scale_bits or x.is_integral
+        found.append(column.kind == "flag" or (whole and bool(bounds) and min(bounds) <= 1))
     return tuple(found)
 
 
@@ -714,20 +716,15 @@ def _made(
     results += [values, own, *([flags] if flags is not None else [])]
     binary = () if kind == "count" else flags_of(rows.table, rows.names)
     ones = None if sums is None or not any(binary) else rows.tensor(sums, rows.scale, 2.0**rows.unit_bits * rows.rows)
-    groups = None
-    if len(rows.names) > 1 and any(name in rows.table.missing for name in rows.names):
-        every = WeightedRows(rows.context, rows.table, (), rows.by).counts()
-        groups = rows.context.tensor(rows.context.backend.each(
-            partial(_cells, shape=(*rows.shape, 1)), every), 0, float(max(1, rows.rows)))  # fmt: skip
-        groups = groups.like(groups.shares, bound=groups.bound, dtype=torch.int64)
-    results += [x for x in (ones, groups) if x is not None]
+    results += [] if ones is None else [ones]
     statistic = Statistic(
         values, own, rows.axes(columns), kind, flags, row_bound,
         cells="extreme" if kind in ("minimum", "maximum") else "partition",
     )  # fmt: skip
     return with_origin(
         statistic, ("columns", *rows.names, "by", *rows.by, *more), results, rows=rows.table.public_rows,
-        many=rows.table.many, columns=int(columns and len(rows.names) > 1), groups=groups, ones=ones, flags=binary,
+        many=rows.table.many, columns=int(columns and len(rows.names) > 1), ones=ones, flags=binary,
+        uneven=len(rows.names) > 1 and any(name in rows.table.missing for name in rows.names),
         disguised=ones is None and any(binary),
     )  # fmt: skip
 

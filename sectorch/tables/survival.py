@@ -163,8 +163,8 @@ def _first_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x[:, :1].expand(-1, times)
 
 
-def _both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.stack((x, y), -1)
+def _side_by_side(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values, -1)
 
 
 def life_table(table: Table, duration: str, event: str, *, times: Sequence[float], by: Any = None) -> Statistic:
@@ -185,7 +185,7 @@ def life_table(table: Table, duration: str, event: str, *, times: Sequence[float
         risk = _Risk(context, table, duration, event, grid, keys)
         axes = risk.axes(Axis("rows", ("at risk", "events")))
         shape = tuple(len(axis.labels) for axis in axes)
-        cells = context.backend.each(_both, risk.at_risk, risk.events)
+        cells = context.backend.each(_side_by_side, risk.at_risk, risk.events)
         values, counts = (risk.tensor(cells, 0, float(len(table)), d, shape) for d in (torch.float64, torch.int64))
         results += [values, counts]
         found = Statistic(values, counts, axes, "life table", None, 1.0, cells="nested")
@@ -232,8 +232,9 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         counts = risk.tensor(backend.each(partial(torch.sum, dim=0), d), 0, float(len(table)), torch.int64, ())
         varies = at_least(context, variance, 1, 62)
         flags = risk.tensor(varies, 0, 1.0, torch.bool, ())
-        behind = backend.each(_both, risk.at_risk[:, 0], backend.each(partial(torch.sum, dim=1), risk.events))
-        cells = risk.tensor(behind, 0, float(len(table)), torch.int64, (2, 2))
+        started, ended = risk.at_risk[:, 0], backend.each(partial(torch.sum, dim=1), risk.events)
+        behind = backend.each(_side_by_side, started, ended, started - ended)
+        cells = risk.tensor(behind, 0, float(len(table)), torch.int64, (2, 3))
         results += [values, counts, flags, cells]
         found = HypothesisTest(values, counts, (), "log-rank test", flags, derive=_of_z)
         names = duration, event, *keys, *grid

@@ -780,6 +780,9 @@ class Table:
             made[name] = x
             missing.pop(name, None)
             schema.pop(name, None)
+            for other, own in self._columns.items():  # a column that is taken as it is has its missing values
+                if isinstance(x, SharedTensor) and own.shares is x.shares and other in self.missing:
+                    missing[name] = self.missing[other]
             if facts is not None:
                 schema[name], made[name] = facts, _as_codes(x, facts)
         return Table(made, schema, present=self.present, missing=missing, checked=True)._with_rows_of(self)
@@ -846,7 +849,8 @@ class Table:
         made = Table(columns, schema, present=present, missing=missing, checked=True)
         known = [table.public_rows for table in tables]
         made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
-        made._many = max(table.many for table in tables)
+        numbers = [table.many for table in tables]
+        made._many = sum(numbers) if max(numbers) > 1 else 1  # a person of several tables has the rows of all
         return made
 
 

@@ -221,11 +221,73 @@ def test_a_column_of_any_name_is_a_group():
         assert result.withheld.tolist() == [True, False, True, False], name
 
 
-def test_columns_that_lack_other_rows_are_not_subtracted():
-    """One m has no income; beside the ages of all m the difference would be this one person."""
+def test_columns_side_by_side_are_not_subtracted():
+    """Columns that lack other rows, of which one lacks one row more; flags of which one is a part of another's."""
+    table, tables = wards(), sectorch.tables
+    for made in (tables.count, tables.mean, tables.sum, tables.variance):
+        with pytest.raises(PolicyError, match="values of other rows"):
+            sectorch.release(made(table, "age", "income", by="sex"), EXACTLY)
+    again = table.with_columns(i=table["income"], a=table["age"])  # another name takes no flag away
+    with pytest.raises(PolicyError, match="values of other rows"):
+        sectorch.release(tables.sum(again, "a", "i"), EXACTLY)
+    part = table.with_columns(old=table["age"] > 90)
+    for made in (tables.sum, tables.mean):
+        with pytest.raises(PolicyError, match="several flags"):
+            sectorch.release(made(part, "ill", "old"), EXACTLY)
+        assert sectorch.release(made(part, "ill", "age"), EXACTLY).withheld.tolist() == [True, False]
+
+
+def test_metrics_and_tests_leave_no_rest_of_a_few():
+    """Three of 100 public rows are filtered out, or survive: accuracy, calibration and log-rank show neither."""
+    table = wards(few=50)
+    rows = table.where(table["age"] < 90).where(table["income"] < 98)
+    scores = shared(REFERENCE, torch.linspace(-1, 1, 100), limit=4.0)
+    metrics = ["accuracy", "ece", "calibration", "brier", "auroc", "auprc"]
+    for of, withheld in ((rows, True), (table, False)):
+        found = sectorch.evaluate(None, scores, of[["ill"]], metrics, bins=2)
+        for name, made in found.items():
+            hidden = sectorch.release(made, EXACTLY).withheld  # of the bins one goes, and the few with it
+            assert (hidden.any() if name == "calibration" else hidden.all()) == withheld, name
+    labels = shared(REFERENCE, torch.arange(100) % 3)
+    three = sectorch.evaluate(
+        None, scores.unsqueeze(1) * torch.ones(3), labels, ["calibration", "ece"], classes=[0, 1, 2]
+    )
+    assert not sectorch.release(three["ece"], EXACTLY).withheld.any()
+    with pytest.raises(PolicyError, match="part of another"):
+        sectorch.release(three["calibration"], EXACTLY)
+    sex = np.repeat(["f", "m"], 50)
+    frame = {"sex": sex, "months": np.full(100, 5.0), "died": np.r_[np.arange(50) < 47, np.arange(50) < 40]}
+    columns = {"sex": ("f", "m"), "months": None, "died": None}
+    made = sectorch.owned(frame, owner="Q", session=REFERENCE, columns=columns).share()
+    test = sectorch.tables.log_rank(made, "months", "died", times=[5.0], by="sex")
+    assert sectorch.release(test, EXACTLY).withheld.all()
+
+
+def test_k_looks_at_every_number_of_rows():
+    """Eight are ill, and eight are filtered out: fewer than k = 20, though not than the minimum."""
+    table, policy = wards(few=8), sectorch.Policy(minimum=5, k=20, releases=0)
+    assert sectorch.release(sectorch.tables.sum(table, "ill"), policy).withheld
+    well = table.where(table["ill"] < 1)
+    assert sectorch.release(sectorch.tables.count(well), policy).withheld
+    assert not sectorch.release(sectorch.tables.count(table), policy).withheld
+
+
+def test_a_flag_of_fractions_is_a_flag():
     table = wards()
-    both = sectorch.release(sectorch.tables.count(table, "age", "income", by="sex"), EXACTLY)
-    assert both.withheld.tolist() == [[False, True], [False, False]]
+    for bits in (table["ill"].to(torch.int64), table["ill"].to(torch.float32)):
+        made = table.with_columns(x=bits)
+        assert sectorch.release(sectorch.tables.sum(made, "x"), EXACTLY).withheld
+        with pytest.raises(PolicyError, match="of a flag"):
+            sectorch.release(sectorch.tables.variance(made, "x"), EXACTLY)
+
+
+@pytest.mark.parametrize("step", [0.001, 0.1, 1 / 3, 0.5, 7.0])
+def test_steps_are_multiplied_out_as_they_were_divided(step):
+    values = torch.tensor([54.885, -1000.0, 4000.7, 0.0])
+    policy = sectorch.Policy(minimum=10, releases=0, step=step)
+    found = released([40, 40, 40, 40], policy, values=values).values
+    assert (found - values.double()).abs().max() <= step * 1.01
+    assert torch.allclose(found / step, torch.round(found / step), atol=1e-6, rtol=0)
 
 
 def test_a_person_of_many_rows_counts_once():
@@ -238,6 +300,7 @@ def test_a_person_of_many_rows_counts_once():
     right = sectorch.owned(patients, owner="A", session=REFERENCE, columns=["age"])
     table = sectorch.join(left, right, on="id", many=12)
     assert table.many == 12 and table.where(table["age"] > 0).many == 12
+    assert sectorch.Table.concat([table, table]).many == 24  # two years of visits
     made = sectorch.tables.count(table, by="ward")
     assert sectorch.release(made, EXACTLY).withheld.all()
     found = sectorch.release(made, sectorch.Policy(minimum=2, releases=0))  # w1's 12 rows are below 2 x 12
@@ -361,7 +424,8 @@ def test_a_table_whose_rows_are_public_has_their_complements_withheld():
     """One outlier, one missing value, three ill: each is the rest of the public number of rows."""
     table, t = wards(), sectorch.tables
     assert sectorch.release(t.histogram(table, "age", [0, 41, 90]), EXACTLY).withheld.all()
-    assert sectorch.release(t.count(table, "age", "income"), EXACTLY).withheld.tolist() == [False, True]
+    assert not sectorch.release(t.count(table, "age"), EXACTLY).withheld
+    assert sectorch.release(t.count(table, "income"), EXACTLY).withheld
     young = table.where(table["age"] < 90)
     for view in (young, young[["age", "sex"]], young.with_columns(one=young["age"] > 0), young.where(young["age"] > 0)):
         assert view.public_rows == 100
