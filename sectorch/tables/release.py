@@ -945,7 +945,7 @@ class _Released:
         if k is not None:
             small = (_at_least(counts, 1) - _at_least(counts, k)).sum()
             if rows is not None and not (made is not None and made.columns):
-                rest = rows - counts.sum()
+                rest: Any = rows - counts.sum()
                 small = small + _at_least(rest, 1) - _at_least(rest, k)
             bits = bits * (1 - _at_least(small, 1))
         self._asked, self._cells = asked, counts.shape
