@@ -40,7 +40,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -724,12 +724,23 @@ def _charge_all(ledgers: list[PolicyLedger], session: Session, party: Party, pol
 
 def _charge(ledgers: list[PolicyLedger], policy: Policy, request: Request) -> list[PolicyLedger]:
     """Charge all ledgers of this process, or none; those that had no charge of this release are returned."""
+    charged: list[PolicyLedger] = []
+    error = None
     with ExitStack() as stack:
         for ledger in ledgers:
             stack.enter_context(ledger.locked())
         fresh = [ledger for ledger in ledgers if not ledger.check(policy, request)]
-        for ledger in ledgers:
-            ledger.charge(policy, request)
+        try:
+            for ledger in fresh:
+                charged.append(ledger)
+                ledger.charge(policy, request)
+        except SectorchError as own:  # a full disk
+            error = own
+    if error is not None:
+        for ledger in charged:
+            with suppress(SectorchError):
+                ledger.withdraw(policy, request)
+        raise error
     return fresh
 
 
@@ -898,8 +909,8 @@ def _check_cells(statistic: Statistic, made: Origin | None, policy: Policy, cell
         )
     if made is not None and made.uneven:
         raise PolicyError(
-            f"the columns of this {kind} may have values of other rows, so that their difference is of a few: release "
-            f"one column at a time, each as a release of its own"
+            f"the columns of this {kind} may have values of other rows, or be computed of each other, so that their "
+            f"difference is of a few: release one column at a time, each as a release of its own"
         )
     if made is not None and made.shows_counts and (policy.rounding is not None or not policy.counts):
         raise PolicyError(
@@ -944,9 +955,10 @@ class _Released:
                 bits = bits * (1 - _at_least(small, 1))
         if k is not None:
             small = (_at_least(counts, 1) - _at_least(counts, k)).sum()
-            if rows is not None and not (made is not None and made.columns):
-                rest: Any = rows - counts.sum()
-                small = small + _at_least(rest, 1) - _at_least(rest, k)
+            if rows is not None:
+                by_column = made is not None and made.columns == 1
+                rest: Any = rows - (counts.reshape(-1, counts.shape[-1]).sum(0) if by_column else counts.sum())
+                small = small + (_at_least(rest, 1) - _at_least(rest, k)).sum()
             bits = bits * (1 - _at_least(small, 1))
         self._asked, self._cells = asked, counts.shape
         self._shows_counts = policy.counts or asked.same

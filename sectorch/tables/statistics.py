@@ -200,7 +200,7 @@ class Origin(NamedTuple):
         many: how many rows one person may have.
         columns: how many of the last dimensions are of columns, each with a value of the same rows.
         ranks: of quantiles: which ones.
-        uneven: whether columns side by side may have values of other rows.
+        uneven: whether columns side by side may have values of other rows, or be computed of each other.
         ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
         behind: for each value a further number of rows that has to reach a policy's minimum.
         cells: further numbers of rows behind all values: each is 0, or reaches a policy's minimum.
@@ -724,7 +724,8 @@ def _made(
     return with_origin(
         statistic, ("columns", *rows.names, "by", *rows.by, *more), results, rows=rows.table.public_rows,
         many=rows.table.many, columns=int(columns and len(rows.names) > 1), ones=ones, flags=binary,
-        uneven=len(rows.names) > 1 and any(name in rows.table.missing for name in rows.names),
+        uneven=len(rows.names) > 1
+        and any(name in rows.table.missing or name not in rows.table.owned for name in rows.names),
         disguised=ones is None and any(binary),
     )  # fmt: skip
 

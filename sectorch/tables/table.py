@@ -444,7 +444,9 @@ class OwnedTable:
                     flags = np.zeros(self._rows, bool) if absent is None else absent
                     own = None if values is None else _tensor(flags, torch.bool)
                     missing[name] = self._shared(own, torch.bool, torch.bool, f"{name} is missing", 1.0)
-        return Table(columns, self.schema, missing=missing, checked=True)
+        found = Table(columns, self.schema, missing=missing, checked=True)
+        found._owned = frozenset(columns)
+        return found
 
     def _shared(
         self, own: torch.Tensor | None, dtype: torch.dtype, label: torch.dtype, name: str, bound: float | None
@@ -622,6 +624,7 @@ class Table:
         self.present = present
         self._public_rows: int | None = None
         self._many = 1
+        self._owned: frozenset[str] = frozenset()
         given = dict(schema or {})
         if not self._columns:
             raise ArgumentError("a table has at least one column")
@@ -670,8 +673,14 @@ class Table:
         """The most rows of one person: 1 unless the table is of a join with `many`."""
         return self._many
 
+    @property
+    def owned(self) -> frozenset[str]:
+        """The columns that are as their owners shared them; all others were computed by a program."""
+        return self._owned
+
     def _with_rows_of(self, before: Table) -> Table:
         self._public_rows, self._many = before.public_rows, before.many
+        self._owned = before._owned & set(self._columns)
         return self
 
     def __len__(self) -> int:
@@ -785,7 +794,10 @@ class Table:
                     missing[name] = self.missing[other]
             if facts is not None:
                 schema[name], made[name] = facts, _as_codes(x, facts)
-        return Table(made, schema, present=self.present, missing=missing, checked=True)._with_rows_of(self)
+        found = Table(made, schema, present=self.present, missing=missing, checked=True)._with_rows_of(self)
+        known = {id(self._columns[name].shares) for name in self._owned}
+        found._owned = frozenset(name for name, x in made.items() if id(x.shares) in known)
+        return found
 
     def with_absent_row(self) -> Table:
         """The table with one row more, which does not count. Local."""
@@ -850,6 +862,7 @@ class Table:
         known = [table.public_rows for table in tables]
         made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
         numbers = [table.many for table in tables]
+        made._owned = frozenset.intersection(*(table._owned for table in tables))
         made._many = sum(numbers) if max(numbers) > 1 else 1  # a person of several tables has the rows of all
         return made
 

@@ -230,6 +230,11 @@ def test_columns_side_by_side_are_not_subtracted():
     again = table.with_columns(i=table["income"], a=table["age"])  # another name takes no flag away
     with pytest.raises(PolicyError, match="values of other rows"):
         sectorch.release(tables.sum(again, "a", "i"), EXACTLY)
+    computed = table.with_columns(i=table["income"] + 0, w=table["age"].clamp(0.0, 90.0))
+    for columns in (("age", "i"), ("age", "w")):
+        with pytest.raises(PolicyError, match="computed of each other"):
+            sectorch.release(tables.sum(computed, *columns), EXACTLY)
+    assert not sectorch.release(tables.sum(computed, "w"), EXACTLY).withheld
     part = table.with_columns(old=table["age"] > 90)
     for made in (tables.sum, tables.mean):
         with pytest.raises(PolicyError, match="several flags"):
@@ -269,6 +274,11 @@ def test_k_looks_at_every_number_of_rows():
     assert sectorch.release(sectorch.tables.sum(table, "ill"), policy).withheld
     well = table.where(table["ill"] < 1)
     assert sectorch.release(sectorch.tables.count(well), policy).withheld
+    assert sectorch.release(sectorch.tables.mean(well, "age"), policy).withheld
+    few = wards(few=8, bmi=np.arange(100.0))
+    few = few.where(few["ill"] < 1)
+    for made in (sectorch.tables.mean, sectorch.tables.covariance):
+        assert sectorch.release(made(few, "age", "bmi"), policy).withheld.all()
     assert not sectorch.release(sectorch.tables.count(table), policy).withheld
 
 
@@ -381,6 +391,24 @@ def test_a_charge_that_another_party_cannot_make_is_taken_back(tmp_path, monkeyp
     with pytest.raises(BudgetExhaustedError):
         sectorch.release(sectorch.tables.count(table), noisy, name="a", ledger=tmp_path)
     sectorch.release(sectorch.tables.count(table), noisy, name="b", ledger=tmp_path)
+
+
+def test_ledgers_of_one_process_are_charged_together(tmp_path, monkeypatch):
+    """The second cannot be written: the first is as before."""
+    release = sys.modules["sectorch.tables.release"]
+    charge = release.PolicyLedger.charge
+
+    def full(self, policy, request):
+        if self.folder.name == "S":
+            raise PolicyError("no space left")
+        charge(self, policy, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release.PolicyLedger, "charge", full)
+        with pytest.raises(PolicyError, match="no space"):
+            sectorch.release(sectorch.tables.count(wards()), sectorch.Policy(minimum=10), name="a", ledger=tmp_path)
+    found = sectorch.release(sectorch.tables.count(wards()), sectorch.Policy(minimum=10), name="b", ledger=tmp_path)
+    assert found.values == 100
 
 
 def test_a_key_that_several_create_is_one(tmp_path):
