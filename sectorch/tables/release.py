@@ -541,9 +541,10 @@ def release(
         The values with their labels; of shape alone at parties that do not learn them.
 
     Rounds and bytes: a comparison of each count, a tournament of the cells of a line for each dimension, products, and
-    two reveals. What is opened is, for each cell, the bit and, where it is 1, the value and the count, rounded or with
-    noise as the policy says. Nobody else learns anything; all parties learn the name and the public facts. Exact where
-    there is no noise and no `step`.
+    two reveals; between processes 2 rounds in which all compare what is asked, and with a ledger 2 for the charge and 4
+    for the halves. What is opened is, for each cell, the bit and, where it is 1, the value and the count, rounded or
+    with noise as the policy says. Nobody else learns anything; all parties learn the name and the public facts. Exact
+    where there is no noise and no `step`.
 
     Raises:
         PolicyError: the policy cannot be evaluated for this statistic, the ledger is of another one, or the name of
