@@ -7,7 +7,7 @@
 
 `families` generates 8 tokens of two texts, one padded, and holds them to the plain model's own `generate`. `gpt2` has
 random weights of trained size; the steps of which material was prepared (--prepare) show what is left online.
-Results: benchmarks/results/generation.json; docs/your-model.md shows them, run docs/generate.py after it.
+Results: benchmarks/results/generation.json, which docs/generate.py shows in docs/huggingface.md and docs/your-model.md.
 """
 
 from __future__ import annotations

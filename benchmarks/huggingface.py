@@ -6,7 +6,7 @@
 
 Each model has a small configuration (two layers of width 32, mostly) and random weights of the size that training gives
 them, see `drawn`; it is called with what a tokenizer or an image processor gives: text has real padding, and its mask
-is secret unless the row says otherwise. The results are the rows of docs/your-model.md: run docs/generate.py after it.
+is secret unless the row says otherwise. The results are the rows of docs/huggingface.md: run docs/generate.py after it.
 """
 
 from __future__ import annotations

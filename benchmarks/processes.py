@@ -6,7 +6,7 @@
 Models of `transformers` as in benchmarks/huggingface.py (small, of random weights, with real padding), networks of timm
 as in benchmarks/timm_table.py (`pip install timm`), and plain ones of torch. Each is saved as a model file and answered
 by `sectorch answer` in a process of its own, through a `sectorch server` in another; this process asks, twice: the
-first question sends the masked weights. The results are the rows of a table in docs/your-model.md.
+first question sends the masked weights. The results are the rows of a table in docs/huggingface.md.
 """
 
 from __future__ import annotations

@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from figures import FIGURES, drawn
-from measured import HUGGINGFACE, PRIVHFL, beside_others, headline
+from measured import HUGGINGFACE, accuracies, beside_others, headline, noise, real_size
 from measured_capc import CAPC
-from measured_capride import CAPRIDE
+from measured_capride import CAPRIDE, CAPRIDE_FIGURES
 from papers import CLAIMS, ITEMS, LABELS, VERDICTS
 from papers import KINDS as PAPER_KINDS
 from parties import picture
+from plots import PLOTS
 from refusals import listed
 
 import sectorch
 from sectorch.choreography import PROTOCOLS, ProtocolSpec
-from sectorch.federated.command import described
-from sectorch.training.decompositions import NO_GRADIENT, NOTHING_TO_FOLLOW
+from sectorch.training.decompositions import NO_GRADIENT
 
 DOCS = Path(__file__).parent
 
@@ -91,14 +91,6 @@ def messages() -> str:
     return table(("protocol", "messages: from → to (hidden by)", "what the receiver learns"), body)
 
 
-def composed() -> str:
-    """One row per protocol that sends nothing itself."""
-    return table(
-        ("protocol", "what it computes", "source"),
-        ([f"`{spec.name}`", spec.summary, spec.source] for spec in protocols() if not spec.messages),
-    )
-
-
 def operations() -> str:
     """The dispatch table, one section per kind of handler; operations with the same note and result share a row."""
     rows: dict[str, dict[tuple[str, str], list[tuple[str, str]]]] = {kind: {} for kind in KINDS}
@@ -120,17 +112,11 @@ def operations() -> str:
 
 
 def gradients() -> str:
-    """The rows of the dispatch table that have a gradient, by kind, and those that have none with the way out."""
-    names: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for op in sectorch.supported_ops():
-        if op["name"] not in NO_GRADIENT and op["name"] not in NOTHING_TO_FOLLOW:
-            names.setdefault(op["kind"], []).append(f"`{op['name']}`")
-    have = table(("kind", "have a gradient"), ([KINDS.get(kind, kind), ", ".join(n)] for kind, n in names.items() if n))
+    """The operations that have no gradient, with the way out."""
     ways: dict[str, list[str]] = {}
     for name, way in sorted(NO_GRADIENT.items()):
         ways.setdefault(way, []).append(f"`{name}`")
-    none = table(("have none", "instead"), ([", ".join(n), way] for way, n in ways.items()))
-    return f"{have}\n\n{none}"
+    return table(("without a gradient", "instead"), ([", ".join(names), way] for way, names in ways.items()))
 
 
 def papers() -> str:
@@ -179,37 +165,18 @@ def papers() -> str:
     return "\n\n".join(sections)
 
 
-def settings(where: str) -> Callable[[], str]:
-    """One row per field of a settings class, as `package.module:Class`."""
-
-    def made() -> str:
-        module, name = where.split(":")
-        rows = described(getattr(importlib.import_module(module), name))
-        return table(("setting", "default", "what"), ([f"`{n}`", f"`{d}`" if d else "", what] for n, d, what in rows))
-
-    return made
-
-
-PAPER_PACKAGES = ("perturbation", "secsv")
-
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "learned.md": {"messages": messages, "composed": composed},
-    "ops.md": {"operations": operations},
+    "learned.md": {"messages": messages},
+    "ops.md": {"operations": operations, "gradients": gradients},
     "errors.md": {"errors": listed},
-    "training.md": {"gradients": gradients},
     "../README.md": {"headline": headline},
-    "index.md": {"headline": headline},
     "compare.md": {"ours": beside_others},
-    "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},
-    "capc.md": {**CAPC, "settings": settings("sectorch.protocols.capc.settings:Settings")},
-    "capride.md": {**CAPRIDE, "settings": settings("sectorch.protocols.capride.settings:Settings")},
+    "privhfl.md": {"noise": noise},
+    "capride.md": CAPRIDE,
+    "replications.md": {"results": accuracies, **CAPC, **CAPRIDE_FIGURES},
     "papers.md": {"papers": papers},
-    "your-model.md": HUGGINGFACE,
-    "federated.md": {
-        "federation": settings("sectorch.federated.participants:FederatedData"),
-        "training": settings("sectorch.federated.training:Training"),
-    },
-    **{f"{name}.md": {"settings": settings(f"sectorch.protocols.{name}:Settings")} for name in PAPER_PACKAGES},
+    "huggingface.md": HUGGINGFACE,
+    "your-model.md": {"real_size": real_size},
 }
 
 
@@ -241,6 +208,7 @@ def main() -> int:
     protocols()  # the figures read what they declare
     made |= {f"figures/{name}.svg": drawn(figure) for name, figure in FIGURES.items()}
     made["figures/parties.svg"] = picture()
+    made |= {f"figures/{name}.svg": plot() for name, plot in PLOTS.items()}
     stale = [name for name, text in made.items() if text != _present(DOCS / name)]
     for name in stale:
         if options.check:

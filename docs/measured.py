@@ -38,13 +38,7 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> str:
 
 ACCURACIES = {
     "gains": "What the queries gain",
-    "table1": 'Table 1: how many queries, who answers; "nobody asked" is `longer` with as many steps',
-    "table5": "Table 5: mixup's coefficient",
-    "fig11c": "Figure 11(c): expansion",
-    "fig12": "Figure 12: selection from a pool of four times as many",
-    "fig13": "Figure 13: normalisation",
     "fig15": "Figure 15: uneven data",
-    "fig16": "Figure 16: little data",
 }
 """The commands whose rows are accuracies, and what each is."""
 
@@ -65,25 +59,8 @@ def accuracies() -> str:
             ]
             for row in rows
         ]  # fmt: skip
-    return table(["", "alone", "after", "gain", "against the first", "paper"], body)
-
-
-def rounds() -> str:
-    """Figure 6: the mean after each round."""
-    rows = rows_of("privhfl", "fig6")
-    count = len(rows[0]["rounds"][0])
-    body = [[r["label"], *(percent(values) for values in zip(*r["rounds"], strict=True))] for r in rows]
-    return table(["", "alone", *(f"round {t}" for t in range(1, count))], body)
-
-
-def architectures() -> str:
-    """Figure 7: what each architecture gained."""
-    rows = rows_of("privhfl", "fig7")
-    body = []
-    for name, runs in rows[0]["by_architecture"].items():
-        pairs = [list(zip(*row["by_architecture"][name], strict=True)) for row in rows]
-        body.append([name, percent([alone for alone, _ in runs]), *(difference(after, b) for b, after in pairs)])
-    return table(["", "alone", *(row["label"] for row in rows)], body)
+    made = table(["", "alone", "after", "gain", "against the first", "paper"], body)
+    return made.replace("| ---: |\n", "| --- |\n", 1)
 
 
 def noise() -> str:
@@ -97,50 +74,6 @@ def noise() -> str:
         against = "" if row is rows[0] else difference(after, first)
         body.append([row["label"], *spent, percent(alone), percent(after), difference(after, alone), against])
     return table(["", "epsilon towards one", "towards all", "alone", "after", "gain", "against no noise"], body)
-
-
-def coverage() -> str:
-    """Figure 11 (a, b) in numbers."""
-    spread = lambda values: f"{statistics.mean(values):.0f} ± {statistics.stdev(values):.0f}"
-    body = [[row["kind"], spread(row["nearer"]), spread(row["left"])] for row in rows_of("privhfl", "fig11ab")]
-    return table(["queries", "test images that a query is nearer to", "distance left"], body)
-
-
-def uneven() -> str:
-    """Figure 14 in numbers."""
-    body = [
-        [
-            f"{r['alpha']:g}",
-            str(r["least"]),
-            str(r["most"]),
-            f"{r['empty']} of {len(r['counts']) * len(r['counts'][0])}",
-        ]
-        for r in rows_of("privhfl", "fig14")
-    ]
-    return table(["alpha", "smallest client", "largest client", "classes that a client lacks"], body)
-
-
-def equal() -> str:
-    """Secure against plain, by seed."""
-    body = [
-        [
-            f"seed {r['seed']}", f"{r['difference']:.0e}", f"{100 * r['secure']:.2f}", f"{100 * r['plain']:.2f}",
-            f"{r['same_clients']} of {r['clients']}",
-        ]
-        for r in rows_of("privhfl", "equal")
-    ]  # fmt: skip
-    return table(["", "largest label difference", "secure, %", "plain, %", "clients with equal accuracy"], body)
-
-
-PRIVHFL: dict[str, Callable[[], str]] = {
-    "results": accuracies,
-    "equal": equal,
-    "fig6": rounds,
-    "fig7": architectures,
-    "noise": noise,
-    "fig11ab": coverage,
-    "fig14": uneven,
-}
 
 
 def huggingface() -> str:
@@ -165,14 +98,17 @@ def huggingface() -> str:
             body.append([kind, classes, f"{max(row['error'] for row in alike.values()):.0e}", *seconds])
     head = ("kind", "classes (rounds, MB)", "error at most", "first call, s", "second call, s")
     alone = [[name, f"right, operation by operation: {row['alone']}"] for name, row in right.items() if row["alone"]]
-    others = [[name, _reason(row)] for name, row in rows.items() if name not in right]
-    lists = [table(head, body, words=2), table(("class", "what happens"), [*alone, *others], words=2)]
+    said: dict[str, list[str]] = {}
+    for name, text in [*alone, *([name, _reason(row)] for name, row in rows.items() if name not in right)]:
+        said.setdefault(text, []).append(name)
+    others = [[", ".join(names), text] for text, names in said.items()]
+    lists = [table(head, body, words=2), table(("classes", "what happens"), others, words=2)]
     return "\n\n".join([" ".join(counts), *lists])
 
 
 def _reason(row: dict) -> str:
     """Why a model is refused, or how far it is off."""
-    text = re.sub(r"; nearest supported: .*", "", row.get("defect") or row["refused"])
+    text = re.sub(r"; nearest supported: .*|layer \w+ at \S+: ", "", row.get("defect") or row["refused"])
     return text.replace("|", "\\|").replace("\n", " ")
 
 
@@ -232,13 +168,6 @@ def beside_others() -> str:
     """For the page on other systems: what was measured, how much of it, and by which command."""
     read = lambda name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     body = []
-    for row in read("headline")["rows"].values():
-        if row["bytes"] > 2e9:  # the largest networks; the whole table stands in the README
-            seconds = f"{row['secure_s']:.1f} s; {row['online_s']:.1f} s where prepared ahead; error {row['error']:.0e}"
-            sent = (
-                f"{row['bytes'] / 1e9:.1f} GB, of them {row['online_bytes'] / 1e9:.1f} online; {row['rounds']} rounds"
-            )
-            body.append([row["what"], f"{seconds}; {sent}", "headline"])
     text = read("generation")["gpt2"]
     said = (
         f"{text['step_s']:.1f} s; {text['step_online_s']:.2f} where prepared; {text['same']} of {text['tokens']} right"
@@ -293,6 +222,5 @@ def processes() -> str:
 HUGGINGFACE: dict[str, Callable[[], str]] = {
     "huggingface": huggingface,
     "generation": generation,
-    "real_size": real_size,
     "processes": processes,
 }

@@ -1,4 +1,4 @@
-"""The measured tables of docs/capc.md, made of the rows that its benchmarks wrote into benchmarks/results/capc."""
+"""The measured tables of CaPC, made of the rows that its benchmarks wrote into benchmarks/results/capc."""
 
 from __future__ import annotations
 
@@ -60,40 +60,6 @@ def gains() -> str:
     return table(head, body)
 
 
-def confident() -> str:
-    """Answers only where the vote is clear."""
-    body = []
-    for parties, found in _rows("confident").items():
-        pool = found["means"]["whole pool"]
-        for name, one in found["means"].items():
-            body.append([
-                parties, name, f"{one['answers']:.0f} of {one['queries']:.0f}", _percent(one["right"]),
-                f"{one['epsilon']:.2f}", _points([100 * g for g in one["gains"]]),
-                "" if one is pool else difference(one["gains"], pool["gains"]),
-            ])  # fmt: skip
-    return table(["parties", "", "answers", "right, %", "epsilon", "gain, points", "against all answers"], body)
-
-
-def planner() -> str:
-    """The planner on several data."""
-    body = []
-    for row in _rows("planner"):
-        found, gained = {k: statistics.mean(v) for k, v in row["found"].items()}, row["gains"]
-        fixed = {name: values for name, values in gained.items() if name != "planned"}
-        best = max(fixed, key=lambda name: statistics.mean(fixed[name]))
-        against = [a - b for a, b in zip(gained["planned"], gained["pool"], strict=True)]
-        other = [a - b for a, b in zip(gained["planned"], gained[best], strict=True)]
-        body.append([
-            row["data"], str(row["parties"]), f"{found['pool correlation']:.2f}",
-            f"{_percent(found['planned right'])} ({_percent(found['planned expected'])})",
-            f"{found['planned queries']:.0f} of {found['pool queries']:.0f}", _points(gained["pool"]),
-            _points(gained["planned"]), _points(against), f"{_points(other)} ({best})",
-        ])  # fmt: skip
-    head = ["data", "parties", "correlation", "right, % (forecast)", "planned", "gain of the pool", "of the plan",
-            "plan against pool", "against the best fixed number (the pool among them)"]  # fmt: skip
-    return table(head, body)
-
-
 def figures() -> str:
     """Figures 2, 4 and 11."""
     second, fourth, eleventh = _rows("fig2"), _rows("fig4"), _rows("fig11")
@@ -123,13 +89,14 @@ def figures() -> str:
         ["11: accuracy of the noisy vote of 50 models by sigma, % (`fig11`)", votes,
          "no loss up to 7 (CIFAR10, 50 models) and 40 (250 models)"],
     ]  # fmt: skip
-    return table(["figure", "digits, here", "the paper"], body)
+    return table(["figure", "digits, here", "the paper"], body, words=3)
 
 
-CAPC: dict[str, Callable[[], str]] = {
-    "steps": steps,
-    "gains": gains,
-    "confident": confident,
-    "planner": planner,
-    "figures": figures,
-}
+def series() -> tuple[list[tuple[int, list[float]]], list[tuple[float, float]]]:
+    """Gains by the number of parties (Figure 4), and the vote's accuracy in percent by sigma (Figure 11)."""
+    gained = [(int(count), found["gains"]) for count, found in _rows("fig4").items()]
+    votes = sorted((float(sigma), 100 * statistics.mean(values)) for sigma, values in _rows("fig11").items())
+    return gained, votes
+
+
+CAPC: dict[str, Callable[[], str]] = {"steps": steps, "gains": gains, "figures": figures}

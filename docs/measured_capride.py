@@ -1,4 +1,4 @@
-"""The measured tables of docs/capride.md, made of the rows in benchmarks/results/capride."""
+"""The measured tables of CaPriDe, made of the rows in benchmarks/results/capride."""
 
 from __future__ import annotations
 
@@ -67,84 +67,9 @@ def gains() -> str:
     return _gains(OURS | {name: OTHERS[name] for name in ("dml", "scalar", "l2", "fedavg", "fedavg-dp")}, _last)
 
 
-def top5() -> str:
-    """Of the five largest logits."""
-    return _gains({n: (OURS | OTHERS)[n] for n in ("head", "forward", "default", "dml", "fedavg")},
-                  lambda row: row["top5"][1])  # fmt: skip
-
-
-ROUNDS = (0, 1, 2, 5, 10, 15, 20)
-
-
-def by_round() -> str:
-    """Figure 2: two parties."""
-    body = []
-    for split in SPLITS:
-        for method in ("local", "head", "forward", "default", "dml", "fedavg"):
-            curves = _found(2, split, method, lambda row: row["curve"])
-            shown = [f"{statistics.mean(curve[t] for curve in curves):.1f}" for t in ROUNDS]
-            body.append([f"{split}, {method}", *shown[:-1], _spread([curve[ROUNDS[-1]] for curve in curves])])
-    return table(["split, method", *(f"round {t}" for t in ROUNDS)], body)
-
-
-def by_parties() -> str:
-    """Figure 3: the homogeneous split."""
-    body = []
-    for parties in (2, 5, 10):
-        first = _found(parties, "homogeneous", "local", lambda row: row["curve"][0])
-        found = [_found(parties, "homogeneous", m, _last) for m in ("local", "head", "forward", "dml", "fedavg")]
-        body.append([str(parties), _spread(first), *(_spread(values) for values in found), _over(found[2], first),
-                     _over(found[2], found[0])])  # fmt: skip
-    return table(["parties", "before, %", "local, as long", "`head`", "`forward`", "DML", "FedAvg",
-                  "`forward` over before", "`forward` over local"], body)  # fmt: skip
-
-
-def by_class() -> str:
-    """Figure 4: `forward`, five parties; and how far the parties are apart in a class."""
-    body, apart = [], []
-    for split in SPLITS:
-        before, after = zip(*_found(5, split, "forward", lambda row: row["by_class"]), strict=True)
-        alone = [found[1] for found in _found(5, split, "local", lambda row: row["by_class"])]
-        mean = lambda runs, c: statistics.mean(statistics.mean(run[c]) for run in runs)
-        body.append([split, *(f"{mean(before, c):.0f} → {mean(after, c):.0f}" for c in range(10))])
-        spreads = [
-            [statistics.mean(statistics.pstdev(found) for found in run) for run in runs]
-            for runs in (before, alone, after)
-        ]
-        apart.append([split, *(_spread(values) for values in spreads), _over(spreads[2], spreads[1])])
-    head = ["split", "before", "after, local", "after, `forward`", "`forward` over local"]
-    return table(["split", *(f"class {c}" for c in range(10))], body) + "\n\n" + table(head, apart)
-
-
-def by_party() -> str:
-    """Figure 5: `forward`, five parties."""
-    body = []
-    for split in SPLITS:
-        runs = _found(5, split, "forward", lambda row: row["by_party"])
-        parties = [f"{_mean_of(runs, k, 0):.1f} → {_mean_of(runs, k, 1):.1f}" for k in range(5)]
-        negative = sum(after <= before for run in runs for before, after in run)
-        gap = [[statistics.pstdev(pair[t] for pair in run) for run in runs] for t in (0, 1)]
-        body.append([split, *parties, f"{negative} of {5 * len(runs)}", *(_spread(values) for values in gap)])
-    return table(["split", *(f"P{k + 1}" for k in range(5)), "parties that gained nothing", "apart before",
-                  "apart after"], body)  # fmt: skip
-
-
-def _mean_of(runs: Sequence[Sequence[Sequence[float]]], party: int, stage: int) -> float:
-    return statistics.mean(run[party][stage] for run in runs)
-
-
-def sensitivity() -> str:
-    """By lambda, and FedAvg by its noise."""
-    rows = _rows("sensitivity")
-    parts = []
-    for methods, what in ((("head", "forward", "dml"), "lambda for each peer"), (("fedavg-dp",), "sigma")):
-        values = sorted({row["value"] for row in rows if row["method"] in methods})
-        body = []
-        for method in methods:
-            found = {v: [r["after"] for r in rows if (r["method"], r["value"]) == (method, v)] for v in values}
-            body.append([(OURS | OTHERS)[method].split(",")[0], *(_spread(found[v]) for v in values)])
-        parts.append(table([what, *(f"{v:g}" for v in values)], body))
-    return "\n\n".join(parts)
+def curves(split: str, method: str) -> list[float]:
+    """Figure 2: the mean accuracy of two parties after each round."""
+    return [statistics.mean(values) for values in zip(*_found(2, split, method, lambda row: row["curve"]), strict=True)]
 
 
 def _by(rows: list[dict], key: str, column: str) -> dict[str, list[float]]:
@@ -154,14 +79,6 @@ def _by(rows: list[dict], key: str, column: str) -> dict[str, list[float]]:
         if column in row:
             found[row[key]].append(row[column])
     return found
-
-
-def resnet() -> str:
-    """The paper's schedule on the smallest ResNet."""
-    rows = _rows("resnet")
-    after = _by(rows, "method", "after")
-    body = [[m, _spread(v), "" if m == "local" else _over(v, after["local"])] for m, v in after.items()]
-    return table(["resnet4, the paper's schedule", "after, %", "over local"], body)
 
 
 def depths() -> str:
@@ -190,16 +107,6 @@ def encrypted() -> str:
     return table(head, body)
 
 
-def networks() -> str:
-    """Table 2."""
-    rows = {row["network"]: row["values"] for row in _rows("table2")}
-    paper = ["128 bits", "16384", "90 ms", "", "29.1 KB", "1.31 s", "110.21 s", "3.44 s", "", ""]
-    labels = list(next(iter(rows.values())))
-    body = [[label, *(values[label] for values in rows.values()), theirs]
-            for label, theirs in zip(labels, paper, strict=True)]  # fmt: skip
-    return table(["", *rows, "paper, CIFAR-10, ResNet-18"], body)
-
-
 def attack() -> str:
     """The meter on unkind inputs."""
     rows = _rows("attack")
@@ -222,14 +129,7 @@ def leakage() -> str:
                   "classes right, %"], body)  # fmt: skip
 
 
-def directions() -> str:
-    """By their number."""
-    found = _by(_rows("directions"), "way", "accuracy")
-    return table(["", "accuracy, %"], [[way, _range(values, 1)] for way, values in found.items()])
-
-
-CAPRIDE: dict[str, Callable[[], str]] = {
-    f.__name__.replace("_", "-"): f
-    for f in (gains, top5, by_round, by_parties, by_class, by_party, sensitivity, resnet, depths, encrypted,
-              networks, attack, leakage, directions)
+CAPRIDE: dict[str, Callable[[], str]] = {"attack": attack, "leakage": leakage}
+CAPRIDE_FIGURES: dict[str, Callable[[], str]] = {
+    "encrypted": encrypted, "capride-gains": gains, "depths": depths,
 }  # fmt: skip

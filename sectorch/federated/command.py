@@ -295,18 +295,6 @@ def owned(*classes: type[Options]) -> dict[str, Option]:
     return {name: o for cls in classes for name, _, _, o in declared(cls) if o.own is not None}
 
 
-def described(cls: type[Options], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Rows for docs: the field, its default, and what it is with its range."""
-    rows = []
-    for name, _, _, o in declared(cls):
-        default = _default(cls, name)
-        extra = [", ".join(o.among)] if o.among else []
-        extra += [o.limits] if o.limits else []
-        text = o.about + (f" ({'; '.join(extra)})" if extra else "")
-        rows.append((prefix + name, "" if default is None else str(default), text))
-    return rows
-
-
 def _default(cls: type[Options], name: str) -> Any:
     return next(f.default for f in fields(cls) if f.name == name)  # pyright: ignore[reportArgumentType]  as above
 

@@ -26,7 +26,7 @@ from ..tensor.table import COMPOSED, SHARES, Context, as_sectorch_error, positio
 from .autograd_values import Cell
 from .elementwise import content
 from .operations import GRADIENTS
-from .tensor import FUNCTIONS, REFUSED, REPLACED, REVEALED, WITHOUT_ROW, DifferentiableTensor
+from .tensor import FUNCTIONS, REFUSED, REVEALED, WITHOUT_ROW, DifferentiableTensor
 
 PLACES = ((torch, ""), (F, ""), (torch.linalg, "linalg_"), (torch.special, "special_"), (torch.Tensor, ""))
 """Modules that may have a torch function with the name of an operator, and the prefix of the operator's name."""
@@ -180,11 +180,6 @@ def _check_optimiser(optimiser: Optimizer, *_: Any) -> None:
                 raise ArgumentError(
                     f"the optimiser has a revealed parameter of shape {tuple(p.shape)}, to which no gradient comes; "
                     f"give it the shared model's: {type(optimiser).__name__}(model.parameters(), ...)"
-                )
-            if p in REPLACED and p.grad is None:
-                raise ArgumentError(
-                    f"the optimiser has a plain parameter of shape {tuple(p.shape)} of a model that is shared now, to "
-                    f"which no gradient comes; make it after sectorch.shared(model)"
                 )
         if any(isinstance(p, DifferentiableTensor) for p in group["params"]):
             for kind in type(optimiser).__mro__:

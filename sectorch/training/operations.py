@@ -136,7 +136,7 @@ def in_shares(context: Context, value: Any) -> Any:
 
 GRADIENTS = OpTable(
     "tensors that are trained on",
-    "docs/training.md lists what has a gradient; x.detach().as_shared() takes what needs none",
+    "docs/ops.md lists what has no gradient; x.detach().as_shared() takes what needs none",
 )
 """The operators of aten that training computes. Handlers are f(context, *args, **kwargs) on SharedTensors."""
 

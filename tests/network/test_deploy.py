@@ -398,7 +398,7 @@ def test_six_commands_lead_from_nothing_to_a_prediction(tmp_path):
     text = (ROOT / "docs" / "deploying.md").read_text().partition("### One machine")[2].partition("### Three")[0]
     listing, block = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.py").write_text(listing)
-    lines = block.replace("localhost:7100", f"localhost:{free_port()}").splitlines()
+    lines = block.replace("\\\n", "").replace("localhost:7100", f"localhost:{free_port()}").splitlines()
     assert len(lines) == 6 and lines[0] == "pip install ."
     commands_ = [[*PROGRAM, *shlex.split(line)[1:]] for line in lines[1:]]
     here: dict = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
@@ -497,7 +497,7 @@ def test_parties_reach_whom_they_need_and_have_the_memory_that_is_measured(kind)
     ports = sorted(port["port"] for rule in policy["egress"] for port in rule["ports"])
     assert ports == ([] if kind == "server" else [53, 53, 7100])
     (container,) = pod(kind)["containers"]
-    least = {"server": 2.7, "answer": 4.6}[kind]  # GB of VGG-7 with 20 clients, docs/deploying.md
+    least = {"server": 2.7, "answer": 4.6}[kind]  # GB of VGG-7 with 20 clients, docs/processes.md
     assert 0.9 * int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 1.074 > least
 
 
